@@ -1,0 +1,47 @@
+# Everything sets itself up: each target makes the virtual environment first if it is missing or out of date.
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-native lint bench docs clean
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_BENCH := $(VENV)/.ready-bench
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+venv: $(READY) ## make the virtual environment in .venv
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras test,dev,docs
+	@touch $@
+
+$(READY_BENCH): $(READY)
+	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras bench
+	@touch $@
+
+demo: $(READY) ## learn one task through seven structures; report in runs/demo/report.html
+	$(BIN)/structconv compare digits --out runs/demo
+
+test: $(READY) ## run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+
+test-native: $(READY) ## run the native kernels under a memory checker
+	$(BIN)/python tests/native/run.py
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY_BENCH) ## time the layers against other libraries
+	$(BIN)/python -m benchmarks --quick
+
+docs: $(READY) ## build the docs in docs/_build/html and run their examples
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going -b doctest docs docs/_build/doctest
+
+clean: ## remove what tools left behind; keeps the environment and the runs
+	rm -rf build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find benchmarks docs examples structconv tests tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,124 @@
+"""One operator, any structure: y = sum_k A_k^T x Theta_k.
+
+The public names below are loaded when they are first asked for, so that `import structconv` does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from structconv import bases, errors, mechanisms, models, nn, ops, structures, tensors, theta, weights
+    from structconv.bases import Basis, Dense, Polynomial, Shift, Sparse, cuboid_offsets
+    from structconv.errors import ConfigError, ShapeError, StructureError
+    from structconv.mechanisms import (
+        STRUCTURE,
+        Additive,
+        Adjacency,
+        ALiBi,
+        BiAffine,
+        Chebyshev,
+        Concatenation,
+        Context,
+        Cuboid,
+        DotProduct,
+        EdgeBias,
+        EmbeddedGaussian,
+        Gaussian,
+        GaussianWindow,
+        General,
+        Identity,
+        Incidence,
+        LearntEncoding,
+        Location,
+        Mechanism,
+        Pair,
+        Pool,
+        Powers,
+        PredictedPosition,
+        Relation,
+        Relations,
+        RelativeBias,
+        RelativeKey,
+        Rotary,
+        Shifts,
+        SinusoidalEncoding,
+        Uniform,
+        Walks,
+    )
+    from structconv.nn import (
+        ChebConv,
+        Conv,
+        Conv1d,
+        Conv2d,
+        Conv3d,
+        ConvGRUCell,
+        ConvLSTMCell,
+        DiffusionConv,
+        GATConv,
+        GCNConv,
+        MultiheadAttention,
+        NonLocalBlock,
+        RelationalConv,
+        RelativeValue,
+        SeparableConv2d,
+        compose,
+    )
+    from structconv.ops import conv, decompose, factorise, plan
+    from structconv.structures import (
+        Blocks,
+        Causal,
+        Graph,
+        Grid,
+        KnowledgeGraph,
+        Padding,
+        Support,
+        Window,
+        batch,
+        unbatch,
+    )
+    from structconv.weights import (
+        Depthwise,
+        DepthwiseSeparable,
+        Eye,
+        Full,
+        Grouped,
+        HeadBlocks,
+        LowRank,
+        Separable,
+        Shared,
+        Weight,
+    )
+
+__all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "Blocks", "Causal", "ChebConv",
+           "Chebyshev", "Concatenation", "ConfigError", "Context", "Conv", "Conv1d", "Conv2d", "Conv3d",
+           "ConvGRUCell", "ConvLSTMCell", "Cuboid", "Dense", "Depthwise", "DepthwiseSeparable", "DiffusionConv",
+           "DotProduct", "EdgeBias", "EmbeddedGaussian", "Eye", "Full", "GATConv", "GCNConv", "Gaussian",
+           "GaussianWindow", "General", "Graph", "Grid", "Grouped", "HeadBlocks", "Identity", "Incidence",
+           "KnowledgeGraph", "LearntEncoding", "Location", "LowRank", "Mechanism", "MultiheadAttention",
+           "NonLocalBlock", "Padding", "Pair", "Polynomial", "Pool", "Powers", "PredictedPosition", "Relation",
+           "RelationalConv", "Relations", "RelativeBias", "RelativeKey", "RelativeValue", "Rotary", "Separable",
+           "SeparableConv2d", "ShapeError", "Shared", "Shift", "Shifts", "SinusoidalEncoding", "Sparse",
+           "StructureError", "Support", "Uniform", "Walks", "Weight", "Window", "bases", "batch", "compose", "conv",
+           "cuboid_offsets", "decompose", "errors", "factorise", "mechanisms", "models", "nn", "ops", "plan",
+           "structures", "tensors", "theta", "unbatch", "weights"]
+
+_MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures", "tensors", "theta", "weights")
+# The first module that has a name gives it: a mechanism before the basis of the same name.
+_HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"{__name__}.{home}")
+            if name in module.__all__:
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

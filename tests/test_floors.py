@@ -1,0 +1,165 @@
+"""The floors: a module imports from its own floor and from those below it, never from above.
+
+Reads the sources with `ast` and imports nothing, so that an import inside a function counts too. What stands under
+`if TYPE_CHECKING:` is for the type checker alone and may look up.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "structconv"
+TOP = 10
+FLOORS = {
+    "errors": 0, "shapes": 0, "pictures": 0,
+    "structures": 1, "primitives": 1, "tensors": 1,
+    "bases": 2, "theta": 2,
+    "planning": 3,
+    "kernels": 4,
+    "ops": 5, "factorisation": 5,
+    "mechanisms": 6, "weights": 6,
+    "nn": 7, "convert": 7,
+    "models": 8, "compat": 8,
+    "analysis": 9, "data": 9, "train": 9, "report": 9, "commands": 9, "testing": 9, "bench": 9,
+    "cli": TOP, "__init__": TOP, "__main__": TOP,
+}
+MAX_LINES = 500
+MAX_PUBLIC_METHODS = 15
+
+
+def sources() -> dict[str, str]:
+    """The text of each file by its dotted name, `__init__` included."""
+    return {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path.read_text(encoding="utf-8")
+            for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def floor(module: str) -> int | None:
+    """The floor of structconv.NAME..., by its first name; the package itself is the top."""
+    return FLOORS.get([*module.split("."), "__init__"][1])
+
+
+def imported(source: str, module: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each import of the package by one of its modules, those by name in a string included."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            pending.extend(node.orelse)
+            continue
+        pending.extend(ast.iter_child_nodes(node))
+        for name in names_of(node, module):
+            if name.split(".")[0] == "structconv":
+                yield node.lineno, name
+
+
+def names_of(node: ast.AST, module: str) -> list[str]:
+    """What one node of a module's tree imports."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=base, names=names, level=level):
+            above = module.split(".")[:-level] if level else []
+            whole = ".".join([*above, *([base] if base else [])])
+            return [f"{whole}.{alias.name}" for alias in names] if whole == "structconv" else [whole]
+        case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+            return [name] if ast.unparse(function).endswith(("import_module", "__import__")) else []
+    return []
+
+
+def climbs(source: str, module: str) -> list[str]:
+    """The imports of a module that lead to a higher floor, one line of text each."""
+    own = floor(module)
+    assert own is not None
+    found = []
+    for line, name in imported(source, module):
+        # `from structconv import Graph`: what is no module comes from the top
+        other = FLOORS["__init__"] if floor(name) is None else floor(name)
+        if other > own:
+            found.append(f"{module.replace('.', '/')}.py:{line} (floor {own}) imports {name} (floor {other})")
+    return found
+
+
+def crowded(source: str, module: str) -> list[str]:
+    """The classes of a module with more public methods than the house allows."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            methods = {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
+                       and not inner.name.startswith("_")}
+            if len(methods) > MAX_PUBLIC_METHODS:
+                found.append(f"{module}.{node.name}: {len(methods)} public methods")
+    return found
+
+
+def report(lines: list[str]) -> str:
+    """A failure message, one finding a line."""
+    return "\n".join(["", *lines])
+
+
+def test_every_module_has_a_floor():
+    strangers = [module for module in sources() if floor(module) is None]
+    assert not strangers, report(strangers)
+
+
+def test_no_import_climbs():
+    found = [line for module, source in sources().items() if floor(module) is not None
+             for line in climbs(source, module)]
+    assert not found, report(found)
+
+
+def test_no_file_is_too_long():
+    lengths = {module: len(source.splitlines()) for module, source in sources().items()}
+    found = [f"{module}: {lines} lines" for module, lines in lengths.items() if lines > MAX_LINES]
+    assert not found, report(found)
+
+
+def test_no_class_is_too_wide():
+    found = [line for module, source in sources().items() for line in crowded(source, module)]
+    assert not found, report(found)
+
+
+@pytest.mark.parametrize("source", [
+    "import structconv.nn",
+    "import structconv.nn.conv as conv",
+    "from structconv.nn.conv import Conv",
+    "from structconv import nn",
+    "from structconv import Graph",
+    "import structconv",
+    "from ..nn import Conv",
+    "from .. import nn",
+    "def f():\n    from structconv.nn import Conv",
+    "if TYPE_CHECKING:\n    pass\nelse:\n    import structconv.nn",
+    "import importlib\nimportlib.import_module('structconv.nn')",
+    "import structconv.unheard_of",
+])
+def test_a_climbing_import_is_caught(source):
+    assert len(climbs(source, "structconv.bases.dense")) == 1
+
+
+@pytest.mark.parametrize("source", [
+    "import torch, structconvolutions",
+    "import structconv.errors",
+    "from structconv import errors",
+    "from structconv.structures.graph import Graph",
+    "from structconv.bases.base import Basis",
+    "from . import base",
+    "from ..structures import Grid",
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from structconv.nn import Conv",
+])
+def test_a_descending_import_passes(source):
+    assert climbs(source, "structconv.bases.dense") == []
+
+
+def test_the_top_may_import_everything():
+    assert climbs("def main():\n    from structconv.train import run\n    import structconv", "structconv.cli") == []
+    assert climbs("from structconv.nn import Conv", "structconv.__init__") == []
+
+
+def test_a_wide_class_is_caught():
+    methods = "".join(f"    def m{i}(self): ...\n" for i in range(MAX_PUBLIC_METHODS + 1))
+    assert len(crowded(f"class Wide:\n{methods}", "structconv.nn.conv")) == 1
+    assert crowded(f"class Private:\n{methods.replace(' m', ' _m')}", "structconv.nn.conv") == []

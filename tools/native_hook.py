@@ -1,0 +1,39 @@
+"""Build hook: compiles the native kernels into the wheel where a compiler is found; without one the wheel is made all
+the same, and they are built at first use."""
+
+from __future__ import annotations
+
+import importlib.util
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class NativeHook(BuildHookInterface):
+    """One shared object for all instruction sets, bound to a platform but to no version of Python or torch."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        native = _load(Path(self.root) / "structconv" / "primitives" / "native" / "build.py")
+        target = native.installed()
+        if not target.is_file():
+            for stale in target.parent.glob("core-*.so"):
+                stale.unlink()
+            try:
+                native.build(target, native.levels())
+            except (native.BuildError, OSError) as error:
+                self.app.display_warning(f"the native kernels will be built at first use: {error}")
+                return
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform}"
+        build_data["artifacts"].append(f"/{target.relative_to(self.root)}")
+
+
+def _load(path: Path) -> Any:
+    """The build file alone: the package needs torch, which is not here."""
+    spec = importlib.util.spec_from_file_location("native_build", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
