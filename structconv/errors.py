@@ -1,0 +1,37 @@
+"""The three errors of structconv, one format for all of them.
+
+Every message names the owner, what was expected, what came, and the remedy::
+
+    Conv: x must have shape (..., M=2708, P=1433); got (2708, 1000). Channels are dim -1.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ConfigError", "ShapeError", "StructureError"]
+
+
+class StructconvError(ValueError):
+    """Base of the library's errors; a `ValueError`, so that `except ValueError` keeps working.
+
+    Args:
+        owner: the class, function or layer that noticed, as its user wrote it.
+        expected: the sentence's first half, ``"x must have shape (..., M, P)"``.
+        got: what came instead, printed as it is.
+        remedy: what to do about it; a whole sentence, or nothing.
+    """
+
+    def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
+        message = f"{owner}: {expected}; got {got}."
+        super().__init__(f"{message} {remedy}" if remedy else message)
+
+
+class ShapeError(StructconvError):
+    """Sizes, dtypes or devices of tensors that do not fit each other."""
+
+
+class StructureError(StructconvError):
+    """A structure that cannot exist: an index out of range, a mask of the wrong length, a missing grid."""
+
+
+class ConfigError(StructconvError):
+    """A layer, mechanism or recipe asked for something that has no meaning."""

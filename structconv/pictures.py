@@ -1,0 +1,164 @@
+"""Pictures of bases: the K matrices side by side as a PNG, and one matrix in the characters of a terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from structconv.errors import ShapeError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["basis_png", "curves_png", "images_png", "matrix_text"]
+
+_MOST_PANELS = 16
+_MOST_CELLS = 360
+_INK = "#808080"
+_LEFT, _BELOW = 0.4, 0.35
+
+
+def basis_png(dense_KMN: ArrayLike, titles: Sequence[str] = (), *, panel_inches: float = 2.0) -> bytes:
+    """The K matrices of a basis as one PNG; row m is an input entry, column n an output entry.
+
+    Each panel has its own scale: from white at zero to black at its largest value or, where there are negative
+    values, from blue by white at zero to red. At most 16 panels are drawn. A matrix of more than 360 rows or columns
+    is drawn in cells, each with its value of largest magnitude, so that single entries stay visible.
+    The background is transparent and the lettering grey, for light and dark pages.
+
+    Args:
+        dense_KMN: array or CPU tensor (K, M, N), or (M, N).
+        titles: one a matrix; missing ones read ``A_k``.
+        panel_inches: the width of a panel.
+
+    Raises:
+        ShapeError: `dense_KMN` has another number of axes.
+    """
+    array = _array(dense_KMN)
+    if array.ndim == 2:
+        array = array[None]
+    if array.ndim != 3:
+        raise ShapeError("basis_png", "dense must have shape (K, M, N)", array.shape)
+    shown = array[:_MOST_PANELS]
+    cut = len(array) > len(shown)
+    figure, axes = _panels(len(shown), panel_inches, headroom=0.25 if cut else 0.0)
+    for k, (axis, matrix_MN) in enumerate(zip(axes, shown, strict=True)):
+        low, high, colours = _scale(matrix_MN)
+        if matrix_MN.size:
+            axis.imshow(_cells(matrix_MN), cmap=colours, vmin=low, vmax=high, interpolation="nearest",
+                        extent=(-0.5, matrix_MN.shape[1] - 0.5, matrix_MN.shape[0] - 0.5, -0.5))
+        axis.set_title(titles[k] if k < len(titles) else f"A$_{{{k + 1}}}$", fontsize=8, color=_INK)
+    if cut:
+        figure.suptitle(f"{len(shown)} of {len(array)}", fontsize=8, color=_INK)
+    return _png(figure)
+
+
+def images_png(images: Sequence[ArrayLike], titles: Sequence[str] = (), *, panel_inches: float = 1.2) -> bytes:
+    """Small images in a row, each on its own scale from its least to its largest value, as one PNG."""
+    figure, axes = _panels(len(images), panel_inches)
+    for k, (axis, image) in enumerate(zip(axes, images, strict=True)):
+        axis.imshow(_array(image), cmap="magma", interpolation="nearest")
+        axis.set_title(titles[k] if k < len(titles) else "", fontsize=7, color=_INK)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    return _png(figure)
+
+
+def curves_png(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x_label: str, y_label: str) -> bytes:
+    """Named curves, each (x values, y values), in one frame, as one PNG."""
+    figure, (axis,) = _panels(1, 6.0, aspect=0.55, left=0.75)
+    for name, (x, y) in curves.items():
+        axis.plot(x, y, label=name, linewidth=1.4)
+    axis.set_xlabel(x_label, color=_INK, fontsize=8)
+    axis.set_ylabel(y_label, color=_INK, fontsize=8)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=7, framealpha=0.0, labelcolor=_INK)
+    return _png(figure)
+
+
+def matrix_text(matrix_MN: ArrayLike, *, columns: int = 80) -> str:
+    """A matrix in block characters: a cell is filled where any of its values is not zero.
+
+    Matrices of at most half as many columns as there are take two characters an entry; larger ones take half a
+    character, two rows to a line; those too wide are drawn in larger cells.
+
+    Args:
+        matrix_MN: array or CPU tensor (M, N).
+        columns: how many characters a line may have.
+    """
+    filled = _array(matrix_MN) != 0
+    if 2 * filled.shape[1] <= min(columns, 48):
+        return "\n".join("".join("██" if cell else "··" for cell in row) for row in filled)
+    filled = _cells(filled.astype(float), columns) != 0
+    pairs = [(filled[m], filled[m + 1] if m + 1 < len(filled) else filled[m] & False)
+             for m in range(0, len(filled), 2)]
+    marks = {(False, False): "·", (True, False): "▀", (False, True): "▄", (True, True): "█"}
+    return "\n".join("".join(marks[bool(up), bool(down)] for up, down in zip(*pair, strict=True)) for pair in pairs)
+
+
+def _array(values: ArrayLike) -> NDArray[np.float64]:
+    import numpy as np
+
+    detached = values.detach().cpu().double() if hasattr(values, "detach") else values
+    return np.asarray(detached, dtype=float)
+
+
+def _cells(matrix: NDArray[np.float64], most: int = _MOST_CELLS) -> NDArray[np.float64]:
+    """`matrix` with at most `most` rows and columns: each cell the value of largest magnitude in its block."""
+    import numpy as np
+
+    size = max(math.ceil(side / most) for side in matrix.shape) if matrix.size else 1
+    if size == 1:
+        return matrix
+    rows, columns = (math.ceil(side / size) for side in matrix.shape)
+    padded = np.zeros((rows * size, columns * size))
+    padded[:matrix.shape[0], :matrix.shape[1]] = matrix
+    blocks = padded.reshape(rows, size, columns, size).transpose(0, 2, 1, 3).reshape(rows, columns, -1)
+    largest = np.abs(blocks).argmax(-1)
+    return np.take_along_axis(blocks, largest[..., None], -1)[..., 0]
+
+
+def _scale(array: NDArray[np.float64]) -> tuple[float, float, str]:
+    if not array.size:
+        return 0.0, 1.0, "Greys"
+    low, high = float(array.min()), float(array.max())
+    if low < 0:
+        most = max(-low, high)
+        return -most, most, "RdBu_r"
+    return 0.0, high or 1.0, "Greys"
+
+
+def _panels(count: int, inches: float, *, aspect: float = 1.0, headroom: float = 0.0,
+            left: float = _LEFT) -> tuple[Any, list[Any]]:
+    """A figure with `count` framed axes, at most eight a row; without pyplot, so no global state is touched.
+
+    Each panel has the same place for its ticks and title: laying out by content would draw everything twice.
+    """
+    from matplotlib.figure import Figure
+
+    rows = math.ceil(count / 8) or 1
+    columns = math.ceil(count / rows) or 1
+    cell_width, cell_height = inches + left + 0.1, inches * aspect + _BELOW + 0.25
+    width, height = columns * cell_width, rows * cell_height + headroom
+    figure = Figure(figsize=(width, height))
+    axes = []
+    for k in range(count):
+        row, column = divmod(k, columns)
+        low = (rows - 1 - row) * cell_height + _BELOW
+        axes.append(figure.add_axes(((column * cell_width + left) / width, low / height, inches / width,
+                                     inches * aspect / height)))
+    for axis in axes:
+        axis.tick_params(labelsize=6, colors=_INK, length=2)
+        axis.patch.set_alpha(0.0)
+        for spine in axis.spines.values():
+            spine.set_color(_INK)
+    return figure, axes
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, transparent=True, metadata={"Software": None})
+    return buffer.getvalue()

@@ -1,0 +1,1 @@
+"""Plain tensor numerics, some of them registered torch operators; nothing here knows of bases or structures."""

@@ -1,0 +1,153 @@
+"""A computation cut into blocks, each computed again in the backward: the memory of one block, the numbers of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.shapes import check_choice
+
+__all__ = ["recompute_blocks"]
+
+BlockFunction = Callable[..., Tensor]
+Reduce = Literal["cat", "sum"]
+
+
+def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Sequence[Any], *,
+                     reduce: Reduce, dim: int = -2) -> Tensor:
+    """Concatenate or add fn(block, *tensors) over the blocks, keeping the graph of one block at a time.
+
+    The forward runs without a graph. The backward runs each block again, with the autocast state of the forward,
+    and adds its gradients up. Time: one more forward; memory: inputs, result, and the intermediates of one block.
+
+    Args:
+        fn: pure in `tensors` and the block: no randomness but what a seed in them determines, and no tensor that
+            requires a gradient reached by closure (it would get none).
+        tensors: what fn reads; gradients reach those that require one and are used.
+        blocks: anything fn understands. If they are slices of `dim` of the result, in order and without gaps, pieces
+            are written into one preallocated result; otherwise they are concatenated at the end.
+        reduce: "cat" along `dim`, or "sum".
+        dim: dimension of the pieces along which they are concatenated.
+
+    Returns:
+        The same numbers as one plain loop over the blocks.
+
+    With a single block, or while a compiler traces, fn runs plainly: the loop is then in the caller's graph, and the
+    compiler decides what to keep. A backward that is itself differentiated (create_graph=True) keeps all graphs.
+
+    Raises:
+        ConfigError: if there are no blocks or `reduce` is unknown.
+        ShapeError: if the first piece has the length of its slice and a later one has not.
+    """
+    check_choice("recompute_blocks", "reduce", reduce, ("cat", "sum"))
+    if len(blocks) == 0:
+        raise ConfigError("recompute_blocks", "blocks must hold at least one block", "none")
+    if len(blocks) == 1:
+        return fn(blocks[0], *tensors)
+    if torch.compiler.is_compiling():
+        pieces = [fn(block, *tensors) for block in blocks]
+        return torch.cat(pieces, dim) if reduce == "cat" else _add(pieces)
+    return _Blocks.apply(fn, blocks, reduce, dim, *tensors)
+
+
+def _add(pieces: Sequence[Tensor]) -> Tensor:
+    total = pieces[0]
+    for piece in pieces[1:]:
+        total = total + piece
+    return total
+
+
+def _sum_blocks(fn: BlockFunction, blocks: Sequence[Any], tensors: Sequence[Tensor]) -> Tensor:
+    total = fn(blocks[0], *tensors) + fn(blocks[1], *tensors)
+    for block in blocks[2:]:
+        total += fn(block, *tensors)
+    return total
+
+
+def _cat_blocks(fn: BlockFunction, blocks: Sequence[Any], dim: int, tensors: Sequence[Tensor]) -> Tensor:
+    size, first = _covered(blocks), fn(blocks[0], *tensors)
+    if size is None or first.shape[dim] != blocks[0].stop:
+        return torch.cat([first, *(fn(block, *tensors) for block in blocks[1:])], dim)
+    shape = list(first.shape)
+    shape[dim] = size
+    result = first.new_empty(shape)
+    result.narrow(dim, 0, blocks[0].stop).copy_(first)
+    del first
+    for block in blocks[1:]:
+        piece = fn(block, *tensors)
+        if piece.shape[dim] != block.stop - block.start:
+            raise ShapeError("recompute_blocks", f"the piece of {block} must have that many entries in dim {dim}",
+                             tuple(piece.shape))
+        result.narrow(dim, block.start, piece.shape[dim]).copy_(piece)
+    return result
+
+
+def _covered(blocks: Sequence[Any]) -> int | None:
+    """Last stop of slices that cover 0 .. stop one after the other, else None."""
+    end = 0
+    for block in blocks:
+        if not isinstance(block, slice) or block.step not in (None, 1) or (block.start or 0) != end:
+            return None
+        if block.stop is None or block.stop < end:
+            return None
+        end = block.stop
+    return end
+
+
+class _Blocks(torch.autograd.Function):
+    """Blocks without a graph in the forward, one graph at a time in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: BlockFunction, blocks: Sequence[Any], reduce: Reduce, dim: int,
+                *tensors: Tensor) -> Tensor:
+        ctx.fn, ctx.blocks, ctx.reduce, ctx.dim = fn, blocks, reduce, dim
+        ctx.autocast = _autocast_state(tensors)
+        ctx.save_for_backward(*tensors)
+        if reduce == "cat":
+            return _cat_blocks(fn, blocks, dim, tensors)
+        return _sum_blocks(fn, blocks, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()  # a second derivative will be asked for
+        needed = ctx.needs_input_grad[4:]
+        inputs = [_alias(t, need, again) for t, need in zip(ctx.saved_tensors, needed, strict=True)]
+        wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
+        sums: list[Tensor | None] = [None] * len(wanted)
+        start = 0
+        for block in ctx.blocks:
+            with torch.enable_grad(), torch.autocast(**ctx.autocast):
+                piece = ctx.fn(block, *inputs)
+            part = grad
+            if ctx.reduce == "cat":
+                part = grad.narrow(ctx.dim, start, piece.shape[ctx.dim])
+                start += piece.shape[ctx.dim]
+            if piece.requires_grad:
+                found = torch.autograd.grad(piece, wanted, part, allow_unused=True, create_graph=again)
+                sums = [_accumulate(total, new, again) for total, new in zip(sums, found, strict=True)]
+        given = iter(sums)
+        return None, None, None, None, *(next(given) if need else None for need in needed)
+
+
+def _alias(tensor: Tensor, need: bool, again: bool) -> Tensor:
+    """The tensor as a variable of its own: gradients stop here, even if it depends on another of the inputs."""
+    return tensor.view_as(tensor) if again else tensor.detach().requires_grad_(need)
+
+
+def _accumulate(total: Tensor | None, new: Tensor | None, again: bool) -> Tensor | None:
+    """Add, in place unless a graph is kept; the first one is copied, for autograd may hand out what it still uses."""
+    if new is None:
+        return total
+    if total is None:
+        return new.clone()
+    return total + new if again else total.add_(new)
+
+
+def _autocast_state(tensors: Sequence[Tensor]) -> dict[str, Any]:
+    device = tensors[0].device.type if tensors else "cpu"
+    return {"device_type": device, "dtype": torch.get_autocast_dtype(device),
+            "enabled": torch.is_autocast_enabled(device), "cache_enabled": torch.is_autocast_cache_enabled()}

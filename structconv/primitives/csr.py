@@ -1,0 +1,318 @@
+"""Sparse products as torch operators: edge lists times dense rows, and edge-wise dot products, their adjoint.
+
+The two operators are closed under differentiation: the backward of each calls the other or itself with the two ends
+of the edges exchanged, so derivatives of any order work, and neither ever holds an (E, C) tensor. They are opaque to
+`torch.compile` and `torch.export`: one node in the graph, whatever the number of heads or edges.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+from structconv.primitives.layout import Csr
+from structconv.primitives.native import calls
+from structconv.shapes import check_entries
+
+__all__ = ["sddmm", "spmm"]
+
+_GATHER_BYTES = 16 * 2**20
+
+
+# -- public functions ---------------------------------------------------------------------------------------------
+
+def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, sum_heads: bool = False) -> Tensor:
+    """Sparse product y_n = sum of values_e x_m over the edges e: m -> n.
+
+    Leading dimensions of `values` and `x` broadcast, and only what differs is computed: dimensions along which
+    `values` is constant are folded into the channels of one product, and `x` shared by several rows of values is
+    never copied. With `sum_heads` the last leading dimension (K, dim -3 of x) is summed as the products are
+    formed, without a (..., K, N, C) tensor.
+
+    Args:
+        by_target: edges grouped by output entry n (N + 1 pointers).
+        by_source: the same edges grouped by input entry m (M + 1 pointers); read by the backward only.
+        values: (..., E) in the original order of the edges, or None for ones.
+        x: (..., M, C); float64, float32, or a 16-bit type, which is computed in float32. Two dtypes are promoted as
+            in `values * x`.
+        sum_heads: sum over the last leading dimension.
+
+    Returns:
+        (..., N, C), or without the last leading dimension. Outputs with no edge are exactly zero; an input with no
+        edge into n has no influence on y_n, be it NaN.
+
+    Cost: 2 E C flops a row of values; memory beyond the output O(E K).
+
+    Raises:
+        ShapeError: if sizes do not fit the edges or each other.
+    """
+    check_entries("spmm", x, entries=by_source.indptr.shape[0] - 1, letters="MC")
+    values, x = _promote(values, x)
+    edges = by_target.indices.shape[0]
+    if values is not None and (values.dim() < 1 or values.shape[-1] != edges):
+        raise ShapeError("spmm", f"values must have shape (..., E={edges})", tuple(values.shape))
+    if sum_heads:
+        if x.dim() < 3 and (values is None or values.dim() < 2):
+            raise ShapeError("spmm", "sum_heads needs a leading dimension in values or x", tuple(x.shape))
+        reduced = _sum_constant_heads(values, x)
+        if reduced is not None:
+            return spmm(by_target, by_source, *reduced)
+    if x.dim() == 2 and (values is None or values.dim() == 1):  # no leading dimensions: nothing to fold
+        row = None if values is None else values.unsqueeze(0)
+        return torch.ops.structconv.spmm(*by_target, *by_source, row, x.unsqueeze(0), 1).squeeze(0)
+    values_lead = () if values is None else tuple(values.shape[:-1])
+    folding = _Folding(values_lead, tuple(x.shape[:-2]))
+    values_VE = None if values is None else values.reshape(math.prod(values_lead), edges)
+    y = torch.ops.structconv.spmm(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
+    return folding.unfold(y, x.shape[-1], sum_heads)
+
+
+def sddmm(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor) -> Tensor:
+    """Sampled product: s_e = <q_n, k_m> for every edge e: m -> n, the adjoint of `spmm` in its values.
+
+    Args:
+        by_target: edges grouped by output entry n (N + 1 pointers).
+        by_source: the same edges grouped by input entry m (M + 1 pointers); read by the backward only.
+        q: (..., N, D), one row an output entry.
+        k: (..., M, D), one row an input entry; leading dimensions of q and k broadcast.
+
+    Returns:
+        (..., E) in the original order of the edges.
+
+    Cost: 2 E D flops a row; memory beyond the output at most 16 MiB, never (E, D).
+
+    Raises:
+        ShapeError: if sizes do not fit the edges or each other.
+    """
+    check_entries("sddmm", q, entries=by_target.indptr.shape[0] - 1, letters="ND", name="q")
+    check_entries("sddmm", k, entries=by_source.indptr.shape[0] - 1, channels=q.shape[-1], letters="MD", name="k")
+    q, k = _promote(q, k)
+    lead = _broadcast("sddmm", tuple(q.shape[:-2]), tuple(k.shape[:-2]))
+    q_VND, k_VMD = _flatten_rows(q, lead), _flatten_rows(k, lead)
+    scores = torch.ops.structconv.sddmm(*by_target, *by_source, q_VND, k_VMD, math.prod(lead))
+    return scores.reshape(*lead, scores.shape[-1])
+
+
+# -- leading dimensions -------------------------------------------------------------------------------------------
+
+def _promote(a: Tensor | None, b: Tensor) -> Any:
+    if a is None or a.dtype == b.dtype:
+        return a, b
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype), b.to(dtype)
+
+
+def _broadcast(owner: str, first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Broadcast two tuples of leading sizes."""
+    length = max(len(first), len(second))
+    padded = [(1,) * (length - len(sizes)) + sizes for sizes in (first, second)]
+    if any(a != b and a != 1 and b != 1 for a, b in zip(*padded, strict=True)):
+        raise ShapeError(owner, "leading dimensions must broadcast", f"{first} and {second}")
+    return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
+
+
+def _flatten_rows(x: Tensor, lead: Sequence[int]) -> Tensor:
+    """(..., M, C) with leading sizes that broadcast to `lead` -> (X, M, C), of which row v X // V belongs to row v.
+
+    Trailing leading dimensions of size 1 stay shared; anything else that must be repeated is copied.
+    """
+    sizes = (1,) * (len(lead) + 2 - x.dim()) + tuple(x.shape[:-2])
+    shared = len(lead)
+    while shared and sizes[shared - 1] == 1:
+        shared -= 1
+    prefix = tuple(lead[:shared])
+    x = x.reshape(*sizes[:shared], *x.shape[-2:]).expand(*prefix, *x.shape[-2:])
+    return x.reshape(math.prod(prefix), *x.shape[-2:])
+
+
+def _sum_constant_heads(values: Tensor | None, x: Tensor) -> tuple[Tensor | None, Tensor] | None:
+    """The product is linear: where values or x is constant along the heads, sum the other one first."""
+    if values is None or values.dim() < 2 or values.shape[-2] == 1:
+        row = values if values is None or values.dim() < 2 else values[..., 0, :]
+        return row, x.sum(-3) if x.dim() > 2 else x
+    if x.dim() < 3 or x.shape[-3] == 1:
+        return values.sum(-2), x[..., 0, :, :] if x.dim() > 2 else x
+    return None
+
+
+class _Folding:
+    """How leading dimensions are split: those along which the values vary are rows, the others become channels."""
+
+    def __init__(self, values_lead: tuple[int, ...], x_lead: tuple[int, ...]) -> None:
+        self.lead = _broadcast("spmm", values_lead, x_lead)
+        rank = len(self.lead)
+        values_sizes = (1,) * (rank - len(values_lead)) + values_lead
+        self.x_sizes = (1,) * (rank - len(x_lead)) + x_lead
+        self.kept = [d for d in range(rank) if values_sizes[d] != 1]
+        self.folded = [d for d in range(rank) if values_sizes[d] == 1]
+
+    def rows(self, sum_heads: bool) -> int:
+        """Rows of the product, Y."""
+        return math.prod([self.lead[d] for d in self.kept[:len(self.kept) - sum_heads]])
+
+    def fold(self, x: Tensor) -> Tensor:
+        """(..., M, C) -> (X, M, F C)."""
+        rank, (m, c) = len(self.lead), x.shape[-2:]
+        x = x.reshape(*self.x_sizes, m, c).permute(*self.kept, rank, *self.folded, rank + 1)
+        wide = c * math.prod([self.x_sizes[d] for d in self.folded])
+        x = x.reshape(*(self.x_sizes[d] for d in self.kept), m, wide)
+        return _flatten_rows(x, [self.lead[d] for d in self.kept])
+
+    def unfold(self, y: Tensor, channels: int, sum_heads: bool) -> Tensor:
+        """(Y, N, F C) -> (..., N, C)."""
+        kept = self.kept[:len(self.kept) - sum_heads]
+        y = y.reshape(*(self.lead[d] for d in kept), y.shape[-2], *(self.lead[d] for d in self.folded), channels)
+        position = {d: i for i, d in enumerate(kept)}
+        position |= {d: len(kept) + 1 + i for i, d in enumerate(self.folded)}
+        return y.permute(*(position[d] for d in sorted(position)), len(kept), y.dim() - 1)
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+@cache
+def _silence_beta_warning() -> None:
+    """torch warns once in a process that CSR tensors are in beta; spend that warning where nobody sees it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1))
+
+
+def _matrix(layout: Csr, values: Tensor, columns: int) -> Tensor:
+    size = (layout.indptr.shape[0] - 1, columns)
+    return torch.sparse_csr_tensor(layout.indptr, layout.indices, values, size=size, check_invariants=False)
+
+
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    if x.device.type == "cpu":
+        return torch.sparse.mm(matrix, x, "sum")
+    with torch.autocast(x.device.type, enabled=False):
+        return matrix @ x
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+                 values: Tensor | None, x: Tensor, rows: int) -> Tensor:
+    """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E); X and rows divide V."""
+    layout, dtype = Csr(indptr, indices, order), _wide(x.dtype)
+    num_values = 1 if values is None else values.shape[0]
+    if x.numel() == 0 or rows == 0 or num_values == 0:
+        return x.new_zeros((rows, indptr.shape[0] - 1, x.shape[2]))
+    kernels = calls.usable(x, indices.shape[0])
+    if kernels is not None:
+        return calls.spmm(kernels, layout, values, x, None, rows, num_values, 1.0, 0.0)
+    _silence_beta_warning()
+    values = x.new_ones((1, *indices.shape)) if values is None else values
+    x_wide = x.to(dtype).contiguous()
+    repeats_x, repeats_y = num_values // x.shape[0], num_values // rows
+    y = x.new_empty((rows, indptr.shape[0] - 1, x.shape[2]), dtype=dtype) if rows > 1 else None
+    for v in range(num_values):
+        row = values[v].to(dtype).index_select(0, order)
+        product = _product(_matrix(layout, row, x.shape[1]), x_wide[v // repeats_x])
+        if y is None:
+            y = product.unsqueeze(0)
+        elif v % repeats_y:
+            y[v // repeats_y].add_(product)
+        else:
+            y[v // repeats_y].copy_(product)
+    assert y is not None
+    return y.to(x.dtype)
+
+
+def _sddmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor,
+                  order_T: Tensor, q: Tensor, k: Tensor, rows: int) -> Tensor:
+    """s[v, e] = <q[v Y // V][n], k[v X // V][m]> for e: m -> n and V = rows."""
+    layout, dtype = Csr(indptr, indices, order), _wide(q.dtype)
+    if indices.shape[0] == 0 or rows == 0 or q.numel() == 0 or k.numel() == 0:
+        return q.new_zeros((rows, indices.shape[0]))
+    kernels = calls.usable(q, indices.shape[0])
+    if kernels is not None:
+        return calls.sddmm(kernels, layout, q, k, rows)
+    _silence_beta_warning()
+    scores = q.new_empty((rows, indices.shape[0]))
+    # torch's sampled product refuses patterns with more slots than the matrix has places (many duplicates)
+    sampled = q.device.type == "cpu" and indices.shape[0] <= q.shape[1] * k.shape[1]
+    dots = _pattern_dots if sampled else _gathered_dots
+    repeats_q, repeats_k = rows // q.shape[0], rows // k.shape[0]
+    q_wide, k_wide = q.to(dtype).contiguous(), k.to(dtype).contiguous()
+    for v in range(rows):
+        slots = dots(layout, q_wide[v // repeats_q], k_wide[v // repeats_k])
+        scores[v].index_copy_(0, order.long(), slots.to(q.dtype))
+    return scores
+
+
+def _pattern_dots(layout: Csr, q: Tensor, k: Tensor) -> Tensor:
+    """<q_n, k_m> in the order of the layout's slots, by torch's sampled product."""
+    pattern = _matrix(layout, q.new_zeros(layout.indices.shape), k.shape[0])
+    return torch.sparse.sampled_addmm(pattern, q, k.t(), beta=0.0).values()
+
+
+def _gathered_dots(layout: Csr, q: Tensor, k: Tensor) -> Tensor:
+    """<q_n, k_m> in the order of the layout's slots, in blocks whose gathered rows fit `_GATHER_BYTES`."""
+    slots = layout.indices.shape[0]
+    degrees = layout.indptr.diff()
+    targets = torch.repeat_interleave(torch.arange(degrees.shape[0], device=q.device), degrees, output_size=slots)
+    block = max(1, _GATHER_BYTES // (3 * q.shape[1] * q.element_size()))
+    out = q.new_empty(slots)
+    for start in range(0, slots, block):
+        part = slice(start, start + block)
+        out[part] = (q.index_select(0, targets[part]) * k.index_select(0, layout.indices[part])).sum(-1)
+    return out
+
+
+# -- registration -------------------------------------------------------------------------------------------------
+
+def _spmm_fake(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+               values: Tensor | None, x: Tensor, rows: int) -> Tensor:
+    return x.new_empty((rows, indptr.shape[0] - 1, x.shape[2]))
+
+
+def _sddmm_fake(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+                q: Tensor, k: Tensor, rows: int) -> Tensor:
+    return q.new_empty((rows, indices.shape[0]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:-1])
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *layouts, values, x = ctx.saved_tensors
+    ahead, back = layouts[:3], layouts[3:]
+    grad_values = grad_x = None
+    if ctx.needs_input_grad[6]:
+        grad_values = torch.ops.structconv.sddmm(*ahead, *back, grad, x, values.shape[0])
+    if ctx.needs_input_grad[7]:
+        grad_x = torch.ops.structconv.spmm(*back, *ahead, values, grad, x.shape[0])
+    return *(None,) * 6, grad_values, grad_x, None
+
+
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *layouts, q, k = ctx.saved_tensors
+    ahead, back = layouts[:3], layouts[3:]
+    grad_q = grad_k = None
+    if ctx.needs_input_grad[6]:
+        grad_q = torch.ops.structconv.spmm(*ahead, *back, grad, k, q.shape[0])
+    if ctx.needs_input_grad[7]:
+        grad_k = torch.ops.structconv.spmm(*back, *ahead, grad, q, k.shape[0])
+    return *(None,) * 6, grad_q, grad_k, None
+
+
+_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
+_EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
+_LIBRARY.define(f"spmm({_EDGES}, Tensor? values, Tensor x, SymInt rows) -> Tensor")
+_LIBRARY.define(f"sddmm({_EDGES}, Tensor q, Tensor k, SymInt rows) -> Tensor")
+for _name, _kernel, _fake, _backward in (("spmm", _spmm_kernel, _spmm_fake, _spmm_backward),
+                                         ("sddmm", _sddmm_kernel, _sddmm_fake, _sddmm_backward)):
+    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"structconv::{_name}", _backward, setup_context=_save, lib=_LIBRARY)

@@ -1,0 +1,22 @@
+"""The native CPU core: C++ kernels behind a C ABI, their operators, and what stands in where they cannot run.
+
+- `structconv.primitives.csr.spmm` and `sddmm`: sparse products; the native kernel is the body of `structconv::spmm` and
+  `structconv::sddmm` on a CPU.
+- `product.spmm_add(by_target, by_source, values, x, z, alpha=, beta=)`: alpha A^T x + beta z in one pass.
+- `affine.affine_attention(by_target, by_source, source, target, x, slope=, dropout=, seed=)`: the softmax of
+  leaky_relu(s_m + t_n) over the edges into n, applied to x (GAT).
+- `bilinear.bilinear_attention(by_target, by_source, q, k, v, bias, scale=, dropout=, seed=)`: the same of
+  scale <q_n, k_m> + bias_e.
+
+Each is a registered operator of that name in the namespace `structconv`, with fake kernels and gradients.
+
+float32 and bfloat16 (with float32 sums) on a CPU run natively; float64, other devices, and a machine without a
+compiler run torch's operators with the same contract. Nothing of size (E, K, C) is ever held. A row belongs to one
+thread: the numbers do not depend on the number of threads. `status()` says what is used and why.
+"""
+
+from __future__ import annotations
+
+from structconv.primitives.native.loader import Status, core, status
+
+__all__ = ["Status", "core", "status"]

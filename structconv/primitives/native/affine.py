@@ -1,0 +1,173 @@
+"""`affine_attention`: attention along edges with scores leaky_relu(source_m + target_n), without edge-sized tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.layout import Csr
+from structconv.primitives.native import calls
+from structconv.primitives.native.edges import Drop, Ends, wide
+from structconv.primitives.native.registry import check_dropout, register, register_gradient, twice_differentiable
+from structconv.primitives.segments import segment_softmax, segment_sum
+
+__all__ = ["affine_attention"]
+
+
+def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, *, slope: float = 0.2,
+                     dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+    """y_nk = sum over the edges m -> n of p_ke x_mk, p = softmax over the edges into n of leaky_relu(s_mk + t_nk).
+
+    The attention of GAT (Velickovic et al., 2018, equations 3 to 6) for any pair of vectors s, t; slope 1 is a plain
+    affine score, slope 0 a ReLU. Duplicate edges count twice; an output without edges, or whose scores are all -inf,
+    is exactly zero.
+
+    Args:
+        by_target, by_source: the two layouts of the edges.
+        source: (M, K), one number an input and head.
+        target: (N, K).
+        x: (M, K, C), any strides; float32 and bfloat16 (sums in float32) run natively on a CPU, anything else by
+            torch's operators with (K, E) tensors.
+        slope: of the activation below zero, at least 0.
+        dropout: probability p that a weight falls; the others are divided by 1 - p. Which of them is a function of
+            seed, head and pair, as `structconv.primitives.hashing.hash_uniform(seed, batch, head, m N + n) >= p`.
+        seed: integer scalar tensor; needed where dropout > 0.
+        batch_heads: where a batch is folded into the heads, heads of one of its entries; by default K.
+
+    Returns:
+        (N, K, C) of the dtype of x.
+
+    Cost: 2 E K C flops and as many bytes as x_m has, an edge; forward and backward hold O((M + N) K C) and, natively,
+    nothing of size E. Derivatives of higher order go through (K, E) tensors.
+
+    Raises:
+        ShapeError: if sizes do not fit the edges or each other.
+        ConfigError: for a negative slope, a p outside [0, 1), or dropout without a seed.
+    """
+    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    if x.dim() != 3 or x.shape[0] != inputs:
+        raise ShapeError("affine_attention", f"x must have shape (M={inputs}, K, C)", tuple(x.shape))
+    for name, tensor, rows in (("source", source, inputs), ("target", target, outputs)):
+        if tensor.dim() != 2 or tensor.shape[0] != rows or tensor.shape[1] != x.shape[1]:
+            expected = f"{name} must have shape ({rows}, K={x.shape[1]})"
+            raise ShapeError("affine_attention", expected, tuple(tensor.shape))
+    if slope < 0:
+        raise ConfigError("affine_attention", "slope must be at least 0", slope)
+    check_dropout("affine_attention", dropout, seed)
+    train = torch.is_grad_enabled() and (source.requires_grad or target.requires_grad or x.requires_grad)
+    return torch.ops.structconv.affine_attention(*by_target, *by_source, source, target, x, slope, dropout, seed,
+                                                 x.shape[1] if batch_heads is None else batch_heads, train)[0]
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+             source: Tensor, target: Tensor, x: Tensor, slope: float, p: float, seed: Tensor | None, batch_heads: int,
+             train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    drop, by_target = Drop(p, seed, batch_heads), Csr(indptr, indices, order)
+    kernels = calls.usable(x, indices.shape[0])
+    if kernels is not None:
+        return calls.affine_forward(kernels, by_target, source, target, x, slope, drop.plain(), train)
+    dtype = wide(x.dtype)
+    ends, x_wide = Ends(by_target, Csr(indptr_T, indices_T, order_T)), x.to(dtype)
+    scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
+    p_KE, lse = ends.softmax_parts(scores)
+    mass = segment_sum(slopes * p_KE, ends.target, ends.num_outputs).t().contiguous()
+    kept = ends.kept(drop, x.shape[1])
+    w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
+    y = ends.collect(w_KE, x_wide).to(x.dtype).contiguous()
+    y2 = ends.collect(slopes * w_KE, x_wide).to(x.dtype).contiguous() if train else x.new_empty((0, *x.shape[1:]))
+    return y, y2, lse, mass
+
+
+def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+              source: Tensor, target: Tensor, x: Tensor, y: Tensor, y2: Tensor, lse: Tensor, mass: Tensor, grad: Tensor,
+              slope: float, p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
+    drop = Drop(p, seed, batch_heads)
+    kernels = calls.usable(x, indices.shape[0])
+    if kernels is not None:
+        found = calls.affine_backward(kernels, by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope,
+                                      drop.plain())
+        return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
+    dtype = wide(x.dtype)
+    ends = Ends(by_target, by_source)
+    g, x_wide = grad.to(dtype), x.to(dtype)
+    scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
+    p_KE, kept = ends.weights(scores, lse), ends.kept(drop, x.shape[1])
+    w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
+    filled = by_target.indptr.diff().unsqueeze(-1) > 0
+    d_NK = torch.where(filled, (g * y).sum(-1), 0)
+    grad_target = torch.where(filled, (g * y2).sum(-1) - d_NK * mass, 0)
+    shift = segment_sum(slopes * p_KE * d_NK.t()[:, ends.target], ends.source, ends.num_inputs).t()
+    sums = (ends.spread(slopes * w_KE, g) * x_wide).sum(-1)
+    used = by_source.indptr.diff().unsqueeze(-1) > 0
+    grad_source = torch.where(used, sums - shift, 0)
+    grad_x = ends.spread(w_KE, g).to(x.dtype).contiguous()
+    return grad_source.to(source.dtype).contiguous(), grad_target.to(target.dtype).contiguous(), grad_x
+
+
+def _scores(ends: Ends, source: Tensor, target: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+    """Scores (K, E) and the slope of the activation at each of them."""
+    raw = source.t()[:, ends.source] + target.t()[:, ends.target]
+    above = raw > 0
+    return torch.where(above, raw, raw * slope), torch.where(above, 1.0, slope).to(raw.dtype)
+
+
+def _composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float,
+              drop: Drop) -> Tensor:
+    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    ends = Ends(by_target, by_source)
+    scores = torch.nn.functional.leaky_relu(source.t()[:, ends.source] + target.t()[:, ends.target], slope)
+    weights, kept = segment_softmax(scores, ends.target, ends.num_outputs), ends.kept(drop, x.shape[1])
+    return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), x)
+
+
+# -- registration -------------------------------------------------------------------------------------------------
+
+def _forward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    source, target, x, train = args[6], args[7], args[8], args[13]
+    rows, heads = target.shape
+    y = x.new_empty((rows, heads, x.shape[2]))
+    y2 = x.new_empty((rows if train else 0, heads, x.shape[2]))
+    dtype = wide(x.dtype)
+    return y, y2, source.new_empty((rows, heads), dtype=dtype), source.new_empty((rows, heads), dtype=dtype)
+
+
+def _backward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    source, target, x = args[6:9]
+    return source.new_empty(source.shape), target.new_empty(target.shape), x.new_empty(x.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.slope, ctx.p, seed, ctx.batch_heads = inputs[9:13]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:9], seed, *output)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * 14
+    if grad is None:
+        return nothing
+    *tensors, seed, y, y2, lse, mass = ctx.saved_tensors
+    needed = ctx.needs_input_grad[6:9]
+    if torch.is_grad_enabled():
+        drop = Drop(ctx.p, seed, ctx.batch_heads)
+        found = twice_differentiable(
+            lambda s, t, x: _composed(Csr(*tensors[:3]), Csr(*tensors[3:6]), s, t, x, ctx.slope, drop),
+            tensors[6:], needed, grad)
+    else:
+        found = torch.ops.structconv.affine_attention_backward(*tensors, y, y2, lse, mass, grad, ctx.slope, ctx.p,
+                                                               seed, ctx.batch_heads)
+    return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[9:]
+
+
+register("affine_attention", "Tensor source, Tensor target, Tensor x, float slope, float p, Tensor? seed, "
+         "SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor)", _forward, _forward_fake)
+register("affine_attention_backward", "Tensor source, Tensor target, Tensor x, Tensor y, Tensor y2, Tensor lse, "
+         "Tensor mass, Tensor grad, float slope, float p, Tensor? seed, SymInt batch_heads) "
+         "-> (Tensor, Tensor, Tensor)", _backward, _backward_fake)
+register_gradient("affine_attention", _differentiate, _save)

@@ -1,0 +1,165 @@
+"""`bilinear_attention`: attention along edges with scores scale <q_n, k_m> + bias_e, without (E, K, C) tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+from structconv.primitives.layout import Csr
+from structconv.primitives.native import calls
+from structconv.primitives.native.edges import Drop, Ends, wide
+from structconv.primitives.native.registry import check_dropout, register, register_gradient, twice_differentiable
+from structconv.primitives.segments import segment_softmax
+
+__all__ = ["bilinear_attention"]
+
+
+def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *,
+                       scale: float = 1.0, dropout: float = 0.0, seed: Tensor | None = None,
+                       batch_heads: int | None = None) -> Tensor:
+    """y_nh = sum over the edges m -> n of p_he v_mh, p = softmax over the edges into n of scale <q_nh, k_mh> + b_he.
+
+    Scaled dot-product attention (Vaswani et al., 2017, equation 1) restricted to the edges; the bias may hold edge
+    features or relative positions. Duplicate edges count twice; an output without edges, or whose scores are all
+    -inf, is exactly zero.
+
+    Args:
+        by_target, by_source: the two layouts of the edges.
+        q: (N, K, D), with k (M, K, D) and v (M, K, C), any strides, of one dtype; float32 and bfloat16 (sums in
+            float32) run natively on a CPU, anything else by torch's operators with (K, E) tensors.
+        bias: (K, E) in the order of the edges, or None; it gets a gradient.
+        scale: of the products.
+        dropout, seed, batch_heads: as for `affine_attention`.
+
+    Returns:
+        (N, K, C) of the dtype of v.
+
+    Cost: 2 E K (D + C) flops; memory O((M + N) K (D + C)), and one (E, 2, K) float32 tensor while the backward runs.
+    Derivatives of higher order go through (K, E) tensors.
+
+    Raises:
+        ShapeError: if sizes or dtypes do not fit the edges or each other.
+        ConfigError: for a p outside [0, 1), or dropout without a seed.
+    """
+    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    if q.dim() != 3 or q.shape[0] != outputs:
+        raise ShapeError("bilinear_attention", f"q must have shape (N={outputs}, K, D)", tuple(q.shape))
+    if k.shape != (inputs, *q.shape[1:]):
+        raise ShapeError("bilinear_attention", f"k must have shape {(inputs, *q.shape[1:])}", tuple(k.shape))
+    if v.dim() != 3 or v.shape[:2] != k.shape[:2]:
+        raise ShapeError("bilinear_attention", f"v must have shape (M={inputs}, K={q.shape[1]}, C)", tuple(v.shape))
+    if not q.dtype == k.dtype == v.dtype:
+        raise ShapeError("bilinear_attention", "q, k and v must share one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}")
+    edges = by_target.indices.shape[0]
+    if bias is not None and bias.shape != (q.shape[1], edges):
+        raise ShapeError("bilinear_attention", f"bias must have shape (K={q.shape[1]}, E={edges})", tuple(bias.shape))
+    check_dropout("bilinear_attention", dropout, seed)
+    return torch.ops.structconv.bilinear_attention(*by_target, *by_source, q, k, v, bias, scale, dropout, seed,
+                                                   q.shape[1] if batch_heads is None else batch_heads)[0]
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+def _usable(q: Tensor, v: Tensor, edges: int) -> Any:
+    return calls.usable(v, edges) and calls.usable(q, edges)
+
+
+def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+             q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, p: float, seed: Tensor | None,
+             batch_heads: int) -> tuple[Tensor, Tensor]:
+    drop, by_target = Drop(p, seed, batch_heads), Csr(indptr, indices, order)
+    kernels = _usable(q, v, indices.shape[0])
+    if kernels is not None:
+        return calls.bilinear_forward(kernels, by_target, q, k, v, bias, scale, drop.plain())
+    dtype = wide(q.dtype)
+    ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
+    p_KE, lse = ends.softmax_parts(_scores(ends, q.to(dtype), k.to(dtype), bias, scale))
+    kept = ends.kept(drop, q.shape[1])
+    w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
+    return ends.collect(w_KE, v.to(dtype)).to(v.dtype).contiguous(), lse
+
+
+def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+              q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, y: Tensor, lse: Tensor, grad: Tensor, scale: float,
+              p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
+    drop = Drop(p, seed, batch_heads)
+    nothing = q.new_empty((0,))
+    kernels = _usable(q, v, indices.shape[0])
+    if kernels is not None:
+        grad_q, grad_k, grad_v, grad_bias = calls.bilinear_backward(
+            kernels, by_target, by_source, q, k, v, bias, (y, lse), grad, scale, drop.plain())
+        return grad_q, grad_k, grad_v, nothing if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
+    dtype = wide(q.dtype)
+    ends, g = Ends(by_target, by_source), grad.to(dtype)
+    q_wide, k_wide = q.to(dtype), k.to(dtype)
+    p_KE, kept = ends.weights(_scores(ends, q_wide, k_wide, bias, scale), lse), ends.kept(drop, q.shape[1])
+    w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
+    filled = by_target.indptr.diff().unsqueeze(-1) > 0
+    d_NK = torch.where(filled, (g * y).sum(-1), 0)
+    ds_KE = w_KE * ends.dots(g, v.to(dtype)) - p_KE * d_NK.t()[:, ends.target]
+    grad_q, grad_k = (scale * t for t in (ends.collect(ds_KE, k_wide), ends.spread(ds_KE, q_wide)))
+    grad_bias = nothing if bias is None else ds_KE.to(bias.dtype)
+    return (grad_q.to(q.dtype).contiguous(), grad_k.to(k.dtype).contiguous(),
+            ends.spread(w_KE, g).to(v.dtype).contiguous(), grad_bias)
+
+
+def _scores(ends: Ends, q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    scores = ends.dots(q, k) * scale
+    return scores if bias is None else scores + bias.to(scores.dtype)
+
+
+def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+              drop: Drop) -> Tensor:
+    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    ends = Ends(by_target, by_source)
+    weights = segment_softmax(_scores(ends, q, k, bias, scale), ends.target, ends.num_outputs)
+    kept = ends.kept(drop, q.shape[1])
+    return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), v)
+
+
+# -- registration -------------------------------------------------------------------------------------------------
+
+def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    q, _, v = args[6:9]
+    return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
+
+
+def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
+    q, k, v, bias = args[6:10]
+    grad_bias = q.new_empty((0,)) if bias is None else bias.new_empty(bias.shape)
+    return (*(t.new_empty(t.shape) for t in (q, k, v)), grad_bias)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.scale, ctx.p, seed, ctx.batch_heads = inputs[10:]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:10], seed, *output)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * 14
+    if grad is None:
+        return nothing
+    *tensors, seed, y, lse = ctx.saved_tensors
+    needed = ctx.needs_input_grad[6:10]
+    if torch.is_grad_enabled():
+        drop = Drop(ctx.p, seed, ctx.batch_heads)
+        found = twice_differentiable(
+            lambda q, k, v, b: _composed(Csr(*tensors[:3]), Csr(*tensors[3:6]), q, k, v, b, ctx.scale, drop),
+            tensors[6:], needed, grad)
+    else:
+        found = torch.ops.structconv.bilinear_attention_backward(*tensors, y, lse, grad, ctx.scale, ctx.p, seed,
+                                                                 ctx.batch_heads)
+    return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[10:]
+
+
+register("bilinear_attention", "Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, float p, Tensor? seed, "
+         "SymInt batch_heads) -> (Tensor, Tensor)", _forward, _forward_fake)
+register("bilinear_attention_backward", "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, Tensor lse, "
+         "Tensor grad, float scale, float p, Tensor? seed, SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor)",
+         _backward, _backward_fake)
+register_gradient("bilinear_attention", _differentiate, _save)

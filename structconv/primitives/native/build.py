@@ -1,0 +1,115 @@
+"""Compiles the native core: every kernel once for each instruction set, into one shared object behind a C ABI.
+
+Standard library only, and no import of the package: `setup.py` runs this file where torch may not be installed.
+No header of torch or Python is used, so one binary serves all their versions. The OpenMP runtime is not linked in:
+its symbols stay open and are bound to the one that torch brought into the process (see loader.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+KERNELS = ("gather", "spmm", "sddmm", "affine", "bilinear")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
+         "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+_AVX2 = ("-mavx2", "-mfma")
+LEVELS = {
+    "generic": (),
+    "avx2": _AVX2,
+    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"),
+}
+
+
+class BuildError(RuntimeError):
+    """The native core could not be compiled; the message says why."""
+
+
+def levels() -> tuple[str, ...]:
+    """The instruction sets worth compiling for this kind of processor, slowest first."""
+    return tuple(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ("generic",)
+
+
+def compiler() -> str | None:
+    """The C++ compiler: `$CXX`, else g++, c++ or clang++, whichever is found first."""
+    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
+        if name and shutil.which(name.split()[0]):
+            return name
+    return None
+
+
+def version(cxx: str) -> str:
+    """The first line of what the compiler says about itself.
+
+    Raises:
+        BuildError: if it cannot be run.
+    """
+    try:
+        said = subprocess.run([*cxx.split(), "--version"], capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{cxx} does not run: {error}") from error
+    return said.stdout.partition("\n")[0]
+
+
+def digest(*more: str) -> str:
+    """A name for what would be built: the sources, the flags, and whatever else matters."""
+    found = hashlib.sha256(repr((FLAGS, LEVELS, more)).encode())
+    for path in sorted(SOURCES.iterdir()):
+        if path.suffix in (".cpp", ".h"):
+            found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def installed() -> Path:
+    """Where the object built at installation lies, if there is one; named after the sources it was built from."""
+    return Path(__file__).parent / f"core-{digest()}.so"
+
+
+def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str | None = None) -> None:
+    """Compile the kernels for the `chosen` levels and put the shared object at `target`, in one atomic step.
+
+    Args:
+        target: path of the result; its folder is made.
+        chosen: names out of `LEVELS`.
+        openmp: several threads; without, everything runs on one.
+        cxx: the compiler; by default `compiler()`.
+
+    Raises:
+        BuildError: if there is no compiler, or it fails.
+    """
+    cxx = cxx or compiler()
+    if cxx is None:
+        raise BuildError("no C++ compiler was found; install g++, or name one in CXX")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
+        work = Path(folder)
+        units: list[tuple[str, str, tuple[str, ...]]] = [("isa", "isa", ())]
+        for level in chosen:
+            units += [(name, f"{name}-{level}", (f"-DSC_ISA={level}", *LEVELS[level])) for name in KERNELS]
+        flags = (*FLAGS, *(("-fopenmp",) if openmp else ("-Wno-unknown-pragmas",)))
+        compile_one = [*cxx.split(), *flags]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda unit: _run([*compile_one, *unit[2], "-c", SOURCES / f"{unit[0]}.cpp",
+                                             "-o", work / f"{unit[1]}.o"]), units))
+        open_symbols = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-Wl,--as-needed"]
+        made = work / target.name
+        _run([*cxx.split(), "-shared", *open_symbols, *(work / f"{unit[1]}.o" for unit in units), "-lm", "-o", made])
+        os.replace(made, target)
+
+
+def _run(command: Sequence[str | Path]) -> None:
+    try:
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{command[0]} does not run: {error}") from error
+    if done.returncode:
+        raise BuildError(f"{command[0]} failed on {Path(command[-3]).name}: {done.stderr.strip()[-800:]}")

@@ -1,0 +1,159 @@
+"""Packs tensors into the structs of src/api.h and calls the kernels. Whoever calls here has checked the sizes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from structconv.primitives.layout import Csr
+from structconv.primitives.native.layout import fits, narrow, positions
+from structconv.primitives.native.loader import Core, core
+
+_LAYOUT, _ROWS, _DROP = "PPPqq", "Pqq", "dqqqq"
+_SPMM = struct.Struct(_LAYOUT + "PPPP" + "q" * 8 + "dd")
+_SDDMM = struct.Struct(_LAYOUT + "PPP" + "q" * 7)
+_AFFINE = struct.Struct(_LAYOUT + "PP" + _ROWS * 3 + "PP" + "qqqq" + "d" + _DROP)
+_AFFINE_BACKWARD = struct.Struct(_LAYOUT * 2 + "PPPP" + _ROWS * 5 + "PPP" + "qqqq" + "d" + _DROP)
+_BILINEAR = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "qqqqq" + "d" + _DROP)
+_BILINEAR_BACKWARD = struct.Struct(_LAYOUT * 2 + "P" + _ROWS * 8 + "PPPP" + "qqqqq" + "d" + _DROP)
+
+MAX_CHANNELS = 56 * 128
+_STORED = (torch.float32, torch.bfloat16)
+Drop = tuple[float, int, int]  # p, seed, heads of one batch entry
+
+
+def usable(x: Tensor, edges: int) -> Core | None:
+    """The kernels, if they can take x (., rows, channels): on the CPU, float32 or bfloat16, of bearable size."""
+    if x.device.type != "cpu" or x.dtype not in _STORED or x.shape[-1] > MAX_CHANNELS or not fits(edges, *x.shape):
+        return None
+    return core()
+
+
+def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int,
+         alpha: float, beta: float) -> Tensor:
+    """y[v rows // V] += alpha A_v x[v X // V] + beta z, for V = `count`: values None, (1, E) or (V, E); x (X, M, C)."""
+    x = x.contiguous()
+    values = None if values is None else values.to(x.dtype).contiguous()
+    z = None if z is None else z.contiguous()
+    y = x.new_empty((rows, layout.indptr.shape[0] - 1, x.shape[2]))
+    edges = layout.indices.shape[0]
+    stride = 0 if values is None or values.shape[0] == 1 else edges
+    packed = _layout(layout)
+    kernels.spmm(_SPMM.pack(*packed, _pointer(values), x.data_ptr(), _pointer(z), y.data_ptr(), x.shape[1], x.shape[2],
+                            count, stride, count // x.shape[0], count // rows, _half(x), torch.get_num_threads(),
+                            alpha, beta))
+    return y
+
+
+def sddmm(kernels: Core, layout: Csr, q: Tensor, k: Tensor, rows: int) -> Tensor:
+    """s[v, e] = <q[v Y // V][n], k[v X // V][m]>, in the order of the edges."""
+    q, k = q.contiguous(), k.contiguous()
+    s = q.new_empty((rows, layout.indices.shape[0]))
+    packed = _layout(layout)
+    kernels.sddmm(_SDDMM.pack(*packed, q.data_ptr(), k.data_ptr(), s.data_ptr(), k.shape[1], q.shape[2], rows,
+                              rows // q.shape[0], rows // k.shape[0], _half(q), torch.get_num_threads()))
+    return s
+
+
+def affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, drop: Drop,
+                   train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y, y2, lse, mass); y2 is empty unless `train`."""
+    x, source, target = _unit(x), _floats(source), _floats(target)
+    outputs, heads, channels = target.shape[0], x.shape[1], x.shape[2]
+    y = x.new_empty((outputs, heads, channels))
+    y2 = x.new_empty((outputs, heads, channels)) if train else x.new_empty((0, heads, channels))
+    lse, mass = torch.empty_like(target), torch.empty_like(target)
+    packed = _layout(by_target)
+    kernels.affine_forward(_AFFINE.pack(
+        *packed, source.data_ptr(), target.data_ptr(), *_rows(x), *_rows(y), *(_rows(y2) if train else (0, 0, 0)),
+        lse.data_ptr(), mass.data_ptr(), heads, channels, _half(x), torch.get_num_threads(), slope,
+        *_drop(drop, outputs, 0)))
+    return y, y2, lse, mass
+
+
+def affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor,
+                    saved: Sequence[Tensor], grad: Tensor, slope: float, drop: Drop) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of source, target and x; `saved` is what the forward returned."""
+    x, grad, source, target = _unit(x), _unit(grad), _floats(source), _floats(target)
+    y, y2, lse, mass = (t.contiguous() for t in saved)
+    outputs, heads, channels = y.shape
+    grad_x = x.new_empty(x.shape)
+    grad_source, grad_target = torch.empty_like(source), torch.empty_like(target)
+    scratch = target.new_empty((outputs, 3, heads))
+    ahead, back = _layout(by_target), _layout(by_source)
+    kernels.affine_backward(_AFFINE_BACKWARD.pack(
+        *ahead, *back, source.data_ptr(), target.data_ptr(), lse.data_ptr(), mass.data_ptr(), *_rows(x), *_rows(y),
+        *_rows(y2), *_rows(grad), *_rows(grad_x), grad_source.data_ptr(), grad_target.data_ptr(), scratch.data_ptr(),
+        heads, channels, _half(x), torch.get_num_threads(), slope, *_drop(drop, outputs, 1)))
+    return grad_source, grad_target, grad_x
+
+
+def bilinear_forward(kernels: Core, by_target: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+                     drop: Drop) -> tuple[Tensor, Tensor]:
+    """(y, lse)."""
+    q, k, v = _unit(q), _unit(k), _unit(v)
+    outputs, heads, depth = q.shape
+    bias = None if bias is None else _floats(bias)
+    y = v.new_empty((outputs, heads, v.shape[2]))
+    lse = torch.empty((outputs, heads), dtype=torch.float32)
+    packed = _layout(by_target)
+    kernels.bilinear_forward(_BILINEAR.pack(
+        *packed, *_rows(q), *_rows(k), *_rows(v), *_rows(y), _pointer(bias), lse.data_ptr(), heads, depth, v.shape[2],
+        _half(q), torch.get_num_threads(), scale, *_drop(drop, outputs, 0)))
+    return y, lse
+
+
+def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor,
+                      bias: Tensor | None, saved: Sequence[Tensor], grad: Tensor, scale: float,
+                      drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and bias (float32, or None without one)."""
+    q, k, v, grad = _unit(q), _unit(k), _unit(v), _unit(grad)
+    outputs, heads, depth = q.shape
+    edges = by_target.indices.shape[0]
+    y, lse = (t.contiguous() for t in saved)
+    bias = None if bias is None else _floats(bias)
+    grads = [t.new_empty(t.shape) for t in (q, k, v)]
+    grad_bias = None if bias is None else torch.empty_like(bias)
+    pairs = torch.empty((edges, 2, heads), dtype=torch.float32)
+    position = positions(by_target.order, by_source.order)
+    ahead, back = _layout(by_target), _layout(by_source)
+    tables = [number for t in (q, k, v, y, grad, *grads) for number in _rows(t)]
+    kernels.bilinear_backward(_BILINEAR_BACKWARD.pack(
+        *ahead, *back, position.data_ptr(), *tables, _pointer(bias), lse.data_ptr(), _pointer(grad_bias),
+        pairs.data_ptr(), heads, depth, v.shape[2], _half(q), torch.get_num_threads(), scale, *_drop(drop, outputs, 0)))
+    return grads[0], grads[1], grads[2], grad_bias
+
+
+def _layout(layout: Csr) -> tuple[int, int, int, int, int]:
+    """Pointers and sizes; the narrowed arrays live as long as those they were made of."""
+    indptr, indices, order = (narrow(index) for index in layout)
+    return indptr.data_ptr(), indices.data_ptr(), order.data_ptr(), indptr.shape[0] - 1, indices.shape[0]
+
+
+def _rows(t: Tensor) -> tuple[int, int, int]:
+    return t.data_ptr(), t.stride(0), t.stride(1)
+
+
+def _pointer(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+def _half(t: Tensor) -> int:
+    return int(t.dtype is torch.bfloat16)
+
+
+def _unit(t: Tensor) -> Tensor:
+    """The same tensor with contiguous channels."""
+    return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
+
+
+def _floats(t: Tensor) -> Tensor:
+    return t.to(torch.float32).contiguous()
+
+
+def _drop(drop: Drop, outputs: int, source_major: int) -> tuple[float, int, int, int, int]:
+    p, seed, batch_heads = drop
+    return p, seed, batch_heads, outputs, source_major

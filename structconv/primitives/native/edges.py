@@ -1,0 +1,90 @@
+"""Attention along the edges in plain torch: what the native kernels compute, on any device and in any dtype.
+
+Everything is (K, E) in the order of the edges. `Pairs` knows the two ends of each edge; `Affine` and `Bilinear`
+(their own files) put scores on them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.primitives.csr import sddmm, spmm
+from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.layout import Csr
+from structconv.primitives.segments import segment_max, segment_sum
+
+
+class Drop(NamedTuple):
+    """Dropout on weights: with probability p, numbers from `hash_uniform(seed, batch, head, m N + n)`.
+
+    Heads are `batch_heads` a batch entry: head k of the operator is head k % batch_heads of entry k // batch_heads.
+    """
+
+    p: float
+    seed: Tensor | None
+    batch_heads: int
+
+    def plain(self) -> tuple[float, int, int]:
+        """As numbers."""
+        return self.p, 0 if self.seed is None or self.p == 0 else int(self.seed), max(self.batch_heads, 1)
+
+
+class Ends:
+    """The two ends of every edge, and the two layouts."""
+
+    def __init__(self, by_target: Csr, by_source: Csr) -> None:
+        self.by_target, self.by_source = by_target, by_source
+        self.num_outputs, self.num_inputs = by_target.indptr.shape[0] - 1, by_source.indptr.shape[0] - 1
+        self.source, self.target = _ends(by_target)
+
+    def softmax_parts(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights p (K, E) and lse (N, K): p_e = exp(s_e - lse_n), zero where all scores into n are -inf."""
+        peak = segment_max(scores, self.target, self.num_outputs)
+        peak = peak.masked_fill(peak == -torch.inf, 0)
+        total = segment_sum(torch.exp(scores - peak[:, self.target]), self.target, self.num_outputs)
+        lse = torch.where(total == 0, torch.inf, peak + total.log())
+        return self.weights(scores, lse.t()), lse.t().contiguous()
+
+    def weights(self, scores: Tensor, lse_NK: Tensor) -> Tensor:
+        """exp(s_e - lse_n)."""
+        return torch.exp(scores - lse_NK.t()[:, self.target])
+
+    def kept(self, drop: Drop, heads: int) -> Tensor | None:
+        """What the weights are multiplied by, 0 or 1 / (1 - p); None without dropout."""
+        if drop.p == 0 or drop.seed is None:
+            return None
+        head = torch.arange(heads, device=self.source.device).unsqueeze(-1)
+        pair = self.source * self.num_outputs + self.target
+        uniform = hash_uniform(drop.seed, head // drop.batch_heads, head % drop.batch_heads, pair)
+        return (uniform >= drop.p).to(torch.float64) / (1 - drop.p)
+
+    def collect(self, weights: Tensor, x: Tensor) -> Tensor:
+        """sum_e w_ke x_mk for every output: (K, E), (M, K, C) -> (N, K, C)."""
+        return spmm(self.by_target, self.by_source, weights, x.transpose(0, 1)).transpose(0, 1)
+
+    def spread(self, weights: Tensor, g: Tensor) -> Tensor:
+        """sum_e w_ke g_nk for every input: (K, E), (N, K, C) -> (M, K, C)."""
+        return spmm(self.by_source, self.by_target, weights, g.transpose(0, 1)).transpose(0, 1)
+
+    def dots(self, q: Tensor, k: Tensor) -> Tensor:
+        """<q_nk, k_mk> for every edge: (N, K, D), (M, K, D) -> (K, E)."""
+        return sddmm(self.by_target, self.by_source, q.transpose(0, 1), k.transpose(0, 1))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What a 16-bit type is computed in."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _ends(layout: Csr) -> tuple[Tensor, Tensor]:
+    """(source, target) of every edge, in the order of the edges."""
+    rows = layout.indptr.shape[0] - 1
+    slots = layout.indices.shape[0]
+    row = torch.repeat_interleave(torch.arange(rows, device=layout.indices.device), layout.indptr.diff(),
+                                  output_size=slots)
+    source, target = torch.empty_like(row), torch.empty_like(row)
+    source[layout.order], target[layout.order] = layout.indices.long(), row
+    return source, target

@@ -1,0 +1,60 @@
+"""Index arrays as the native core reads them: int32, contiguous, converted once for each tensor and remembered."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LIMIT = 2**31 - 1
+_KNOWN: dict[tuple[int, ...], tuple[tuple[Any, ...], Tensor]] = {}
+
+
+def narrow(index: Tensor) -> Tensor:
+    """The same numbers as contiguous int32. O(1) for int32, or when the tensor was seen before and has not changed."""
+    if index.dtype is torch.int32 and index.is_contiguous():
+        return index
+    key = (id(index),)
+    found = _recall(key, index)
+    return _remember(key, index.to(torch.int32).contiguous(), index) if found is None else found
+
+
+def positions(order: Tensor, order_T: Tensor) -> Tensor:
+    """For every slot of one layout, where the same edge stands in the other: inverse(order)[order_T], int32."""
+    key = (id(order), id(order_T))
+    found = _recall(key, order, order_T)
+    if found is not None:
+        return found
+    inverse = torch.empty(order.shape[0], dtype=torch.int32, device=order.device)
+    inverse[order] = torch.arange(order.shape[0], dtype=torch.int32, device=order.device)
+    return _remember(key, inverse.index_select(0, order_T), order, order_T)
+
+
+def fits(*sizes: int) -> bool:
+    """Whether all sizes can be counted in int32."""
+    return max(sizes) < _LIMIT
+
+
+def _state(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _recall(key: tuple[int, ...], *owners: Tensor) -> Tensor | None:
+    found = _KNOWN.get(key)
+    if found is None:
+        return None
+    marks, made = found
+    for (ref, version), owner in zip(marks, owners, strict=True):
+        if ref() is not owner or version != _state(owner):
+            return None
+    return made
+
+
+def _remember(key: tuple[int, ...], made: Tensor, *owners: Tensor) -> Tensor:
+    def forget(_: object) -> None:
+        _KNOWN.pop(key, None)
+
+    _KNOWN[key] = (tuple((weakref.ref(owner, forget), _state(owner)) for owner in owners), made)
+    return made

@@ -1,0 +1,182 @@
+"""Finds the native core, or builds it at first use, and loads it next to torch's OpenMP runtime.
+
+In this order: the object built at installation; one in the user's cache folder, named after sources, flags, compiler
+and instruction set; one built there now. Where none of this works, one warning says why, and torch's operators are
+used. `STRUCTCONV_NATIVE=0` in the environment turns the core off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from structconv.primitives.native import build
+
+_KERNELS = ("spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward", "bilinear_backward")
+_RUNTIMES = ("libgomp", "libomp", "libiomp")
+_LOG = logging.getLogger("structconv")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What became of the native core.
+
+    Args:
+        available: whether it is used.
+        reason: why not, or None.
+        path: the shared object.
+        origin: "installed", "cache" or "built now".
+        level: "avx512", "avx2" or "generic".
+        compiler: who built it in the cache; None for an installed one.
+        runtime: the OpenMP runtime it shares with torch; None: it runs on one thread.
+        threads: how many it would use now.
+    """
+
+    available: bool
+    reason: str | None = None
+    path: str | None = None
+    origin: str | None = None
+    level: str | None = None
+    compiler: str | None = None
+    runtime: str | None = None
+    threads: int = 1
+
+
+class Core:
+    """The loaded kernels: one method a kernel, each taking its arguments packed as one struct of the C interface."""
+
+    def __init__(self, library: ctypes.CDLL, level: str, found: Status) -> None:
+        self.found = found
+        self._library = library
+        for name in _KERNELS:
+            function = getattr(library, f"structconv_{name}_{level}")
+            function.argtypes, function.restype = [ctypes.c_char_p], None
+            setattr(self, name, function)
+
+    spmm: Callable[[bytes], None]
+    sddmm: Callable[[bytes], None]
+    affine_forward: Callable[[bytes], None]
+    affine_backward: Callable[[bytes], None]
+    bilinear_forward: Callable[[bytes], None]
+    bilinear_backward: Callable[[bytes], None]
+
+
+def core() -> Core | None:
+    """The kernels, or None where torch's operators must do; the first call loads or builds, or warns that it failed."""
+    return _outcome()[0]
+
+
+def status() -> Status:
+    """What `structconv doctor` shows. Loads or builds the core if that was not tried yet."""
+    loaded, reason = _outcome()
+    if loaded is None:
+        return Status(False, reason)
+    threads = torch.get_num_threads() if loaded.found.runtime else 1
+    return Status(**{**vars(loaded.found), "threads": threads})
+
+
+@cache
+def _outcome() -> tuple[Core | None, str | None]:
+    if os.environ.get("STRUCTCONV_NATIVE", "1") == "0":
+        return None, "STRUCTCONV_NATIVE=0 turns it off"
+    if sys.byteorder != "little" or sys.maxsize < 2**32 or os.name == "nt":
+        return None, f"it is not made for {sys.platform}"
+    try:
+        return _find(), None
+    except (OSError, AttributeError, build.BuildError) as error:
+        message = f"structconv's native kernels are not available, torch's operators are used: {error}"
+        warnings.warn(message, stacklevel=4)
+        return None, str(error)
+
+
+def _find() -> Core:
+    runtime = _share_runtime()
+    path = build.installed()
+    if path.is_file():
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(str(path))
+            level = _level(library, build.levels())
+            return Core(library, level, Status(True, None, str(path), "installed", level, None, runtime))
+    cxx = build.compiler()
+    if cxx is None:
+        raise build.BuildError("no C++ compiler was found; install g++, or name one in CXX")
+    said, level = build.version(cxx), _torch_level()
+    path = _cache_folder() / f"core-{level}-{build.digest(cxx, said, level, str(runtime is not None))}.so"
+    origin = "cache"
+    if not path.is_file():
+        with _alone(path.with_suffix(".lock")):
+            if not path.is_file():
+                _LOG.info("building structconv's native kernels for %s in %s", level, path)
+                build.build(path, [level], openmp=runtime is not None, cxx=cxx)
+                origin = "built now"
+    library = ctypes.CDLL(str(path))
+    return Core(library, _level(library, (level,)), Status(True, None, str(path), origin, level, said, runtime))
+
+
+def _level(library: ctypes.CDLL, compiled: tuple[str, ...]) -> str:
+    """The fastest of the compiled levels that this processor runs."""
+    runs = [level for level in compiled if library.structconv_runs(list(build.LEVELS).index(level))]
+    if not runs:
+        raise OSError(f"this processor runs none of {', '.join(compiled)}")
+    return runs[-1]
+
+
+def _torch_level() -> str:
+    """The level to build for, by what torch found the processor to be."""
+    found = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "generic")
+    return found if found in build.levels() else "generic"
+
+
+def _share_runtime() -> str | None:
+    """Open the symbols of the OpenMP runtime that torch has loaded to what is loaded next, so that there is one pool.
+
+    A second runtime would mean twice the threads for the same cores. None: torch has none that can be found.
+    """
+    for path in sorted(_loaded_libraries(), key=lambda path: "/torch/" not in path):
+        if Path(path).name.startswith(_RUNTIMES):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+                return path
+    return None
+
+
+def _loaded_libraries() -> list[str]:
+    """Paths of the shared objects in this process, where the system lists them."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if line.count("/")}
+    return sorted(path for path in paths if ".so" in path)
+
+
+def _cache_folder() -> Path:
+    """`$STRUCTCONV_CACHE`, else `$XDG_CACHE_HOME/structconv`, else `~/.cache/structconv`."""
+    own = os.environ.get("STRUCTCONV_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "structconv"
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Hold a lock file, so that processes that start together build once. The result is moved in place atomically
+    anyway: where files cannot be locked, the work is merely done twice."""
+    import fcntl
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,43 @@
+"""What the native operators share: how one is registered, checked, and differentiated twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError
+
+_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
+_EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
+
+
+def register(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define structconv::name(edges, schema with one body for every device, and what it returns for fake tensors."""
+    _LIBRARY.define(f"{name}({_EDGES}, {schema}")
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"structconv::{name}", fake, lib=_LIBRARY)
+
+
+def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..., None]) -> None:
+    """Define the gradient of structconv::name."""
+    torch.library.register_autograd(f"structconv::{name}", backward, setup_context=save, lib=_LIBRARY)
+
+
+def check_dropout(owner: str, dropout: float, seed: Tensor | None) -> None:
+    """Raise `ConfigError` unless 0 <= dropout < 1, with a seed where it is not zero."""
+    if not 0 <= dropout < 1:
+        raise ConfigError(owner, "dropout must be in [0, 1)", dropout)
+    if dropout > 0 and seed is None:
+        raise ConfigError(owner, "dropout needs a seed", None, "Pass an integer scalar tensor.")
+
+
+def twice_differentiable(fn: Callable[..., Tensor], tensors: Sequence[Tensor], needed: Sequence[bool],
+                         grad: Tensor) -> list[Tensor | None]:
+    """The gradients of fn, computed anew with a graph of their own, so that they can be differentiated again."""
+    leaves = [None if t is None else t.view_as(t) for t in tensors]
+    wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(fn(*leaves), wanted, grad, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needed]

@@ -1,0 +1,90 @@
+// The C interface: one plain struct a call, every field of 8 bytes, packed by the caller (calls.py holds the formats).
+//
+// Layouts are CSR with int32 indices: row r owns the slots indptr[r] to indptr[r + 1]. `order` says to which edge a
+// slot belongs. Strides count elements; channels are contiguous. `half` is 1 for bfloat16 storage, 0 for float32;
+// sums are always float32. Nothing is checked here: sizes and indices are the caller's word.
+#pragma once
+
+#include <cstdint>
+
+#define SC_JOIN_(name, isa) structconv_##name##_##isa
+#define SC_JOIN(name, isa) SC_JOIN_(name, isa)
+#define SC_EXPORT(name) extern "C" __attribute__((visibility("default"))) void SC_JOIN(name, SC_ISA)
+
+namespace structconv {
+
+struct Layout {
+    const int32_t *indptr, *index, *order;
+    int64_t rows, slots;
+};
+
+struct Rows {
+    void* x;
+    int64_t row, head;
+};
+
+// y[v / repeats_y] (+)= alpha A_v x[v / repeats_x], plus beta z once; tables are contiguous, (., rows, channels).
+struct SpmmArgs {
+    Layout layout;
+    const void *values, *x, *z;  // values in edge order, one row a `values_stride` (0: one for all), or null; z or null
+    void* y;
+    int64_t x_rows, channels, num_values, values_stride, repeats_x, repeats_y, half, threads;
+    double alpha, beta;
+};
+
+// s[v][edge] = <q[v / repeats_q][n], k[v / repeats_k][m]>
+struct SddmmArgs {
+    Layout layout;
+    const void *q, *k;
+    void* s;
+    int64_t k_rows, channels, num_values, repeats_q, repeats_k, half, threads;
+};
+
+// Which weights fall: a function of (seed, batch, head, m * num_outputs + n), as structconv.primitives.hashing has it.
+struct DropArgs {
+    double p;  // 0: none
+    int64_t seed, heads_per_batch, num_outputs, source_major;
+};
+
+struct AffineForwardArgs {
+    Layout layout;  // by target
+    const float *source, *target;  // (inputs, heads), (outputs, heads)
+    Rows x, y, y2;  // y2.x null: nothing is saved
+    float *lse, *mass;  // (outputs, heads)
+    int64_t heads, channels, half, threads;
+    double slope;
+    DropArgs drop;
+};
+
+struct AffineBackwardArgs {
+    Layout by_target, by_source;
+    const float *source, *target, *lse, *mass;
+    Rows x, y, y2, grad, grad_x;
+    float *grad_source, *grad_target, *packed;  // packed: (outputs, 3, heads), scratch
+    int64_t heads, channels, half, threads;
+    double slope;
+    DropArgs drop;
+};
+
+struct BilinearForwardArgs {
+    Layout layout;  // by target
+    Rows q, k, v, y;
+    const float* bias;  // (heads, slots) in edge order or null
+    float* lse;
+    int64_t heads, depth, channels, half, threads;
+    double scale;
+    DropArgs drop;
+};
+
+struct BilinearBackwardArgs {
+    Layout by_target, by_source;
+    const int32_t* position;  // slot by target of each slot by source
+    Rows q, k, v, y, grad, grad_q, grad_k, grad_v;
+    const float *bias, *lse;
+    float *grad_bias, *pairs;  // grad_bias (heads, slots) or null; pairs (slots, 2, heads), scratch
+    int64_t heads, depth, channels, half, threads;
+    double scale;
+    DropArgs drop;
+};
+
+}  // namespace structconv

@@ -1,0 +1,138 @@
+// Instances of the two inner loops, and the choice among them.
+#include "gather.h"
+
+namespace structconv::SC_ISA {
+namespace {
+
+constexpr int kAhead = 28;  // rows: far enough for memory, near enough for the first cache
+
+template <class T, int HB, int BYTES> inline void prefetch(const T* row, int64_t head) {
+    constexpr int step = BYTES >= 64 ? 1 : 64 / BYTES;  // short heads usually share a line
+#pragma GCC unroll 16
+    for (int h = 0; h < HB; h += step)
+#pragma GCC unroll 16
+        for (int byte = 0; byte < BYTES; byte += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(row + h * head) + byte);
+}
+
+template <class V, bool PART, class T> inline V read(const T* from, int part) {
+    if constexpr (PART) return load_part<V>(from, part);
+    else return load<V>(from);
+}
+
+template <class T, class V, int HB, int NV, bool PART, bool TWO>
+void accumulate(const Edges& edges, const Table& table, int part, const float* w, const float* w2, float* sums,
+                float* sums2) {
+    constexpr int lanes = Lanes<V>::count, bytes = NV * lanes * static_cast<int>(sizeof(T));
+    const T* x = static_cast<const T*>(table.x);
+    const int64_t stride = table.row, head = table.head, count = edges.count, ahead = edges.ahead;
+    const int32_t* index = edges.index;
+    V a[HB][NV], b[TWO ? HB : 1][NV];
+#pragma GCC unroll 16
+    for (int h = 0; h < HB; ++h)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) {
+            a[h][v] = load<V>(sums + (h * NV + v) * lanes);
+            if constexpr (TWO) b[h][v] = load<V>(sums2 + (h * NV + v) * lanes);
+        }
+    for (int64_t e = 0; e < count; ++e) {
+        if (e + kAhead < ahead) prefetch<T, HB, bytes>(x + index[e + kAhead] * stride, head);
+        const T* row = x + index[e] * stride;
+#pragma GCC unroll 16
+        for (int h = 0; h < HB; ++h)
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; ++v) {
+                const V value = read<V, PART>(row + h * head + v * lanes, part);
+                a[h][v] += w[e * HB + h] * value;
+                if constexpr (TWO) b[h][v] += w2[e * HB + h] * value;
+            }
+    }
+#pragma GCC unroll 16
+    for (int h = 0; h < HB; ++h)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) {
+            store(sums + (h * NV + v) * lanes, a[h][v]);
+            if constexpr (TWO) store(sums2 + (h * NV + v) * lanes, b[h][v]);
+        }
+}
+
+template <class T, class V, int HB, int NV, bool PART>
+void dot(const Edges& edges, const Table& table, int part, const float* query, float* products) {
+    constexpr int lanes = Lanes<V>::count, bytes = NV * lanes * static_cast<int>(sizeof(T));
+    const T* x = static_cast<const T*>(table.x);
+    const int64_t stride = table.row, head = table.head, count = edges.count, ahead = edges.ahead;
+    const int32_t* index = edges.index;
+    V q[HB][NV];
+#pragma GCC unroll 16
+    for (int h = 0; h < HB; ++h)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) q[h][v] = load<V>(query + (h * NV + v) * lanes);
+    for (int64_t e = 0; e < count; ++e) {
+        if (e + kAhead < ahead) prefetch<T, HB, bytes>(x + index[e + kAhead] * stride, head);
+        const T* row = x + index[e] * stride;
+#pragma GCC unroll 16
+        for (int h = 0; h < HB; ++h) {
+            V sum = q[h][0] * read<V, PART>(row + h * head, part);
+#pragma GCC unroll 8
+            for (int v = 1; v < NV; ++v) sum += q[h][v] * read<V, PART>(row + h * head + v * lanes, part);
+            products[e * HB + h] += total(sum);
+        }
+    }
+}
+
+template <class T, class V, int HB, int NV, bool PART> void fill(Piece& piece) {
+    piece.once = accumulate<T, V, HB, NV, PART, false>;
+    piece.twice = accumulate<T, V, HB, NV, PART, true>;
+    piece.dot = dot<T, V, HB, NV, PART>;
+}
+
+template <class T, int HB> void fill_heads(Piece& piece) {
+    if (piece.width == 8) {
+        if (piece.part == 8) fill<T, v8, HB, 1, false>(piece);
+        else fill<T, v8, HB, 1, true>(piece);
+        return;
+    }
+    if constexpr (HB <= 8)
+        if (piece.width == 16) fill<T, v16, HB, 1, false>(piece);
+    if constexpr (HB <= 4)
+        if (piece.width == 32) fill<T, v16, HB, 2, false>(piece);
+    if constexpr (HB <= 2)
+        if (piece.width == 64) fill<T, v16, HB, 4, false>(piece);
+    if constexpr (HB <= 1)
+        if (piece.width == 128) fill<T, v16, HB, 8, false>(piece);
+}
+
+template <class T> void choose(Piece& piece, int heads) {
+    switch (heads) {
+        case 1: return fill_heads<T, 1>(piece);
+        case 2: return fill_heads<T, 2>(piece);
+        case 4: return fill_heads<T, 4>(piece);
+        case 8: return fill_heads<T, 8>(piece);
+        default: return fill_heads<T, 16>(piece);
+    }
+}
+
+}  // namespace
+
+template <class T> Pieces cut(int heads, int64_t channels) {
+    Pieces pieces;
+    int64_t channel = 0;
+    int width = kBlock;
+    while (channel < channels) {
+        while (width > 8 && channel + width > channels) width /= 2;
+        const int64_t left = channels - channel;
+        Piece& piece = pieces.items[pieces.count++];
+        piece.channel = channel;
+        piece.width = width;
+        piece.part = left < width ? static_cast<int>(left) : width;
+        choose<T>(piece, heads);
+        pieces.floats += heads * width;
+        channel += width;
+    }
+    return pieces;
+}
+
+template Pieces cut<float>(int, int64_t);
+template Pieces cut<bfloat16>(int, int64_t);
+
+}  // namespace structconv::SC_ISA

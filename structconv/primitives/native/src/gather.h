@@ -1,0 +1,142 @@
+// The two inner loops of every kernel, over a chunk of edges that share an entry: weighted sums of gathered rows, and
+// dot products with gathered rows. A row's heads are taken HB at a time and its channels in pieces whose sums fit
+// the registers; weights and products lie edge-major, [edge][head].
+#pragma once
+
+#include "vectors.h"
+
+namespace structconv::SC_ISA {
+
+constexpr int kChunk = 128;       // edges
+constexpr int kMaxHeads = 16;     // heads of a block
+constexpr int kBlock = 128;       // floats of a block of heads, where one head is not longer
+constexpr int kMaxPieces = 64;    // of one head's channels; a wider row is refused by the caller
+constexpr int kMaxChannels = (kMaxPieces - 8) * kBlock;
+
+// Rows to read: row i of head h starts at x + i * row + h * head.
+struct Table {
+    const void* x;
+    int64_t row, head;
+};
+
+struct Edges {
+    const int32_t* index;  // rows of the table
+    int64_t count;         // of this chunk
+    int64_t ahead;         // indices that may be read from `index` on, for prefetching
+};
+
+// sums[h][c] += sum_e weights[e][h] x[index_e][h][c]; a second set with its own weights where `second` is given.
+using Accumulate = void (*)(const Edges&, const Table&, int part, const float* weights, const float* second,
+                            float* sums, float* second_sums);
+// products[e][h] += <query[h], x[index_e][h]>
+using Dot = void (*)(const Edges&, const Table&, int part, const float* query, float* products);
+
+// A range of channels of every head of a block; `width` floats a head are kept, of which `part` exist.
+struct Piece {
+    int64_t channel;
+    int width, part;
+    Accumulate once, twice;
+    Dot dot;
+};
+
+// How the channels of `heads` heads are cut. `heads` is a power of two with heads * channels <= 128, or 1.
+struct Pieces {
+    int count = 0;
+    int64_t floats = 0;  // of one set of sums
+    Piece items[kMaxPieces];
+};
+
+template <class T> Pieces cut(int heads, int64_t channels);
+
+// The largest power of two of heads that a block takes.
+inline int block_heads(int64_t left, int64_t channels) {
+    int heads = 1;
+    const int64_t padded = (channels + 7) / 8 * 8;
+    const int most = channels <= 8 ? kMaxHeads : kMaxHeads / 2;
+    while (2 * heads <= left && 2 * heads <= most && 2 * heads * padded <= kBlock) heads *= 2;
+    return heads;
+}
+
+template <class T> inline Table shifted(const Table& t, int64_t head, int64_t channel) {
+    return {static_cast<const T*>(t.x) + head * t.head + channel, t.row, t.head};
+}
+
+inline void clear(float* sums, int64_t floats) { std::memset(sums, 0, floats * sizeof(float)); }
+
+// The heads of one row as floats, piece by piece, as `Dot` reads its query and `Accumulate` keeps its sums.
+template <class T> void load_row(const Table& t, int64_t row, int heads, const Pieces& pieces, float* out) {
+    for (int p = 0; p < pieces.count; ++p) {
+        const Piece& piece = pieces.items[p];
+        for (int h = 0; h < heads; ++h, out += piece.width) {
+            const T* from = static_cast<const T*>(t.x) + row * t.row + h * t.head + piece.channel;
+            if (piece.part == piece.width) {
+                for (int c = 0; c < piece.width; c += 8) store(out + c, load<v8>(from + c));
+            } else {
+                store(out, load_part<v8>(from, piece.part));
+            }
+        }
+    }
+}
+
+// Scaled sums into one row, head h scaled by scale[h].
+template <class T>
+void store_row(const float* sums, const float* scale, int heads, const Pieces& pieces, T* to, int64_t head_stride) {
+    for (int p = 0; p < pieces.count; ++p) {
+        const Piece& piece = pieces.items[p];
+        for (int h = 0; h < heads; ++h, sums += piece.width) {
+            T* out = to + h * head_stride + piece.channel;
+            if (piece.part == piece.width) {
+                for (int c = 0; c < piece.width; c += 8) store(out + c, load<v8>(sums + c) * scale[h]);
+            } else {
+                for (int c = 0; c < piece.part; ++c) narrow(sums[c] * scale[h], out + c);
+            }
+        }
+    }
+}
+
+// out[h] = <a[h], b[h]> of two rows in pieces.
+inline void row_dots(const float* a, const float* b, int heads, const Pieces& pieces, float* out) {
+    for (int h = 0; h < heads; ++h) out[h] = 0.0f;
+    for (int p = 0; p < pieces.count; ++p) {
+        const int width = pieces.items[p].width;
+        for (int h = 0; h < heads; ++h, a += width, b += width) {
+            v8 sum{};
+            for (int c = 0; c < width; c += 8) sum += load<v8>(a + c) * load<v8>(b + c);
+            out[h] += total(sum);
+        }
+    }
+}
+
+template <class T>
+inline void accumulate_once(const Edges& e, const Table& t, const Pieces& pieces, int heads, const float* w,
+                            float* sums) {
+    for (int p = 0; p < pieces.count; ++p) {
+        const Piece& piece = pieces.items[p];
+        piece.once(e, shifted<T>(t, 0, piece.channel), piece.part, w, nullptr, sums, nullptr);
+        sums += heads * piece.width;
+    }
+}
+
+template <class T>
+inline void accumulate_twice(const Edges& e, const Table& t, const Pieces& pieces, int heads, const float* w,
+                             const float* w2, float* sums, float* sums2) {
+    for (int p = 0; p < pieces.count; ++p) {
+        const Piece& piece = pieces.items[p];
+        piece.twice(e, shifted<T>(t, 0, piece.channel), piece.part, w, w2, sums, sums2);
+        sums += heads * piece.width;
+        sums2 += heads * piece.width;
+    }
+}
+
+template <class T>
+inline void dot_rows(const Edges& e, const Table& t, const Pieces& pieces, int heads, const float* query,
+                     float* products) {
+    for (int64_t i = 0; i < e.count * heads; ++i) products[i] = 0.0f;
+    for (int p = 0; p < pieces.count; ++p) {
+        const Piece& piece = pieces.items[p];
+        piece.dot(e, shifted<T>(t, 0, piece.channel), piece.part, query, products);
+        query += heads * piece.width;
+    }
+}
+
+}  // namespace structconv::SC_ISA

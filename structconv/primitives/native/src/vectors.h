@@ -1,0 +1,142 @@
+// Portable vectors: 8 and 16 floats by the compiler's vector extension, loaded from float32 or bfloat16 storage.
+//
+// Every translation unit is compiled once for each instruction set, so everything here lives in a namespace named
+// after it (SC_ISA): no inline function of one set can be linked into another.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace structconv::SC_ISA {
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+typedef uint32_t u8 __attribute__((vector_size(32)));
+typedef uint32_t u16 __attribute__((vector_size(64)));
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+template <class V> struct Lanes;
+template <> struct Lanes<v8> {
+    static constexpr int count = 8;
+    typedef u8 Bits;
+    typedef uint16_t Half __attribute__((vector_size(16)));
+};
+template <> struct Lanes<v16> {
+    static constexpr int count = 16;
+    typedef u16 Bits;
+    typedef uint16_t Half __attribute__((vector_size(32)));
+};
+
+template <class V> inline V splat(float value) { return value - V{}; }
+
+inline float widen(float value) { return value; }
+
+inline float widen(bfloat16 value) {
+    const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+inline void narrow(float value, float* out) { *out = value; }
+
+// Round to nearest, ties to even; a NaN stays one.
+inline void narrow(float value, bfloat16* out) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    out->bits = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <class V> inline V load(const float* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class V> inline V load(const bfloat16* from) {
+    typename Lanes<V>::Half half;
+    std::memcpy(&half, from, sizeof half);
+    return reinterpret_cast<V>(__builtin_convertvector(half, typename Lanes<V>::Bits) << 16);
+}
+
+// The first `part` lanes, zeros behind: never reads beyond them.
+template <class V, class T> inline V load_part(const T* from, int part) {
+    V v{};
+    for (int lane = 0; lane < part; ++lane) v[lane] = widen(from[lane]);
+    return v;
+}
+
+#if defined(__AVX2__)
+template <> inline v8 load_part<v8, float>(const float* from, int part) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return reinterpret_cast<v8>(_mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(part), lanes)));
+}
+#endif
+
+template <class V> inline void store(float* to, V v) { std::memcpy(to, &v, sizeof v); }
+
+template <class V> inline void store(bfloat16* to, V v) {
+    typedef typename Lanes<V>::Bits Bits;
+    const Bits bits = reinterpret_cast<Bits>(v);
+    Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    rounded = v != v ? Bits{} + 0x7fc0u : rounded;
+    const typename Lanes<V>::Half half = __builtin_convertvector(rounded, typename Lanes<V>::Half);
+    std::memcpy(to, &half, sizeof half);
+}
+
+inline float total(v8 v) {
+    typedef float v4 __attribute__((vector_size(16)));
+    const v4 low = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    const v4 pairs = low + __builtin_shufflevector(low, low, 2, 3, 0, 1);
+    return pairs[0] + pairs[1];
+}
+
+inline float total(v16 v) {
+    return total(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+
+inline v16 maximum(v16 a, v16 b) { return a > b ? a : b; }
+
+// exp(x) for x <= 88, exactly zero below -87: 2^n e^f with n = round(x / ln 2) and a polynomial of degree 6 on
+// |f| <= ln(2) / 2; relative error below 2^-22. NaN stays NaN.
+inline v16 exponential(v16 x) {
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds, and leaves n in the low bits
+    const v16 shifted = x * 1.44269504088896341f + shift;
+    const v16 n = shifted - shift;
+    const v16 f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    v16 poly = f * 1.3888889e-3f + 8.3333333e-3f;
+    poly = poly * f + 4.1666667e-2f;
+    poly = poly * f + 1.6666667e-1f;
+    poly = poly * f + 5.0e-1f;
+    poly = poly * f + 1.0f;
+    poly = poly * f + 1.0f;
+    const v16 result = reinterpret_cast<v16>(reinterpret_cast<i16>(poly) + (reinterpret_cast<i16>(shifted) << 23));
+    return x < -87.0f ? v16{} : result;
+}
+
+// log(x) for normal x > 0: x = 2^n m with m in [sqrt(1/2), sqrt(2)), and the series of atanh in (m - 1) / (m + 1);
+// relative error of exp(log(x)) below 2^-21. NaN and infinity stay themselves.
+inline v16 logarithm(v16 x) {
+    const i16 bits = reinterpret_cast<i16>(x), shifted = bits - 0x3f3504f3;
+    const v16 n = __builtin_convertvector(shifted >> 23, v16);
+    const v16 m = reinterpret_cast<v16>((shifted & 0x7fffff) + 0x3f3504f3);
+    const v16 t = (m - 1.0f) / (m + 1.0f), square = t * t;
+    v16 series = square * 0.22222222f + 0.28571429f;
+    series = series * square + 0.4f;
+    series = series * square + 0.66666667f;
+    series = series * square + 2.0f;
+    const v16 result = n * 2.12194440e-4f * -1.0f + (series * t + n * 0.693359375f);
+    return x < INFINITY ? result : x;
+}
+
+}  // namespace structconv::SC_ISA

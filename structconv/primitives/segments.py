@@ -1,0 +1,180 @@
+"""Sums, maxima and softmax over groups: over the edges of one entry (segments), or along a masked dense dimension.
+
+A group with nothing in it, or with nothing left by its mask, yields exact zeros and zero gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+
+__all__ = ["masked_softmax", "segment_max", "segment_softmax", "segment_sum"]
+
+
+def segment_sum(values: Tensor, index: Tensor, num: int) -> Tensor:
+    """s_n = sum of values_e over the entries e with index_e = n.
+
+    Args:
+        values: (..., E); 16-bit types are summed in float32.
+        index: (E,) int32 or int64 in [0, num), in any order.
+        num: number of segments, empty ones included (they sum to zero).
+
+    Returns:
+        (..., num), of the dtype of `values`.
+
+    Raises:
+        ShapeError: if the last dimension of `values` is not that of `index`.
+    """
+    _check_segments("segment_sum", values, index)
+    wide = values.to(_wide(values.dtype))
+    return wide.new_zeros((*values.shape[:-1], num)).index_add(-1, index, wide).to(values.dtype)
+
+
+def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0) -> Tensor:
+    """s_n = max of values_e over the entries e with index_e = n; `empty` where there is none.
+
+    Args:
+        values: (..., E), floating point.
+        index: (E,) int32 or int64 in [0, num), in any order.
+        num: number of segments.
+        empty: value of a segment without entries.
+
+    Returns:
+        (..., num). Equal maxima share the gradient evenly, as in `torch.amax`.
+
+    Raises:
+        ShapeError: if the last dimension of `values` is not that of `index`.
+    """
+    _check_segments("segment_max", values, index)
+    start = values.new_full((*values.shape[:-1], num), empty)
+    return start.scatter_reduce(-1, index.long().expand(values.shape), values, "amax", include_self=False)
+
+
+def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | None = None) -> Tensor:
+    """p_e = exp(s_e) / sum of exp(s_f) over the entries f of the same segment, whose maximum is subtracted first.
+
+    Args:
+        scores: (..., E); 16-bit types are computed in float32.
+        index: (E,) int32 or int64 in [0, num), in any order.
+        num: number of segments.
+        keep: boolean, broadcast against `scores`. Entries that are not kept have weight zero and gradient zero, even
+            if their score is NaN; so do scores of -inf.
+
+    Returns:
+        (..., E): sums to one over every segment that has an entry left, zero elsewhere.
+
+    Memory: the backward keeps the weights and nothing else of size E.
+
+    Raises:
+        ShapeError: if the sizes do not fit.
+    """
+    _check_segments("segment_softmax", scores, index)
+    scores, keep = _broadcast("segment_softmax", scores, keep)
+    return _SegmentSoftmax.apply(scores, keep, index, num)
+
+
+def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
+    """Softmax of a dense tensor along `dim` over the entries that `keep` marks.
+
+    Args:
+        scores: any shape; 16-bit types are computed in float32.
+        keep: boolean, broadcast against `scores`; None keeps everything. Entries that are not kept have weight zero
+            and gradient zero, even if their score is NaN; so do scores of -inf.
+        dim: the dimension that sums to one, wherever an entry is left in it; elsewhere the weights are exactly zero.
+
+    Returns:
+        The broadcast shape. Memory: the backward keeps the weights and nothing else of that size.
+
+    Raises:
+        ShapeError: if `keep` does not broadcast against `scores`.
+    """
+    scores, keep = _broadcast("masked_softmax", scores, keep)
+    return _MaskedSoftmax.apply(scores, keep, dim)
+
+
+def _check_segments(owner: str, values: Tensor, index: Tensor) -> None:
+    if index.dim() != 1 or values.dim() < 1 or values.shape[-1] != index.shape[0]:
+        raise ShapeError(owner, "values must have shape (..., E) and index (E,)",
+                         f"{tuple(values.shape)} and {tuple(index.shape)}")
+
+
+def _broadcast(owner: str, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if keep is None:
+        return scores, None
+    sizes = list(zip(reversed(scores.shape), reversed(keep.shape), strict=False))
+    if any(a != b and a != 1 and b != 1 for a, b in sizes):
+        raise ShapeError(owner, f"keep must broadcast against scores {tuple(scores.shape)}", tuple(keep.shape))
+    scores, keep = torch.broadcast_tensors(scores, keep)
+    return scores, keep
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _softmax_grad(weights: Tensor, grad: Tensor, total: Any) -> Tensor:
+    """p (g - <p, g>), zero wherever p is zero whatever g is there; `total` sums over a group and repeats the sum."""
+    dtype = _wide(weights.dtype)
+    alive = weights != 0
+    p, g = weights.to(dtype), torch.where(alive, grad, 0).to(dtype)
+    return torch.where(alive, p * (g - total(p * g)), 0).to(weights.dtype)
+
+
+class _SegmentSoftmax(torch.autograd.Function):
+    """Softmax over segments; its backward is made of differentiable operations on the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
+        wide = scores.to(_wide(scores.dtype))
+        if keep is not None:
+            wide = wide.masked_fill(~keep, -torch.inf)
+        peak = segment_max(wide, index, num)
+        peak = peak.masked_fill(peak == -torch.inf, 0).index_select(-1, index)
+        powers = torch.exp(wide - peak)
+        totals = segment_sum(powers, index, num)
+        totals = totals.masked_fill(totals == 0, 1)
+        weights = (powers / totals.index_select(-1, index)).to(scores.dtype)
+        ctx.save_for_backward(weights, index)
+        ctx.num = num
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weights, index = ctx.saved_tensors
+
+        def total(values: Tensor) -> Tensor:
+            return segment_sum(values, index, ctx.num).index_select(-1, index)
+
+        return _softmax_grad(weights, grad, total), None, None, None
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    """Softmax along a dimension; its backward is made of differentiable operations on the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
+        wide = scores.to(_wide(scores.dtype))
+        if keep is not None:
+            wide = wide.masked_fill(~keep, -torch.inf)
+        if wide.numel() == 0:
+            weights = wide
+        else:
+            dead = wide.amax(dim, keepdim=True) == -torch.inf
+            weights = torch.softmax(wide, dim).masked_fill(dead, 0)
+        weights = weights.to(scores.dtype)
+        ctx.save_for_backward(weights)
+        ctx.dim = dim
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (weights,) = ctx.saved_tensors
+
+        def total(values: Tensor) -> Tensor:
+            return values.sum(ctx.dim, keepdim=True)
+
+        return _softmax_grad(weights, grad, total), None, None

@@ -1,0 +1,56 @@
+"""The one set of shape, dtype and device checks; every floor above calls these and none of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, ShapeError
+
+Shape = tuple[int, ...]
+
+
+def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels: int | None = None,
+                  name: str = "x", letters: str = "MP") -> None:
+    """Raise `ShapeError` unless `x` has shape (..., entries, channels); `None` leaves a size free."""
+    fits = x.dim() >= 2
+    if fits and channels is not None:
+        fits = x.shape[-1] == channels
+    if fits and entries is not None:
+        fits = x.shape[-2] == entries
+    if not fits:
+        sizes = [letter if size is None else f"{letter}={size}"
+                 for letter, size in zip(letters, (entries, channels), strict=True)]
+        raise ShapeError(owner, f"{name} must have shape (..., {', '.join(sizes)})", tuple(x.shape),
+                         "Entries are dim -2, channels dim -1.")
+
+
+def check_alike(owner: str, x: Tensor, other: Tensor, *, name: str = "x", other_name: str = "theta") -> None:
+    """Raise `ShapeError` unless two tensors share dtype and device."""
+    if x.dtype != other.dtype:
+        raise ShapeError(owner, f"{name} and {other_name} must share one dtype", f"{x.dtype} and {other.dtype}",
+                         f"Convert one, for example {name}.to({other.dtype}).")
+    if x.device != other.device:
+        raise ShapeError(owner, f"{name} and {other_name} must be on one device", f"{x.device} and {other.device}",
+                         f"Move one, for example {name}.to({str(other.device)!r}).")
+
+
+def check_positive(owner: str, name: str, value: int) -> int:
+    """Return `value` if it is a positive integer, else raise `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 1:
+        raise ConfigError(owner, f"{name} must be a positive integer", repr(value))
+    return value
+
+
+def check_divides(owner: str, divisor_name: str, divisor: int, name: str, value: int) -> int:
+    """Return value // divisor if it is whole, else raise `ConfigError`."""
+    check_positive(owner, divisor_name, divisor)
+    if value % divisor:
+        raise ConfigError(owner, f"{divisor_name} must divide {name}={value}", f"{divisor_name}={divisor}")
+    return value // divisor
+
+
+def check_choice(owner: str, name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise `ConfigError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigError(owner, f"{name} must be one of {', '.join(map(repr, choices))}", repr(value))

@@ -1,0 +1,154 @@
+"""`batch`: structures of different sizes side by side in one block-diagonal structure, and the way back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError, StructureError
+from structconv.structures.graph import Graph
+from structconv.structures.grid import Grid
+from structconv.structures.relations import KnowledgeGraph
+from structconv.structures.values import structure
+
+
+@structure(eq=True)
+class GridBatch:
+    """Grids side by side, entries of one after entries of the other; what shifts do, they do within each grid.
+
+    Grids of one shape need no batch: a single `Grid` serves x (B, M, P).
+    """
+
+    grids: tuple[Grid, ...]
+
+    @property
+    def num_entries(self) -> int:
+        """M, over all grids."""
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of entries of each grid."""
+        return tuple(grid.num_entries for grid in self.grids)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The first entry of each grid, then the number of all."""
+        return _offsets(self.sizes)
+
+    def __repr__(self) -> str:
+        return f"GridBatch({', '.join(map(repr, self.grids))})"
+
+
+Structure = Grid | Graph | KnowledgeGraph | GridBatch
+
+
+@overload
+def batch(structures: Sequence[Graph]) -> Graph: ...
+@overload
+def batch(structures: Sequence[KnowledgeGraph]) -> KnowledgeGraph: ...
+@overload
+def batch(structures: Sequence[Grid]) -> GridBatch: ...
+def batch(structures: Sequence[Any]) -> Structure:
+    """One block-diagonal structure of many: entries, edges and triples in the order of the list.
+
+    Inputs are concatenated along entries, x (sum M, P); a layer on the batch gives what it gives on each structure
+    alone. `unbatch(y, structures)` splits its output again. Graphs give a `Graph`, knowledge graphs a
+    `KnowledgeGraph` with the relations of all (equal names are one relation; names of entities are dropped), grids a
+    `GridBatch`. O(sum E).
+
+    Raises:
+        StructureError: an empty list, different kinds, or graphs of which only some have weights or attributes, or
+            whose dtypes or devices differ.
+    """
+    parts = list(structures)
+    kinds = {type(part) for part in parts}
+    names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "an empty list"
+    if len(kinds) != 1 or not kinds <= set(_BATCHERS):
+        raise StructureError("batch", "structures must be graphs, knowledge graphs or grids, all of one kind", names)
+    return _BATCHERS[kinds.pop()](parts)
+
+
+def unbatch(y: Tensor, parts: Sequence[Structure | int]) -> tuple[Tensor, ...]:
+    """Split y (..., sum N, Q) into one (..., N, Q) for each structure of a batch.
+
+    Args:
+        parts: the structures that were batched, or their numbers of outputs.
+    """
+    sizes = _output_sizes(parts)
+    if y.dim() < 2 or y.shape[-2] != sum(sizes):
+        raise ShapeError("unbatch", f"y must have shape (..., N={sum(sizes)}, Q)", tuple(y.shape),
+                         "Entries are dim -2, channels dim -1.")
+    return y.split(sizes, dim=-2)
+
+
+def membership(parts: Sequence[Structure | int], device: torch.device | str | None = None) -> Tensor:
+    """(sum N,): for each output entry of a batch, which of the structures it belongs to; what a readout sums over."""
+    sizes = torch.tensor(_output_sizes(parts), dtype=torch.int64, device=device)
+    return torch.repeat_interleave(sizes, output_size=sum(_output_sizes(parts)))
+
+
+def _batch_graphs(graphs: list[Graph]) -> Graph:
+    inputs = _offsets([graph.num_inputs for graph in graphs])
+    outputs = _offsets([graph.num_outputs for graph in graphs])
+    index = [graph.edge_index for graph in graphs]
+    _check_alike("edge_index", index)
+    moved = [t + torch.tensor([[m], [n]], dtype=t.dtype, device=t.device)
+             for t, m, n in zip(index, inputs, outputs, strict=False)]
+    return Graph(torch.cat(moved, dim=1), num_inputs=inputs[-1], num_outputs=outputs[-1],
+                 edge_weight=_joined("edge_weight", [graph.edge_weight for graph in graphs]),
+                 edge_attr=_joined("edge_attr", [graph.edge_attr for graph in graphs]))
+
+
+def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
+    _check_alike("triples", [graph.triples for graph in graphs])
+    relations = tuple(dict.fromkeys(name for graph in graphs for name in graph.relations))
+    number = {name: i for i, name in enumerate(relations)}
+    offsets = _offsets([graph.num_entities for graph in graphs])
+    counts = [0] * len(relations)
+    moved = []
+    for graph, offset in zip(graphs, offsets, strict=False):
+        numbers = [number[name] for name in graph.relations]
+        for i, count in zip(numbers, graph.counts, strict=True):
+            counts[i] += count
+        head, relation, tail = graph.triples.unbind(1)
+        moved.append(torch.stack([head + offset, relation.new_tensor(numbers)[relation], tail + offset], dim=1))
+    return KnowledgeGraph(torch.cat(moved), offsets[-1], relations, counts=counts)
+
+
+_BATCHERS: dict[type, Callable[[list[Any]], Structure]] = {
+    Graph: _batch_graphs, KnowledgeGraph: _batch_knowledge, Grid: lambda grids: GridBatch(tuple(grids))}
+
+
+def _joined(name: str, values: list[Tensor | None]) -> Tensor | None:
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    if len(present) < len(values):
+        raise StructureError("batch", f"either all graphs or none must have {name}",
+                             f"{len(present)} of {len(values)} with")
+    _check_alike(name, present)
+    if len({value.shape[1:] for value in present}) > 1:
+        raise StructureError("batch", f"the {name} of all graphs must have one number of channels",
+                             [tuple(value.shape) for value in present])
+    return torch.cat(present)
+
+
+def _check_alike(name: str, tensors: list[Tensor]) -> None:
+    kinds = sorted({f"{t.dtype} on {t.device}" for t in tensors})
+    if len(kinds) > 1:
+        raise StructureError("batch", f"the {name} of all structures must share one dtype and device",
+                             " and ".join(kinds), "Convert them with .to().")
+
+
+def _output_sizes(parts: Sequence[Structure | int]) -> list[int]:
+    return [part.num_outputs if isinstance(part, Graph) else part.num_entities if isinstance(part, KnowledgeGraph)
+            else part.num_entries if isinstance(part, (Grid, GridBatch)) else part for part in parts]
+
+
+def _offsets(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(sizes, initial=0))

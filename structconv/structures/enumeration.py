@@ -1,0 +1,79 @@
+"""Sparse supports spelled out: the pairs of windows and blocks by arithmetic, in O(number of pairs).
+
+Every length here is computed from sizes in Python, never read from a tensor, so that the lists can be traced.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Pairs = tuple[Tensor, Tensor]
+
+
+def ranges(start: Tensor, count: Tensor, step: int, total: int) -> Pairs:
+    """The pairs (start[n] + step i, n) for 0 <= i < count[n], ordered by n; `total` is the sum of `count`."""
+    outputs = torch.arange(start.shape[0], device=start.device)
+    target = torch.repeat_interleave(outputs, count, output_size=total)
+    position = torch.arange(total, device=start.device) - (count.cumsum(0) - count)[target]
+    return start[target] + step * position, target
+
+
+def window_count(num_inputs: int, num_outputs: int, radius: int, dilation: int) -> int:
+    """How many pairs `window_pairs` lists: the sum over offsets of the outputs whose input exists."""
+    offsets = [dilation * i for i in range(-radius, radius + 1)]
+    return sum(max(0, min(num_outputs, num_inputs - o) - max(0, -o)) for o in offsets)
+
+
+def window_pairs(num_inputs: int, num_outputs: int, radius: int, dilation: int, device: torch.device | str | None
+                 ) -> Pairs:
+    """The pairs (n + dilation i, n) with |i| <= radius whose input exists, ordered by n."""
+    radius = min(radius, max(num_inputs, num_outputs))
+    n = torch.arange(num_outputs, device=device)
+    below = (n // dilation).clamp(max=radius)
+    above = torch.div(num_inputs - 1 - n, dilation, rounding_mode="floor").clamp(max=radius)
+    count = (below + above + 1).clamp(min=0)
+    return ranges(n - dilation * below, count, dilation, window_count(num_inputs, num_outputs, radius, dilation))
+
+
+def circle_offsets(size: int, radius: int, dilation: int) -> list[int]:
+    """The distinct offsets dilation i mod size with |i| <= radius: a window on a periodic axis."""
+    radius = min(radius, size)
+    return sorted({dilation * i % size for i in range(-radius, radius + 1)}) if size else []
+
+
+def circle_pairs(size: int, radius: int, dilation: int, device: torch.device | str | None) -> Pairs:
+    """The window on a periodic axis: every pair (n + o mod size, n), ordered by n."""
+    offsets = torch.tensor(circle_offsets(size, radius, dilation), dtype=torch.int64, device=device)
+    target = torch.arange(size, device=device).unsqueeze(1).expand(size, offsets.shape[0])
+    return ((target + offsets) % max(size, 1)).flatten(), target.flatten()
+
+
+def product_pairs(axes: list[Pairs], shape: tuple[int, ...]) -> Pairs:
+    """The pairs of points that are a pair on every axis, as row-major entries of a grid of `shape`."""
+    source, target = axes[0]
+    for (axis_source, axis_target), size in zip(axes[1:], shape[1:], strict=True):
+        source = (source.unsqueeze(1) * size + axis_source).flatten()
+        target = (target.unsqueeze(1) * size + axis_target).flatten()
+    return source, target
+
+
+def block_count(num_inputs: int, num_outputs: int, size: int) -> int:
+    """How many pairs `block_pairs` lists: full blocks, and the one where the inputs or the outputs end."""
+    full = min(num_inputs, num_outputs) // size
+    return full * size * size + min(size, num_inputs - full * size) * min(size, num_outputs - full * size)
+
+
+def block_pairs(num_inputs: int, num_outputs: int, size: int, device: torch.device | str | None) -> Pairs:
+    """The pairs (m, n) with m // size == n // size, ordered by n."""
+    start = torch.arange(num_outputs, device=device) // size * size
+    count = (num_inputs - start).clamp(min=0, max=size)
+    return ranges(start, count, 1, block_count(num_inputs, num_outputs, size))
+
+
+def near_pairs(num_inputs: int, centre: Tensor, radius: int) -> Pairs:
+    """The pairs (m, n) with |m - centre_n| <= radius for real centres (N,), ordered by n; reads their values."""
+    first = torch.ceil(centre - radius).clamp(min=0)
+    last = torch.floor(centre + radius).clamp(max=num_inputs - 1)
+    count = (last - first + 1).clamp(min=0).nan_to_num(0).long()
+    return ranges(first.nan_to_num(0, posinf=0).long(), count, 1, int(count.sum()))

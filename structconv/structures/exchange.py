@@ -1,0 +1,154 @@
+"""`Exchange`: graphs from and to NetworkX, SciPy, torch's sparse tensors and PyTorch Geometric's data objects."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, StructureError
+
+_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+
+class Exchange:
+    """The conversions of a `Graph`. Everywhere A (M, N) is the matrix with A[m, n] the weight of m -> n.
+
+    Weights that come as integers or booleans become `torch.get_default_dtype()`; indices become int64.
+    """
+
+    if TYPE_CHECKING:
+        edge_index: Tensor
+        edge_weight: Tensor | None
+        num_inputs: int
+        num_outputs: int
+
+        def __init__(self, edge_index: Tensor, *, num_nodes: int | None = None, edge_weight: Tensor | None = None,
+                     edge_attr: Tensor | None = None, num_inputs: int | None = None,
+                     num_outputs: int | None = None) -> None: ...
+
+    @classmethod
+    def from_networkx(cls, graph: Any, weight: str = "weight") -> Self:
+        """From any NetworkX graph; entry i is the i-th of `graph.nodes`.
+
+        An undirected edge becomes both directions, a loop one edge; parallel edges are kept. Where any edge has the
+        attribute `weight` the graph is weighted, and edges without it weigh 1, as in NetworkX. O(E).
+        """
+        number = {node: i for i, node in enumerate(graph.nodes)}
+        edges = [(number[a], number[b], data.get(weight)) for a, b, data in graph.edges(data=True)]
+        if not graph.is_directed():
+            edges = [edge for a, b, w in edges for edge in (((a, b, w), (b, a, w)) if a != b else ((a, b, w),))]
+        index = torch.tensor([edge[:2] for edge in edges], dtype=torch.int64).reshape(-1, 2).T.contiguous()
+        weights = [w for _, _, w in edges]
+        edge_weight = None
+        if any(w is not None for w in weights):
+            edge_weight = torch.tensor([1.0 if w is None else float(w) for w in weights])
+        return cls._from_matrix(index, edge_weight, len(number), len(number))
+
+    def to_networkx(self, weight: str = "weight") -> Any:
+        """To a `networkx.DiGraph`, or a `MultiDiGraph` where an edge comes twice, edges in input order.
+
+        Nodes are 0 to N-1. A bipartite graph has its inputs first, 0 to M-1, then its outputs, M to M+N-1, told
+        apart by NetworkX's node attribute `bipartite`, 0 or 1. Needs networkx. O(M + N + E), on the CPU.
+        """
+        networkx = require("networkx", "Graph.to_networkx")
+        sources, targets = self.edge_index.tolist()
+        repeated = len(set(zip(sources, targets, strict=True))) < len(sources)
+        graph = networkx.MultiDiGraph() if repeated else networkx.DiGraph()
+        offset = 0
+        if self.num_inputs == self.num_outputs:
+            graph.add_nodes_from(range(self.num_inputs))
+        else:
+            offset = self.num_inputs
+            graph.add_nodes_from(range(offset), bipartite=0)
+            graph.add_nodes_from(range(offset, offset + self.num_outputs), bipartite=1)
+        weights = [None] * len(sources) if self.edge_weight is None else self.edge_weight.tolist()
+        graph.add_edges_from((m, n + offset, {} if w is None else {weight: w})
+                             for m, n, w in zip(sources, targets, weights, strict=True))
+        return graph
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Self:
+        """From a SciPy sparse matrix or array A (M, N) of any format; stored entries, zeros too, are edges. O(E)."""
+        coo = matrix.tocoo()
+        index = torch.stack([torch.as_tensor(coo.row).long(), torch.as_tensor(coo.col).long()])
+        return cls._from_matrix(index, torch.as_tensor(coo.data), *coo.shape)
+
+    def to_scipy(self) -> Any:
+        """To a `scipy.sparse.coo_array` A (M, N), duplicates kept, ones where unweighted. Needs scipy. O(E)."""
+        sparse = require("scipy.sparse", "Graph.to_scipy")
+        source, target = self.edge_index.cpu().numpy()
+        values = self._weights(None).detach().cpu().numpy()
+        return sparse.coo_array((values, (source, target)), shape=(self.num_inputs, self.num_outputs))
+
+    @classmethod
+    def from_torch_sparse(cls, matrix: Tensor) -> Self:
+        """From a torch sparse tensor A (M, N) in COO, CSR or CSC; gradients reach its values. O(E).
+
+        Duplicates of an uncoalesced COO tensor are kept, unless it requires a gradient: torch hands out differentiable
+        values of coalesced tensors only, in which duplicates are added up.
+        """
+        if not isinstance(matrix, Tensor) or matrix.layout not in _LAYOUTS or matrix.dim() != 2:
+            got = f"{matrix.layout} {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else type(matrix).__name__
+            raise StructureError("Graph.from_torch_sparse", "matrix must be a COO, CSR or CSC tensor (M, N)", got)
+        if matrix.layout == torch.sparse_coo:
+            matrix = matrix.coalesce() if matrix.requires_grad else matrix
+            keeps = not matrix.is_coalesced()
+            index, values = (matrix._indices(), matrix._values()) if keeps else (matrix.indices(), matrix.values())
+        elif matrix.layout == torch.sparse_csr:
+            index = torch.stack([_expand(matrix.crow_indices()), matrix.col_indices()])
+            values = matrix.values()
+        else:
+            index = torch.stack([matrix.row_indices(), _expand(matrix.ccol_indices())])
+            values = matrix.values()
+        return cls._from_matrix(index.long(), values, *matrix.shape)
+
+    def to_torch_sparse(self, layout: torch.layout = torch.sparse_csr, dtype: torch.dtype | None = None) -> Tensor:
+        """To a torch sparse tensor A (M, N), ones of `dtype` where unweighted.
+
+        COO keeps edge order and duplicates; CSR and CSC sort the edges and add duplicates up. O(E log E).
+        """
+        if layout not in _LAYOUTS:
+            raise ConfigError("Graph.to_torch_sparse", "layout must be torch.sparse_coo, _csr or _csc", layout)
+        coo = torch.sparse_coo_tensor(self.edge_index, self._weights(dtype), (self.num_inputs, self.num_outputs),
+                                      check_invariants=False)
+        return coo if layout == torch.sparse_coo else coo.coalesce().to_sparse(layout=layout)
+
+    @classmethod
+    def from_data(cls, data: Any) -> Self:
+        """From any object with PyTorch Geometric's attribute names, which is not imported.
+
+        Reads `edge_index` and, where present, `edge_weight`, `edge_attr` and `num_nodes`. Tensors are shared.
+        """
+        if getattr(data, "edge_index", None) is None:
+            raise StructureError("Graph.from_data", "data must have an edge_index", type(data).__name__)
+        return cls(data.edge_index, num_nodes=getattr(data, "num_nodes", None),
+                   edge_weight=getattr(data, "edge_weight", None), edge_attr=getattr(data, "edge_attr", None))
+
+    @classmethod
+    def _from_matrix(cls, index: Tensor, weight: Tensor | None, inputs: int, outputs: int) -> Self:
+        if weight is not None and not weight.is_floating_point():
+            weight = weight.to(torch.get_default_dtype())
+        return cls(index, num_inputs=inputs, num_outputs=outputs, edge_weight=weight)
+
+    def _weights(self, dtype: torch.dtype | None) -> Tensor:
+        if self.edge_weight is None:
+            return torch.ones(self.edge_index.shape[1], dtype=dtype, device=self.edge_index.device)
+        return self.edge_weight.to(dtype)
+
+
+def require(module: str, owner: str) -> Any:
+    """Import an optional module, or raise `ConfigError` with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ConfigError(owner, f"{package} must be installed", str(error),
+                          f"Install it with: pip install 'structconv[{package}]'.") from error
+
+
+def _expand(indptr: Tensor) -> Tensor:
+    """The row of each slot of a compressed layout: (rows + 1,) -> (E,)."""
+    return torch.repeat_interleave(torch.arange(indptr.shape[0] - 1, device=indptr.device), indptr.diff())

@@ -1,0 +1,258 @@
+"""`Graph`: entries related by a list of edges, validated once so that no bad index reaches a kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.primitives.layout import Csr, compress
+from structconv.structures.cache import derived, is_plain
+from structconv.structures.exchange import Exchange
+from structconv.structures.values import structure
+
+
+@structure(init=False)
+class Graph(Exchange):
+    """Edges m -> n between M input entries and N output entries.
+
+    The matrix of the graph is A (M, N) with A[m, n] = weight of the edge m -> n, 1 without `edge_weight`. Duplicate
+    edges are kept, each with its own place in the edge order, and add up in A.
+
+    Args:
+        edge_index: (2, E), int32 or int64; row 0 holds the input entries m, row 1 the output entries n.
+        num_nodes: M = N. When no size is given it is the largest index + 1 (0 without edges).
+        edge_weight: (E,), floating, or none.
+        edge_attr: (E, A) or (E,), any dtype, or none: what content-based mechanisms may read on an edge.
+        num_inputs, num_outputs: M and N of a bipartite graph; either takes precedence over `num_nodes`.
+
+    Raises:
+        StructureError: a wrong shape or dtype, an index that is negative or out of range, tensors on two devices.
+
+    The edges are checked once for each `edge_index` tensor: O(E), and one synchronisation on a GPU. A graph is
+    frozen; `dataclasses.replace(graph, edge_weight=w)` is the same graph with other weights, and shares its sorted
+    layouts. Row 0 as source and row 1 as target is PyTorch Geometric's convention too.
+    """
+
+    edge_index: Tensor
+    num_inputs: int
+    num_outputs: int
+    edge_weight: Tensor | None
+    edge_attr: Tensor | None
+
+    def __init__(self, edge_index: Tensor, *, num_nodes: int | None = None, edge_weight: Tensor | None = None,
+                 edge_attr: Tensor | None = None, num_inputs: int | None = None,
+                 num_outputs: int | None = None) -> None:
+        check_index_tensor("Graph", "edge_index", edge_index, (2, None), "(2, E)")
+        inputs = num_nodes if num_inputs is None else num_inputs
+        outputs = num_nodes if num_outputs is None else num_outputs
+        if inputs is None or outputs is None:
+            inputs, outputs = _infer_sizes(edge_index, inputs, outputs)
+        if is_plain(edge_index):
+            inputs, outputs = check_size("Graph", "num_inputs", inputs), check_size("Graph", "num_outputs", outputs)
+        fields = {"edge_index": edge_index, "num_inputs": inputs, "num_outputs": outputs,
+                  "edge_weight": edge_weight, "edge_attr": edge_attr}
+        for name, field in fields.items():
+            object.__setattr__(self, name, field)
+        if is_plain(edge_index):
+            sizes = (("num_inputs", inputs), ("num_outputs", outputs))
+            check_bounds("Graph", "edge_index", "edge", edge_index, sizes)
+            _check_edge_values(self)
+
+    @property
+    def num_edges(self) -> int:
+        """E, duplicates included."""
+        return self.edge_index.shape[1]
+
+    @property
+    def num_nodes(self) -> int:
+        """M = N; `StructureError` on a bipartite graph, which has two numbers."""
+        self._check_square("num_nodes", "Use num_inputs or num_outputs.")
+        return self.num_inputs
+
+    @property
+    def source(self) -> Tensor:
+        """(E,): the input entry m of each edge."""
+        return self.edge_index[0]
+
+    @property
+    def target(self) -> Tensor:
+        """(E,): the output entry n of each edge."""
+        return self.edge_index[1]
+
+    def by_target(self) -> Csr:
+        """The edges grouped by output entry: N rows, indices are inputs m. O(E log E) once, then remembered."""
+        return derived(self.edge_index, ("by target", self.num_outputs),
+                       lambda: compress(self.target, self.source, self.num_outputs))
+
+    def by_source(self) -> Csr:
+        """The edges grouped by input entry: M rows, indices are outputs n. O(E log E) once, then remembered."""
+        return derived(self.edge_index, ("by source", self.num_inputs),
+                       lambda: compress(self.source, self.target, self.num_inputs))
+
+    def in_degree(self) -> Tensor:
+        """(N,): the sum over m of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
+        return derived(self, "in degree", lambda: _degree(self.target, self.edge_weight, self.num_outputs))
+
+    def out_degree(self) -> Tensor:
+        """(M,): the sum over n of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
+        return derived(self, "out degree", lambda: _degree(self.source, self.edge_weight, self.num_inputs))
+
+    def reversed(self) -> Graph:
+        """Every edge turned around, in the same edge order: the graph of A^T. Remembered."""
+        return derived(self, "reversed", lambda: Graph(
+            derived(self.edge_index, "reversed", lambda: self.edge_index.flip(0)), num_inputs=self.num_outputs,
+            num_outputs=self.num_inputs, edge_weight=self.edge_weight, edge_attr=self.edge_attr))
+
+    def with_self_loops(self, weight: float = 1.0, attr: float = 0.0) -> Graph:
+        """One edge n -> n for each entry, appended after the input edges: the graph of A + weight I. Remembered.
+
+        Self-loops that are there already stay, and add up with the new ones. An unweighted graph stays so where
+        `weight` is 1, and has weights of the default dtype otherwise. The new edges' attributes are filled with
+        `attr`. Refuses a bipartite graph, whose inputs are not its outputs. O(E + N).
+        """
+        self._check_square("with_self_loops", "Only a graph with M = N, whose inputs are its outputs, has self-loops.")
+        return derived(self, ("self-loops", weight, attr), lambda: _with_self_loops(self, weight, attr))
+
+    def select(self, keep: Tensor) -> Graph:
+        """The graph of some of the edges: `keep` is a mask (E,) of booleans, or the positions of the edges, in order.
+
+        Entries stay. Under `torch.compile` use positions: the number of edges that a mask keeps is not known there.
+        """
+        if keep.dtype == torch.bool and keep.shape != (self.num_edges,):
+            raise StructureError("Graph.select", f"keep must be a mask of length E={self.num_edges}",
+                                 tuple(keep.shape))
+        return dataclasses.replace(
+            self, edge_index=self.edge_index[:, keep],
+            edge_weight=None if self.edge_weight is None else self.edge_weight[keep],
+            edge_attr=None if self.edge_attr is None else self.edge_attr[keep])
+
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Graph:
+        """The graph on another device or in another dtype; a dtype may come first, as in `Tensor.to`.
+
+        A floating dtype converts `edge_weight` and a floating `edge_attr`; an integer one converts `edge_index`.
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        floating = dtype if dtype is not None and dtype.is_floating_point else None
+        integer = dtype if floating is None else None
+        attr_dtype = floating if self.edge_attr is not None and self.edge_attr.is_floating_point() else None
+        return dataclasses.replace(
+            self, edge_index=self.edge_index.to(device=device, dtype=integer),
+            edge_weight=None if self.edge_weight is None else self.edge_weight.to(device=device, dtype=floating),
+            edge_attr=None if self.edge_attr is None else self.edge_attr.to(device=device, dtype=attr_dtype))
+
+    def _check_square(self, member: str, remedy: str) -> None:
+        if self.num_inputs != self.num_outputs:
+            raise StructureError(f"Graph.{member}", "the graph must have as many inputs as outputs",
+                                 f"M={self.num_inputs}, N={self.num_outputs}", remedy)
+
+    def __repr__(self) -> str:
+        parts = [f"M={self.num_inputs}, N={self.num_outputs}"]
+        if isinstance(self.edge_index, Tensor):
+            parts.append(f"E={self.num_edges}, {str(self.edge_index.dtype).removeprefix('torch.')}")
+        if isinstance(self.edge_weight, Tensor):
+            parts.append("weighted")
+        if isinstance(self.edge_attr, Tensor):
+            parts.append(f"A={self.edge_attr.shape[1] if self.edge_attr.dim() == 2 else 1}")
+        return f"Graph({', '.join(parts)})"
+
+
+def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | None, ...], pattern: str) -> None:
+    """Raise `StructureError` unless `index` is an int32 or int64 tensor of `shape`, where `None` leaves a size free.
+
+    A tracer's stand-in passes; a list or an array does not.
+    """
+    if isinstance(index, (list, tuple)) or hasattr(index, "__array_interface__"):
+        raise StructureError(owner, f"{name} must be a tensor of shape {pattern}", type(index).__name__,
+                             f"Convert it, for example torch.as_tensor({name}).")
+    if not isinstance(index, Tensor):
+        return
+    if index.dtype not in (torch.int32, torch.int64):
+        raise StructureError(owner, f"{name} must be an index of dtype int32 or int64", index.dtype,
+                             "Convert it with .long().")
+    if index.dim() != len(shape) or any(b is not None and a != b for a, b in zip(index.shape, shape, strict=True)):
+        raise StructureError(owner, f"{name} must have shape {pattern}", tuple(index.shape))
+
+
+def check_size(owner: str, name: str, size: Any) -> int:
+    """`size` as a plain integer >= 0, else `StructureError`; a tracer's stand-in passes as it is."""
+    if torch.compiler.is_compiling():
+        return size
+    if isinstance(size, (bool, float, str)) or (hasattr(size, "__index__") and size < 0):
+        raise StructureError(owner, f"{name} must be an integer >= 0", repr(size))
+    plain = not hasattr(size, "__index__") or isinstance(size, (int, torch.SymInt))
+    return size if plain else operator.index(size)
+
+
+def check_bounds(owner: str, name: str, item: str, index: Tensor, sizes: tuple[tuple[str, int], ...]) -> None:
+    """Raise `StructureError` where index[r, e] is not in [0, size of row r); names the first bad edge and its value.
+
+    Args:
+        index: (R, E) integers.
+        item: what a column is, "edge" or "triple".
+        sizes: for each row the name of its size and the size.
+    """
+    if not index.shape[1] or any(type(size) is not int for _, size in sizes):
+        return
+    bounds = derived(index, "bounds", lambda: torch.stack(torch.aminmax(index, dim=1)).tolist())
+    for row, (size_name, size) in enumerate(sizes):
+        if bounds[0][row] < 0 or bounds[1][row] >= size:
+            bad = int(((index[row] < 0) | (index[row] >= size)).nonzero()[0])
+            value = int(index[row, bad])
+            raise StructureError(owner, f"{name} must be in [0, {size_name}={size}) in row {row}",
+                                 f"{value} at {item} {bad}",
+                                 "An index must not be negative." if value < 0 else f"Is {size_name} too small?")
+
+
+def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) -> tuple[int, int]:
+    if not is_plain(edge_index):
+        raise StructureError("Graph", "num_nodes must be given where edge_index has no values to read", "none",
+                             "Say Graph(edge_index, num_nodes=...).")
+    above = (edge_index.amax(1) + 1).tolist() if edge_index.shape[1] else [0, 0]
+    if inputs is None and outputs is None:
+        return max(above), max(above)
+    return above[0] if inputs is None else inputs, above[1] if outputs is None else outputs
+
+
+def _check_edge_values(graph: Graph) -> None:
+    edges, device = graph.num_edges, graph.edge_index.device
+    weight, attr = graph.edge_weight, graph.edge_attr
+    if isinstance(weight, Tensor):
+        if weight.shape != (edges,):
+            raise StructureError("Graph", f"edge_weight must have shape (E={edges},)", tuple(weight.shape))
+        if not weight.is_floating_point():
+            raise StructureError("Graph", "edge_weight must be floating", weight.dtype, "Convert it with .float().")
+    if isinstance(attr, Tensor) and (attr.dim() not in (1, 2) or attr.shape[0] != edges):
+        raise StructureError("Graph", f"edge_attr must have shape (E={edges}, A) or (E={edges},)", tuple(attr.shape))
+    for name, value in (("edge_weight", weight), ("edge_attr", attr)):
+        if isinstance(value, Tensor) and value.device != device:
+            raise StructureError("Graph", f"{name} must be on the device of edge_index, {device}", value.device)
+
+
+def _degree(entries: Tensor, weight: Tensor | None, size: int) -> Tensor:
+    if weight is None:
+        weight = torch.ones(entries.shape, dtype=torch.int64, device=entries.device)
+    return weight.new_zeros(size).index_add(0, entries, weight)
+
+
+def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
+    index, nodes = graph.edge_index, graph.num_inputs
+
+    def appended() -> Tensor:
+        loops = torch.arange(nodes, dtype=index.dtype, device=index.device)
+        return torch.cat([index, loops.expand(2, nodes)], dim=1)
+
+    edge_weight, edge_attr = graph.edge_weight, graph.edge_attr
+    if edge_weight is None and weight != 1.0:
+        edge_weight = torch.ones(graph.num_edges, device=index.device)
+    if edge_weight is not None:
+        edge_weight = torch.cat([edge_weight, edge_weight.new_full((nodes,), weight)])
+    if edge_attr is not None:
+        edge_attr = torch.cat([edge_attr, edge_attr.new_full((nodes, *edge_attr.shape[1:]), attr)])
+    return Graph(derived(index, ("self-loops", nodes), appended), num_nodes=nodes, edge_weight=edge_weight,
+                 edge_attr=edge_attr)

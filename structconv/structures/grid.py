@@ -1,0 +1,103 @@
+"""`Grid`: entries at the points of a regular grid of any number of axes; a sequence is a grid with one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures.cache import derived
+from structconv.structures.graph import Graph, check_size
+from structconv.structures.values import structure
+
+
+@structure(eq=True, init=False)
+class Grid:
+    """Entries at the points of a grid S_1 x ... x S_L, numbered in row-major order: the last axis runs fastest.
+
+    Args:
+        shape: the size of each axis, or one integer for a sequence. An axis may have size 0: no entries.
+        periodic: whether each axis closes on itself, so that a shift off one end comes back at the other.
+
+    Raises:
+        StructureError: a size that is negative or no integer, or no axis at all.
+
+    ::
+
+        Grid((28, 28)), Grid(10), Grid((8, 8), periodic=True)
+    """
+
+    shape: tuple[int, ...]
+    periodic: bool
+
+    def __init__(self, shape: int | Sequence[int], periodic: bool = False) -> None:
+        sizes = tuple(shape) if isinstance(shape, (list, tuple, torch.Size)) else (shape,)
+        if not sizes:
+            raise StructureError("Grid", "shape must have at least one axis", repr(shape))
+        object.__setattr__(self, "shape", tuple(check_size("Grid", "each size of shape", size) for size in sizes))
+        object.__setattr__(self, "periodic", periodic)
+
+    @property
+    def ndim(self) -> int:
+        """L, the number of axes."""
+        return len(self.shape)
+
+    @property
+    def num_entries(self) -> int:
+        """M, the number of points: the product of the sizes."""
+        return math.prod(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """How far apart, in entries, two neighbours along each axis lie."""
+        return tuple(math.prod(self.shape[axis + 1:]) for axis in range(self.ndim))
+
+    def coordinates(self, device: torch.device | str | None = None) -> Tensor:
+        """The point of each entry: int64 (M, L), in entry order. O(M L)."""
+        return self.unravel(torch.arange(self.num_entries, device=device))
+
+    def unravel(self, entries: Tensor) -> Tensor:
+        """The points of these entries: integers (...) -> (..., L)."""
+        if not entries.numel():
+            return entries.new_zeros(*entries.shape, self.ndim)
+        axes = [entries // stride % size for stride, size in zip(self.strides, self.shape, strict=True)]
+        return torch.stack(axes, dim=-1)
+
+    def ravel(self, points: Tensor) -> Tensor:
+        """The entries at these points, which must lie on the grid: integers (..., L) -> (...)."""
+        strides = torch.tensor(self.strides, dtype=points.dtype, device=points.device)
+        return (points * strides).sum(-1).to(points.dtype)
+
+    def graph(self, diagonal: bool = False, device: torch.device | str | None = None) -> Graph:
+        """The pixel graph: each point joined, in both directions, to its neighbours.
+
+        `diagonal=False` joins points one step apart along one axis (4 neighbours on an image); `True` those one step
+        apart on any number of axes (8). Edges come in order of their source, then target; no loop and no pair twice,
+        also on a periodic axis of size 1 or 2. O(M 2L) edges, or O(M 3^L).
+        """
+        return derived(self, ("graph", diagonal, str(device)), lambda: _pixel_graph(self, diagonal, device))
+
+    def __repr__(self) -> str:
+        return f"Grid({self.shape}{', periodic=True' if self.periodic is True else ''})"
+
+
+def _pixel_graph(grid: Grid, diagonal: bool, device: torch.device | str | None) -> Graph:
+    entries = grid.num_entries
+    if not entries:
+        return Graph(torch.zeros(2, 0, dtype=torch.int64, device=device), num_nodes=0)
+    steps = [step for step in itertools.product((-1, 0, 1), repeat=grid.ndim)
+             if (any(step) if diagonal else sum(map(abs, step)) == 1)]
+    points_M1L = grid.coordinates(device).unsqueeze(1)
+    sizes = torch.tensor(grid.shape, device=device)
+    reached_MKL = points_M1L + torch.tensor(steps, device=device)
+    if grid.periodic:
+        reached_MKL = reached_MKL % sizes
+    on_grid_MK = ((reached_MKL >= 0) & (reached_MKL < sizes)).all(-1)
+    source_MK = torch.arange(entries, device=device).unsqueeze(1).expand(on_grid_MK.shape)
+    source, target = source_MK[on_grid_MK], grid.ravel(reached_MKL)[on_grid_MK]
+    pairs = torch.unique((source * entries + target)[source != target])
+    return Graph(torch.stack([pairs // entries, pairs % entries]), num_nodes=entries)

@@ -1,0 +1,278 @@
+"""`Support`: which pairs (m, n) exist, as a predicate and, where they are few, as a list of edges.
+
+Supports are masks that keep: they combine with `&`, `|` and `~`, transpose, and never build an (M, N) table unless
+they were given one. They are values compared by identity, and inputs of compiled and exported programs. This file
+holds what all of them share and their combinations; `supports.py` has the supports themselves.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures.graph import Graph
+from structconv.structures.values import structure
+
+Device = torch.device | str | None
+
+
+class Support(abc.ABC):
+    """Which pairs of an input m and an output n exist."""
+
+    @property
+    def num_inputs(self) -> int | None:
+        """M where the support fixes it, else `None`."""
+        return None
+
+    @property
+    def num_outputs(self) -> int | None:
+        """N where the support fixes it, else `None`."""
+        return None
+
+    def contains(self, m: Tensor, n: Tensor) -> Tensor:
+        """Whether each pair exists: booleans (..., *pairs).
+
+        `m` and `n` are integer tensors that broadcast to the shape `pairs`: (M, 1) with (1, N), or (E,) with (E,).
+        The batch dimensions of the support, if any, lead; there is no axis of heads.
+        """
+        pairs = torch.broadcast_shapes(m.shape, n.shape)
+        m, n = m[(None,) * (len(pairs) - m.dim())], n[(None,) * (len(pairs) - n.dim())]
+        keep = self._contains(m, n)
+        return keep.expand(keep.shape[:keep.dim() - len(pairs)] + pairs)
+
+    @abc.abstractmethod
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        """`contains` for m and n of equal rank; the result only has to broadcast to the pairs."""
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
+        """Exactly the pairs that exist, listed; `None` where they are not few, or differ along a batch.
+
+        Never builds an (M, N) table: memory is that of the list. `None` also under `torch.compile` where the number
+        of pairs depends on values.
+        """
+        return None
+
+    def candidates(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
+        """A list outside which no pair exists; `contains` tells which of its pairs do.
+
+        There where `edges` is not: a window and the padding of a batch have candidates, the pairs of the window, also
+        under `torch.compile`.
+        """
+        return self.edges(num_inputs, num_outputs, device)
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
+        """How long the list of `candidates` is at most, without listing; `None` where there is no list."""
+        return None
+
+    def kept_inputs(self) -> Tensor | None:
+        """Which inputs are in some pair, (..., M) booleans, where a mask tells cheaply; `None` for all."""
+        return None
+
+    def transpose(self) -> Support:
+        """The pairs (n, m): inputs and outputs change places."""
+        return Transposed(self)
+
+    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+        """Raise `StructureError` where the support was made for another M or N."""
+        for letter, own, size in (("M", self.num_inputs, num_inputs), ("N", self.num_outputs, num_outputs)):
+            if own is not None and own != size:
+                raise StructureError(owner, f"the mask {self!r} must have length {letter}={size}", own)
+
+    def to(self, device: Device) -> Self:
+        """The same support on another device."""
+        moved = {f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self)  # type: ignore[arg-type]
+                 if hasattr(getattr(self, f.name), "to")}
+        return dataclasses.replace(self, **moved) if moved else self  # type: ignore[type-var]
+
+    def __and__(self, other: Support) -> Support:
+        return And(self, other) if isinstance(other, Support) else NotImplemented
+
+    def __or__(self, other: Support) -> Support:
+        return Or(self, other) if isinstance(other, Support) else NotImplemented
+
+    def __invert__(self) -> Support:
+        return Not(self)
+
+    def __repr__(self) -> str:
+        fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+        shown = [f"{f.name}={_brief(value)}" for f, value in fields
+                 if f.default is dataclasses.MISSING or value is not f.default]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class _Pair(Support):
+    """Two supports combined; batch dimensions broadcast, as those of tensors do."""
+
+    first: Support
+    second: Support
+
+    @property
+    def num_inputs(self) -> int | None:
+        return self.second.num_inputs if self.first.num_inputs is None else self.first.num_inputs
+
+    @property
+    def num_outputs(self) -> int | None:
+        return self.second.num_outputs if self.first.num_outputs is None else self.first.num_outputs
+
+    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+        self.first.check(owner, num_inputs, num_outputs)
+        self.second.check(owner, num_inputs, num_outputs)
+
+    def transpose(self) -> Support:
+        return type(self)(self.first.transpose(), self.second.transpose())  # type: ignore[call-arg]
+
+
+@structure()
+class And(_Pair):
+    """The pairs in both: `first & second`. Sparse where either is: the shorter list, filtered by the other."""
+
+    first: Support
+    second: Support
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        return self.first._contains(m, n) & self.second._contains(m, n)
+
+    def kept_inputs(self) -> Tensor | None:
+        kept = [k for k in (self.first.kept_inputs(), self.second.kept_inputs()) if k is not None]
+        return kept[0] & kept[-1] if kept else None
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
+        if torch.compiler.is_compiling() or _is_batched(self, device):
+            return None
+        graph = self.candidates(num_inputs, num_outputs, device)
+        return None if graph is None else filtered(graph, self.contains(graph.source, graph.target))
+
+    def candidates(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
+        first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
+        shorter_first = second is None or (first is not None and first <= second)
+        for side in (self.first, self.second) if shorter_first else (self.second, self.first):
+            graph = side.candidates(num_inputs, num_outputs, device)
+            if graph is not None:
+                return graph
+        return None
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
+        bounds = [side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second)]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} & {self.second!r})"
+
+
+@structure()
+class Or(_Pair):
+    """The pairs in either: `first | second`. Sparse where both are."""
+
+    first: Support
+    second: Support
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        return self.first._contains(m, n) | self.second._contains(m, n)
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
+        if torch.compiler.is_compiling() or self.edge_bound(num_inputs, num_outputs) is None:
+            return None
+        first = self.first.edges(num_inputs, num_outputs, device)
+        second = self.second.edges(num_inputs, num_outputs, device)
+        if first is None or second is None:
+            return None
+        new = filtered(second, ~self.first.contains(second.source, second.target))
+        return listed(tuple(torch.cat([first.edge_index, new.edge_index], dim=1)), num_inputs, num_outputs)
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
+        first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
+        return None if first is None or second is None else first + second
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} | {self.second!r})"
+
+
+@structure()
+class Not(Support):
+    """The pairs that are not in `kept`: `~kept`, for `drop=` masks. Never listed."""
+
+    kept: Support
+
+    @property
+    def num_inputs(self) -> int | None:
+        return self.kept.num_inputs
+
+    @property
+    def num_outputs(self) -> int | None:
+        return self.kept.num_outputs
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        return ~self.kept._contains(m, n)
+
+    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+        self.kept.check(owner, num_inputs, num_outputs)
+
+    def transpose(self) -> Support:
+        return Not(self.kept.transpose())
+
+    def __invert__(self) -> Support:
+        return self.kept
+
+    def __repr__(self) -> str:
+        return f"~{self.kept!r}"
+
+
+@structure()
+class Transposed(Support):
+    """The pairs of `of` with inputs and outputs exchanged, where no simpler support says it."""
+
+    of: Support
+
+    @property
+    def num_inputs(self) -> int | None:
+        return self.of.num_outputs
+
+    @property
+    def num_outputs(self) -> int | None:
+        return self.of.num_inputs
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        return self.of._contains(n, m)
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
+        graph = self.of.edges(num_outputs, num_inputs, device)
+        return None if graph is None else graph.reversed()
+
+    def candidates(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
+        graph = self.of.candidates(num_outputs, num_inputs, device)
+        return None if graph is None else graph.reversed()
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
+        return self.of.edge_bound(num_outputs, num_inputs)
+
+    def transpose(self) -> Support:
+        return self.of
+
+    def __repr__(self) -> str:
+        return f"{self.of!r}.transpose()"
+
+
+def listed(pairs: tuple[Tensor, ...], num_inputs: int, num_outputs: int) -> Graph:
+    """The graph of the pairs (m, n), given as two tensors (E,)."""
+    return Graph(torch.stack(pairs), num_inputs=num_inputs, num_outputs=num_outputs)
+
+
+def filtered(graph: Graph, keep: Tensor) -> Graph:
+    """The pairs of `graph` where `keep` (E,) is true, without weights or attributes."""
+    return Graph(graph.edge_index[:, keep], num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
+
+
+def _is_batched(support: Support, device: Device) -> bool:
+    nowhere = torch.zeros(0, dtype=torch.int64, device=device)
+    return support.contains(nowhere, nowhere).dim() > 1
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
+    return repr(value)

@@ -1,0 +1,163 @@
+"""`KnowledgeGraph`: entities joined by typed, directed edges with named relations."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures.cache import derived, is_plain
+from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_size
+from structconv.structures.values import structure
+
+_INVERSE = "^-1"
+
+
+@structure(init=False)
+class KnowledgeGraph:
+    """Triples (head, relation, tail): head is the input entry m, tail the output entry n.
+
+    Args:
+        triples: (T, 3), int32 or int64. A triple that comes twice counts twice.
+        num_entities: M = N.
+        relations: the names, all different; the relation of a triple is an index into them.
+        entities: names of the entities, or none. They become leaves of the pytree, so leave them out of what enters
+            a compiled or exported program when there are many.
+        counts: how many triples each relation has; counted when not given.
+
+    Raises:
+        StructureError: a wrong shape or dtype, an index that is negative or out of range, a name given twice.
+    """
+
+    triples: Tensor
+    num_entities: int
+    relations: tuple[str, ...]
+    entities: tuple[str, ...]
+    counts: tuple[int, ...]
+
+    def __init__(self, triples: Tensor, num_entities: int, relations: Sequence[str], *, entities: Sequence[str] = (),
+                 counts: Sequence[int] | None = None) -> None:
+        check_index_tensor("KnowledgeGraph", "triples", triples, (None, 3), "(T, 3)")
+        relations, entities = tuple(relations), tuple(entities)
+        if is_plain(triples):
+            num_entities = check_size("KnowledgeGraph", "num_entities", num_entities)
+            sizes = (("num_entities", num_entities), ("num_relations", len(relations)), ("num_entities", num_entities))
+            _check_names("relations", relations)
+            _check_names("entities", entities)
+            if entities and len(entities) != num_entities:
+                raise StructureError("KnowledgeGraph", f"entities must have num_entities={num_entities} names",
+                                     len(entities))
+            check_bounds("KnowledgeGraph", "triples", "triple", _columns(triples), sizes)
+            counted = derived(triples, ("counts", len(relations)), lambda: _count(triples, len(relations)))
+            if counts is not None and all(type(count) is int for count in counts) and tuple(counts) != counted:
+                raise StructureError("KnowledgeGraph", f"counts must be {counted}", tuple(counts), "Leave them out.")
+            counts = counted if counts is None else counts
+        if counts is None:
+            raise StructureError("KnowledgeGraph", "counts must be given where triples has no values to read", "none")
+        fields = {"triples": triples, "num_entities": num_entities, "relations": relations, "entities": entities,
+                  "counts": tuple(counts)}
+        for name, field in fields.items():
+            object.__setattr__(self, name, field)
+
+    @classmethod
+    def from_labels(cls, triples: Iterable[tuple[str, str, str]], entities: Sequence[str] | None = None,
+                    relations: Sequence[str] | None = None) -> KnowledgeGraph:
+        """From (head, relation, tail) by name, for example ("Leonard Nimoy", "played", "Spock").
+
+        Names are numbered in the order in which they first appear, heads before tails, unless their order is given;
+        a name that is not in a given order is a `StructureError`.
+        """
+        labels = list(triples)
+        entity_names = _numbering((name for head, _, tail in labels for name in (head, tail)), entities)
+        relation_names = _numbering((name for _, name, _ in labels), relations)
+        rows = [(_look_up("entity", entity_names, head), _look_up("relation", relation_names, name),
+                 _look_up("entity", entity_names, tail)) for head, name, tail in labels]
+        return cls(torch.tensor(rows, dtype=torch.int64).reshape(-1, 3), len(entity_names), tuple(relation_names),
+                   entities=tuple(entity_names))
+
+    @property
+    def num_relations(self) -> int:
+        """How many relations there are."""
+        return len(self.relations)
+
+    @property
+    def num_triples(self) -> int:
+        """T, repeated triples included."""
+        return self.triples.shape[0]
+
+    def relation(self, name: str) -> Graph:
+        """The graph of one relation, edges in the order of the triples; remembered. An unknown name is an error."""
+        number = _look_up("relation", {known: i for i, known in enumerate(self.relations)}, name)
+        return self.graphs()[number]
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """One graph a relation, in the order of `relations`; traceable. O(T log T) once, then remembered."""
+        return derived(self, "graphs", lambda: _split(self))
+
+    def entity(self, name: str) -> int:
+        """The entry of the entity with this name."""
+        return _look_up("entity", {known: i for i, known in enumerate(self.entities)}, name)
+
+    def inverse(self) -> KnowledgeGraph:
+        """Every triple turned around; relation "r" becomes "r^-1", and "r^-1" becomes "r"."""
+        return KnowledgeGraph(self.triples.flip(1), self.num_entities, tuple(map(_inverted, self.relations)),
+                              entities=self.entities, counts=self.counts)
+
+    def with_inverses(self) -> KnowledgeGraph:
+        """The triples, then their inverses: twice the relations, "r" and "r^-1", in that order."""
+        turned = self.triples.flip(1) + self.triples.new_tensor([0, self.num_relations, 0])
+        return KnowledgeGraph(torch.cat([self.triples, turned]), self.num_entities,
+                              self.relations + tuple(map(_inverted, self.relations)), entities=self.entities,
+                              counts=self.counts * 2)
+
+    def to(self, device: torch.device | str) -> KnowledgeGraph:
+        """The same knowledge on another device."""
+        return KnowledgeGraph(self.triples.to(device), self.num_entities, self.relations, entities=self.entities,
+                              counts=self.counts)
+
+    def __repr__(self) -> str:
+        triples = f"T={self.num_triples}, " if isinstance(self.triples, Tensor) else ""
+        names = ", ".join(map(str, self.relations[:3])) + (", ..." if len(self.relations) > 3 else "")
+        return f"KnowledgeGraph({triples}entities={self.num_entities}, relations={len(self.relations)}: {names})"
+
+
+def _columns(triples: Tensor) -> Tensor:
+    return derived(triples, "columns", lambda: triples.T.contiguous())
+
+
+def _count(triples: Tensor, num_relations: int) -> tuple[int, ...]:
+    return tuple(torch.bincount(triples[:, 1], minlength=num_relations).tolist())
+
+
+def _split(graph: KnowledgeGraph) -> tuple[Graph, ...]:
+    order = torch.argsort(graph.triples[:, 1], stable=True)
+    edges = graph.triples[order][:, ::2].T.split(list(graph.counts), dim=1)
+    return tuple(Graph(part.contiguous(), num_nodes=graph.num_entities) for part in edges)
+
+
+def _inverted(name: str) -> str:
+    return name.removesuffix(_INVERSE) if name.endswith(_INVERSE) else name + _INVERSE
+
+
+def _check_names(field: str, names: tuple[str, ...]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not isinstance(name, str) or name in seen:
+            raise StructureError("KnowledgeGraph", f"{field} must be different names", f"{name!r}"
+                                 + (" twice" if name in seen else ""))
+        seen.add(name)
+
+
+def _numbering(found: Iterable[str], given: Sequence[str] | None) -> dict[str, int]:
+    return {name: i for i, name in enumerate(dict.fromkeys(found if given is None else given))}
+
+
+def _look_up(kind: str, numbers: dict[str, int], name: str) -> int:
+    if name not in numbers:
+        near = difflib.get_close_matches(str(name), numbers, n=1, cutoff=0.0)
+        raise StructureError("KnowledgeGraph", f"the {kind} must be one of its {len(numbers)}", repr(name),
+                             f"The nearest is {near[0]!r}." if near else "It has no names.")
+    return numbers[name]

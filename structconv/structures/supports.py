@@ -1,0 +1,163 @@
+"""The supports: which pairs (m, n) exist, by order, by block, by padding, by a graph or by a table.
+
+Windows are in `windows.py`, the base class and the combinations `&`, `|`, `~` in `masks.py`; all are names of this
+module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures import enumeration
+from structconv.structures.cache import derived
+from structconv.structures.graph import Graph, check_size
+from structconv.structures.masks import And, Device, Not, Or, Support, Transposed, listed
+from structconv.structures.values import structure
+from structconv.structures.windows import Window
+
+__all__ = ["And", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Not", "Or", "Padding", "Support", "Transposed",
+           "Window"]
+
+
+@structure()
+class Causal(Support):
+    """m <= n: an output sees itself and what came before.
+
+    Aligned at the first entry also where M differs from N, as `is_causal` of torch's scaled dot product attention.
+    """
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        return m <= n
+
+
+@structure()
+class Blocks(Support):
+    """m and n in the same block of `size` consecutive entries: m // size == n // size. Lists O(N size) edges."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if check_size("Blocks", "size", self.size) == 0:
+            raise StructureError("Blocks", "size must be a positive integer", repr(self.size))
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        return m // self.size == n // self.size
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
+        return listed(enumeration.block_pairs(num_inputs, num_outputs, self.size, device), num_inputs, num_outputs)
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
+        return num_outputs * min(self.size, num_inputs)
+
+    def transpose(self) -> Blocks:
+        return self
+
+
+@structure()
+class Padding(Support):
+    """The inputs that exist: `keep` (..., M) is true where input m is an entry and false where it is padding.
+
+    Leading dimensions are the batch's.
+    """
+
+    keep: Tensor
+
+    def __post_init__(self) -> None:
+        _check_mask("Padding", self.keep, 1, "(..., M)")
+
+    @property
+    def num_inputs(self) -> int:
+        return self.keep.shape[-1]
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        return self.keep[..., m]
+
+    def kept_inputs(self) -> Tensor:
+        return self.keep
+
+
+@structure()
+class DenseMask(Support):
+    """Any pairs at all, by a table: `keep` (..., M, N). The one support that holds M N booleans."""
+
+    keep: Tensor
+
+    def __post_init__(self) -> None:
+        _check_mask("DenseMask", self.keep, 2, "(..., M, N)")
+
+    @property
+    def num_inputs(self) -> int:
+        return self.keep.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.keep.shape[-1]
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        return self.keep[..., m, n]
+
+    def kept_inputs(self) -> Tensor:
+        return self.keep.any(-1)
+
+    def transpose(self) -> DenseMask:
+        return DenseMask(self.keep.mT)
+
+
+@structure()
+class EdgeSupport(Support):
+    """The pairs joined by an edge of `graph`; its weights are not read.
+
+    The list is the graph itself, in its edge order. Duplicate edges stay in the list, each a pair of its own with its
+    own weight, whereas `contains` says only that the pair exists.
+    """
+
+    graph: Graph
+
+    @property
+    def num_inputs(self) -> int:
+        return self.graph.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.graph.num_outputs
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        keys = derived(self.graph.edge_index, ("pair keys", self.graph.num_outputs), lambda: _pair_keys(self.graph))
+        sought = m.long() * self.graph.num_outputs + n.long()
+        return keys[torch.searchsorted(keys, sought)] == sought
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
+        self.check("EdgeSupport", num_inputs, num_outputs)
+        return self.graph if _same_device(self.graph.edge_index.device, device) else self.graph.to(device)
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
+        return self.graph.num_edges
+
+    def transpose(self) -> EdgeSupport:
+        return EdgeSupport(self.graph.reversed())
+
+
+def _pair_keys(graph: Graph) -> Tensor:
+    """The sorted keys m N + n of the edges, then one that is above all keys, so that a search always finds a place."""
+    keys = graph.source.long() * graph.num_outputs + graph.target.long()
+    above = keys.new_full((1,), torch.iinfo(torch.int64).max)
+    return torch.cat([keys.sort().values, above])
+
+
+def _same_device(own: torch.device, other: Device) -> bool:
+    if other is None:
+        return True
+    other = torch.device(other)
+    return own.type == other.type and other.index in (None, own.index)
+
+
+def _check_mask(owner: str, keep: Any, dims: int, pattern: str) -> None:
+    if isinstance(keep, (list, tuple)) or hasattr(keep, "__array_interface__"):
+        raise StructureError(owner, f"keep must be a boolean tensor {pattern}", type(keep).__name__)
+    if isinstance(keep, Tensor) and (keep.dtype != torch.bool or keep.dim() < dims):
+        raise StructureError(owner, f"keep must be a boolean tensor {pattern}", f"{keep.dtype} {tuple(keep.shape)}",
+                             "True keeps a pair.")

@@ -1,0 +1,142 @@
+"""`Window`: the inputs near each output, on a sequence or on a grid of any number of axes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures import enumeration
+from structconv.structures.graph import Graph, check_size
+from structconv.structures.grid import Grid
+from structconv.structures.masks import Device, Support, Transposed, filtered, listed
+from structconv.structures.values import structure
+
+
+@structure()
+class Window(Support):
+    """The inputs near each output, clipped at the borders.
+
+    Args:
+        radius: one integer r keeps |m - n| <= r, on every axis of a grid. A tuple gives instead the *size* of the
+            neighbourhood on each axis of an image, odd numbers as for a convolution: `Window((7, 7))` has radius 3.
+        dilation: keep only every dilation-th entry, with as many of them: |m - n| <= r dilation. One, or one an axis.
+        grid: the grid whose entries both inputs and outputs are, periodic or not; `None` for a sequence.
+        centre: (..., N), floating: keep |m - centre_n| <= r instead, for predicted positions (Luong's local-p). On
+            sequences only, without dilation.
+
+    Raises:
+        StructureError: a size that is negative or even, a number of axes that is not the grid's, a centre on a grid.
+
+    Lists O(N (2r + 1)^L) edges. Sources: Luong et al. 2015, section 3.2; Hassani et al. 2023 (neighbourhoods; here
+    the window shrinks at the border and does not slide).
+    """
+
+    radius: int | tuple[int, ...]
+    dilation: int | tuple[int, ...] = 1
+    grid: Grid | None = None
+    centre: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self.radius, self.dilation)
+        if self.grid is not None:
+            self._check_axes()
+        dilated = isinstance(self.dilation, tuple) or (type(self.dilation) is int and self.dilation != 1)
+        if self.centre is not None and (self.grid is not None or dilated or isinstance(self.radius, tuple)):
+            raise StructureError("Window", "a centre goes with an integer radius, no grid and no dilation", repr(self))
+        if isinstance(self.centre, Tensor) and not self.centre.is_floating_point():
+            raise StructureError("Window", "centre must be floating", self.centre.dtype, "Convert it with .float().")
+
+    @property
+    def num_inputs(self) -> int | None:
+        return None if self.grid is None else self.grid.num_entries
+
+    @property
+    def num_outputs(self) -> int | None:
+        return self.num_inputs if self.centre is None else self.centre.shape[-1]
+
+    def on(self, grid: Grid) -> Window:
+        """The same window over the entries of `grid`."""
+        return dataclasses.replace(self, grid=grid)
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        axes = self._axes()
+        if self.centre is not None:
+            return (m - self.centre[..., n]).abs() <= axes[0][0]
+        if self.grid is None:
+            return _near(m - n, *axes[0])
+        keep = torch.ones((), dtype=torch.bool, device=m.device)
+        for (radius, dilation), stride, size in zip(axes, self.grid.strides, self.grid.shape, strict=True):
+            stride, size = max(stride, 1), max(size, 1)
+            offset = m // stride % size - n // stride % size
+            if self.grid.periodic:
+                circle = torch.zeros(size, dtype=torch.bool, device=m.device)
+                circle[enumeration.circle_offsets(size, radius, dilation)] = True
+                keep = keep & circle[offset % size]
+            else:
+                keep = keep & _near(offset, radius, dilation)
+        return keep
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
+        self.check("Window", num_inputs, num_outputs)
+        if self.centre is not None:
+            return self._edges_near(self.centre.detach().to(device), num_inputs)
+        shape = (num_inputs,) if self.grid is None else self.grid.shape
+        periodic = self.grid is not None and self.grid.periodic
+        axes = [enumeration.circle_pairs(size, radius, dilation, device) if periodic
+                else enumeration.window_pairs(size, size if self.grid else num_outputs, radius, dilation, device)
+                for (radius, dilation), size in zip(self._axes(), shape, strict=True)]
+        return listed(enumeration.product_pairs(axes, shape), num_inputs, num_outputs)
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
+        if self.centre is not None and self.centre.dim() > 1:
+            return None
+        sizes = (num_inputs,) if self.grid is None else self.grid.shape
+        bound = num_outputs
+        for (radius, _), size in zip(self._axes(), sizes, strict=True):
+            bound *= min(2 * radius + 1, size)
+        return bound
+
+    def transpose(self) -> Support:
+        return self if self.centre is None else Transposed(self)
+
+    def _edges_near(self, centre: Tensor, num_inputs: int) -> Graph | None:
+        if centre.dim() > 1 or torch.compiler.is_compiling():
+            return None
+        wider = enumeration.near_pairs(num_inputs, centre, self._axes()[0][0] + 1)
+        graph = listed(wider, num_inputs, centre.shape[0])
+        return filtered(graph, self.to(centre.device).contains(graph.source, graph.target))
+
+    def _axes(self) -> list[tuple[int, int]]:
+        """(radius, dilation) of each axis."""
+        self._check_axes()
+        axes = 1 if self.grid is None else self.grid.ndim
+        sizes, steps = self.radius, self.dilation
+        radii = tuple((size - 1) // 2 for size in sizes) if isinstance(sizes, tuple) else (sizes,) * axes
+        return list(zip(radii, steps if isinstance(steps, tuple) else (steps,) * axes, strict=True))
+
+    def _check_axes(self) -> None:
+        axes = 1 if self.grid is None else self.grid.ndim
+        for name, given in (("radius", self.radius), ("dilation", self.dilation)):
+            if isinstance(given, tuple) and len(given) != axes:
+                where = "a sequence" if self.grid is None else repr(self.grid)
+                raise StructureError("Window", f"{name} must have one number for each axis of {where}", given,
+                                     "A window on several axes needs their grid: window.on(grid).")
+
+
+def _check_numbers(radius: int | tuple[int, ...], dilation: int | tuple[int, ...]) -> None:
+    for size in radius if isinstance(radius, tuple) else (radius,):
+        check_size("Window", "radius", size)
+        if isinstance(radius, tuple) and type(size) is int and size % 2 == 0:
+            raise StructureError("Window", "a tuple gives neighbourhood sizes, each odd", radius,
+                                 "Give one integer for a radius.")
+    for step in dilation if isinstance(dilation, tuple) else (dilation,):
+        if check_size("Window", "dilation", step) == 0:
+            raise StructureError("Window", "dilation must be a positive integer", step)
+
+
+def _near(offset: Tensor, radius: int, dilation: int) -> Tensor:
+    near = offset.abs() <= radius * dilation
+    return near if dilation == 1 else near & (offset % dilation == 0)

@@ -1,0 +1,211 @@
+// Runs every kernel on heap blocks of exactly the right size, for a memory checker to watch: graphs with empty rows,
+// duplicates, loops and one long row, no edges, no entries; channel counts that fill no vector; both storage types.
+// With all rows of x equal to one, weighted means are one: that much of the numbers is checked too.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "api.h"
+
+#define DECLARE(name, Args) extern "C" void SC_JOIN(name, SC_ISA)(const structconv::Args*)
+DECLARE(spmm, SpmmArgs);
+DECLARE(sddmm, SddmmArgs);
+DECLARE(affine_forward, AffineForwardArgs);
+DECLARE(affine_backward, AffineBackwardArgs);
+DECLARE(bilinear_forward, BilinearForwardArgs);
+DECLARE(bilinear_backward, BilinearBackwardArgs);
+#define CALL(name) SC_JOIN(name, SC_ISA)
+
+using namespace structconv;
+
+namespace {
+
+int failures = 0;
+
+void expect(bool holds, const char* what, int64_t heads, int64_t channels, int half) {
+    if (holds) return;
+    std::printf("failed: %s, %ld heads of %ld channels, half %d\n", what, heads, channels, half);
+    ++failures;
+}
+
+struct Side {
+    std::vector<int32_t> indptr, index, order;
+    Layout layout() const {
+        return {indptr.data(), index.data(), order.data(), static_cast<int64_t>(indptr.size()) - 1,
+                static_cast<int64_t>(index.size())};
+    }
+};
+
+Side group(const std::vector<int32_t>& rows, const std::vector<int32_t>& columns, int32_t count) {
+    Side side;
+    side.indptr.push_back(0);
+    for (int32_t row = 0; row < count; ++row) {
+        for (size_t e = 0; e < rows.size(); ++e)
+            if (rows[e] == row) {
+                side.index.push_back(columns[e]);
+                side.order.push_back(static_cast<int32_t>(e));
+            }
+        side.indptr.push_back(static_cast<int32_t>(side.index.size()));
+    }
+    return side;
+}
+
+// Numbers in float32 or bfloat16 storage, in a block of their exact size.
+struct Block {
+    std::vector<unsigned char> bytes;
+    int half;
+    Block(int64_t count, int half, float low, float high) : bytes(count * (half ? 2 : 4)), half(half) {
+        static std::mt19937 random(0);
+        std::uniform_real_distribution<float> uniform(low, high);
+        for (int64_t i = 0; i < count; ++i) set(i, uniform(random));
+    }
+    void set(int64_t i, float value) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        if (half) {
+            const uint16_t top = static_cast<uint16_t>(bits >> 16);
+            std::memcpy(&bytes[i * 2], &top, 2);
+        } else {
+            std::memcpy(&bytes[i * 4], &value, 4);
+        }
+    }
+    float get(int64_t i) const {
+        uint32_t bits = 0;
+        if (half) {
+            uint16_t top;
+            std::memcpy(&top, &bytes[i * 2], 2);
+            bits = static_cast<uint32_t>(top) << 16;
+        } else {
+            std::memcpy(&bits, &bytes[i * 4], 4);
+        }
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
+    int64_t size() const { return static_cast<int64_t>(bytes.size()) / (half ? 2 : 4); }
+    void* data() { return bytes.data(); }
+    float* floats() { return reinterpret_cast<float*>(bytes.data()); }
+    bool finite() const {
+        for (int64_t i = 0; i < size(); ++i)
+            if (!std::isfinite(get(i))) return false;
+        return true;
+    }
+};
+
+struct Case {
+    Side by_target, by_source;
+    std::vector<int32_t> position;
+    int64_t inputs, outputs, edges;
+};
+
+Case make(int32_t inputs, int32_t outputs, int edges) {
+    std::mt19937 random(1);
+    std::vector<int32_t> source, target;
+    for (int e = 0; e < edges; ++e) {
+        source.push_back(static_cast<int32_t>(random() % (inputs - 1)));
+        target.push_back(e < edges / 2 ? outputs / 2 : static_cast<int32_t>(random() % (outputs - 1)));
+    }
+    Case c{group(target, source, outputs), group(source, target, inputs), {}, inputs, outputs, edges};
+    std::vector<int32_t> inverse(edges);
+    for (int slot = 0; slot < edges; ++slot) inverse[c.by_target.order[slot]] = slot;
+    for (int slot = 0; slot < edges; ++slot) c.position.push_back(inverse[c.by_source.order[slot]]);
+    return c;
+}
+
+bool means(const Block& y, const Case& c, int64_t row_size) {
+    for (int64_t n = 0; n < c.outputs; ++n) {
+        const bool empty = c.by_target.indptr[n] == c.by_target.indptr[n + 1];
+        for (int64_t i = 0; i < row_size; ++i)
+            if (std::fabs(y.get(n * row_size + i) - (empty ? 0.0f : 1.0f)) > 1e-2f) return false;
+    }
+    return true;
+}
+
+void products(const Case& c, int64_t heads, int64_t channels, int half) {
+    Block x(heads * c.inputs * channels, half, 1, 1);
+    Block values(heads * c.edges, half, -1, 1), s(heads * c.edges, half, 0, 0);
+    for (int64_t mode = 0; mode < 3; ++mode) {  // apart, shared x, summed heads
+        const int64_t rows = mode == 2 ? 1 : heads;
+        Block y(rows * c.outputs * channels, half, 0, 0), z(rows * c.outputs * channels, half, 0, 1);
+        const SpmmArgs args{c.by_target.layout(), values.data(), x.data(), z.data(), y.data(), c.inputs, channels,
+                            heads, c.edges, mode == 1 ? heads : 1, heads / rows, half, 2, 0.5, 2.0};
+        CALL(spmm)(&args);
+        expect(y.finite(), "spmm", heads, channels, half);
+    }
+    Block q(heads * c.outputs * channels, half, 1, 1);
+    const SddmmArgs args{c.by_target.layout(), q.data(), x.data(), s.data(), c.inputs, channels, heads, 1, 1, half, 2};
+    CALL(sddmm)(&args);
+    for (int64_t i = 0; i < s.size(); ++i)
+        expect(std::fabs(s.get(i) - channels) <= 0.01f * channels, "sddmm", heads, channels, half);
+}
+
+Rows rows(Block& block, int64_t heads, int64_t channels) { return {block.data(), heads * channels, channels}; }
+
+void affine(const Case& c, int64_t heads, int64_t channels, int half, double p) {
+    const int64_t in = c.inputs * heads, out = c.outputs * heads;
+    Block source(in, 0, -3, 3), target(out, 0, -3, 3), lse(out, 0, 0, 0), mass(out, 0, 0, 0);
+    Block x(in * channels, half, 1, 1), y(out * channels, half, 0, 0), y2(out * channels, half, 0, 0);
+    Block grad(out * channels, half, -1, 1), grad_x(in * channels, half, 0, 0), packed(3 * out, 0, 0, 0);
+    Block grad_source(in, 0, 0, 0), grad_target(out, 0, 0, 0);
+    DropArgs drop{p, 77, heads, c.outputs, 0};
+    const AffineForwardArgs forward{c.by_target.layout(), source.floats(), target.floats(), rows(x, heads, channels),
+                                    rows(y, heads, channels), rows(y2, heads, channels), lse.floats(), mass.floats(),
+                                    heads, channels, half, 2, 0.2, drop};
+    CALL(affine_forward)(&forward);
+    if (p == 0) expect(means(y, c, heads * channels), "affine means", heads, channels, half);
+    drop.source_major = 1;
+    const AffineBackwardArgs backward{c.by_target.layout(), c.by_source.layout(), source.floats(), target.floats(),
+                                      lse.floats(), mass.floats(), rows(x, heads, channels), rows(y, heads, channels),
+                                      rows(y2, heads, channels), rows(grad, heads, channels),
+                                      rows(grad_x, heads, channels), grad_source.floats(), grad_target.floats(),
+                                      packed.floats(), heads, channels, half, 2, 0.2, drop};
+    CALL(affine_backward)(&backward);
+    expect(grad_x.finite() && grad_source.finite() && grad_target.finite(), "affine gradients", heads, channels, half);
+}
+
+void bilinear(const Case& c, int64_t heads, int64_t channels, int64_t depth, int half, double p) {
+    const int64_t in = c.inputs * heads, out = c.outputs * heads;
+    Block q(out * depth, half, -1, 1), k(in * depth, half, -1, 1), v(in * channels, half, 1, 1);
+    Block y(out * channels, half, 0, 0), lse(out, 0, 0, 0), bias(heads * c.edges, 0, -1, 1);
+    Block grad(out * channels, half, -1, 1);
+    Block grad_q(out * depth, half, 0, 0), grad_k(in * depth, half, 0, 0), grad_v(in * channels, half, 0, 0);
+    Block grad_bias(heads * c.edges, 0, 0, 0), pairs(2 * heads * c.edges, 0, 0, 0);
+    const DropArgs drop{p, 77, heads, c.outputs, 0};
+    const BilinearForwardArgs forward{c.by_target.layout(), rows(q, heads, depth), rows(k, heads, depth),
+                                      rows(v, heads, channels), rows(y, heads, channels), bias.floats(), lse.floats(),
+                                      heads, depth, channels, half, 2, 0.3, drop};
+    CALL(bilinear_forward)(&forward);
+    if (p == 0) expect(means(y, c, heads * channels), "bilinear means", heads, channels, half);
+    const BilinearBackwardArgs backward{c.by_target.layout(), c.by_source.layout(), c.position.data(),
+                                        rows(q, heads, depth), rows(k, heads, depth), rows(v, heads, channels),
+                                        rows(y, heads, channels), rows(grad, heads, channels),
+                                        rows(grad_q, heads, depth), rows(grad_k, heads, depth),
+                                        rows(grad_v, heads, channels), bias.floats(), lse.floats(), grad_bias.floats(),
+                                        pairs.floats(), heads, depth, channels, half, 2, 0.3, drop};
+    CALL(bilinear_backward)(&backward);
+    expect(grad_q.finite() && grad_k.finite() && grad_v.finite() && grad_bias.finite(), "bilinear gradients", heads,
+           channels, half);
+}
+
+}  // namespace
+
+int main() {
+    const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
+                                 {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};
+    const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, {}, 0, 0, 0};
+    const Case cases[] = {make(40, 30, 700), make(5, 9, 12), make(4, 3, 0), nothing};
+    for (const Case& c : cases)
+        for (const auto& [heads, channels, depth] : shapes)
+            for (int half = 0; half < 2; ++half) {
+                if (heads) products(c, heads, channels, half);
+                for (double p : {0.0, 0.5}) {
+                    affine(c, heads, channels, half, p);
+                    bilinear(c, heads, channels, depth, half, p);
+                }
+            }
+    std::printf("%s\n", failures ? "native kernels: FAILED" : "native kernels: all hold");
+    return failures != 0;
+}

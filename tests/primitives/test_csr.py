@@ -1,0 +1,295 @@
+"""Sparse products against a loop over the edges, their derivatives, memory, and what a compiler makes of them."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from structconv.errors import ShapeError
+from structconv.primitives import csr
+from structconv.primitives.csr import sddmm, spmm
+from structconv.primitives.layout import compress
+
+F64 = torch.float64
+
+
+class Edges:
+    """A random bipartite edge list with its two layouts."""
+
+    def __init__(self, m, n, e, dtype=torch.int64, seed=0):
+        g = torch.Generator().manual_seed(seed)
+        self.m, self.n, self.e = m, n, e
+        self.source = torch.randint(max(m, 1), (e,), generator=g).to(dtype)
+        self.target = torch.randint(max(n, 1), (e,), generator=g).to(dtype)
+        self.layouts = (compress(self.target, self.source, n), compress(self.source, self.target, m))
+
+    def dense(self, values):
+        """(..., E) -> (..., M, N), duplicates added."""
+        a = values.new_zeros((*values.shape[:-1], self.m, self.n))
+        for i, (s, t) in enumerate(zip(self.source.tolist(), self.target.tolist(), strict=True)):
+            a[..., s, t] += values[..., i]
+        return a
+
+
+def reference(edges, values, x):
+    values = torch.ones(edges.e, dtype=x.dtype) if values is None else values
+    return edges.dense(values).transpose(-1, -2) @ x
+
+
+CASES = [
+    (None, (7, 3)), ((), (7, 3)), ((4,), (7, 3)), ((), (2, 4, 7, 3)), (None, (2, 4, 7, 3)),
+    ((4,), (2, 4, 7, 3)), ((4,), (2, 1, 7, 3)), ((4,), (4, 7, 3)), ((2, 1), (2, 4, 7, 3)), ((2, 4), (2, 1, 7, 3)),
+    ((2, 4), (7, 3)), ((2, 4), (4, 7, 3)), ((2, 1), (1, 4, 7, 3)), ((1, 4), (2, 1, 7, 3)), ((0,), (7, 3)),
+    ((4,), (0, 4, 7, 3)), ((5, 1, 4), (2, 1, 7, 3)), ((5, 1, 4), (1, 2, 4, 7, 3)),
+]
+
+
+def operands(values_lead, x_shape, e, dtype=F64):
+    torch.manual_seed(1)
+    values = None if values_lead is None else torch.randn(*values_lead, e, dtype=dtype)
+    return values, torch.randn(x_shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("values_lead", "x_shape"), CASES)
+def test_spmm_equals_a_loop_over_edges(values_lead, x_shape, index_dtype):
+    edges = Edges(7, 5, 30, index_dtype)
+    values, x = operands(values_lead, x_shape, 30)
+    expected = reference(edges, values, x)
+    got = spmm(*edges.layouts, values, x)
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("values_lead", "x_shape"), [
+    (v, x) for v, x in CASES if len(x) > 2 or (v is not None and len(v) > 0)])
+def test_sum_heads_equals_sum_of_products(values_lead, x_shape):
+    edges = Edges(7, 5, 30)
+    values, x = operands(values_lead, x_shape, 30)
+    expected = spmm(*edges.layouts, values, x).sum(-3)
+    got = spmm(*edges.layouts, values, x, sum_heads=True)
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("q_lead", "k_lead"), [
+    ((), ()), ((3,), (3,)), ((2, 3), (1, 3)), ((2, 3), (2, 1)), ((2, 1), (1, 3)), ((), (2, 3)), ((0,), (0,)),
+    ((3,), ())])
+def test_sddmm_equals_gathered_dots(q_lead, k_lead):
+    edges = Edges(7, 5, 30)
+    q, k = torch.randn(*q_lead, 5, 4, dtype=F64), torch.randn(*k_lead, 7, 4, dtype=F64)
+    expected = (q[..., edges.target, :] * k[..., edges.source, :]).sum(-1)
+    got = sddmm(*edges.layouts, q, k)
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_two_ways_of_sampled_dots_agree(monkeypatch):
+    edges = Edges(40, 30, 500)
+    q, k = torch.randn(30, 6, dtype=F64), torch.randn(40, 6, dtype=F64)
+    monkeypatch.setattr(csr, "_GATHER_BYTES", 3 * 6 * 8 * 7)
+    torch.testing.assert_close(csr._gathered_dots(edges.layouts[0], q, k), csr._pattern_dots(edges.layouts[0], q, k))
+
+
+@pytest.mark.parametrize(("m", "n", "e"), [(0, 4, 0), (4, 0, 0), (0, 0, 0), (3, 4, 0)])
+def test_empty_graphs(m, n, e):
+    edges = Edges(m, n, e)
+    x = torch.ones(2, m, 3, dtype=F64, requires_grad=True)
+    values = torch.ones(4, 1, e, dtype=F64, requires_grad=True)
+    y = spmm(*edges.layouts, values, x)
+    assert y.shape == (4, 2, n, 3) and not y.any()
+    y.sum().backward()
+    assert not x.grad.any() and values.grad.shape == values.shape
+    assert sddmm(*edges.layouts, torch.ones(n, 2), torch.ones(m, 2)).shape == (0,)
+
+
+def test_no_channels():
+    edges = Edges(7, 5, 30)
+    assert spmm(*edges.layouts, torch.ones(30), torch.ones(7, 0)).shape == (5, 0)
+    assert not sddmm(*edges.layouts, torch.ones(5, 0), torch.ones(7, 0)).any()
+
+
+def test_nan_stays_with_its_edges():
+    edges = Edges(6, 6, 0)
+    source, target = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 1, 5])
+    edges.layouts = (compress(target, source, 6), compress(source, target, 6))
+    x = torch.ones(6, 2, dtype=F64)
+    x[0], x[3], x[4] = torch.nan, torch.inf, torch.nan
+    x.requires_grad_(True)
+    y = spmm(*edges.layouts, None, x)
+    assert y[0].isnan().all() and y[1:].isfinite().all()
+    assert y[1].eq(2).all() and not y[2:5].any()
+    y[1:].sum().backward()
+    assert x.grad.isfinite().all() and not x.grad[3:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_computed_in_float32(dtype):
+    edges = Edges(50, 20, 3000)
+    values, x = torch.randn(3, 3000).to(dtype), torch.randn(3, 50, 8).to(dtype)
+    expected = reference(edges, values.double(), x.double())
+    got = spmm(*edges.layouts, values, x)
+    assert got.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), expected, rtol=eps, atol=1e-3)
+    summed = spmm(*edges.layouts, values, x, sum_heads=True)
+    torch.testing.assert_close(summed.double(), expected.sum(0), rtol=eps, atol=1e-3)
+    q, k = torch.randn(20, 64).to(dtype), torch.randn(50, 64).to(dtype)
+    dots = (q.double()[edges.target] * k.double()[edges.source]).sum(-1)
+    torch.testing.assert_close(sddmm(*edges.layouts, q, k).double(), dots, rtol=eps, atol=1e-4)
+
+
+def test_mixed_dtypes_promote_as_a_product_does():
+    edges = Edges(7, 5, 30)
+    assert spmm(*edges.layouts, torch.ones(30, dtype=F64), torch.ones(7, 2)).dtype == F64
+    assert sddmm(*edges.layouts, torch.ones(5, 2).bfloat16(), torch.ones(7, 2)).dtype == torch.float32
+
+
+def test_non_contiguous_operands():
+    edges = Edges(7, 5, 30)
+    values, x = torch.randn(30, 4, dtype=F64).t(), torch.randn(3, 7, 4, dtype=F64).permute(2, 1, 0)
+    torch.testing.assert_close(spmm(*edges.layouts, values, x), reference(edges, values, x))
+    q = torch.randn(6, 5, dtype=F64).t()
+    k = torch.randn(14, 6, dtype=F64)[::2]
+    expected = (q[edges.target] * k[edges.source]).sum(-1)
+    torch.testing.assert_close(sddmm(*edges.layouts, q, k), expected)
+
+
+@pytest.mark.parametrize(("values_lead", "x_shape", "sum_heads"), [
+    ((), (4, 2), False), ((3,), (2, 1, 4, 2), False), ((2, 3), (2, 1, 4, 2), False), ((3,), (2, 3, 4, 2), True),
+    ((2, 3), (2, 3, 4, 2), True), ((2, 3), (4, 2), True), (None, (2, 4, 2), True)])
+def test_derivatives_of_spmm(values_lead, x_shape, sum_heads):
+    edges = Edges(4, 3, 6)
+    values, x = operands(values_lead, x_shape, 6)
+    x.requires_grad_(True)
+    if values is None:
+        def run(x):
+            return spmm(*edges.layouts, None, x, sum_heads=sum_heads)
+        inputs = (x,)
+    else:
+        def run(values, x):
+            return spmm(*edges.layouts, values, x, sum_heads=sum_heads)
+        inputs = (values.requires_grad_(True), x)
+    assert gradcheck(run, inputs)
+    assert gradgradcheck(run, inputs)
+
+
+@pytest.mark.parametrize(("q_lead", "k_lead"), [((), ()), ((2, 3), (2, 1)), ((), (3,))])
+def test_derivatives_of_sddmm(q_lead, k_lead):
+    edges = Edges(4, 3, 6)
+    inputs = (torch.randn(*q_lead, 3, 2, dtype=F64, requires_grad=True),
+              torch.randn(*k_lead, 4, 2, dtype=F64, requires_grad=True))
+    assert gradcheck(lambda q, k: sddmm(*edges.layouts, q, k), inputs)
+    assert gradgradcheck(lambda q, k: sddmm(*edges.layouts, q, k), inputs)
+
+
+def test_registered_operators_pass_opcheck():
+    edges = Edges(4, 3, 6)
+    flat = [t for layout in edges.layouts for t in layout]
+    values, x = (torch.randn(s, requires_grad=True) for s in ((6, 6), (2, 4, 2)))
+    torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values, x, 2))
+    torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values, x, 6))
+    torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, None, x[:1], 1))
+    q, k = (torch.randn(s, requires_grad=True) for s in ((6, 3, 2), (2, 4, 2)))
+    torch.library.opcheck(torch.ops.structconv.sddmm.default, (*flat, q, k, 6))
+
+
+def test_compiles_whole_with_changing_sizes():
+    torch._dynamo.reset()
+
+    def attention(by_target, by_source, q, k, x):
+        return spmm(by_target, by_source, torch.tanh(sddmm(by_target, by_source, q, k)), x).square().sum()
+
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager", dynamic=True)
+    for m, n, e in ((7, 5, 30), (9, 6, 41), (20, 33, 100)):
+        edges = Edges(m, n, e)
+        inputs = [torch.randn(*s, dtype=F64, requires_grad=True) for s in ((2, n, 3), (2, m, 3), (2, m, 4))]
+        expected = attention(*edges.layouts, *inputs)
+        got = compiled(*edges.layouts, *inputs)
+        torch.testing.assert_close(got, expected)
+        for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(expected, inputs), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_exports_with_dynamic_sizes():
+    class Product(torch.nn.Module):
+        def forward(self, source, target, values, x):
+            num = x.shape[-2]
+            return spmm(compress(target, source, num), compress(source, target, num), values, x)
+
+    edges = Edges(6, 6, 20)
+    e, n = torch.export.Dim("edges"), torch.export.Dim("entries")
+    args = (edges.source, edges.target, torch.randn(20), torch.randn(6, 3))
+    program = torch.export.export(Product(), args, dynamic_shapes=({0: e}, {0: e}, {0: e}, {0: n}))
+    other = Edges(11, 11, 35, seed=2)
+    args = (other.source, other.target, torch.randn(35), torch.randn(11, 3))
+    torch.testing.assert_close(program.module()(*args), Product()(*args))
+
+
+KERNELS = {"structconv::spmm": csr._spmm_kernel, "structconv::sddmm": csr._sddmm_kernel}
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the largest strided tensor that any operation returns, inside the registered kernels too."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel, self.seen = 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().split(".")[0]
+        self.seen.add(name)
+        if name in KERNELS:
+            with self:
+                out = KERNELS[name](*args)
+        else:
+            out = func(*args, **(kwargs or {}))
+        for t in torch.utils._pytree.tree_leaves(out):
+            if isinstance(t, torch.Tensor) and t.layout == torch.strided:
+                self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+def test_never_an_edge_by_channel_tensor():
+    m, e, k, c = 80, 4000, 3, 64
+    edges = Edges(m, m, e)
+    values, x = torch.randn(k, e, requires_grad=True), torch.randn(m, c, requires_grad=True)
+    bound = max(k * e, k * m * c)
+    assert bound < e * c / 5
+    with LargestTensor() as largest:
+        spmm(*edges.layouts, values, x).square().sum().backward()
+    assert {"structconv::spmm", "structconv::sddmm"} <= largest.seen
+    assert largest.numel <= bound
+    with LargestTensor() as largest:
+        q = torch.randn(m, c, requires_grad=True)
+        sddmm(*edges.layouts, q, x).square().sum().backward()
+    assert largest.numel <= max(e, m * c)
+    with LargestTensor() as largest:
+        (x[edges.source] * values[0, :, None]).sum()
+    assert largest.numel >= e * c
+
+
+def test_torch_warning_about_csr_is_not_shown():
+    csr._silence_beta_warning.cache_clear()
+    edges = Edges(4, 3, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spmm(*edges.layouts, None, torch.ones(4, 2))
+        sddmm(*edges.layouts, torch.ones(3, 2), torch.ones(4, 2))
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda t, s: spmm(t, s, None, torch.ones(5, 2)), "M=4"),
+    (lambda t, s: spmm(t, s, torch.ones(5), torch.ones(4, 2)), "E=6"),
+    (lambda t, s: spmm(t, s, torch.ones(2, 6), torch.ones(3, 4, 2)), "broadcast"),
+    (lambda t, s: spmm(t, s, torch.ones(6), torch.ones(4, 2), sum_heads=True), "leading"),
+    (lambda t, s: sddmm(t, s, torch.ones(4, 2), torch.ones(4, 2)), "N=3"),
+    (lambda t, s: sddmm(t, s, torch.ones(3, 2), torch.ones(4, 3)), "D=2"),
+    (lambda t, s: sddmm(t, s, torch.ones(2, 3, 2), torch.ones(3, 4, 2)), "broadcast")])
+def test_sizes_that_do_not_fit(call, message):
+    with pytest.raises(ShapeError, match=message):
+        call(*Edges(4, 3, 6).layouts)

@@ -1,0 +1,136 @@
+"""How the native core is built, found and loaded, and what happens where it cannot be."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from structconv.primitives.layout import compress
+from structconv.primitives.native import build, calls, core, layout, loader, status
+from structconv.primitives.native.affine import affine_attention
+
+
+@pytest.fixture
+def nowhere(monkeypatch, tmp_path):
+    """Nothing installed, an empty cache."""
+    monkeypatch.setattr(build, "installed", lambda: tmp_path / "absent.so")
+    monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def outcome():
+    return loader._outcome.__wrapped__()
+
+
+def test_the_environment_turns_it_off(monkeypatch):
+    monkeypatch.setenv("STRUCTCONV_NATIVE", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, reason = outcome()
+    assert found is None and "STRUCTCONV_NATIVE" in reason
+
+
+def test_without_a_compiler_one_warning(nowhere, monkeypatch):
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    with pytest.warns(UserWarning, match=r"no C\+\+ compiler"):
+        found, reason = outcome()
+    assert found is None and "compiler" in reason
+
+
+def test_a_broken_compiler_is_named(nowhere, monkeypatch):
+    monkeypatch.setenv("CXX", "false")
+    with pytest.warns(UserWarning, match="false"):
+        found, _ = outcome()
+    assert found is None
+
+
+def test_a_source_that_does_not_compile_leaves_nothing(nowhere, monkeypatch):
+    if build.compiler() is None:
+        pytest.skip("no compiler")
+    (nowhere / "isa.cpp").write_text("this is not C++\n")
+    monkeypatch.setattr(build, "SOURCES", nowhere)
+    monkeypatch.setattr(build, "KERNELS", ())
+    with pytest.raises(build.BuildError, match=r"isa\.cpp"):
+        build.build(nowhere / "made" / "core.so", ["generic"])
+    assert not list((nowhere / "made").iterdir())
+
+
+def test_the_name_follows_the_sources(monkeypatch, tmp_path):
+    before = build.digest("g++")
+    assert before == build.digest("g++") != build.digest("clang++")
+    for path in build.SOURCES.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    assert build.digest("g++") == before
+    (tmp_path / "spmm.cpp").write_text("// changed\n")
+    assert build.digest("g++") != before
+
+
+@pytest.mark.slow
+def test_built_in_the_cache_once_and_the_same_numbers(nowhere, monkeypatch):
+    if core() is None:
+        pytest.skip("the native core cannot be built here")
+    monkeypatch.setattr(loader, "_torch_level", lambda: "generic")
+    (first, _), (second, _) = outcome(), outcome()
+    assert (first.found.origin, second.found.origin) == ("built now", "cache")
+    assert first.found.level == "generic" and first.found.path.startswith(str(nowhere))
+    source, target = torch.randint(50, (2, 600))
+    layouts = (compress(target, source, 50), compress(source, target, 50))
+    inputs = [torch.randn(*shape, requires_grad=True) for shape in ((50, 4), (50, 4), (50, 4, 24))]
+    found = []
+    for kernels in (core(), second):
+        monkeypatch.setattr(calls, "core", lambda kernels=kernels: kernels)
+        y = affine_attention(*layouts, *inputs)
+        found.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_one_openmp_runtime_in_the_process():
+    if core() is None or core().found.runtime is None or sys.platform != "linux":
+        pytest.skip("no shared OpenMP runtime here")
+    code = ("import torch\nfrom structconv.primitives.native import status\nassert status().available\n"
+            "torch.randn(300, 300) @ torch.randn(300, 300)\n"
+            "print(*{l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l.rsplit('/', 1)[-1]}, sep='\\n')")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert len(found) == 1, found
+
+
+def test_status_tells_what_is_used():
+    found = status()
+    assert found.available == (core() is not None) and (found.reason is None) == found.available
+    if found.available:
+        assert found.level in build.LEVELS and found.threads >= 1
+        assert found.origin in ("installed", "cache", "built now")
+
+
+def test_only_what_the_kernels_take_goes_to_them():
+    x = torch.ones(2, 3, 4)
+    assert calls.usable(x.double(), 5) is None and calls.usable(x.half(), 5) is None
+    assert calls.usable(x, 2**31) is None and calls.usable(torch.empty(1, 1, calls.MAX_CHANNELS + 1), 5) is None
+    assert calls.usable(x.to("meta"), 5) is None and calls.usable(x, 5) is core()
+
+
+def test_indices_are_narrowed_once_and_forgotten_with_their_owner():
+    index = torch.arange(5)
+    first = layout.narrow(index)
+    assert first.dtype == torch.int32 and layout.narrow(index) is first
+    assert layout.narrow(first) is first
+    index[0] = 7
+    assert layout.narrow(index)[0] == 7
+    held = len(layout._KNOWN)
+    del index
+    gc.collect()
+    assert len(layout._KNOWN) < held
+
+
+def test_positions_lead_from_one_layout_to_the_other():
+    source, target = torch.randint(9, (2, 40))
+    a, b = compress(target, source, 9), compress(source, target, 9)
+    place = layout.positions(a.order, b.order)
+    assert torch.equal(a.order[place.long()], b.order) and layout.positions(a.order, b.order) is place

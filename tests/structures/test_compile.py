@@ -1,0 +1,127 @@
+"""Structures as inputs of compiled and exported programs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from structconv.structures import Blocks, Causal, EdgeSupport, Graph, Grid, KnowledgeGraph, Padding, Window, batch
+
+
+def random_graph(nodes, edges, **fields):
+    return Graph(torch.randint(nodes, (2, edges)), num_nodes=nodes, **fields)
+
+
+def use_graph(graph, x):
+    layout = graph.with_self_loops().by_target()
+    back = graph.reversed().by_source()
+    degree = graph.in_degree() + graph.out_degree()
+    return layout.indices.sum() + layout.indptr[-1] + back.order[:1].sum() + (x[graph.source] * degree[:1]).sum()
+
+
+def use_supports(graph, keep, x):
+    m, n = torch.arange(x.shape[0])[:, None], torch.arange(x.shape[0])[None, :]
+    support = (EdgeSupport(graph) | Window(1)) & Causal() & Padding(keep)
+    listed = Window(2, dilation=2).edges(x.shape[0], x.shape[0])
+    blocks = (Padding(keep) & Blocks(2)).candidates(4, 4)
+    return support.contains(m, n).sum() + x[listed.source].sum() + blocks.target.sum()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_graph_compiles_whole_for_any_size(weighted):
+    torch.compiler.reset()
+    compiled = torch.compile(use_graph, backend="eager", fullgraph=True)
+    for nodes, edges in [(3, 4), (5, 9), (8, 30)]:
+        graph, x = random_graph(nodes, edges, edge_weight=torch.rand(edges) if weighted else None), torch.rand(nodes, 2)
+        torch.testing.assert_close(compiled(graph, x), use_graph(graph, x))
+
+
+def test_supports_compile_whole():
+    torch.compiler.reset()
+    compiled = torch.compile(use_supports, backend="eager", fullgraph=True)
+    for nodes, edges in [(4, 4), (6, 9)]:
+        graph, keep, x = random_graph(nodes, edges), torch.rand(nodes) > 0.3, torch.rand(nodes, 2)
+        torch.testing.assert_close(compiled(graph, keep, x), use_supports(graph, keep, x))
+
+
+def test_a_support_is_an_input_too():
+    torch.compiler.reset()
+
+    def count(support, x):
+        n = torch.arange(x.shape[0])
+        return support.contains(n[:, None], n[None, :]).sum()
+
+    compiled = torch.compile(count, backend="eager", fullgraph=True)
+    for support in (Causal() & Padding(torch.rand(2, 5) > 0.5), Window((3, 3), grid=Grid((1, 5))) & ~Causal()):
+        assert compiled(support, torch.rand(5, 1)) == count(support, torch.rand(5, 1))
+
+
+def test_relations_compile_whole():
+    torch.compiler.reset()
+
+    def last(knowledge, x):
+        return x[knowledge.with_inverses().relation("b").source].sum() + knowledge.relation("a").num_edges
+
+    compiled = torch.compile(last, backend="eager", fullgraph=True)
+    for triples in ([[0, 1, 2], [1, 0, 2]], [[2, 1, 0], [1, 1, 2], [0, 0, 1]]):
+        knowledge, x = KnowledgeGraph(torch.tensor(triples), 3, ("a", "b")), torch.rand(3, 2)
+        torch.testing.assert_close(compiled(knowledge, x), last(knowledge, x))
+
+
+class UseGraph(torch.nn.Module):
+    def forward(self, graph, x):
+        return use_graph(graph, x)
+
+
+class UseSupport(torch.nn.Module):
+    def forward(self, support, x):
+        return support.contains(torch.arange(x.shape[0])[:, None], torch.arange(x.shape[0])).sum() + x.sum()
+
+
+class UseRelations(torch.nn.Module):
+    def forward(self, knowledge, x):
+        return x[knowledge.relation("b").source].sum()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_graph_exports_with_any_number_of_edges(strict):
+    graph, x = random_graph(5, 9), torch.rand(5, 2)
+    shapes = {"graph": [{1: Dim.DYNAMIC}, None, None], "x": None}
+    program = torch.export.export(UseGraph(), (graph, x), dynamic_shapes=shapes, strict=strict)
+    other = random_graph(5, 13)
+    torch.testing.assert_close(program.module()(other, x), use_graph(other, x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("support", [
+    Causal() & Padding(torch.tensor([True, True, False, True])), Window(1, centre=torch.rand(2, 4)),
+    Window((3, 1), dilation=1, grid=Grid((2, 2), periodic=True)), EdgeSupport(random_graph(4, 6)) | ~Blocks(2)])
+def test_supports_export(support, strict):
+    x = torch.rand(4, 2)
+    program = torch.export.export(UseSupport(), (support, x), strict=strict)
+    torch.testing.assert_close(program.module()(support, x), UseSupport()(support, x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_knowledge_exports(strict):
+    knowledge = KnowledgeGraph(torch.tensor([[0, 1, 2], [1, 0, 2]]), 3, ("a", "b"))
+    x = torch.rand(3, 2)
+    program = torch.export.export(UseRelations(), (knowledge, x), strict=strict)
+    torch.testing.assert_close(program.module()(knowledge, x), UseRelations()(knowledge, x))
+
+
+@pytest.mark.parametrize("value", [
+    random_graph(4, 5, edge_weight=torch.rand(5)), Grid((2, 3), periodic=True), batch([Grid(2), Grid((3, 1))]),
+    KnowledgeGraph(torch.tensor([[0, 0, 1]]), 2, ("a",)), Window(2) & ~Padding(torch.ones(4).bool())])
+def test_structures_are_pytrees(value):
+    leaves, spec = pytree.tree_flatten(value)
+    assert repr(pytree.tree_unflatten(leaves, spec)) == repr(value)
+    assert all(isinstance(leaf, (torch.Tensor, int, str)) for leaf in leaves)
+
+
+def test_rebuilding_shares_the_sorted_layout():
+    graph = random_graph(4, 5)
+    twin = pytree.tree_map(lambda leaf: leaf, graph)
+    assert twin is not graph and twin.by_target() is graph.by_target()

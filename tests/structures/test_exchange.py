@@ -1,0 +1,138 @@
+"""Graphs from and to NetworkX, SciPy, torch's sparse tensors and data objects."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError, StructureError
+from structconv.structures import Graph
+
+INDEX = torch.tensor([[2, 0, 1, 0], [1, 2, 0, 1]])
+WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0])
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse")
+        yield
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_torch_sparse_round_trip(layout, dtype):
+    graph = Graph(INDEX.to(dtype), num_inputs=3, num_outputs=4, edge_weight=WEIGHT)
+    sparse = graph.to_torch_sparse(layout)
+    assert sparse.layout == layout and sparse.shape == (3, 4)
+    dense = torch.zeros(3, 4).index_put((INDEX[0], INDEX[1]), WEIGHT, accumulate=True)
+    assert torch.equal(sparse.to_dense(), dense)
+    back = Graph.from_torch_sparse(sparse)
+    assert (back.num_inputs, back.num_outputs) == (3, 4)
+    assert torch.equal(back.to_torch_sparse(torch.sparse_coo).to_dense(), dense)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_duplicates_stay_in_coo_and_add_up_in_csr(layout):
+    twice = Graph(torch.tensor([[0, 0], [1, 1]]), num_nodes=2, edge_weight=torch.tensor([1.0, 2.0]))
+    sparse = twice.to_torch_sparse(layout)
+    assert sparse._nnz() == (2 if layout == torch.sparse_coo else 1) and sparse.to_dense()[0, 1] == 3
+    assert Graph.from_torch_sparse(sparse).num_edges == sparse._nnz()
+
+
+def test_unweighted_becomes_ones_and_integers_become_floating():
+    assert Graph(INDEX).to_torch_sparse(dtype=torch.float64).values().dtype == torch.float64
+    assert Graph.from_torch_sparse(torch.eye(3).long().to_sparse()).edge_weight.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_reach_the_values(layout):
+    weight = WEIGHT.clone().requires_grad_()
+    back = Graph.from_torch_sparse(Graph(INDEX, edge_weight=weight).to_torch_sparse(layout))
+    (back.edge_weight * (1 + back.source + 10 * back.target)).sum().backward()
+    assert weight.grad.tolist() == (1 + INDEX[0] + 10 * INDEX[1]).tolist()
+
+
+def test_bad_sparse():
+    with pytest.raises(StructureError, match=r"COO, CSR or CSC tensor \(M, N\); got torch.strided \(3, 3\)"):
+        Graph.from_torch_sparse(torch.eye(3))
+    with pytest.raises(StructureError, match="got list"):
+        Graph.from_torch_sparse([[1.0]])
+    with pytest.raises(ConfigError, match=r"got torch\.strided"):
+        Graph(INDEX).to_torch_sparse(torch.strided)
+
+
+@pytest.mark.parametrize("kind", ["coo_array", "csr_array", "csc_matrix", "lil_array"])
+def test_scipy_round_trip(kind):
+    sparse = pytest.importorskip("scipy.sparse")
+    graph = Graph(INDEX, num_inputs=3, num_outputs=4, edge_weight=WEIGHT.double())
+    there = graph.to_scipy()
+    back = Graph.from_scipy(getattr(sparse, kind)(there))
+    assert torch.equal(torch.tensor(back.to_scipy().toarray()), torch.tensor(there.toarray()))
+    assert back.edge_weight.dtype == torch.float64 and back.edge_index.dtype == torch.int64
+
+
+def test_scipy_keeps_duplicates_and_edge_order():
+    pytest.importorskip("scipy")
+    graph = Graph(torch.tensor([[1, 0, 1], [0, 1, 0]]), edge_weight=torch.tensor([1.0, 2.0, 3.0]))
+    back = Graph.from_scipy(graph.to_scipy())
+    assert torch.equal(back.edge_index, graph.edge_index) and torch.equal(back.edge_weight, graph.edge_weight)
+
+
+def test_networkx_undirected_gives_both_directions():
+    networkx = pytest.importorskip("networkx")
+    path = networkx.Graph()
+    path.add_nodes_from("cab")
+    path.add_edge("a", "b", weight=2)
+    path.add_edge("b", "c")
+    path.add_edge("c", "c", weight=5)
+    graph = Graph.from_networkx(path)
+    edges = {(m, n): w for m, n, w in zip(*graph.edge_index.tolist(), graph.edge_weight.tolist(), strict=True)}
+    assert edges == {(1, 2): 2, (2, 1): 2, (2, 0): 1, (0, 2): 1, (0, 0): 5}
+    expected = networkx.to_numpy_array(path)
+    assert torch.equal(graph.to_torch_sparse(torch.sparse_coo).to_dense().double(), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+def test_networkx_round_trip(weight):
+    pytest.importorskip("networkx")
+    graph = Graph(INDEX, num_nodes=5, edge_weight=weight)
+    back = Graph.from_networkx(graph.to_networkx())
+    assert back.num_nodes == 5
+    assert torch.equal(back.to_torch_sparse().to_dense(), graph.to_torch_sparse().to_dense())
+    assert (back.edge_weight is None) == (weight is None)
+
+
+def test_networkx_multigraph_and_bipartite():
+    pytest.importorskip("networkx")
+    twice = Graph(torch.tensor([[0, 0], [1, 1]]), edge_weight=torch.tensor([1.0, 2.0]))
+    assert Graph.from_networkx(twice.to_networkx()).edge_weight.tolist() == [1, 2]
+    bipartite = Graph(torch.tensor([[0, 1], [2, 0]]), num_inputs=2, num_outputs=3).to_networkx()
+    assert list(bipartite.edges) == [(0, 4), (1, 2)]
+    assert [side for _, side in bipartite.nodes(data="bipartite")] == [0, 0, 1, 1, 1]
+
+
+def test_empty_networkx():
+    networkx = pytest.importorskip("networkx")
+    graph = Graph.from_networkx(networkx.empty_graph(3))
+    assert (graph.num_nodes, graph.num_edges, graph.edge_weight) == (3, 0, None)
+
+
+def test_missing_package_names_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(ConfigError, match=r"networkx must be installed.*pip install 'structconv\[networkx\]'"):
+        Graph(INDEX).to_networkx()
+
+
+def test_data_objects():
+    data = types.SimpleNamespace(edge_index=INDEX, edge_attr=torch.rand(4, 2), num_nodes=7)
+    graph = Graph.from_data(data)
+    assert graph.num_nodes == 7 and graph.edge_attr is data.edge_attr and graph.edge_weight is None
+    assert Graph.from_data(types.SimpleNamespace(edge_index=INDEX, edge_weight=WEIGHT)).edge_weight is WEIGHT
+    with pytest.raises(StructureError, match="must have an edge_index; got SimpleNamespace"):
+        Graph.from_data(types.SimpleNamespace())

@@ -1,0 +1,67 @@
+"""Pictures: what is drawn where, read back from the PNG, and the terminal's characters."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import image
+
+from structconv.errors import ShapeError
+from structconv.pictures import basis_png, curves_png, images_png, matrix_text
+
+
+def dark_share(png: bytes) -> float:
+    pixels = image.imread(io.BytesIO(png))
+    opaque_black = (pixels[..., :3].max(-1) < 0.2) & (pixels[..., 3] > 0.9)
+    return float(opaque_black.mean())
+
+
+def test_a_full_matrix_is_dark_and_an_empty_one_is_not():
+    assert dark_share(basis_png(np.ones((1, 10, 10)))) > 0.4
+    assert dark_share(basis_png(np.zeros((1, 10, 10)))) == 0
+
+
+def test_single_entries_of_a_large_matrix_stay_visible():
+    matrix = np.zeros((3000, 3000))
+    matrix[np.arange(3000), np.arange(3000)] = 1
+    assert dark_share(basis_png(matrix)) > 0.001
+
+
+def test_tensors_signs_and_many_panels():
+    png = basis_png(torch.randn(20, 4, 5, requires_grad=True), ["first"])
+    assert png.startswith(b"\x89PNG")
+    pixels = image.imread(io.BytesIO(png))
+    assert pixels.shape[1] > 1.5 * pixels.shape[0]
+    assert pixels.shape[2] == 4
+
+
+def test_zero_entries_draw_without_an_error():
+    assert basis_png(np.zeros((1, 0, 0))).startswith(b"\x89PNG")
+
+
+def test_other_numbers_of_axes_are_refused():
+    with pytest.raises(ShapeError, match=r"\(K, M, N\); got \(2, 1, 3, 3\)"):
+        basis_png(np.zeros((2, 1, 3, 3)))
+
+
+def test_the_same_picture_has_the_same_bytes():
+    assert basis_png(np.eye(5)) == basis_png(np.eye(5))
+
+
+def test_images_and_curves():
+    assert images_png([np.eye(3), np.ones((2, 2))], ["a"]).startswith(b"\x89PNG")
+    assert curves_png({"a": ([1, 2], [0.5, 0.7])}, x_label="x", y_label="y").startswith(b"\x89PNG")
+
+
+def test_small_matrices_take_two_characters_an_entry():
+    assert matrix_text(np.eye(3, k=1)) == "··██··\n····██\n······"
+
+
+def test_large_ones_take_half_a_character_and_fit():
+    assert matrix_text(np.eye(60)).splitlines()[:2] == ["▀▄" + "·" * 58, "··▀▄" + "·" * 56]
+    lines = matrix_text(np.eye(201), columns=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0][0] != "·"
