@@ -1,0 +1,25 @@
+"""Bases: lazy (..., K, M, N) tensors that know how to be applied, and the algebra over them."""
+
+from __future__ import annotations
+
+from structconv.bases.attention import Pairwise, weights_at
+from structconv.bases.base import Algebra, Basis, operator, value
+from structconv.bases.cuboid import CuboidSpec, cuboid_offsets
+from structconv.bases.dense import Dense, Identity
+from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
+from structconv.bases.matrices import adjacency, random_walk, scaled_laplacian
+from structconv.bases.pairs import Block, Edges, Pairs
+from structconv.bases.pairwise import Dropped, LeakyReLU, Mapped, Masked, Normalised, Outer, Product, Sum
+from structconv.bases.polynomial import Polynomial
+from structconv.bases.pooling import Pooling
+from structconv.bases.positions import ClippedShifts, Distance, GaussianBump, Lookup
+from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore, PairFunction, Score, Uniform
+from structconv.bases.shift import Shift, ShiftTransposed
+from structconv.bases.sparse import Sparse
+
+__all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
+           "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "Identity",
+           "LeakyReLU", "LinearSum", "Lookup", "Mapped", "Masked", "Normalised", "Outer", "PairFunction", "Pairs",
+           "Pairwise", "Polynomial", "Pooling", "Product", "Repeated", "Scaled", "Score", "Shift", "ShiftTransposed",
+           "Sparse", "Sum", "Transposed", "Uniform", "adjacency", "cuboid_offsets", "operator", "random_walk",
+           "scaled_laplacian", "value", "weights_at"]

@@ -1,0 +1,248 @@
+"""The algebra: what `a | b`, `a @ b`, `a + b`, `c * a`, ... become, for values.
+
+The functions dispatch on type and are registered by name, so that the dunders of `Basis` and the expressions of
+mechanisms reach the same ones. What they make is in `linear.py` (nodes that act through their operands' primitives)
+and in `pairwise.py` (nodes that act entry by entry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.bases.attention import nodes
+from structconv.bases.base import Basis, operator
+from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
+from structconv.bases.pairs import NORMALIZATIONS
+from structconv.bases.pairwise import (
+    Dropped,
+    LeakyReLU,
+    Mapped,
+    Masked,
+    Normalised,
+    Outer,
+    Product,
+    Sum,
+    check_sizes,
+)
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.shapes import check_choice
+from structconv.structures.graph import Graph
+from structconv.structures.supports import DenseMask, EdgeSupport, Padding, Support
+
+
+def _check_bases(owner: str, first: Basis, second: Basis) -> None:
+    for basis in (first, second):
+        if not isinstance(basis, Basis):
+            raise ConfigError(owner, "both operands must be bases", type(basis).__name__)
+
+
+def _check_same_entries(owner: str, first: Basis, second: Basis) -> None:
+    _check_bases(owner, first, second)
+    sizes = [(basis.num_inputs, basis.num_outputs) for basis in (first, second)]
+    if sizes[0] != sizes[1]:
+        raise ShapeError(owner, "both bases must have the same inputs M and outputs N",
+                         " and ".join(f"M={m}, N={n}" for m, n in sizes))
+
+
+def _over_parts(basis: Basis, fn: Callable[[Basis], Basis]) -> Basis:
+    """Apply an entry-wise operator to each part of a `|`, so that each keeps its own support and its own kernel."""
+    if isinstance(basis, Concat):
+        return Concat(tuple(_over_parts(part, fn) for part in basis.parts))
+    return fn(basis)
+
+
+def _part_by_part(owner: str, fn: Callable[[Basis, Basis], Basis], first: Basis, second: Basis) -> Basis:
+    """fn of two operands, part by part where they are `|`, so that each part keeps its own mask and its own kernel."""
+    joined = [basis for basis in (first, second) if isinstance(basis, Concat)]
+    if not joined:
+        return fn(first, second)
+    if len(joined) == 1 and 1 in (first.size, second.size):
+        met = [(first, part) if second is joined[0] else (part, second) for part in joined[0].parts]
+    elif len(joined) == 2 and [p.size for p in joined[0].parts] == [p.size for p in joined[1].parts]:
+        met = list(zip(joined[0].parts, joined[1].parts, strict=True))
+    elif any(part.support() is not None for basis in joined for part in basis.parts):
+        raise ConfigError(owner, "a mask within a | must meet one matrix, or parts of the same sizes",
+                          f"K={first.size} and K={second.size}", f"Apply the mask to the result of {owner}.")
+    else:
+        return fn(first, second)
+    return Concat(tuple(fn(one, other) for one, other in met))
+
+
+@operator("concat")
+def concat(first: Basis, second: Basis) -> Basis:
+    """`a | b`: heads side by side; sizes add up."""
+    _check_same_entries("a | b", first, second)
+    parts: tuple[Basis, ...] = ()
+    for basis in (first, second):
+        parts += basis.parts if isinstance(basis, Concat) else (basis,)
+    return Concat(parts)
+
+
+@operator("compose")
+def compose(first: Basis, second: Basis) -> Basis:
+    """`a @ b`: every product of a matrix of a with one of b."""
+    _check_bases("a @ b", first, second)
+    return Composed(first, second)
+
+
+@operator("add")
+def add(first: Basis, second: Basis) -> Basis:
+    """`a + b`: of scores entry by entry, where both exist; of matrices by linearity."""
+    _check_same_entries("a + b", first, second)
+    check_sizes("a + b", first, second)
+    return _part_by_part("a + b", Sum if first.has_scores or second.has_scores else _linear_sum, first, second)
+
+
+def _linear_sum(first: Basis, second: Basis) -> Basis:
+    size = max(first.size, second.size)
+    first, second = (b if b.size == size else Repeated(b, size) for b in (first, second))
+    return LinearSum(first, second)
+
+
+@operator("multiply")
+def multiply(first: Basis, second: Basis | Tensor | float) -> Basis:
+    """`a * b` entry by entry, or `c * a` with a number or a tensor of K numbers."""
+    if isinstance(second, Basis):
+        _check_same_entries("a * b", first, second)
+        check_sizes("a * b", first, second)
+        return _part_by_part("a * b", Product, first, second)
+    if not isinstance(second, Tensor):
+        return _over_parts(first, lambda part: Scaled(part, float(second)))
+    if second.numel() not in (1, first.size):
+        raise ShapeError("c * a", f"a tensor c must have 1 or K={first.size} elements", tuple(second.shape))
+    factor = second.reshape(-1)
+    if not isinstance(first, Concat) or factor.numel() == 1:
+        return _over_parts(first, lambda part: Scaled(part, factor))
+    factors = factor.split([part.size for part in first.parts])
+    return Concat(tuple(multiply(part, piece) for part, piece in zip(first.parts, factors, strict=True)))
+
+
+@operator("outer")
+def outer(first: Basis, second: Basis) -> Basis:
+    """`a.outer(b)`: entry by entry, every pair of heads."""
+    _check_same_entries("a.outer(b)", first, second)
+    if isinstance(first, Concat):
+        return Concat(tuple(outer(part, second) for part in first.parts))
+    return _part_by_part("a.outer(b)", Outer, first, second)
+
+
+@operator("transpose")
+def transpose(basis: Basis) -> Basis:
+    """A_kmn -> A_knm, through the nodes that a transpose passes."""
+    own = getattr(basis, "_transposed", None)
+    if own is not None:
+        return own()
+    if isinstance(basis, Transposed):
+        return basis.child
+    if isinstance(basis, Scaled):
+        return Scaled(transpose(basis.child), basis.factor)
+    if isinstance(basis, Repeated):
+        return Repeated(transpose(basis.child), basis.times)
+    if isinstance(basis, Concat):
+        return Concat(tuple(transpose(part) for part in basis.parts))
+    if isinstance(basis, LinearSum):
+        return LinearSum(transpose(basis.first), transpose(basis.second))
+    if isinstance(basis, Normalised):
+        over = "outputs" if basis.over == "inputs" else "inputs"
+        return Normalised(transpose(basis.child), basis.kind, over)
+    return Transposed(basis)
+
+
+def as_support(basis: Basis, keep: Any, drop: Any) -> Support:
+    """The support that `masked(keep=...)` or `masked(drop=...)` means for a basis of M inputs and N outputs."""
+    if (keep is None) == (drop is None):
+        got = "neither" if keep is None else "both"
+        raise ConfigError("masked", "exactly one of keep= and drop= must be given", got)
+    mask = keep if drop is None else drop
+    if isinstance(mask, Graph):
+        mask = EdgeSupport(mask)
+    if isinstance(mask, Tensor):
+        if mask.dtype != torch.bool:
+            raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
+        mask = Padding(mask) if mask.dim() == 1 else DenseMask(mask)
+    if not isinstance(mask, Support):
+        raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
+    mask.check("masked", basis.num_inputs, basis.num_outputs)
+    return mask if drop is None else ~mask
+
+
+@operator("masked")
+def masked(basis: Basis, keep: Any = None, drop: Any = None) -> Basis:
+    """Only the pairs in `keep`, or not in `drop`, exist."""
+    support = as_support(basis, keep, drop)
+    return _over_parts(basis, lambda part: Masked(part, support))
+
+
+@operator("normalize")
+def normalize(basis: Basis, kind: str = "sum", over: str = "inputs") -> Basis:
+    """Weights from scores; a softmax needs scores."""
+    check_choice("normalize", "kind", kind, NORMALIZATIONS)
+    check_choice("normalize", "over", over, ("inputs", "outputs"))
+    if kind == "none":
+        return basis
+    if kind in ("softmax", "sigmoid") and not basis.has_scores:
+        raise ConfigError(kind, "its basis must have scores", repr(basis),
+                          "Scores come from a mechanism such as DotProduct; a matrix takes normalize('sum').")
+    return _over_parts(basis, lambda part: _normalised(part, kind, over))
+
+
+def _normalised(basis: Basis, kind: str, over: str) -> Basis:
+    """Dividing exponentials by their sum is a softmax, which does not overflow."""
+    if kind == "sum" and isinstance(basis, Mapped) and basis.fn is torch.exp:
+        return Normalised(basis.child, "softmax", over)
+    if kind == "sum" and isinstance(basis, Masked) and isinstance(basis.child, Mapped) and basis.child.fn is torch.exp:
+        return Normalised(Masked(basis.child.child, basis.mask), "softmax", over)
+    return Normalised(basis, kind, over)
+
+
+@operator("map")
+def entrywise(basis: Basis, fn: Callable[[Tensor], Tensor]) -> Basis:
+    """fn of every existing entry."""
+    if not callable(fn):
+        raise ConfigError("map", "fn must be callable", repr(fn))
+    return _over_parts(basis, lambda part: Mapped(part, fn))
+
+
+@operator("leaky_relu")
+def leaky_relu(basis: Basis, negative_slope: float = 0.2) -> Basis:
+    """max(a, 0) + negative_slope min(a, 0)."""
+    return _over_parts(basis, lambda part: LeakyReLU(part, float(negative_slope)))
+
+
+@operator("softcap")
+def softcap(basis: Basis, cap: float) -> Basis:
+    """cap tanh(a / cap)."""
+    if not cap > 0:
+        raise ConfigError("softcap", "cap must be positive", cap)
+    return multiply(entrywise(multiply(basis, 1.0 / cap), torch.tanh), cap)
+
+
+@operator("scaled")
+def scaled(basis: Basis, scale: float | None = None) -> Basis:
+    """Multiply by `scale`, or by 1/sqrt(D)."""
+    return multiply(basis, depth(basis) ** -0.5 if scale is None else scale)
+
+
+def depth(basis: Basis) -> int:
+    """D, the number of channels that a score's products run over."""
+    found = {node.depth for node in nodes(basis) if hasattr(node, "depth")}
+    if len(found) != 1:
+        raise ConfigError("scaled", "the scores must be products of one number D of channels", sorted(found) or "none",
+                          "Give the factor: scaled(0.125).")
+    return found.pop()
+
+
+@operator("dropout")
+def dropout(basis: Basis, p: float, seed: Tensor | None = None) -> Basis:
+    """Zero each weight with probability p; the seed is drawn from torch's generator unless it is given."""
+    if not 0 <= p < 1:
+        raise ConfigError("dropout", "p must be in [0, 1)", p)
+    if seed is None:
+        seed = torch.randint(0, 2**62, (), dtype=torch.int64)
+    if isinstance(basis, Concat):
+        return Concat(tuple(dropout(part, p, seed + number) for number, part in enumerate(basis.parts)))
+    return Dropped(basis, p, seed) if p else basis

@@ -1,0 +1,208 @@
+"""How an expression of scores is applied: along the edges of its pattern, or in blocks of the (M, N) rectangle.
+
+`Pairwise` is the base of every basis that is defined by its entries rather than by a product. Where the pairs that
+count are listed (a graph, a window), the entries are evaluated there and applied as a sparse product: O(E K + N C)
+memory. Elsewhere blocks of outputs are evaluated, applied and forgotten, and evaluated again in the backward pass:
+O(N C) memory beside one block. Normalisation over outputs needs whole rows, so such expressions run in blocks of
+inputs, summed. The entries are never held whole unless `dense()` asks for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from structconv.bases.base import Basis
+from structconv.bases.pairs import BLOCK_ELEMENTS, Block, Edges, Pairs, full, listed_graph
+from structconv.bases.sparse import Sparse
+from structconv.primitives.blocks import recompute_blocks
+from structconv.primitives.segments import segment_sum
+from structconv.structures.supports import Support
+
+
+class Pairwise(Basis):
+    """A basis given by its entries at pairs; a subclass implements `evaluate` and, if it restricts them, `support`."""
+
+    @property
+    def width(self) -> int:
+        """Numbers held at one pair while it is evaluated, for one head."""
+        return 1
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors that the entries are made of, or of the bases where these hold none."""
+        tensor = next(_tensors(self), None)
+        return next(children(self)).device if tensor is None else tensor.device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The floating dtype of the tensors that the entries are made of; `None` where there are none."""
+        held = (t.dtype for t in _tensors(self) if t.is_floating_point())
+        below = (getattr(child, "dtype", None) for child in children(self))
+        return next((dtype for dtype in (*held, *below) if dtype is not None), None)
+
+    def reach(self) -> Support | None:
+        """The pairs outside which a mask makes every entry zero; `None` where no mask says so."""
+        return self.support()
+
+    def apply(self, r: Tensor) -> Tensor:
+        return _contract(self, r, sum_heads=False)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return _contract(self, x.unsqueeze(-3), sum_heads=False)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return _contract(self, r, sum_heads=True)
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or self.dtype or torch.get_default_dtype()
+        pairs = listed(self, dtype)
+        if pairs is not None:
+            return Sparse(pairs.graph, entries(self, pairs).to(dtype)).dense(dtype)
+        return entries(self, full(self.num_inputs, self.num_outputs, dtype, self.device)).to(dtype)
+
+
+def entries(basis: Basis, pairs: Pairs) -> Tensor:
+    """The entries at `pairs`, exactly zero at those that are absent."""
+    a = basis.evaluate(pairs)
+    keep = pairs.keep(basis.support())
+    return a if keep is None else torch.where(keep, a, torch.zeros((), dtype=a.dtype, device=a.device))
+
+
+def listed(basis: Basis, dtype: torch.dtype) -> Edges | None:
+    """The pairs that count as a list of edges, where the support or the pattern is sparse.
+
+    Where a node normalises, only its own pattern will do: a mask above it may list fewer pairs than it sums over.
+    """
+    graph = None if complete(basis) else listed_graph(basis)
+    graph = basis.pattern() if graph is None else graph
+    return None if graph is None else Edges(graph, dtype)
+
+
+def reach(basis: Basis) -> Support | None:
+    """`Pairwise.reach` of any basis."""
+    return basis.reach() if isinstance(basis, Pairwise) else basis.support()
+
+
+def both(first: Support | None, second: Support | None) -> Support | None:
+    """The pairs in both supports, `None` standing for all."""
+    if first is None or second is None or first is second:
+        return second if first is None else first
+    return first & second
+
+
+def weights_at(basis: Basis, dtype: torch.dtype) -> Tensor:
+    """The entries where they count: (..., K, E) along the basis's edges in their order, else (..., K, M, N)."""
+    pairs = listed(basis, dtype) if isinstance(basis, Pairwise) else None
+    if pairs is None and isinstance(basis, Sparse):
+        pairs = Edges(basis.graph, dtype)
+    return basis.dense(dtype) if pairs is None else entries(basis, pairs)
+
+
+def children(basis: Basis) -> Iterator[Basis]:
+    """The bases that a node of an expression holds."""
+    if dataclasses.is_dataclass(basis):
+        for field in dataclasses.fields(basis):
+            held = getattr(basis, field.name)
+            yield from (part for part in (held if isinstance(held, tuple) else (held,)) if isinstance(part, Basis))
+
+
+def nodes(basis: Basis) -> Iterator[Basis]:
+    """The expression's nodes, itself first."""
+    yield basis
+    for child in children(basis):
+        yield from nodes(child)
+
+
+def complete(basis: Basis) -> frozenset[str]:
+    """Along what ("inputs", "outputs") all pairs must be evaluated together, because some node normalises."""
+    found = {basis.normalizes} - {""}
+    for child in children(basis):
+        found |= complete(child)
+    return frozenset(_OTHER[over] for over in found) if basis.flips else frozenset(found)
+
+
+_OTHER = {"inputs": "outputs", "outputs": "inputs"}
+
+
+def _tensors(basis: Basis) -> Iterator[Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(basis) if isinstance(leaf, Tensor))
+
+
+def _contract(basis: Pairwise, r: Tensor, *, sum_heads: bool) -> Tensor:
+    pairs = listed(basis, r.dtype)
+    if pairs is None:
+        return _in_blocks(basis, r, sum_heads)
+    sparse = Sparse(pairs.graph, entries(basis, pairs).to(r.dtype))
+    keep = pairs.keep(reach(basis))
+    bad = None if keep is None else _not_finite(r)
+    if keep is None or bad is None:
+        return sparse.synthesis(r) if sum_heads else sparse.apply(r.expand(*r.shape[:-3], basis.size, *r.shape[-2:]))
+    touched = (keep & pairs.source(bad)).to(r.dtype)
+    reached = segment_sum(touched, pairs.target_index(), basis.num_outputs) > 0
+    y = sparse.apply(r.masked_fill(bad.unsqueeze(-1), 0).expand(*r.shape[:-3], basis.size, *r.shape[-2:]))
+    y = y.masked_fill(reached.unsqueeze(-1), torch.nan)
+    return y.sum(-3) if sum_heads else y
+
+
+def _not_finite(r: Tensor) -> Tensor | None:
+    """Which rows of r (..., M, C) are not finite, (..., M); `None` where all are, or where values are not known."""
+    if torch.compiler.is_compiling():
+        return None
+    bad = ~r.isfinite().all(-1)
+    return bad if bad.any() else None
+
+
+def _in_blocks(basis: Pairwise, r: Tensor, sum_heads: bool) -> Tensor:
+    leaves, spec = pytree.tree_flatten(basis)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    opaque = any(isinstance(leaf, Basis) for leaf in leaves)
+    together = complete(basis)
+    by_rows = "outputs" in together
+    whole = opaque or len(together) == 2 or torch.compiler.is_compiling()
+    blocks = _blocks(basis, r, by_rows, whole)
+
+    def contract(block: Block, *values: Tensor) -> Tensor:
+        supply = iter(values[:-1])
+        tree = basis if opaque else pytree.tree_unflatten(
+            [next(supply) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+        rows = values[-1] if len(blocks) == 1 or not by_rows else values[-1][..., slice(*block.rows), :]
+        y = _product(tree, block, rows)
+        return y.sum(-3) if sum_heads else y
+
+    if len(blocks) == 1:
+        return contract(blocks[0], *tensors, r)
+    return recompute_blocks(contract, [*tensors, r], blocks, reduce="sum" if by_rows else "cat", dim=-2)
+
+
+def _blocks(basis: Pairwise, r: Tensor, by_rows: bool, whole: bool) -> list[Block]:
+    size_m, size_n = basis.num_inputs, basis.num_outputs
+    if whole:
+        return [full(size_m, size_n, r.dtype, r.device)]
+    batch = 1
+    for size in torch.broadcast_shapes(basis.batch_shape, r.shape[:-3]):
+        batch *= size
+    width = max((getattr(node, "width", 1) for node in nodes(basis)), default=1)
+    across, along = (size_n, size_m) if by_rows else (size_m, size_n)
+    step = max(1, BLOCK_ELEMENTS // max(1, batch * basis.size * width * across))
+    spans = [(start, min(start + step, along)) for start in range(0, along, step)] or [(0, 0)]
+    whole_m, whole_n = (0, size_m), (0, size_n)
+    return [Block(size_m, size_n, span if by_rows else whole_m, whole_n if by_rows else span, r.dtype, r.device)
+            for span in spans]
+
+
+def _product(basis: Basis, block: Block, r: Tensor) -> Tensor:
+    """A^T r over a block. Rows of r that are not finite reach only the outputs whose pair with them exists."""
+    a = entries(basis, block).to(r.dtype)
+    mask = reach(basis)
+    bad = None if mask is None else _not_finite(r)
+    keep = None if bad is None else block.keep(mask)
+    if keep is None or bad is None:
+        return a.mT @ r
+    reached = (keep & bad.unsqueeze(-1)).any(-2)
+    y = a.mT @ r.masked_fill(bad.unsqueeze(-1), 0)
+    return y.masked_fill(reached.unsqueeze(-1), torch.nan)

@@ -1,0 +1,223 @@
+"""`Basis`: a lazy (..., K, M, N) tensor that knows how to be applied.
+
+The class states the contract and derives everything from `dense()`, so that a user's own basis of one
+method works with every layer on its first day; a faster primitive is an override, never a requirement.
+The algebra's operators live in `algebra.py`, which registers them in `OPERATORS`; this module imports no child.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast, dataclass_transform
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+from structconv.pictures import basis_png
+
+if TYPE_CHECKING:
+    from structconv.bases.pairs import Pairs
+    from structconv.structures.graph import Graph
+    from structconv.structures.supports import Support
+
+OPERATORS: dict[str, Callable[..., Any]] = {}
+_Class = TypeVar("_Class", bound=type)
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the algebra's operator `name`, for bases and for mechanisms alike."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        OPERATORS[name] = function
+        return function
+
+    return register
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def value(cls: _Class) -> _Class:
+    """Make `cls` a frozen dataclass compared by identity, and a pytree, so that blocks can be recomputed over it."""
+    made = cast(_Class, dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
+    torch.export.register_dataclass(made, serialized_type_name=f"{made.__module__}.{made.__qualname__}")
+    return made
+
+
+class Algebra:
+    """The operators of the algebra, shared by bases (values) and mechanisms (modules).
+
+    A subclass says in `_operate` what an operator's name and its arguments become.
+    """
+
+    def _operate(self, name: str, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def __or__(self, other: Any) -> Any:
+        return self._operate("concat", self, other)
+
+    def __matmul__(self, other: Any) -> Any:
+        return self._operate("compose", self, other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._operate("add", self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._operate("multiply", self, other)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Any:
+        return self._operate("multiply", self, -1.0)
+
+    def __sub__(self, other: Any) -> Any:
+        return self + (-other)
+
+    def __truediv__(self, divisor: float) -> Any:
+        return self._operate("multiply", self, 1.0 / divisor)
+
+    def outer(self, other: Any) -> Any:
+        """Term by term, every pair of heads: A_(k'K''+k'')mn = A'_k'mn A''_k''mn, K = K' K''."""
+        return self._operate("outer", self, other)
+
+    def transpose(self) -> Any:
+        """A_kmn -> A_knm: inputs and outputs change places."""
+        return self._operate("transpose", self)
+
+    def masked(self, *, keep: Any = None, drop: Any = None) -> Any:
+        """Only the pairs (m, n) in `keep`, or those not in `drop`, exist; the others weigh exactly zero."""
+        return self._operate("masked", self, keep=keep, drop=drop)
+
+    def scaled(self, scale: float | None = None) -> Any:
+        """Multiply by `scale`, or by 1/sqrt(D) where the scores are products of D channels."""
+        return self._operate("scaled", self, scale=scale)
+
+    def softmax(self, over: str = "inputs") -> Any:
+        """Softmax over inputs m (the paper's column-wise softmax) or over outputs n; absent pairs weigh zero."""
+        return self._operate("normalize", self, kind="softmax", over=over)
+
+    def normalize(self, kind: str = "sum", over: str = "inputs") -> Any:
+        """Divide by the sum ("sum"), by the number of existing pairs ("count"), or apply "softmax" or "sigmoid"."""
+        return self._operate("normalize", self, kind=kind, over=over)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        """Apply `fn` to every existing entry; `fn` maps (..., K, *) to the same shape, entry by entry."""
+        return self._operate("map", self, fn=fn)
+
+    def dropout(self, p: float) -> Any:
+        """Zero each weight with probability p and scale the others by 1/(1-p), when training."""
+        return self._operate("dropout", self, p=p)
+
+
+class ScoreMaps(Algebra):
+    """The entry-wise maps that have a name."""
+
+    def leaky_relu(self, negative_slope: float = 0.2) -> Any:
+        """max(a, 0) + negative_slope min(a, 0), entry by entry."""
+        return self._operate("leaky_relu", self, negative_slope=negative_slope)
+
+    def relu(self) -> Any:
+        """max(a, 0), entry by entry."""
+        return self.map(torch.relu)
+
+    def tanh(self) -> Any:
+        """tanh(a), entry by entry."""
+        return self.map(torch.tanh)
+
+    def exp(self) -> Any:
+        """e^a, entry by entry; absent pairs stay absent."""
+        return self.map(torch.exp)
+
+    def softcap(self, cap: float) -> Any:
+        """cap tanh(a / cap), entry by entry (Gemma 2's bound on logits)."""
+        return self._operate("softcap", self, cap=cap)
+
+
+class Basis(ScoreMaps, abc.ABC):
+    """A lazy tensor A of shape (..., K, M, N): K matrices from M inputs to N outputs.
+
+    A subclass gives `size`, `num_inputs`, `num_outputs` and `dense()`; everything else has a default.
+    `analysis` and `synthesis` are the two primitives of filter banks, `apply` is the one that both rest on.
+    """
+
+    #: "inputs" or "outputs" where an entry depends on all others that share its output, or its input.
+    normalizes: str = ""
+    #: Whether the node exchanges the roles of inputs and outputs.
+    flips: bool = False
+
+    if TYPE_CHECKING:
+        @property
+        def device(self) -> torch.device:
+            """Where the basis lives; structural bases follow their argument."""
+    else:
+        device = torch.device("cpu")
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """K, the number of matrices."""
+
+    @property
+    @abc.abstractmethod
+    def num_inputs(self) -> int:
+        """M, the number of input entries."""
+
+    @property
+    @abc.abstractmethod
+    def num_outputs(self) -> int:
+        """N, the number of output entries."""
+
+    @abc.abstractmethod
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor itself, (..., K, M, N), built independently of the primitives; O(K M N) memory."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Leading dimensions: empty where one basis serves the whole batch."""
+        return ()
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the entries are scores of pairs, so that a softmax over them means something."""
+        return False
+
+    def apply(self, r: Tensor) -> Tensor:
+        """A_k^T r_k for each k: (..., K, M, C) -> (..., K, N, C)."""
+        return self.dense(r.dtype).to(r.device).mT @ r
+
+    def analysis(self, x: Tensor) -> Tensor:
+        """A_k^T x for each k: (..., M, C) -> (..., K, N, C)."""
+        return self.apply(x.unsqueeze(-3).expand(*x.shape[:-2], self.size, *x.shape[-2:]))
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        """sum_k A_k^T r_k: (..., K, M, C) -> (..., N, C)."""
+        return self.apply(r).sum(-3)
+
+    def pattern(self) -> Graph | None:
+        """The pairs outside which every entry is zero, listed; `None` where any pair may count."""
+        return None
+
+    def support(self) -> Support | None:
+        """The pairs that exist at all, in the sense of `masked`; `None` for all of them."""
+        return None
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        """The entries at `pairs`, (..., K, *pairs.shape); arbitrary where `support` says that a pair is absent."""
+        return pairs.pick(self.dense(getattr(self, "dtype", None) or pairs.dtype))
+
+    def check_input(self, x: Tensor, owner: str = "Basis") -> None:
+        """Raise `ShapeError` unless `x` is (..., M, C)."""
+        if x.dim() < 2 or x.shape[-2] != self.num_inputs:
+            raise ShapeError(owner, f"x must have shape (..., M={self.num_inputs}, C)", tuple(x.shape),
+                             "Entries are dim -2, channels dim -1.")
+
+    def _operate(self, name: str, *args: Any, **options: Any) -> Any:
+        return OPERATORS[name](*args, **options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(K={self.size}, M={self.num_inputs}, N={self.num_outputs})"
+
+    def _repr_png_(self) -> bytes:
+        dense = self.dense()
+        return basis_png(dense[(0,) * (dense.dim() - 3)])

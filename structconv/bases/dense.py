@@ -1,0 +1,157 @@
+"""Bases without structure: a stored tensor, and the identity."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis, value
+from structconv.bases.pairs import Pairs
+from structconv.errors import ShapeError
+from structconv.shapes import check_alike, check_positive
+from structconv.structures.cache import derived
+from structconv.structures.graph import Graph
+
+
+def check_heads(basis: Basis, r: Tensor) -> None:
+    """Raise `ShapeError` unless `r` is (..., K, M, C), where a head axis of size 1 stands for K equal heads."""
+    if r.dim() < 3 or r.shape[-2] != basis.num_inputs or r.shape[-3] not in (1, basis.size):
+        raise ShapeError(type(basis).__name__, f"r must have shape (..., K={basis.size}, M={basis.num_inputs}, C)",
+                         tuple(r.shape), "Heads are dim -3, entries dim -2, channels dim -1.")
+
+
+@value
+class Dense(Basis):
+    """A stored tensor a (..., K, M, N).
+
+    Every primitive is one matrix product: 2 K M N C flops, no memory beyond its output.
+
+    Raises:
+        ShapeError: if `a` has fewer than three dimensions or is not floating, or x has another dtype.
+    """
+
+    a: Tensor
+
+    def __post_init__(self) -> None:
+        if type(self.a) is Tensor and (self.a.dim() < 3 or not self.a.is_floating_point()):
+            got = f"{tuple(self.a.shape)} of {self.a.dtype}"
+            raise ShapeError("Dense", "a must be a floating tensor of shape (..., K, M, N)", got,
+                             "For one matrix write Dense(a.unsqueeze(0)).")
+
+    @property
+    def size(self) -> int:
+        return self.a.shape[-3]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.a.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.a.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.a.shape[:-3])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the entries, which x must share."""
+        return self.a.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the entries are."""
+        return self.a.device
+
+    @property
+    def has_scores(self) -> bool:
+        return True
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.a if dtype is None else self.a.to(dtype)
+
+    def apply(self, r: Tensor) -> Tensor:
+        check_heads(self, r)
+        check_alike("Dense", r, self.a, name="r", other_name="a")
+        return self.a.mT @ r
+
+    def analysis(self, x: Tensor) -> Tensor:
+        self.check_input(x, "Dense")
+        check_alike("Dense", x, self.a, other_name="a")
+        return (self.a.mT.flatten(-3, -2) @ x).unflatten(-2, (self.size, self.num_outputs))
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        check_heads(self, r)
+        check_alike("Dense", r, self.a, name="r", other_name="a")
+        if r.shape[-3] != self.size:
+            return self.a.sum(-3).mT @ r.squeeze(-3)
+        return self.a.flatten(-3, -2).mT @ r.flatten(-3, -2)
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return pairs.pick(self.a)
+
+    def _transposed(self) -> Basis:
+        return Dense(self.a.mT)
+
+    def __repr__(self) -> str:
+        return f"Dense(a={tuple(self.a.shape)}, {self.a.dtype})"
+
+
+@value
+class Identity(Basis):
+    """`size` times the identity of `n` entries: A_k x = x; a layer over it is a 1x1 convolution.
+
+    Args:
+        n: number of entries, M = N.
+        size: K.
+        device: where the pairs of `pattern()` are listed; the products follow their x.
+    """
+
+    n: int
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    def __init__(self, n: int, size: int = 1, device: torch.device | str = "cpu") -> None:
+        if isinstance(n, int) and n != 0:
+            check_positive("Identity", "n", n)
+        if isinstance(size, int):
+            check_positive("Identity", "size", size)
+        for name, field in (("n", n), ("size", size), ("device", torch.device(device))):
+            object.__setattr__(self, name, field)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.n
+
+    @property
+    def num_outputs(self) -> int:
+        return self.n
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.eye(self.n, dtype=dtype, device=self.device).expand(self.size, self.n, self.n)
+
+    def apply(self, r: Tensor) -> Tensor:
+        check_heads(self, r)
+        return r.expand(*r.shape[:-3], self.size, *r.shape[-2:])
+
+    def analysis(self, x: Tensor) -> Tensor:
+        self.check_input(x, "Identity")
+        return x.unsqueeze(-3).expand(*x.shape[:-2], self.size, *x.shape[-2:])
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.apply(r).sum(-3)
+
+    def pattern(self) -> Graph:
+        diagonal = torch.arange(self.n, device=self.device)
+        return derived(self, "pattern", lambda: Graph(torch.stack([diagonal, diagonal]), num_nodes=self.n))
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        same = (pairs.source_index() == pairs.target_index()).to(pairs.dtype)
+        return same.expand(self.size, *same.shape)
+
+    def _transposed(self) -> Basis:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Identity({self.n})" if self.size == 1 else f"Identity({self.n}, size={self.size})"

@@ -1,0 +1,346 @@
+"""Nodes that act through their operands' own primitives: heads side by side, products, sums, multiples, transposes.
+
+No matrix is formed: each node calls `apply`, `analysis` and `synthesis` of what it holds, folding heads into channels
+where that turns many products into one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structconv.bases.attention import Pairwise, entries, reach
+from structconv.bases.base import Basis, value
+from structconv.bases.pairs import Edges, Pairs
+from structconv.bases.pairwise import Unary
+from structconv.errors import ShapeError
+from structconv.structures.graph import Graph
+from structconv.structures.supports import Support
+
+
+def _fold(t: Tensor) -> Tensor:
+    """(..., K, N, C) -> (..., N, K C): heads become channels."""
+    return t.movedim(-3, -2).flatten(-2)
+
+
+def _dtype(*bases: Basis) -> torch.dtype | None:
+    """The dtype of the first basis that has one; structural bases take that of what they meet."""
+    return next((dtype for dtype in (getattr(basis, "dtype", None) for basis in bases) if dtype is not None), None)
+
+
+def _unfold(t: Tensor, size: int) -> Tensor:
+    """(..., N, K C) -> (..., K, N, C): the inverse of `_fold`."""
+    return t.unflatten(-1, (size, -1)).movedim(-2, -3)
+
+
+@value
+class Concat(Basis):
+    """Heads side by side: the K matrices of each part, in order."""
+
+    parts: tuple[Basis, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.parts[0].num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.parts[0].num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(*(part.batch_shape for part in self.parts)))
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first part that has one."""
+        return _dtype(*self.parts)
+
+    @property
+    def has_scores(self) -> bool:
+        return any(part.has_scores for part in self.parts)
+
+    def split(self, t: Tensor) -> tuple[Tensor, ...]:
+        """Cut axis -3 at the parts' borders."""
+        return t.split([part.size for part in self.parts], dim=-3)
+
+    def apply(self, r: Tensor) -> Tensor:
+        return torch.cat([part.apply(piece) for part, piece in zip(self.parts, self.split(r), strict=True)], -3)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return torch.cat([part.analysis(x) for part in self.parts], -3)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        pieces = zip(self.parts, self.split(r), strict=True)
+        return torch.stack([part.synthesis(piece) for part, piece in pieces]).sum(0)
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        parts = [part.dense(dtype or self.dtype) for part in self.parts]
+        lead = torch.broadcast_shapes(*(part.shape[:-3] for part in parts))
+        return torch.cat([part.expand(*lead, *part.shape[-3:]) for part in parts], -3)
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        parts = [entries(part, pairs) for part in self.parts]
+        rank = len(pairs.shape) + 1
+        lead = torch.broadcast_shapes(*(part.shape[:-rank] for part in parts))
+        return torch.cat([part.expand(*lead, *part.shape[-rank:]) for part in parts], -rank)
+
+    def __repr__(self) -> str:
+        return f"({' | '.join(map(repr, self.parts))})"
+
+
+@value
+class Composed(Basis):
+    """All products A'_k' A''_k'': first `first`, then `second`; k = k' K'' + k'' (Proposition 3)."""
+
+    first: Basis
+    second: Basis
+
+    def __post_init__(self) -> None:
+        if self.first.num_outputs != self.second.num_inputs:
+            raise ShapeError("a @ b", f"b must take the N={self.first.num_outputs} outputs of a",
+                             f"M={self.second.num_inputs}")
+
+    @property
+    def size(self) -> int:
+        return self.first.size * self.second.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.first.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.second.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.first.batch_shape, self.second.batch_shape))
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first operand that has one."""
+        return _dtype(self.first, self.second)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        y = self.second.analysis(_fold(self.first.analysis(x)))
+        return _unfold(y, self.first.size).transpose(-4, -3).flatten(-4, -3)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        inner = self.first.synthesis(_fold(self._split(r)))
+        return self.second.synthesis(_unfold(inner, self.second.size))
+
+    def apply(self, r: Tensor) -> Tensor:
+        inner = _unfold(self.first.apply(_fold(self._split(r))), self.second.size)
+        y = _unfold(self.second.apply(_fold(inner.transpose(-4, -3))), self.first.size)
+        return y.transpose(-4, -3).flatten(-4, -3)
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        first, second = self.first.dense(dtype or self.dtype), self.second.dense(dtype or self.dtype)
+        return (first.unsqueeze(-3) @ second.unsqueeze(-4)).flatten(-4, -3)
+
+    def _split(self, r: Tensor) -> Tensor:
+        """(..., K' K'', M, C) -> (..., K', K'', M, C)."""
+        return r.unflatten(-3, (self.first.size, self.second.size))
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} @ {self.second!r})"
+
+
+@value
+class Repeated(Unary):
+    """A basis of one matrix, k times."""
+
+    child: Basis
+    times: int
+
+    @property
+    def size(self) -> int:
+        return self.times
+
+    def apply(self, r: Tensor) -> Tensor:
+        return _unfold(self.child.apply(_fold(r).unsqueeze(-3)).squeeze(-3), self.times)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        y = self.child.analysis(x)
+        return y.expand(*y.shape[:-3], self.times, *y.shape[-2:])
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.child.synthesis(r.sum(-3, keepdim=True))
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        a = self.child.dense(dtype)
+        return a.expand(*a.shape[:-3], self.times, *a.shape[-2:])
+
+    def pattern(self) -> Graph | None:
+        return self.child.pattern()
+
+    def reach(self) -> Support | None:
+        return reach(self.child)
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        a, rank = self.child.evaluate(pairs), len(pairs.shape)
+        return a.expand(*a.shape[:-rank - 1], self.times, *a.shape[-rank:])
+
+    def __repr__(self) -> str:
+        return repr(self.child)
+
+
+@value
+class LinearSum(Basis):
+    """a_k + b_k of two matrices, each through its own primitives."""
+
+    first: Basis
+    second: Basis
+
+    @property
+    def size(self) -> int:
+        return self.first.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.first.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.first.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.first.batch_shape, self.second.batch_shape))
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first operand that has one."""
+        return _dtype(self.first, self.second)
+
+    def apply(self, r: Tensor) -> Tensor:
+        return self.first.apply(r) + self.second.apply(r)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self.first.analysis(x) + self.second.analysis(x)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.first.synthesis(r) + self.second.synthesis(r)
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.first.dense(dtype or self.dtype) + self.second.dense(dtype or self.dtype)
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} + {self.second!r})"
+
+
+@value
+class Scaled(Unary):
+    """factor * a_k: one number, or a tensor of them, (K,) or (1,)."""
+
+    child: Basis
+    factor: float | Tensor
+
+    def apply(self, r: Tensor) -> Tensor:
+        return self.child.apply(r) * self._factor(r.dtype, 2)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self.child.analysis(x) * self._factor(x.dtype, 2)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.child.synthesis(r * self._factor(r.dtype, 2))
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        a = self.child.dense(dtype)
+        return a * self._factor(a.dtype, 2)
+
+    def pattern(self) -> Graph | None:
+        return self.child.pattern()
+
+    def reach(self) -> Support | None:
+        return reach(self.child)
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        a = self.child.evaluate(pairs)
+        return a * self._factor(a.dtype, len(pairs.shape))
+
+    def _factor(self, dtype: torch.dtype, rank: int) -> float | Tensor:
+        if isinstance(self.factor, Tensor):
+            return self.factor.to(dtype).view(-1, *(1,) * rank)
+        return self.factor
+
+    def __repr__(self) -> str:
+        factor = self.factor if isinstance(self.factor, float) else "factor"
+        return f"({factor} * {self.child!r})"
+
+
+@value
+class Transposed(Pairwise):
+    """A_kmn -> A_knm of any basis, entry by entry."""
+
+    child: Basis
+    flips = True
+
+    @property
+    def size(self) -> int:
+        return self.child.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.child.num_outputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.child.num_inputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.child.batch_shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.child.device
+
+    @property
+    def has_scores(self) -> bool:
+        return self.child.has_scores
+
+    def support(self) -> Support | None:
+        support = self.child.support()
+        return None if support is None else support.transpose()
+
+    def reach(self) -> Support | None:
+        support = reach(self.child)
+        return None if support is None else support.transpose()
+
+    def pattern(self) -> Graph | None:
+        graph = self.child.pattern()
+        return None if graph is None else graph.reversed()
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.child.dense(dtype).mT
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return pairs.restore(self.child.evaluate(self._turned(pairs)))
+
+    def _turned(self, pairs: Pairs) -> Pairs:
+        """The pairs turned around: along the child's own edges where those turned are what was asked for."""
+        graph = self.child.pattern() if isinstance(pairs, Edges) else None
+        if graph is not None and graph.reversed().edge_index is pairs.graph.edge_index:  # type: ignore[attr-defined]
+            return Edges(graph, pairs.dtype)
+        return pairs.transposed()
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.transpose()"

@@ -1,0 +1,94 @@
+"""The matrices of a graph: its adjacency, its random walk and its Laplacian, as `Sparse` bases.
+
+Degrees are summed in float32 or wider, whatever the dtype asked for; entries of degree 0 weigh 0. Values are made
+once for each graph and dtype, except where the graph's weights require a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structconv.bases.sparse import Sparse
+from structconv.structures.cache import derived
+from structconv.structures.graph import Graph
+
+NORMALIZATIONS = ("sym", "row", None)
+
+
+def adjacency(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Sparse:
+    """W, the weights of the edges, normalised. O(E).
+
+    Args:
+        graph: A[m, n] is the weight of m -> n, 1 where it has none.
+        normalize: "sym" for D^-1/2 W D^-1/2 with D_n = sum_m W_mn (of a graph with M != N, D_m = sum_n W_mn on the
+            side of the inputs), "row" for W D^-1, the weights into each output summing to one, None for W.
+        dtype: of the values; unweighted edges without normalisation stay ones, in whatever dtype x has.
+    """
+    if normalize is None and graph.edge_weight is None:
+        return Sparse(graph)
+    return Sparse(graph, derived(graph, ("adjacency", normalize, dtype),
+                                 lambda: _normalised(graph, normalize, _wide(dtype)).to(dtype)))
+
+
+def random_walk(graph: Graph, dtype: torch.dtype) -> Sparse:
+    """D_O^-1 W: each input's outgoing weights divided by their sum. O(E)."""
+    def build() -> Tensor:
+        weight = _weights(graph, _wide(dtype))
+        degree = _sums(graph.source, weight, graph.num_inputs)
+        return (weight * _power(degree, -1.0).index_select(0, graph.source)).to(dtype)
+
+    return Sparse(graph, derived(graph, ("random walk", dtype), build))
+
+
+def scaled_laplacian(graph: Graph, normalize: str | None, lambda_max: float, dtype: torch.dtype) -> Sparse:
+    """2 L / lambda_max - I with L = I - W', W' the normalised adjacency, or D - W where `normalize` is None.
+
+    The diagonal is one more edge a node, after the others, unless it is zero: lambda_max = 2 and L = I - W'. O(E).
+    """
+    scale = 2.0 / lambda_max
+    bare = normalize is not None and scale == 1.0
+
+    def build() -> Tensor:
+        values = _normalised(graph, normalize, _wide(dtype))
+        if bare:
+            return -values.to(dtype)
+        diagonal = values.new_full((graph.num_nodes,), scale - 1.0)
+        if normalize is None:
+            diagonal = scale * _sums(graph.target, values, graph.num_outputs) - 1.0
+        return torch.cat([-scale * values, diagonal]).to(dtype)
+
+    values = derived(graph, ("laplacian", normalize, lambda_max, dtype), build)
+    return Sparse(graph if bare else graph.with_self_loops(), values)
+
+
+def _normalised(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Tensor:
+    weight = _weights(graph, dtype)
+    if normalize is None:
+        return weight
+    target = _sums(graph.target, weight, graph.num_outputs)
+    if normalize == "row":
+        return weight * _power(target, -1.0).index_select(0, graph.target)
+    source = target if graph.num_inputs == graph.num_outputs else _sums(graph.source, weight, graph.num_inputs)
+    return (_power(source, -0.5).index_select(0, graph.source) * weight
+            * _power(target, -0.5).index_select(0, graph.target))
+
+
+def _weights(graph: Graph, dtype: torch.dtype) -> Tensor:
+    if graph.edge_weight is None:
+        return torch.ones(graph.num_edges, dtype=dtype, device=graph.edge_index.device)
+    return graph.edge_weight.to(dtype)
+
+
+def _sums(entries: Tensor, weight: Tensor, size: int) -> Tensor:
+    return weight.new_zeros(size).index_add(0, entries, weight)
+
+
+def _power(degree: Tensor, exponent: float) -> Tensor:
+    """degree^exponent, and 0 (with gradient 0) where the degree is 0."""
+    empty = degree == 0
+    return torch.where(empty, torch.zeros_like(degree), torch.where(empty, 1.0, degree).pow(exponent))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,302 @@
+"""`Pairs`: the pairs (m, n) at which an expression is evaluated, as a rectangle or as a list of edges.
+
+A score says once how it depends on its two entries; whether that means broadcasting over a block of the (M, N)
+rectangle or gathering along E edges is decided here. Evaluated tensors have shape (..., K, *pairs.shape).
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.errors import ConfigError
+from structconv.primitives.blocks import recompute_blocks
+from structconv.primitives.csr import sddmm
+from structconv.primitives.segments import masked_softmax, segment_softmax, segment_sum
+from structconv.structures.cache import derived
+from structconv.structures.graph import Graph
+from structconv.structures.supports import Support
+
+#: Elements that a temporary of one block may have: 64 MB in float32.
+BLOCK_ELEMENTS = 1 << 24
+NORMALIZATIONS = ("softmax", "sum", "count", "sigmoid", "none")
+
+
+class Pairs(abc.ABC):
+    """Pairs of entries; `num_inputs` is M, `num_outputs` N, `shape` the trailing shape of what is evaluated at them."""
+
+    num_inputs: int
+    num_outputs: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """(m, n) of a block, (E,) of edges."""
+
+    @abc.abstractmethod
+    def source_index(self) -> Tensor:
+        """m of each pair, int64, broadcastable to `shape`."""
+
+    @abc.abstractmethod
+    def target_index(self) -> Tensor:
+        """n of each pair, int64, broadcastable to `shape`."""
+
+    @abc.abstractmethod
+    def source(self, t: Tensor) -> Tensor:
+        """(..., M) -> values of the pairs' inputs."""
+
+    @abc.abstractmethod
+    def target(self, t: Tensor) -> Tensor:
+        """(..., N) -> values of the pairs' outputs."""
+
+    @abc.abstractmethod
+    def bilinear(self, query: Tensor, key: Tensor) -> Tensor:
+        """<query_n, key_m> from (..., N, D) and (..., M, D)."""
+
+    @abc.abstractmethod
+    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor, extra: Sequence[Tensor]) -> Tensor:
+        """fn(source_m, target_n, *extra) with (..., M, D) and (..., N, D'): fn reduces the last axis."""
+
+    @abc.abstractmethod
+    def table(self, values: Tensor, index: Tensor) -> Tensor:
+        """values[..., n, index(m, n)] from (..., N or 1, L) and an index of the pairs' shape."""
+
+    @abc.abstractmethod
+    def pick(self, a: Tensor) -> Tensor:
+        """The pairs' entries of a dense (..., M, N)."""
+
+    @abc.abstractmethod
+    def _head_axis(self, keep: Tensor) -> Tensor:
+        """Insert the axis of K into what a support returns."""
+
+    @abc.abstractmethod
+    def softmax(self, scores: Tensor, keep: Tensor | None, over: str) -> Tensor:
+        """Softmax over all pairs that share an output ("inputs") or an input ("outputs")."""
+
+    @abc.abstractmethod
+    def total(self, values: Tensor, over: str) -> Tensor:
+        """Sums over inputs or outputs, broadcastable against `values`."""
+
+    @abc.abstractmethod
+    def transposed(self) -> Pairs:
+        """The same pairs with the roles of m and n exchanged."""
+
+    @abc.abstractmethod
+    def restore(self, values: Tensor) -> Tensor:
+        """What was evaluated at `transposed()`, laid out as at these pairs."""
+
+    def _lists(self, support: Support | None) -> bool:
+        """Whether these are exactly the pairs of the support."""
+        return support is None
+
+    def keep(self, support: Support | None) -> Tensor | None:
+        """Which of the pairs exist, broadcastable to (..., K, *shape); `None` for all."""
+        if support is None or self._lists(support):
+            return None
+        return self._head_axis(support.contains(self.source_index(), self.target_index()))
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Pairs):
+    """Inputs `rows` and outputs `columns` of the (M, N) rectangle, as half-open ranges."""
+
+    num_inputs: int
+    num_outputs: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+
+    def source_index(self) -> Tensor:
+        return torch.arange(*self.rows, device=self.device).unsqueeze(-1)
+
+    def target_index(self) -> Tensor:
+        return torch.arange(*self.columns, device=self.device).unsqueeze(-2)
+
+    def source(self, t: Tensor) -> Tensor:
+        return self._rows(t.unsqueeze(-1))
+
+    def target(self, t: Tensor) -> Tensor:
+        return self._columns(t.unsqueeze(-2), -1)
+
+    def bilinear(self, query: Tensor, key: Tensor) -> Tensor:
+        return self._rows(key) @ self._columns(query, -2).mT
+
+    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor, extra: Sequence[Tensor]) -> Tensor:
+        return fn(self._rows(source).unsqueeze(-2), self._columns(target, -2).unsqueeze(-3), *extra)
+
+    def table(self, values: Tensor, index: Tensor) -> Tensor:
+        columns = values if values.shape[-2] == 1 else self._columns(values, -2)
+        columns = columns.expand(*columns.shape[:-2], self.shape[1], columns.shape[-1])
+        index_nm = index.expand(*index.shape[:-2], *self.shape).mT
+        lead = torch.broadcast_shapes(columns.shape[:-2], index_nm.shape[:-2])
+        return columns.expand(*lead, *columns.shape[-2:]).gather(-1, index_nm.expand(*lead, *index_nm.shape[-2:])).mT
+
+    def pick(self, a: Tensor) -> Tensor:
+        return self._columns(self._rows(a), -1)
+
+    def _head_axis(self, keep: Tensor) -> Tensor:
+        return keep.unsqueeze(-3)
+
+    def softmax(self, scores: Tensor, keep: Tensor | None, over: str) -> Tensor:
+        return masked_softmax(scores, keep, _axis(over))
+
+    def total(self, values: Tensor, over: str) -> Tensor:
+        return values.sum(_axis(over), keepdim=True)
+
+    def transposed(self) -> Pairs:
+        return Block(self.num_outputs, self.num_inputs, self.columns, self.rows, self.dtype, self.device)
+
+    def restore(self, values: Tensor) -> Tensor:
+        return values.mT
+
+    def _rows(self, t: Tensor) -> Tensor:
+        return t if self.rows == (0, self.num_inputs) else t[..., self.rows[0]:self.rows[1], :]
+
+    def _columns(self, t: Tensor, dim: int) -> Tensor:
+        whole = self.columns == (0, self.num_outputs)
+        return t if whole else t.narrow(dim, self.columns[0], self.columns[1] - self.columns[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Edges(Pairs):
+    """The edges of a graph, in its order."""
+
+    graph: Graph
+    dtype: torch.dtype
+    num_inputs: int = field(init=False)
+    num_outputs: int = field(init=False)
+    device: torch.device = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_inputs", self.graph.num_inputs)
+        object.__setattr__(self, "num_outputs", self.graph.num_outputs)
+        object.__setattr__(self, "device", self.graph.edge_index.device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.graph.num_edges,)
+
+    def source_index(self) -> Tensor:
+        return self.graph.source.long()
+
+    def target_index(self) -> Tensor:
+        return self.graph.target.long()
+
+    def _lists(self, support: Support | None) -> bool:
+        if support is None:
+            return True
+        graph, exact = _listing(support, self.num_inputs, self.num_outputs, self.device)
+        return exact and graph is self.graph
+
+    def source(self, t: Tensor) -> Tensor:
+        return t.index_select(-1, self.graph.source)
+
+    def target(self, t: Tensor) -> Tensor:
+        return t.index_select(-1, self.graph.target)
+
+    def bilinear(self, query: Tensor, key: Tensor) -> Tensor:
+        return sddmm(self.graph.by_target(), self.graph.by_source(), query, key)
+
+    def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor, extra: Sequence[Tensor]) -> Tensor:
+        def evaluate(block: slice, s: Tensor, t: Tensor, *more: Tensor) -> Tensor:
+            m, n = self.graph.source[block], self.graph.target[block]
+            return fn(s.index_select(-2, m), t.index_select(-2, n), *more)
+
+        if torch.compiler.is_compiling():
+            return evaluate(slice(None), source, target, *extra)
+        lead = torch.broadcast_shapes(source.shape[:-2], target.shape[:-2])
+        width = max(1, math.prod(lead) * max(source.shape[-1], target.shape[-1]))
+        step, edges = max(1, BLOCK_ELEMENTS // width), self.graph.num_edges
+        blocks = [slice(start, min(start + step, edges)) for start in range(0, edges, step)] or [slice(0, 0)]
+        return recompute_blocks(evaluate, [source, target, *extra], blocks, reduce="cat", dim=-1)
+
+    def table(self, values: Tensor, index: Tensor) -> Tensor:
+        if values.shape[-2] == 1:
+            row = values.squeeze(-2)
+            return row.index_select(-1, index) if index.dim() == 1 else row.gather(-1, index)
+        flat = values.flatten(-2)
+        return flat.index_select(-1, self.target_index() * values.shape[-1] + index)
+
+    def pick(self, a: Tensor) -> Tensor:
+        return a.flatten(-2).index_select(-1, self.source_index() * a.shape[-1] + self.target_index())
+
+    def _head_axis(self, keep: Tensor) -> Tensor:
+        return keep.unsqueeze(-2)
+
+    def softmax(self, scores: Tensor, keep: Tensor | None, over: str) -> Tensor:
+        return segment_softmax(scores, *self._segments(over), keep=keep)
+
+    def total(self, values: Tensor, over: str) -> Tensor:
+        index, num = self._segments(over)
+        return segment_sum(values, index, num).index_select(-1, index)
+
+    def transposed(self) -> Pairs:
+        return Edges(self.graph.reversed(), self.dtype)
+
+    def restore(self, values: Tensor) -> Tensor:
+        return values
+
+    def _segments(self, over: str) -> tuple[Tensor, int]:
+        if over == "inputs":
+            return self.graph.target, self.graph.num_outputs
+        return self.graph.source, self.graph.num_inputs
+
+
+def _listing(support: Support, num_inputs: int, num_outputs: int, device: torch.device) -> tuple[Graph | None, bool]:
+    """A list outside which no pair of the support exists, and whether it has exactly those that do."""
+
+    def build() -> tuple[Graph | None, bool]:
+        exact = support.edges(num_inputs, num_outputs, device)
+        return (exact, True) if exact is not None else (support.candidates(num_inputs, num_outputs, device), False)
+
+    return derived(support, ("listing", num_inputs, num_outputs, device), build)
+
+
+def listed_graph(basis: Basis) -> Graph | None:
+    """The pairs of a basis's support as a graph, where the support is sparse."""
+    support = basis.support()
+    return None if support is None else _listing(support, basis.num_inputs, basis.num_outputs, basis.device)[0]
+
+
+def _axis(over: str) -> int:
+    if over not in ("inputs", "outputs"):
+        raise ConfigError("normalize", "over must be 'inputs' or 'outputs'", repr(over))
+    return -2 if over == "inputs" else -1
+
+
+def normalized(values: Tensor, pairs: Pairs, support: Support | None, kind: str, over: str) -> Tensor:
+    """Apply one of `NORMALIZATIONS` to what was evaluated at `pairs`; absent pairs weigh zero and get no gradient."""
+    keep = pairs.keep(support)
+    if kind == "softmax":
+        return pairs.softmax(values, keep, over)
+    if kind == "sigmoid":
+        values = torch.sigmoid(values)
+    if keep is not None:
+        values = torch.where(keep, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    if kind == "sum":
+        total = pairs.total(values, over)
+        return values / torch.where(total == 0, torch.ones_like(total), total)
+    if kind == "count" and support is None:
+        return values / max(pairs.num_inputs if over == "inputs" else pairs.num_outputs, 1)
+    if kind == "count":
+        present = torch.ones_like(values) if keep is None else keep.to(values.dtype).expand_as(values)
+        return values / pairs.total(present, over).clamp(min=1)
+    return values
+
+
+def full(num_inputs: int, num_outputs: int, dtype: torch.dtype, device: torch.device) -> Block:
+    """The whole rectangle as one block."""
+    return Block(num_inputs, num_outputs, (0, num_inputs), (0, num_outputs), dtype, device)

@@ -1,0 +1,164 @@
+"""Terms of a score that depend on the positions m and n: relative tables, linear distance, Gaussian windows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from structconv.bases.attention import Pairwise
+from structconv.bases.base import value
+from structconv.bases.pairs import Pairs
+from structconv.bases.scores import Score
+
+BUCKETS = ("clip", "log", "log_causal", "position")
+
+
+def bucket(kind: str, clip: int, source: Tensor, target: Tensor) -> Tensor:
+    """The table row of a pair (m, n), an int64 tensor.
+
+    - "clip": min(max(m - n, -clip), clip) + clip, in [0, 2 clip] (Shaw et al. 2018, eq. for clip(x, k)).
+    - "log": T5's bidirectional buckets: 2 clip of them, half for each sign; in each half the first half are exact
+      distances and the rest grow logarithmically up to distance 128 (Raffel et al. 2020, section 2.1).
+    - "log_causal": T5's decoder buckets: clip of them, for m <= n.
+    - "position": m itself (Luong's location-based scores).
+    """
+    if kind == "position":
+        return source.expand(torch.broadcast_shapes(source.shape, target.shape)).clamp(max=clip - 1)
+    offset = source - target
+    if kind == "clip":
+        return offset.clamp(-clip, clip) + clip
+    if kind == "log":
+        return torch.where(offset > 0, clip, 0) + _log_bucket(offset.abs(), clip)
+    return _log_bucket((-offset).clamp(min=0), clip)
+
+
+def bucket_count(kind: str, clip: int) -> int:
+    """How many rows the table of `bucket(kind, clip, ...)` has."""
+    return {"clip": 2 * clip + 1, "log": 2 * clip, "log_causal": clip, "position": clip}[kind]
+
+
+def _log_bucket(distance: Tensor, count: int, furthest: int = 128) -> Tensor:
+    exact = max(count // 2, 1)
+    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max(furthest / exact, 1.0 + 1e-6))
+    return torch.where(distance < exact, distance, (exact + (growth * (count - exact)).long()).clamp(max=count - 1))
+
+
+@value
+class Lookup(Score):
+    """a_kmn = table[..., k, n, bucket(m, n)], with table (..., K, N or 1, L): learnt biases, Shaw's key side."""
+
+    table: Tensor
+    kind: str
+    clip: int
+    inputs: int
+    outputs: int
+
+    @property
+    def size(self) -> int:
+        return self.table.shape[-3]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.table.shape[:-3])
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
+
+
+@value
+class Distance(Score):
+    """a_kmn = -slope_k |m - n| (ALiBi; Press et al. 2022)."""
+
+    slope: Tensor
+    inputs: int
+    outputs: int
+
+    @property
+    def size(self) -> int:
+        return self.slope.shape[0]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        distance = (pairs.source_index() - pairs.target_index()).abs().to(pairs.dtype)
+        return -self.slope.to(pairs.dtype).view(-1, *(1,) * distance.dim()) * distance
+
+
+@value
+class GaussianBump(Pairwise):
+    """a_mn = exp(-(m - centre_n)^2 / (2 deviation^2)), centre (..., N): Luong's local attention (2015, eq. 10)."""
+
+    centre: Tensor
+    deviation: float
+    inputs: int
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.centre.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.centre.shape[:-1])
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        centre = pairs.target(self.centre.to(pairs.dtype).unsqueeze(-2))
+        distance = pairs.source_index().to(pairs.dtype) - centre
+        return torch.exp(-distance.square() / (2 * self.deviation**2))
+
+
+@value
+class ClippedShifts(Pairwise):
+    """a_kmn = 1 where bucket(m, n) = k: the shifts by -clip..clip, the outermost two standing for all beyond.
+
+    `attention.outer(ClippedShifts(...))` applied to ones is Shaw's value side (Shaw et al. 2018, eq. 3).
+    """
+
+    like: Tensor
+    clip: int
+    inputs: int
+    outputs: int
+
+    @property
+    def size(self) -> int:
+        return bucket_count("clip", self.clip)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
+
+    def index(self, pairs: Pairs) -> Tensor:
+        """The one k at which each pair's entry is 1."""
+        return bucket("clip", self.clip, pairs.source_index(), pairs.target_index())
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        index = self.index(pairs)
+        k = torch.arange(self.size, device=index.device).view(-1, *(1,) * index.dim())
+        return (index == k).to(pairs.dtype)

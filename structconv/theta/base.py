@@ -1,0 +1,129 @@
+"""`Theta`: what every value of the weight can do, and the numerics that its kinds share."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+
+
+class Theta(abc.ABC):
+    """A weight of K matrices from P input to Q output channels; letters as in eq. (1)."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """K, the number of matrices."""
+
+    @property
+    @abc.abstractmethod
+    def in_channels(self) -> int:
+        """P."""
+
+    @property
+    @abc.abstractmethod
+    def out_channels(self) -> int:
+        """Q."""
+
+    @abc.abstractmethod
+    def dense(self) -> Tensor:
+        """The tensor itself, (K, P, Q)."""
+
+    @abc.abstractmethod
+    def expand(self, x: Tensor) -> Tensor:
+        """x Theta_k for each k: (..., M, P) -> (..., K, M, Q)."""
+
+    @abc.abstractmethod
+    def contract(self, r: Tensor) -> Tensor:
+        """sum_k r_k Theta_k: (..., K, N, P) -> (..., N, Q)."""
+
+    #: Whether `join` sums the heads, so that they need not be told apart once the structure is applied.
+    sums_heads: bool = True
+
+    @property
+    def head_channels(self) -> int:
+        """What one head carries through the structure: D where Theta_k has two factors, else Q."""
+        return self.out_channels
+
+    def heads(self, x: Tensor) -> Tensor:
+        """What the structure is applied to, head by head: (..., M, P) -> (..., K, M, head_channels)."""
+        return self.expand(x)
+
+    def join(self, r: Tensor) -> Tensor:
+        """The output from what the heads gathered: (..., K, N, head_channels) -> (..., N, Q)."""
+        return r.sum(-3)
+
+    @abc.abstractmethod
+    def slice(self, start: int, stop: int) -> Theta:
+        """The matrices start <= k < stop, in the same factors."""
+
+    @abc.abstractmethod
+    def expand_flops(self) -> int:
+        """Flops of `expand` for one entry."""
+
+    @abc.abstractmethod
+    def contract_flops(self) -> int:
+        """Flops of `contract` for one entry."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that hold the numbers; none where Theta is fixed."""
+        return held_tensors(self)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The numbers' dtype, which x must share; `None` where there are no numbers."""
+        return next((t.dtype for t in self.tensors), None)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the numbers are; `None` where there are none."""
+        return next((t.device for t in self.tensors), None)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(K={self.size}, P={self.in_channels}, Q={self.out_channels})"
+
+
+def sum_tensors(terms: list[Tensor]) -> Tensor:
+    """The sum of one tensor or more, without a leading zero."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
+    """(..., M, P) and (K, P, Q) -> (..., K, M, Q), as one product of matrices."""
+    size, _, out = theta.shape
+    return (x @ theta.transpose(0, 1).flatten(1)).unflatten(-1, (size, out)).movedim(-2, -3)
+
+
+def contract_heads(r: Tensor, theta: Tensor) -> Tensor:
+    """(..., K, N, P) and (K, P, Q) -> (..., N, Q), as one product of matrices."""
+    return r.movedim(-3, -2).flatten(-2) @ theta.flatten(0, 1)
+
+
+def repeat_head(x: Tensor, size: int) -> Tensor:
+    """(..., M, C) -> (..., K, M, C), all heads alike and none copied."""
+    return x.unsqueeze(-3).expand(*x.shape[:-2], size, *x.shape[-2:])
+
+
+def held_tensors(theta: Theta) -> tuple[Tensor, ...]:
+    """The tensors among the fields of a value."""
+    return tuple(field for field in vars(theta).values() if isinstance(field, Tensor))
+
+
+def check_letters(theta: Theta, /, **letters: str) -> None:
+    """Raise `ShapeError` unless each tensor has the dimensions that its letters name, equal letters of equal size."""
+    sizes: dict[str, int] = {}
+    for name, axes in letters.items():
+        tensor = getattr(theta, name)
+        if not isinstance(tensor, Tensor):
+            continue
+        if tensor.dim() != len(axes) or any(sizes.setdefault(letter, size) != size
+                                            for letter, size in zip(axes, tensor.shape, strict=True)):
+            expected = ", ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
+            raise ShapeError(type(theta).__name__, f"{name} must have shape ({expected})", tuple(tensor.shape))

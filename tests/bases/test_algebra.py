@@ -1,0 +1,228 @@
+"""What the operators of the algebra mean, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.bases import (
+    Bilinear,
+    Concat,
+    Dense,
+    Identity,
+    LinearSum,
+    Normalised,
+    Shift,
+    Sparse,
+    Transposed,
+)
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.structures import Causal, DenseMask, Graph, Grid, Padding, Window
+
+F64 = torch.float64
+N = 5
+I = torch.arange(N)  # noqa: E741 - the index of an entry
+
+
+def random(*shape):
+    return torch.randn(*shape, dtype=F64)
+
+
+def scores(heads=2, n=N):
+    return Bilinear(random(heads, n, 3), random(heads, n, 3))
+
+
+def sparse(values=None):
+    edges = torch.tensor([[0, 1, 3, 4], [1, 2, 0, 4]])
+    return Sparse(Graph(edges, num_nodes=N), random(4) if values is None else values)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+CAUSAL = I[:, None] <= I
+NEAR = (I[:, None] - I).abs() <= 1
+
+
+@pytest.mark.parametrize("kind", ["sum", "product", "outer"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_absent_pairs_stay_absent_when_two_scores_meet(kind, swapped):
+    a, b = scores(), scores()
+    one, other = a.masked(keep=Causal()), b.masked(keep=Window(1))
+    if swapped:
+        a, b, one, other = b, a, other, one
+    joined = {"sum": lambda s, t: s + t, "product": lambda s, t: s * t, "outer": lambda s, t: s.outer(t)}[kind]
+    raw = {"sum": a.dense() + b.dense(), "product": a.dense() * b.dense(),
+           "outer": (a.dense()[:, None] * b.dense()[None]).flatten(0, 1)}[kind]
+    exists = CAUSAL & NEAR
+    close(joined(one, other).dense(), raw * exists)
+    close(joined(one, other).softmax().dense(), raw.masked_fill(~exists, -torch.inf).softmax(-2))
+
+
+@pytest.mark.parametrize("change", [
+    lambda a: a.map(torch.cos), lambda a: a.exp(), lambda a: a.leaky_relu(0.1), lambda a: 3.0 * a, lambda a: -a,
+    lambda a: a.softcap(2.0), lambda a: a * torch.tensor([2.0, -1.0]), lambda a: a / 4])
+def test_absent_pairs_stay_absent_through_maps_and_multiples(change):
+    a = scores()
+    raw = change(a).dense()
+    basis = change(a.masked(keep=Causal()))
+    close(basis.dense(), raw * CAUSAL)
+    close(basis.softmax().dense(), raw.masked_fill(~CAUSAL, -torch.inf).softmax(-2))
+
+
+def test_a_mask_commutes_with_a_map():
+    a = scores()
+    close(a.masked(keep=Causal()).exp().dense(), a.exp().masked(keep=Causal()).dense())
+    close(a.transpose().masked(keep=Causal()).transpose().softmax().dense(),
+          a.masked(drop=DenseMask(CAUSAL & ~torch.eye(N, dtype=torch.bool))).softmax().dense())
+
+
+@pytest.mark.parametrize("change", [
+    lambda a, b: (a | b) * 0.5, lambda a, b: (a | b) + Identity(N), lambda a, b: (a | b) * torch.ones(4, dtype=F64),
+    lambda a, b: (a | b) + (b | a), lambda a, b: Identity(N) + (a | b),
+    lambda a, b: (a | b).outer(Dense(torch.ones(1, N, N, dtype=F64)))])
+def test_parts_keep_their_masks(change):
+    """A masked part beside an unmasked one: the softmax of the first still sees its own pairs only."""
+    a, b = scores().masked(keep=Causal()), scores()
+    weights = change(a, b).softmax().dense()
+    assert not weights[:2][:, ~CAUSAL].any()
+    close(weights.sum(-2), torch.ones(4, N, dtype=F64))
+
+
+def test_a_mask_within_parts_that_do_not_meet_is_refused():
+    joined = scores(2).masked(keep=Causal()) | scores(1)
+    for refused in (lambda: joined + scores(3), lambda: joined * scores(3), lambda: scores(2).outer(joined)):
+        with pytest.raises(ConfigError, match=r"a mask within a \| must meet one matrix"):
+            refused()
+
+
+def test_masking_weights_after_a_softmax_does_not_normalise_again():
+    a = scores()
+    weights = a.dense().softmax(-2)
+    for mask, keep in ((Window(1), NEAR), (Causal(), CAUSAL)):
+        close(a.softmax().masked(keep=mask).dense(), weights * keep)
+        again = weights * keep / (weights * keep).sum(-2, keepdim=True)
+        close(a.softmax().masked(keep=mask).normalize("sum").dense(), again)
+    both = (a.softmax() * scores(1).masked(keep=Window(1)))
+    assert not both.dense()[:, ~NEAR].any()
+
+
+def test_nested_normalisations_see_all_their_pairs():
+    a = scores()
+    inner = a.softmax(over="outputs").masked(keep=Window(1))
+    close(inner.normalize("count").dense(), a.dense().softmax(-1) * NEAR / NEAR.sum(0))
+
+
+@pytest.mark.parametrize("over", ["inputs", "outputs"])
+def test_normalisations(over):
+    dim = -2 if over == "inputs" else -1
+    a = scores()
+    raw = a.dense()
+    close(a.softmax(over=over).dense(), raw.softmax(dim))
+    close(a.exp().normalize("sum", over=over).dense(), raw.softmax(dim))
+    close(a.map(torch.square).normalize("sum", over=over).dense(), raw.square() / raw.square().sum(dim, keepdim=True))
+    close(a.normalize("count", over=over).dense(), raw / N)
+    close(a.masked(keep=Window(1)).normalize("count", over=over).dense(), raw * NEAR / NEAR.sum(dim, keepdim=True))
+    close(a.masked(keep=Window(1)).normalize("sigmoid", over=over).dense(), torch.sigmoid(raw) * NEAR)
+    assert a.normalize("none") is a
+
+
+def test_exponentials_divided_by_their_sum_do_not_overflow():
+    a = scores() * 1e4
+    assert a.exp().normalize("sum").dense().isfinite().all()
+    assert a.exp().masked(keep=Causal()).normalize("sum").dense().isfinite().all()
+
+
+def test_a_sum_that_is_zero_divides_nothing():
+    zero = Dense(torch.zeros(1, 3, 3, dtype=F64)).normalize("sum")
+    assert not zero.dense().any()
+
+
+def test_composition_orders_heads_first_then_second():
+    a, b = Dense(random(2, 3, 4)), Dense(random(3, 4, 5))
+    expected = torch.stack([a.a[k] @ b.a[j] for k in range(2) for j in range(3)])
+    close((a @ b).dense(), expected)
+    close((a @ b).transpose().dense(), expected.mT)
+
+
+def test_sums_of_matrices_are_linear_and_of_scores_entrywise():
+    assert isinstance(sparse() + Identity(N), LinearSum)
+    assert not isinstance(scores() + Identity(N), LinearSum)
+    x, matrix = random(N, 2), sparse()
+    close((Identity(N) - matrix).analysis(x), (x - matrix.dense().mT @ x))
+
+
+def test_structural_bases_do_not_lower_the_dtype():
+    a = Dense(random(1, N, N))
+    for basis in (Identity(N) | a, Identity(N) @ a, Identity(N) + a, (2.0 * Identity(N)) @ a, Identity(N) * a,
+                  Shift(Grid(N), (0, 1)).map(torch.cos) | a):
+        assert basis.dense().dtype == F64
+    assert (0.1 * Identity(N)).dense().dtype == torch.float32
+
+
+def test_a_product_over_repeated_edges_counts_them_once_each():
+    graph = Graph(torch.tensor([[0, 0, 1], [1, 1, 0]]), num_nodes=2)
+    basis = Sparse(graph, torch.tensor([1.0, 2.0, 5.0], dtype=F64)) * Dense(torch.full((1, 2, 2), 10.0, dtype=F64))
+    expected = torch.tensor([[[0.0, 30.0], [50.0, 0.0]]], dtype=F64)
+    close(basis.dense(), expected)
+    close(basis.transpose().dense(), expected.mT)
+    x = random(2, 1)
+    close(basis.transpose().analysis(x), expected @ x)
+
+
+@pytest.mark.xfail(reason="a product of two matrices over one graph multiplies edge by edge", strict=True)
+def test_a_product_of_two_matrices_over_repeated_edges():
+    graph = Graph(torch.tensor([[0, 0, 1], [1, 1, 0]]), num_nodes=2)
+    a = Sparse(graph, torch.tensor([1.0, 2.0, 5.0], dtype=F64))
+    close((a * a).dense(), a.dense().square())
+
+
+def test_transposes_pass_through():
+    a = scores()
+    assert isinstance(a.softmax().transpose(), Normalised)
+    assert a.transpose().transpose() is a
+    assert isinstance((a | Identity(N)).transpose(), Concat)
+    close(a.masked(keep=Causal()).softmax().transpose().dense(), a.masked(keep=Causal()).softmax().dense().mT)
+    assert isinstance(a.transpose(), Transposed)
+
+
+def test_representations_read_like_the_code():
+    basis = (2.0 * Identity(3) | Shift(Grid(3), (0, 1))).masked(keep=Causal())
+    assert repr(basis) == ("((2.0 * Identity(3)).masked(keep=Causal()) | Shift(Grid((3,)), offsets=[0, 1], "
+                           "padding='zeros').masked(keep=Causal()))")
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), [
+    (lambda: Identity(N).softmax(), ConfigError, r"softmax: its basis must have scores; got Identity\(5\)"),
+    (lambda: sparse().softmax(), ConfigError, "softmax: its basis must have scores"),
+    (lambda: scores().softmax().softmax(), ConfigError, "must have scores"),
+    (lambda: sparse().normalize("sigmoid"), ConfigError, "sigmoid: its basis must have scores"),
+    (lambda: scores().normalize("max"), ConfigError, "kind must be one of 'softmax', 'sum'"),
+    (lambda: scores().softmax(over="rows"), ConfigError, "over must be one of 'inputs', 'outputs'"),
+    (lambda: scores().masked(), ConfigError, "exactly one of keep= and drop= must be given; got neither"),
+    (lambda: scores().masked(keep=Causal(), drop=Causal()), ConfigError, "exactly one of keep= and drop=.*; got both"),
+    (lambda: scores().masked(keep=torch.ones(N, N)), StructureError, "a tensor of booleans; got torch.float32"),
+    (lambda: scores().masked(keep=torch.ones(N + 1).bool()), StructureError, "must have length M=5; got 6"),
+    (lambda: scores().masked(keep=torch.ones(N, N + 1).bool()), StructureError, "must have length N=5; got 6"),
+    (lambda: scores().masked(keep=Padding(torch.ones(2, 3).bool())), StructureError, "must have length M=5; got 3"),
+    (lambda: scores().masked(drop=Graph(torch.zeros(2, 0).long(), num_nodes=4)), StructureError, "M=5; got 4"),
+    (lambda: scores().masked(keep=True), ConfigError, "must be a Support, a Graph or a boolean tensor; got bool"),
+    (lambda: Identity(3) | Identity(4), ShapeError, "same inputs M and outputs N; got M=3, N=3 and M=4, N=4"),
+    (lambda: Identity(3) @ Identity(4), ShapeError, "b must take the N=3 outputs of a; got M=4"),
+    (lambda: Identity(3) + Identity(4), ShapeError, r"a \+ b: both bases must have the same"),
+    (lambda: scores(2) + scores(3), ShapeError, "sizes K of both bases must be equal, or one of them 1; got 2 and 3"),
+    (lambda: scores(2) * scores(3), ShapeError, "sizes K of both bases must be equal, or one of them 1; got 2 and 3"),
+    (lambda: scores(2) * torch.ones(3), ShapeError, r"a tensor c must have 1 or K=2 elements; got \(3,\)"),
+    (lambda: Identity(3) + 1.0, ConfigError, r"a \+ b: both operands must be bases; got float"),
+    (lambda: Identity(3) | None, ConfigError, "both operands must be bases; got NoneType"),
+    (lambda: Identity(3) @ torch.ones(3, 3), ConfigError, "both operands must be bases; got Tensor"),
+    (lambda: scores().map(2.0), ConfigError, "fn must be callable; got 2.0"),
+    (lambda: scores().softcap(0.0), ConfigError, "cap must be positive; got 0.0"),
+    (lambda: scores().dropout(1.0), ConfigError, r"p must be in \[0, 1\); got 1.0"),
+    (lambda: Identity(3).scaled(), ConfigError, "must be products of one number D of channels; got none"),
+])
+def test_mistakes_are_named(wrong, error, message):
+    with pytest.raises(error, match=message) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from structconv.bases.cuboid import cuboid_offsets
+from structconv.bases.pooling import Pooling
+from structconv.bases.shift import PADDINGS, Shift, ShiftTransposed
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.structures import Grid, GridBatch
+
+F64 = torch.float64
+GRIDS = [Grid(7), Grid((4, 5)), Grid((3, 2, 4), periodic=True), Grid(1), Grid(0), Grid((0, 3)),
+         GridBatch((Grid(3), Grid(5), Grid(0))), GridBatch((Grid((3, 2)), Grid((4, 4))))]
+
+
+def axes(grid):
+    return (grid.grids[0] if isinstance(grid, GridBatch) else grid).ndim
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("grid", GRIDS, ids=repr)
+def test_laws(laws, grid, padding):
+    generator = torch.Generator().manual_seed(3)
+    offsets = [tuple(torch.randint(-3, 4, (axes(grid),), generator=generator).tolist()) for _ in range(3)]
+    for stride, grow in itertools.product((1, 2), (None,) if padding == "none" else (None, -1, 2)):
+        basis = Shift(grid, offsets, padding, stride, grow)
+        laws(basis)
+        laws(Pooling(basis, 0.25))
+
+
+def by_definition(shape, offset, stride, padding):
+    """One shift matrix, entry by entry, from the rule of the padding written for a single coordinate."""
+    def read(position, size):
+        if padding == "circular":
+            return position % size
+        if padding == "replicate":
+            return min(max(position, 0), size - 1)
+        while padding == "reflect" and not 0 <= position < size:
+            position = -position if position < 0 else 2 * (size - 1) - position
+        return position if 0 <= position < size else None
+
+    outputs = [-(-size // stride) for size in shape]
+    inputs = list(itertools.product(*map(range, shape)))
+    a = torch.zeros(len(inputs), len(list(itertools.product(*map(range, outputs)))), dtype=F64)
+    for column, n in enumerate(itertools.product(*map(range, outputs))):
+        m = tuple(read(stride * i - d, size) for i, d, size in zip(n, offset, shape, strict=True))
+        if None not in m:
+            a[inputs.index(m), column] = 1
+    return a
+
+
+@pytest.mark.parametrize("padding", ["zeros", "circular", "reflect", "replicate"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_definition_one(padding, stride):
+    for shape, offsets in (((6,), [(0,), (4,), (-9,)]), ((3, 4), [(1, -2), (-3, 5)])):
+        basis = Shift(Grid(shape), offsets, padding, stride)
+        expected = torch.stack([by_definition(shape, offset, stride, padding) for offset in offsets])
+        assert torch.equal(basis.dense(F64), expected)
+
+
+def test_figure_two():
+    line = Shift(Grid(10), [2]).dense()[0]
+    assert torch.equal(line, torch.diag(torch.ones(8), 2))
+    plane = Shift(Grid((8, 10)), [(2, 4)]).dense()[0]
+    small, large = torch.diag(torch.ones(6), 2), torch.diag(torch.ones(6), 4)
+    assert torch.equal(plane, torch.kron(small, large))
+
+
+def test_convolution_shifts_forward():
+    x = torch.arange(5.0).unsqueeze(-1)
+    assert Shift(Grid(5), [2]).analysis(x).flatten().tolist() == [0, 0, 0, 1, 2]
+    assert Shift(Grid(5, periodic=True), [2]).analysis(x).flatten().tolist() == [3, 4, 0, 1, 2]
+    assert Shift(Grid(5), [-1, 2], "none").analysis(x).squeeze(-1).tolist() == [[3, 4], [0, 1]]
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
+@pytest.mark.parametrize(("shape", "kernel", "stride", "dilation", "padding"), [
+    ((9,), (3,), (1,), (1,), (1,)), ((9,), (4,), (3,), (2,), (2,)), ((10,), (2,), (4,), (1,), (0,)),
+    ((6, 7), (3, 2), (2, 1), (1, 2), (1, 0)), ((7, 5), (3, 3), (2, 2), (2, 1), (2, 1)),
+    ((4, 5, 3), (2, 3, 1), (1, 2, 1), (1, 1, 1), (1, 1, 0)),
+])
+def test_cuboids_are_torch_convolutions(shape, kernel, stride, dilation, padding, mode):
+    ndim = len(shape)
+    module = getattr(torch.nn, f"Conv{ndim}d")(2, 3, kernel, stride, padding, dilation, bias=False,
+                                               padding_mode=mode, dtype=F64)
+    grow = tuple(2 * p - d * (k - 1) for k, d, p in zip(kernel, dilation, padding, strict=True))
+    basis = Shift(Grid(shape), cuboid_offsets(kernel, dilation, padding), mode, stride, grow)
+    x = torch.randn(2, 2, *shape, dtype=F64)
+    expected = module(x)
+    assert basis.output_grid.shape == expected.shape[2:]
+    theta = module.weight.flatten(2).permute(2, 1, 0)
+    y = basis.synthesis(x.flatten(2).mT.unsqueeze(-3) @ theta)
+    torch.testing.assert_close(y.mT.unflatten(-1, expected.shape[2:]), expected, rtol=0, atol=1e-12)
+    spec = basis.as_cuboid()
+    assert spec[:6] == (kernel, tuple(d if k > 1 else 1 for k, d in zip(kernel, dilation, strict=True)), stride,
+                        padding, padding, mode)
+    assert spec.permutation == tuple(range(len(basis.offsets)))
+
+
+def test_valid_convolution_is_a_shift_without_padding():
+    basis = Shift(Grid((6, 7)), cuboid_offsets((3, 2), (2, 1)), "none", (1, 2))
+    x, weight = torch.randn(1, 1, 6, 7, dtype=F64), torch.randn(1, 1, 3, 2, dtype=F64)
+    expected = functional.conv2d(x, weight, stride=(1, 2), dilation=(2, 1))
+    y = torch.einsum("k,knc->nc", weight.flatten(), basis.analysis(x.reshape(42, 1)))
+    torch.testing.assert_close(y.flatten(), expected.flatten(), rtol=0, atol=1e-12)
+    assert basis.as_cuboid()[:5] == ((3, 2), (2, 1), (1, 2), (0, 0), (0, 0))
+
+
+def test_a_cuboid_is_recognised_in_any_order_and_nothing_else_is():
+    offsets = cuboid_offsets((3, 2), (1, 3), (1, 0))
+    order = [4, 0, 5, 1, 3, 2]
+    spec = Shift(Grid((5, 6)), [offsets[i] for i in order]).as_cuboid()
+    assert [order[k] for k in spec.permutation] == list(range(6))
+    assert spec.dilation == (1, 3)
+    assert (spec.pad_low, spec.pad_high) == ((1, 0), (1, 3))
+    assert Shift(Grid((5, 6)), [(0, 0), (1, 1)]).as_cuboid() is None
+    assert Shift(Grid(9), [0, 1, 3]).as_cuboid() is None
+    assert Shift(Grid(9), [1, 1]).as_cuboid() is None
+    assert Shift(Grid(2), [2, 1, 0], "reflect").as_cuboid() is None
+    assert Shift(Grid(9), [9, 10], "circular").as_cuboid() is None
+
+
+def test_offsets_of_a_cuboid():
+    assert cuboid_offsets(3, 2, 1) == ((1,), (-1,), (-3,))
+    assert cuboid_offsets((2, 2)) == ((0, 0), (0, -1), (-1, 0), (-1, -1))
+
+
+def test_transposes():
+    same = Shift(Grid(5), [1, -2])
+    assert isinstance(same.transpose(), Shift)
+    assert same.transpose().offsets == ((-1,), (2,))
+    strided = Shift(Grid(6), [0, -1], "zeros", 2)
+    assert isinstance(strided.transpose(), ShiftTransposed)
+    assert strided.transpose().transpose() is strided
+    x = torch.randn(1, 1, 3, dtype=F64)
+    up = strided.transpose().synthesis(x.mT.expand(2, 3, 1) * torch.tensor([2.0, 3.0], dtype=F64).view(2, 1, 1))
+    expected = functional.conv_transpose1d(x, torch.tensor([[[2.0, 3.0]]], dtype=F64), stride=2)
+    torch.testing.assert_close(up.flatten(), expected.flatten(), rtol=0, atol=1e-12)
+
+
+def test_absent_pairs_leak_nothing():
+    x = torch.tensor([[torch.nan], [1.0], [2.0]])
+    assert Shift(Grid(3), [-1]).analysis(x).flatten().tolist() == [1, 2, 0]
+    assert not Shift(Grid(3), [3]).analysis(x).any()
+
+
+def test_derivatives():
+    x = torch.randn(6, 2, dtype=F64, requires_grad=True)
+    r = torch.randn(2, 6, 2, dtype=F64, requires_grad=True)
+    for padding in PADDINGS:
+        basis = Shift(Grid((2, 3)), [(0, 1), (1, -1)], padding)
+        assert torch.autograd.gradcheck(basis.analysis, (x,))
+        assert torch.autograd.gradcheck(basis.synthesis, (r,))
+        assert torch.autograd.gradcheck(basis.apply, (r,))
+    up = Shift(Grid((4, 6)), [(0, 0), (1, 1)], "reflect", 2).transpose()
+    assert torch.autograd.gradcheck(up.synthesis, (r,))
+    assert torch.autograd.gradcheck(up.analysis, (x,))
+
+
+def test_dtypes_pass_through():
+    for dtype in (torch.bfloat16, torch.float32, F64):
+        basis = Shift(Grid(6), [0, 1], stride=2)
+        assert basis.analysis(torch.ones(6, 2, dtype=dtype)).dtype == dtype
+        assert basis.transpose().synthesis(torch.ones(2, 3, 2, dtype=dtype)).dtype == dtype
+
+
+def test_the_table_is_made_once_for_a_grid():
+    grid = Grid((4, 4))
+    assert Shift(grid, [(0, 1)]).table() is Shift(grid, [(0, 1)]).table()
+    assert not torch.equal(Shift(grid, [(0, 1)]).table(), Shift(grid, [(1, 0)]).table())
+
+
+def test_repr_is_readable():
+    assert repr(Shift(Grid((8, 10)), [(2, 4)])) == "Shift(Grid((8, 10)), offsets=[(2, 4)], padding='zeros')"
+    assert repr(Shift(Grid(4), [1], stride=2)) == "Shift(Grid((4,)), offsets=[1], padding='zeros', stride=(2,))"
+
+
+def test_errors_name_what_came():
+    with pytest.raises(ConfigError, match="2 of them"):
+        Shift(Grid((3, 3)), [(1,)])
+    with pytest.raises(ConfigError, match="empty"):
+        Shift(Grid(3), [])
+    with pytest.raises(ConfigError, match="sequence"):
+        Shift(Grid(3), 2)
+    with pytest.raises(ConfigError, match="'mirror'"):
+        Shift(Grid(3), [1], "mirror")
+    with pytest.raises(ConfigError, match="stride"):
+        Shift(Grid(3), [1], stride=0)
+    with pytest.raises(ConfigError, match="grow"):
+        Shift(Grid(3), [0, 1], "none", grow=0)
+    with pytest.raises(ConfigError, match="each offset"):
+        Shift(Grid(3), [0.5])
+    with pytest.raises(StructureError, match="one number of axes"):
+        Shift(GridBatch((Grid(3), Grid((3, 3)))), [1])
+    with pytest.raises(ShapeError, match="M=3"):
+        Shift(Grid(3), [1]).analysis(torch.zeros(4, 1))
+
+
+def test_compiles_whole_for_any_length():
+    def product(x):
+        basis = Shift(Grid(x.shape[-2]), [-1, 0, 3])
+        up = Shift(Grid(x.shape[-2]), [0, 1], "circular").transpose()
+        return basis.synthesis(basis.analysis(x)) + up.synthesis(up.analysis(x))
+
+    compiled = torch.compile(product, fullgraph=True, backend="eager", dynamic=True)
+    for length in (5, 9, 12):
+        x = torch.randn(2, length, 3)
+        torch.testing.assert_close(compiled(x), product(x))
+
+
+def test_compiles_whole_on_a_plane():
+    def product(x):
+        basis = Shift(Grid((4, 6)), [(0, 1), (-1, 0)], "reflect", 2)
+        return basis.transpose().analysis(basis.synthesis(x.expand(2, 24, 3)))
+
+    x = torch.randn(1, 24, 3)
+    torch.testing.assert_close(torch.compile(product, fullgraph=True, backend="eager")(x), product(x))

@@ -1,0 +1,149 @@
+"""Every kind of Theta against its dense tensor: values, gradients, slices and errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.errors import ShapeError
+from structconv.theta import (
+    ConcatTheta,
+    DepthwiseSeparableTheta,
+    DepthwiseTheta,
+    EyeTheta,
+    FullTheta,
+    GroupedTheta,
+    HeadBlocksTheta,
+    LowRankTheta,
+    SeparableTheta,
+    SharedTheta,
+    as_theta,
+)
+
+K, P, Q = 4, 6, 6
+
+
+def numbers(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+THETAS = {
+    "full": lambda: FullTheta(numbers(K, P, Q)),
+    "separable, few filters": lambda: SeparableTheta(numbers(K, 1), numbers(1, P, Q)),
+    "separable, many filters": lambda: SeparableTheta(numbers(K, 9), numbers(9, P, Q)),
+    "depthwise separable": lambda: DepthwiseSeparableTheta(numbers(K, P), numbers(P, Q)),
+    "low rank": lambda: LowRankTheta(numbers(K, P, 2), numbers(K, 2, Q)),
+    "low rank, grouped": lambda: LowRankTheta(numbers(2, P, 3), numbers(K, 3, Q)),
+    "depthwise": lambda: DepthwiseTheta(numbers(K, P, 1)),
+    "grouped": lambda: GroupedTheta(numbers(K, 3, 2, 2)),
+    "shared": lambda: SharedTheta(numbers(P, Q), K),
+    "eye": lambda: EyeTheta(K, P),
+    "concat": lambda: ConcatTheta((FullTheta(numbers(1, P, Q)), EyeTheta(1, P), SharedTheta(numbers(P, Q), 2))),
+}
+
+
+@pytest.fixture(params=THETAS, ids=list(THETAS))
+def theta(request):
+    return THETAS[request.param]()
+
+
+def test_sizes(theta):
+    assert (theta.size, theta.in_channels, theta.out_channels) == (K, P, Q)
+    assert theta.dense().shape == (K, P, Q)
+    assert f"K={K}, P={P}, Q={Q}" in repr(theta)
+
+
+def test_concatenated_heads():
+    theta = HeadBlocksTheta(numbers(K, P, 3))
+    dense, x, r = theta.dense(), numbers(2, 5, P), numbers(2, K, 5, P)
+    assert dense.shape == (K, P, 12)
+    assert int((dense != 0).sum()) == K * P * 3
+    torch.testing.assert_close(theta.expand(x), x.unsqueeze(-3) @ dense, rtol=0, atol=1e-12)
+    torch.testing.assert_close(theta.contract(r), (r @ dense).sum(-3), rtol=0, atol=1e-12)
+    torch.testing.assert_close(theta.join(theta.heads(x)), x @ dense.sum(0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(theta.slice(1, 3).dense(), dense[1:3], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+def test_expand_and_contract(theta, lead):
+    x, r, dense = numbers(*lead, 5, P), numbers(*lead, K, 5, P), theta.dense().double()
+    torch.testing.assert_close(theta.expand(x), x.unsqueeze(-3) @ dense, rtol=0, atol=1e-12)
+    torch.testing.assert_close(theta.contract(r), (r @ dense).sum(-3), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 4), (0, 2), (2, 4), (1, 3), (3, 4)])
+def test_slices(theta, start, stop):
+    part = theta.slice(start, stop)
+    assert part.size == stop - start
+    torch.testing.assert_close(part.dense().double(), theta.dense().double()[start:stop], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", [name for name in THETAS if name != "eye"])
+def test_gradients(name):
+    theta = THETAS[name]()
+    held = [t.clone().requires_grad_() for t in theta.tensors]
+    x, r = numbers(5, P), numbers(K, 5, P)
+    rebuilt = rebuild(theta, iter(held))
+    dense = rebuilt.dense()
+    for value, wanted in ((rebuilt.expand(x), x @ dense), (rebuilt.contract(r), (r @ dense).sum(0))):
+        seed = numbers(*value.shape)
+        ours = torch.autograd.grad((value * seed).sum(), held, retain_graph=True)
+        theirs = torch.autograd.grad((wanted * seed).sum(), held, retain_graph=True)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def rebuild(theta, supply):
+    if isinstance(theta, ConcatTheta):
+        return ConcatTheta(tuple(rebuild(part, supply) for part in theta.parts))
+    fields = {name: next(supply) if isinstance(field, torch.Tensor) else field for name, field in vars(theta).items()}
+    return type(theta)(**fields)
+
+
+def test_parts_of_a_concat_come_back_as_they_are():
+    theta = THETAS["concat"]()
+    assert theta.slice(0, 1) is theta.parts[0]
+    assert theta.slice(1, 2) is theta.parts[1]
+    assert theta.slice(2, 4) is theta.parts[2]
+
+
+def test_low_rank_halves():
+    theta = THETAS["low rank, grouped"]()
+    x = numbers(5, P)
+    inner = theta.heads(x)
+    assert inner.shape == (K, 5, 3)
+    torch.testing.assert_close(inner[0], inner[1], rtol=0, atol=0)
+    assert not torch.equal(inner[1], inner[2])
+    torch.testing.assert_close(theta.join(inner), (x @ theta.dense()).sum(0), rtol=0, atol=1e-12)
+
+
+def test_depthwise_with_multiplier():
+    theta = DepthwiseTheta(numbers(K, P, 2))
+    dense = theta.dense()
+    assert dense.shape == (K, P, 2 * P)
+    assert dense[:, 1, 2:4].equal(theta.depthwise[:, 1])
+    assert int((dense != 0).sum()) == K * P * 2
+    x = numbers(5, P)
+    torch.testing.assert_close(theta.expand(x), x @ dense, rtol=0, atol=1e-12)
+
+
+def test_flops_follow_the_factorisation():
+    assert FullTheta(numbers(9, 64, 64)).expand_flops() == 2 * 9 * 64 * 64
+    few = SeparableTheta(numbers(9, 1), numbers(1, 64, 64))
+    assert few.expand_flops() == 2 * 64 * (64 + 9)
+    assert few.contract_flops() == few.expand_flops()
+    many = SeparableTheta(numbers(9, 30), numbers(30, 64, 64))
+    assert many.expand_flops() == 2 * 9 * 64 * 64
+    assert DepthwiseSeparableTheta(numbers(9, 64), numbers(64, 64)).contract_flops() == 2 * 64 * (9 + 64)
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: FullTheta(numbers(3, 4)), r"FullTheta: theta must have shape \(K, P, Q\); got \(3, 4\)"),
+    (lambda: SeparableTheta(numbers(4, 2), numbers(3, P, Q)), r"filters must have shape \(H=2, P, Q\); got \(3,"),
+    (lambda: LowRankTheta(numbers(3, P, 2), numbers(4, 2, Q)), "must divide K; got G=3, K=4"),
+    (lambda: ConcatTheta((EyeTheta(1, 3), EyeTheta(1, 4))), "share their channels"),
+    (lambda: as_theta(numbers(3)), "must have shape"),
+])
+def test_errors(build, message):
+    with pytest.raises(ShapeError, match=message):
+        build()
