@@ -1,0 +1,8 @@
+"""Kernels: what runs a path for one type of basis. Importing the package registers them."""
+
+from __future__ import annotations
+
+from structconv.kernels import composite, dense_attention, grid
+from structconv.kernels.reference import reference
+
+__all__ = ["composite", "dense_attention", "grid", "reference"]

@@ -1,0 +1,185 @@
+"""The functional form of eq. (1), its plan, and the composition of two of them (Proposition 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structconv import kernels as _kernels  # noqa: F401 - registers the kernels' rules
+from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators of the algebra
+from structconv.bases.base import Basis
+from structconv.bases.dense import Identity
+from structconv.bases.shift import Shift
+from structconv.errors import ConfigError, ShapeError
+from structconv.factorisation import decompose, factorise
+from structconv.kernels.dense_attention import fused
+from structconv.planning.plan import Plan, plan_for
+from structconv.shapes import check_alike, check_entries
+from structconv.structures.grid import Grid
+from structconv.theta import EyeTheta, FullTheta, Theta, as_theta
+
+__all__ = ["apply", "compose_pairs", "conv", "decompose", "factorise", "plan", "synthesis"]
+
+Pair = tuple[Basis, Theta | Tensor]
+
+
+def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None, plan: Plan | None = None,
+         max_bytes: int | None = None) -> Tensor:
+    """y = sum_k A_k^T x Theta_k (Andreoli 2019, eq. 1): the structured convolution.
+
+    Args:
+        x: (..., M, P), floating; leading dimensions broadcast with those of the basis.
+        basis: A, (..., K, M, N).
+        theta: Theta, a tensor (K, P, Q) or a value of `structconv.theta`, in x's dtype and on its device.
+        path: the order of the products: "channels_first", "structure_first", "operator_first", and "between" for a
+            `LowRankTheta`, "per_part" for `a | b`. By default the planner chooses.
+        plan: a plan made before, which is run as it is.
+        max_bytes: bytes that the path may hold beside its arguments and its result.
+
+    Returns:
+        (..., N, Q). Cost and memory: see `plan`.
+
+    Raises:
+        ShapeError: if entries, channels, sizes K, dtypes or devices do not fit.
+        ConfigError: if there is no such path for this basis and Theta, or both `path` and `plan` are given.
+    """
+    theta = as_theta(theta)
+    _check(x, basis, theta)
+    if plan is None:
+        plan = plan_for(x, basis, theta, path=path, max_bytes=max_bytes)
+    elif path is not None:
+        raise ConfigError("conv", "at most one of path= and plan= must be given", f"path={path!r} and a plan")
+    elif not plan.rule.applies(basis, theta, x):
+        raise ConfigError("conv", f"plan must be for {type(basis).__name__} and {type(theta).__name__}", plan.problem,
+                          "Make one by structconv.plan(x, basis, theta).")
+    return plan.run(x, basis, theta)
+
+
+def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None,
+         max_bytes: int | None = None) -> Plan:
+    """How `conv` would compute (1) for these shapes: order, kernel, cost, and what was rejected; `print` it.
+
+    Arguments and errors are those of `conv`. Nothing is computed.
+    """
+    theta = as_theta(theta)
+    _check(x, basis, theta)
+    return plan_for(x, basis, theta, path=path, max_bytes=max_bytes)
+
+
+def apply(basis: Basis, r: Tensor) -> Tensor:
+    """A_k^T r_k for each head, (..., K, M, C) -> (..., K, N, C), by a fused kernel where one knows the basis."""
+    return fused(basis, r).apply(r)
+
+
+def synthesis(basis: Basis, r: Tensor) -> Tensor:
+    """sum_k A_k^T r_k, (..., K, M, C) -> (..., N, C), by a fused kernel where one knows the basis."""
+    return fused(basis, r).synthesis(r)
+
+
+def compose_pairs(first: Pair, second: Pair) -> Pair:
+    """One (basis, Theta) that does what `first`, then `second`, do (Andreoli 2019, Proposition 3).
+
+    A_(k'K''+k'') = A'_k' A''_k'' and Theta_(k'K''+k'') = Theta'_k' Theta''_k'', so K = K' K''. Equal products are
+    merged, their Theta summed: of shifts where the product of two is a shift also at the border (padding "none", or
+    "circular" on a grid that the first stride divides), and with an `Identity` of one matrix. Two 3x3 windows become
+    25 shifts.
+
+    Returns:
+        (basis, Theta); Theta is `EyeTheta` where both are, else whole: K P Q numbers.
+
+    Raises:
+        ShapeError: if the outputs or channels of the first are not the inputs of the second.
+    """
+    (basis, theta), (after, weight) = (first[0], as_theta(first[1])), (second[0], as_theta(second[1]))
+    for name, given, wanted, one, other in (
+            ("entries", basis.num_outputs, after.num_inputs, "N", "M"),
+            ("channels", theta.out_channels, weight.in_channels, "Q", "P")):
+        if given != wanted:
+            raise ShapeError("compose", f"second must take the {one}={given} output {name} of first",
+                             f"{other}={wanted}")
+    for pair_basis, pair_theta in ((basis, theta), (after, weight)):
+        _check_size("compose", pair_basis, pair_theta)
+    merged = _shift_product(basis, after) if isinstance(basis, Shift) and isinstance(after, Shift) else None
+    if merged is not None:
+        return _summed(*merged, theta, weight)
+    product = _product(theta, weight)
+    if isinstance(basis, Identity) and basis.size == 1:
+        return after, product
+    if isinstance(after, Identity) and after.size == 1:
+        return basis, product
+    return basis @ after, product
+
+
+def _check(x: Tensor, basis: Basis, theta: Theta) -> None:
+    tracing = torch.compiler.is_compiling()
+    entries = None if tracing else basis.num_inputs
+    check_entries("Conv", x, entries=entries, channels=theta.in_channels)
+    _check_size("Conv", basis, theta)
+    for tensor in theta.tensors:
+        check_alike("Conv", x, tensor)
+    if not tracing and basis.batch_shape:
+        try:
+            torch.broadcast_shapes(x.shape[:-2], basis.batch_shape)
+        except RuntimeError:
+            raise ShapeError("Conv", f"leading dimensions of x must broadcast with the basis's {basis.batch_shape}",
+                             tuple(x.shape)) from None
+
+
+def _check_size(owner: str, basis: Basis, theta: Theta) -> None:
+    if basis.size != theta.size:
+        raise ShapeError(owner, f"theta must have the basis's size K={basis.size}", f"K={theta.size} in {theta!r}")
+
+
+def _product(first: Theta, second: Theta) -> Theta:
+    """Theta_(k'K''+k'') = Theta'_k' Theta''_k''."""
+    if isinstance(first, EyeTheta) and isinstance(second, EyeTheta):
+        return EyeTheta(first.size * second.size, first.channels)
+    return FullTheta(_products(first, second))
+
+
+def _products(first: Theta, second: Theta) -> Tensor:
+    like = (*first.tensors, *second.tensors)[0]
+    a, b = (theta.dense().to(dtype=like.dtype, device=like.device) for theta in (first, second))
+    return (a.unsqueeze(1) @ b).flatten(0, 1)
+
+
+def _summed(shift: Shift, index: list[int], first: Theta, second: Theta) -> tuple[Basis, Theta]:
+    """The distinct shifts with the products of Theta', Theta'', those of equal shift added up."""
+    if shift.size == len(index):
+        return shift, _product(first, second)
+    if isinstance(first, EyeTheta) and isinstance(second, EyeTheta):
+        counts = torch.bincount(torch.tensor(index), minlength=shift.size)
+        return shift * counts, EyeTheta(shift.size, first.channels)
+    products = _products(first, second)
+    slots = torch.tensor(index, device=products.device)
+    return shift, FullTheta(products.new_zeros(shift.size, *products.shape[1:]).index_add(0, slots, products))
+
+
+def _shift_product(first: Shift, second: Shift) -> tuple[Shift, list[int]] | None:
+    """The distinct products of two sets of shifts, and which of them each (k', k'') is; `None` if they are none."""
+    grid, inner, following, last = first.grid, first.output_grid, second.grid, second.output_grid
+    if not (isinstance(grid, Grid) and isinstance(inner, Grid) and isinstance(following, Grid)
+            and isinstance(last, Grid)):
+        return None
+    sizes, middle = grid.shape, inner.shape
+    if first.padding != second.padding or first.padding not in ("none", "circular") or middle != following.shape:
+        return None
+    around = first.padding == "circular"
+    if around and any(n * stride % size if size else True
+                      for n, stride, size in zip(middle, first.stride, sizes, strict=True)):
+        return None
+    number: dict[tuple[int, ...], int] = {}
+    offsets: list[tuple[int, ...]] = []
+    index: list[int] = []
+    for one in first.offsets:
+        for other in second.offsets:
+            offset = tuple(d + stride * e for d, stride, e in zip(one, first.stride, other, strict=True))
+            key = tuple(d % size for d, size in zip(offset, sizes, strict=True)) if around else offset
+            if key not in number:
+                number[key] = len(offsets)
+                offsets.append(offset)
+            index.append(number[key])
+    stride = tuple(a * b for a, b in zip(first.stride, second.stride, strict=True))
+    grow = tuple((n - 1) * step - (size - 1)
+                 for n, step, size in zip(last.shape, stride, sizes, strict=True))
+    return Shift(grid, tuple(offsets), first.padding, stride, grow, first.device), index

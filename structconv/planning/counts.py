@@ -1,0 +1,191 @@
+"""Nonzeros of a basis, and what applying it costs: a register by type, with a dense default for any other basis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from structconv.bases.attention import Pairwise, nodes
+from structconv.bases.base import Basis
+from structconv.bases.dense import Identity
+from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
+from structconv.bases.pairwise import Binary, Masked, Unary
+from structconv.bases.polynomial import Polynomial
+from structconv.bases.pooling import Pooling
+from structconv.bases.scores import EdgeScore
+from structconv.bases.shift import Shift, ShiftTransposed
+from structconv.bases.sparse import Sparse
+from structconv.planning.cost import Cost
+
+NOMINAL_ENTRIES = 1024
+NOMINAL_DEGREE = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How sizes are read: as they are, or nominal, so that a traced program depends on no number of entries.
+
+    Args:
+        batch: product of the leading dimensions.
+        itemsize: bytes of one number.
+        nominal: take every M and N for `NOMINAL_ENTRIES`, and every list of edges for `NOMINAL_DEGREE` times that.
+    """
+
+    batch: int
+    itemsize: int
+    nominal: bool = False
+
+    def entries(self, basis: Basis) -> tuple[int, int]:
+        """(M, N) of a basis."""
+        if self.nominal:
+            return NOMINAL_ENTRIES, NOMINAL_ENTRIES
+        return basis.num_inputs, basis.num_outputs
+
+    def edges(self, count: int) -> int:
+        """A number of edges."""
+        return NOMINAL_DEGREE * NOMINAL_ENTRIES if self.nominal else count
+
+
+Count = Callable[[Any, Sizes], "int | None"]
+Application = Callable[[Any, Sizes, int, str], Cost]
+NONZEROS: dict[type, Count] = {}
+APPLICATIONS: dict[type, Application] = {}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def nonzero_count(*types: type) -> Callable[[_Function], _Function]:
+    """Register `fn(basis, sizes)`: pairs at which one of the matrices may differ from zero, `None` for all M N."""
+    def register(fn: _Function) -> _Function:
+        NONZEROS.update(dict.fromkeys(types, fn))
+        return fn
+    return register
+
+
+def application_cost(*types: type) -> Callable[[_Function], _Function]:
+    """Register `fn(basis, sizes, channels, mode)`: `Cost` of one of the three primitives, at so many channels.
+
+    `mode` is "analysis", "synthesis" or "apply". Only a type whose primitives are not K products of its nonzeros
+    needs one.
+    """
+    def register(fn: _Function) -> _Function:
+        APPLICATIONS.update(dict.fromkeys(types, fn))
+        return fn
+    return register
+
+
+def nonzeros(basis: Basis, sizes: Sizes) -> int | None:
+    """Pairs at which one matrix of the basis may differ from zero; `None` for all of them."""
+    count = _registered(NONZEROS, type(basis))
+    return None if count is None else count(basis, sizes)
+
+
+def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") -> Cost:
+    """What `analysis`, `synthesis` or `apply` costs with so many channels, forward."""
+    special = _registered(APPLICATIONS, type(basis))
+    if special is not None:
+        return special(basis, sizes, channels, mode)
+    return product_cost(basis, sizes, channels, nonzeros(basis, sizes))
+
+
+def product_cost(basis: Basis, sizes: Sizes, channels: int, count: int | None) -> Cost:
+    """K products with matrices of `count` nonzeros: 2 K E C flops; dense ones stream, sparse ones gather rows."""
+    inputs, outputs = sizes.entries(basis)
+    heads = sizes.batch * basis.size
+    moved = heads * (inputs + outputs) * channels * sizes.itemsize
+    if count is None:
+        flops, entries = 2 * heads * inputs * outputs * channels, basis.size * inputs * outputs * sizes.itemsize
+        return Cost(flops + _evaluation(basis, heads * inputs * outputs), moved + entries)
+    gathered = heads * count * channels * sizes.itemsize
+    return Cost(2 * heads * count * channels + _evaluation(basis, heads * count), moved, gathered)
+
+
+def _evaluation(basis: Basis, pairs: int) -> int:
+    """Flops of evaluating an expression at its pairs."""
+    if not isinstance(basis, Pairwise):
+        return 0
+    return 2 * pairs * sum(getattr(node, "depth", getattr(node, "width", 1)) for node in nodes(basis))
+
+
+def _registered(register: dict[type, Any], kind: type) -> Any:
+    for base in kind.__mro__:
+        if base in register:
+            return register[base]
+    return None
+
+
+@nonzero_count(Sparse, EdgeScore)
+def _edges(basis: Sparse | EdgeScore, sizes: Sizes) -> int:
+    return sizes.edges(basis.graph.num_edges)
+
+
+@nonzero_count(Identity, Shift)
+def _one_an_output(basis: Basis, sizes: Sizes) -> int:
+    return sizes.entries(basis)[1]
+
+
+@nonzero_count(ShiftTransposed)
+def _one_an_input(basis: ShiftTransposed, sizes: Sizes) -> int:
+    return sizes.entries(basis)[0]
+
+
+@nonzero_count(Pooling)
+def _window(basis: Pooling, sizes: Sizes) -> int:
+    return basis.shift.size * (nonzeros(basis.shift, sizes) or 0)
+
+
+@nonzero_count(Unary, Transposed)
+def _child(basis: Unary, sizes: Sizes) -> int | None:
+    return nonzeros(basis.child, sizes)
+
+
+@nonzero_count(Masked)
+def _masked(basis: Masked, sizes: Sizes) -> int | None:
+    bound = basis.mask.edge_bound(*sizes.entries(basis))
+    child = nonzeros(basis.child, sizes)
+    if bound is None or child is None:
+        return child if bound is None else sizes.edges(bound)
+    return child if sizes.nominal else min(bound, child)
+
+
+@nonzero_count(Binary)
+def _fewer(basis: Binary, sizes: Sizes) -> int | None:
+    counts = [count for count in (nonzeros(basis.first, sizes), nonzeros(basis.second, sizes)) if count is not None]
+    return min(counts) if counts else None
+
+
+@application_cost(Concat)
+def _concat(basis: Concat, sizes: Sizes, channels: int, mode: str) -> Cost:
+    joined = len(basis.parts) if mode == "synthesis" else basis.size
+    cost = Cost(bytes=2 * sizes.batch * joined * sizes.entries(basis)[1] * channels * sizes.itemsize)
+    for part in basis.parts:
+        cost = cost + application(part, sizes, channels, mode)
+    return cost
+
+
+@application_cost(LinearSum)
+def _linear_sum(basis: LinearSum, sizes: Sizes, channels: int, mode: str) -> Cost:
+    return application(basis.first, sizes, channels, mode) + application(basis.second, sizes, channels, mode)
+
+
+@application_cost(Scaled, Repeated)
+def _scaled(basis: Scaled | Repeated, sizes: Sizes, channels: int, mode: str) -> Cost:
+    return application(basis.child, sizes, channels, mode)
+
+
+@application_cost(Composed)
+def _composed(basis: Composed, sizes: Sizes, channels: int, mode: str) -> Cost:
+    first, second = basis.first, basis.second
+    if mode == "analysis":
+        return (application(first, sizes, channels, mode)
+                + application(second, sizes, first.size * channels, mode))
+    inner = application(first, sizes, second.size * channels, mode)
+    return inner + application(second, sizes, channels * (1 if mode == "synthesis" else first.size), mode)
+
+
+@application_cost(Polynomial)
+def _polynomial(basis: Polynomial, sizes: Sizes, channels: int, mode: str) -> Cost:
+    """`order` products with the operator; `apply` carries all remaining heads through each of them."""
+    step = application(basis.operator, sizes, channels, "analysis")
+    heads = 1 if mode != "apply" else (basis.size + 1) / 2
+    return step.repeated(basis.order * heads)

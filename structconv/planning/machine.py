@@ -1,0 +1,147 @@
+"""What the machine can do: three rates, measured on demand and kept in the user's cache folder.
+
+Nothing is measured unless `measure` is called; until then the planner uses typical rates, which rank paths the same
+way on most machines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from structconv.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one device.
+
+    Args:
+        gflops: float32 matrix products, in GFLOP/s.
+        copy_gbs: streamed bytes, read plus written, in GB/s.
+        gather_gbs: bytes of 256-byte rows read at random indices, in GB/s.
+        name: the device.
+    """
+
+    gflops: float
+    copy_gbs: float
+    gather_gbs: float
+    name: str = "typical"
+
+
+TYPICAL = {"cpu": Machine(150.0, 40.0, 15.0), "cuda": Machine(50_000.0, 2_000.0, 800.0)}
+_KNOWN: dict[str, Machine] = {}
+
+
+def cache_folder() -> Path:
+    """`$STRUCTCONV_CACHE`, else `$XDG_CACHE_HOME/structconv`, else `~/.cache/structconv`; not created here."""
+    own = os.environ.get("STRUCTCONV_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "structconv"
+
+
+def rates(device: torch.device | str = "cpu") -> Machine:
+    """The device's rates: as measured and stored, else typical. O(1) after the first call; measures nothing.
+
+    While `torch.compile` or `torch.export` trace, they are the typical ones: a program depends on no cache.
+    """
+    kind = torch.device(device).type
+    typical = TYPICAL.get(kind, TYPICAL["cpu"])
+    if torch.compiler.is_compiling():
+        return typical
+    known = _KNOWN.get(kind)
+    if known is None:
+        known = _KNOWN[kind] = load(kind) or typical
+    return known
+
+
+def load(kind: str = "cpu") -> Machine | None:
+    """The stored rates of a kind of device, or `None` where there are none that can be read."""
+    try:
+        rates = json.loads(_file().read_text())[kind]
+        found = Machine(**rates)
+        valid = all(value > 0 for value in (found.gflops, found.copy_gbs, found.gather_gbs))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if valid else None
+
+
+def measure(device: torch.device | str = "cpu", seconds: float = 0.5) -> Machine:
+    """Measure the device, store the rates, and use them from now on. Takes about three times `seconds`."""
+    if not seconds > 0:
+        raise ConfigError("measure", "seconds must be positive", seconds)
+    device = torch.device(device)
+    found = Machine(_matmul_gflops(device, seconds), _copy_gbs(device, seconds), _gather_gbs(device, seconds),
+                    _name(device))
+    _store(device.type, found)
+    _KNOWN[device.type] = found
+    return found
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+
+
+def _matmul_gflops(device: torch.device, seconds: float) -> float:
+    size = 1024
+    a = torch.ones(size, size, device=device)
+    out = torch.empty_like(a)
+    return 2 * size**3 / _best(lambda: torch.mm(a, a, out=out), device, seconds) * 1e-9
+
+
+def _copy_gbs(device: torch.device, seconds: float) -> float:
+    source = torch.ones(1 << 24, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _best(lambda: target.copy_(source), device, seconds) * 1e-9
+
+
+def _gather_gbs(device: torch.device, seconds: float) -> float:
+    table = torch.ones(1 << 18, 64, device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    index = torch.randint(0, table.shape[0], (1 << 18,), device=device, generator=generator)
+    out = torch.empty_like(table)
+    return table.nbytes / _best(lambda: torch.index_select(table, 0, index, out=out), device, seconds) * 1e-9
+
+
+def _best(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """The shortest of the runs that fit into `seconds`, at least three."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    best, runs, end = float("inf"), 0, time.perf_counter() + seconds
+    while runs < 3 or time.perf_counter() < end:
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        best, runs = min(best, time.perf_counter() - start), runs + 1
+    return best
+
+
+def _file() -> Path:
+    return cache_folder() / "machine.json"
+
+
+def _store(kind: str, found: Machine) -> None:
+    """Write beside, flush, then rename, so that a reader never sees half a file."""
+    path = _file()
+    try:
+        stored = json.loads(path.read_text())
+    except (OSError, ValueError):
+        stored = {}
+    stored = stored if isinstance(stored, dict) else {}
+    stored[kind] = dataclasses.asdict(found)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as handle:
+        json.dump(stored, handle, indent=1)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(handle.name, path)

@@ -1,0 +1,232 @@
+"""The register of rules: what each path costs for a type of basis, and how it is run.
+
+A rule is keyed by the type of basis that it is for and by its path; those for `Basis` hold for every basis: the
+three orders of Andreoli 2019, Figure 1, and the one that a low-rank Theta adds. A kernel is a class with three
+methods and one decorator::
+
+    @rule(Shift, "operator_first", kernel="torch.conv")
+    class GridConvolution(Rule):
+        def applies(self, basis, theta, x): ...
+        def cost(self, problem): ...
+        def run(self, x, basis, theta): ...
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.bases.dense import Dense
+from structconv.planning.cost import Cost
+from structconv.planning.counts import Sizes, application
+from structconv.theta import EyeTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
+
+if TYPE_CHECKING:
+    from structconv.planning.plan import Plan
+
+#: Bytes above which the operator (M, P) -> (N, Q) is never built unasked.
+OPERATOR_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a cost may see: types, sizes and which gradients are wanted. Never values.
+
+    Args:
+        basis, theta: read for their types, sizes and nonzero counts.
+        sizes: how entries and edges are counted.
+        x_grad: whether x needs a gradient.
+        theta_grad: whether Theta needs one.
+        max_bytes: bytes that a path may hold beside its arguments and its result, or `None`.
+    """
+
+    basis: Basis
+    theta: Theta
+    sizes: Sizes
+    x: Tensor
+    x_grad: bool = False
+    theta_grad: bool = False
+    max_bytes: int | None = None
+
+    @property
+    def inputs(self) -> int:
+        """M."""
+        return self.sizes.entries(self.basis)[0]
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return self.sizes.entries(self.basis)[1]
+
+    def bytes(self, numbers: float) -> float:
+        """Bytes of so many numbers for each element of the batch."""
+        return self.sizes.batch * numbers * self.sizes.itemsize
+
+    def part(self, basis: Basis, theta: Theta) -> Problem:
+        """The same x with another basis and Theta."""
+        return dataclasses.replace(self, basis=basis, theta=theta)
+
+    def channel_product(self, flops: int, entries: int, heads: int, before: int, after: int) -> Cost:
+        """A product with Theta at so many entries: its forward, and its share of the backward."""
+        numel = sum(t.numel() for t in self.theta.tensors) * self.sizes.itemsize
+        once = Cost(self.sizes.batch * entries * flops, self.bytes(entries * (before + heads * after)) + numel)
+        return once.repeated(1 + self.x_grad + self.theta_grad)
+
+    def structure_product(self, channels: int, mode: str, adjoint: bool) -> Cost:
+        """One of the basis's primitives, and its transpose where a gradient must come back through it."""
+        return application(self.basis, self.sizes, channels, mode).repeated(1 + adjoint)
+
+
+class Rule(abc.ABC):
+    """One way to compute (1); `path` is its order, `kernel` what runs it."""
+
+    path: ClassVar[str]
+    kernel: ClassVar[str]
+    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
+        """Whether the rule can run these at all; reads types, sizes and options, never values."""
+        return True
+
+    def unasked(self, problem: Problem) -> bool:
+        """Whether the planner may choose the rule where no path is asked for by name."""
+        return True
+
+    @abc.abstractmethod
+    def cost(self, problem: Problem) -> Cost:
+        """What the path costs, forward and, as far as gradients are wanted, backward."""
+
+    @abc.abstractmethod
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        """(..., M, P) -> (..., N, Q)."""
+
+    def parts(self, problem: Problem) -> tuple[Plan, ...]:
+        """Plans of the parts, where the rule runs a basis in parts."""
+        return ()
+
+
+RULES: dict[type, list[Rule]] = {}
+_RuleClass = TypeVar("_RuleClass", bound=type[Rule])
+
+
+def rule(basis_type: type, path: str, *, kernel: str) -> Callable[[_RuleClass], _RuleClass]:
+    """Register a rule for a type of basis and its subtypes; one of equal path and kernel replaces a base type's."""
+
+    def register(cls: _RuleClass) -> _RuleClass:
+        cls.path, cls.kernel = path, kernel
+        RULES.setdefault(basis_type, []).append(cast(Any, cls)())
+        return cls
+
+    return register
+
+
+def rules_for(basis_type: type) -> tuple[Rule, ...]:
+    """The rules of a type of basis, those of the most specific type first."""
+    found: dict[tuple[str, str], Rule] = {}
+    for base in basis_type.__mro__:
+        for candidate in RULES.get(base, ()):
+            found.setdefault((candidate.path, candidate.kernel), candidate)
+    return tuple(found.values())
+
+
+def _distinct_heads(theta: Theta) -> int:
+    """How many of the K products x Theta_k differ."""
+    return 1 if isinstance(theta, EyeTheta | SharedTheta) else theta.size
+
+
+@rule(Basis, "between", kernel="value, apply, output")
+class Between(Rule):
+    """x V_k, then A_k^T, then O_k, for Theta_k = V_k O_k of rank D: the structure sees D channels a head."""
+
+    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
+        return not theta.sums_heads
+
+    def cost(self, problem: Problem) -> Cost:
+        theta = cast("LowRankTheta | HeadBlocksTheta", problem.theta)
+        inner = problem.channel_product(theta.inner_flops(), problem.inputs, theta.values.shape[0],
+                                        theta.in_channels, theta.head_channels)
+        outer = problem.channel_product(theta.outer_flops(), problem.outputs, theta.size,
+                                        theta.out_channels, theta.head_channels)
+        structure = problem.structure_product(theta.head_channels, "apply", problem.x_grad or problem.theta_grad)
+        held = problem.bytes(theta.size * theta.head_channels * (problem.inputs + problem.outputs))
+        return inner + structure + outer + Cost(peak_bytes=held)
+
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        return theta.join(basis.apply(theta.heads(x)))
+
+
+@rule(Basis, "channels_first", kernel="expand, synthesis")
+class ChannelsFirst(Rule):
+    """x Theta_k for every k, then sum_k A_k^T: right where Q is small."""
+
+    def cost(self, problem: Problem) -> Cost:
+        theta, heads = problem.theta, _distinct_heads(problem.theta)
+        channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads,
+                                           theta.in_channels, theta.out_channels)
+        structure = problem.structure_product(theta.out_channels, "synthesis", problem.x_grad or problem.theta_grad)
+        fixed = isinstance(theta, EyeTheta)
+        held = 0 if fixed else problem.bytes(heads * problem.inputs * theta.out_channels)
+        return channels + structure + Cost(peak_bytes=held)
+
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        return basis.synthesis(theta.expand(x))
+
+
+@rule(Basis, "structure_first", kernel="analysis, contract")
+class StructureFirst(Rule):
+    """A_k^T x for every k, then sum_k . Theta_k: right where P is small, or x needs no gradient."""
+
+    def cost(self, problem: Problem) -> Cost:
+        theta = problem.theta
+        channels = problem.channel_product(theta.contract_flops(), problem.outputs, theta.size,
+                                           theta.out_channels, theta.in_channels)
+        structure = problem.structure_product(theta.in_channels, "analysis", problem.x_grad)
+        held = problem.bytes(theta.size * problem.outputs * theta.in_channels)
+        return structure + channels + Cost(peak_bytes=held)
+
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        return theta.contract(basis.analysis(x))
+
+
+@rule(Basis, "operator_first", kernel="dense operator")
+class OperatorFirst(Rule):
+    """Phi = sum_k A_k (x) Theta_k as one (M P, N Q) matrix, then x Phi: O(M N P Q) memory.
+
+    A dense operator multiplies the zeros of a sparse basis as well, so that a NaN of x reaches every output; it is
+    therefore run for bases other than `Dense` only when asked for.
+    """
+
+    def unasked(self, problem: Problem) -> bool:
+        return False
+
+    def cost(self, problem: Problem) -> Cost:
+        theta, (inputs, outputs) = problem.theta, (problem.inputs, problem.outputs)
+        batch = 1
+        for size in problem.basis.batch_shape:
+            batch *= size
+        operator = inputs * outputs * theta.in_channels * theta.out_channels
+        held = batch * (operator + theta.size * inputs * outputs) * problem.sizes.itemsize
+        moved = problem.bytes(inputs * theta.in_channels + outputs * theta.out_channels)
+        build = Cost(2 * batch * theta.size * operator, 2 * held).repeated(1 + problem.theta_grad)
+        use = Cost(2 * problem.sizes.batch * operator, held + moved).repeated(1 + problem.x_grad + problem.theta_grad)
+        return build + use + Cost(peak_bytes=held)
+
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        a, weight = basis.dense(x.dtype).to(x.device), theta.dense().to(dtype=x.dtype, device=x.device)
+        phi = torch.einsum("...kmn,kpq->...mpnq", a, weight)
+        outputs, channels = phi.shape[-2:]
+        matrix = phi.flatten(-2).flatten(-3, -2)
+        return (x.flatten(-2).unsqueeze(-2) @ matrix).squeeze(-2).unflatten(-1, (outputs, channels))
+
+
+@rule(Dense, "operator_first", kernel="dense operator")
+class DenseOperatorFirst(OperatorFirst):
+    """`OperatorFirst` for a stored tensor, where no entry is absent; chosen unasked while the operator is small."""
+
+    def unasked(self, problem: Problem) -> bool:
+        return not problem.sizes.nominal and self.cost(problem).peak_bytes <= OPERATOR_BYTES

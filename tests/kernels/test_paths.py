@@ -1,0 +1,170 @@
+"""Every path of every basis gives eq. (1): values and gradients against the reference, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.bases.base import Basis
+from structconv.bases.cuboid import cuboid_offsets
+from structconv.bases.dense import Dense, Identity
+from structconv.bases.polynomial import Polynomial
+from structconv.bases.scores import Bilinear
+from structconv.bases.shift import Shift
+from structconv.bases.sparse import Sparse
+from structconv.kernels import reference
+from structconv.ops import conv
+from structconv.planning import rules_for
+from structconv.structures.graph import Graph
+from structconv.structures.grid import Grid
+from structconv.theta import (
+    ConcatTheta,
+    DepthwiseSeparableTheta,
+    DepthwiseTheta,
+    EyeTheta,
+    FullTheta,
+    GroupedTheta,
+    HeadBlocksTheta,
+    LowRankTheta,
+    SeparableTheta,
+    SharedTheta,
+)
+
+M, P = 12, 4
+
+
+def numbers(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape) + len(shape)))
+
+
+def graph(num_inputs=M, num_outputs=M, edges=30):
+    generator = torch.Generator().manual_seed(0)
+    index = torch.stack([torch.randint(0, n, (edges,), generator=generator) for n in (num_inputs, num_outputs)])
+    return Graph(index, num_inputs=num_inputs, num_outputs=num_outputs)
+
+
+class Wave(Basis):
+    """A user's own basis: sizes and entries, nothing else."""
+
+    size, num_inputs, num_outputs = 3, M, 5
+
+    def dense(self, dtype=None):
+        index = torch.arange(3 * M * 5, dtype=dtype or torch.float64)
+        return torch.sin(index).view(3, M, 5)
+
+
+BASES = {
+    "dense": lambda: Dense(numbers(3, M, 7)),
+    "dense, batched": lambda: Dense(numbers(2, 3, M, 7)),
+    "identity": lambda: Identity(M),
+    "identity, 3 times": lambda: Identity(M, 3),
+    "sparse": lambda: Sparse(graph(), numbers(3, 30)),
+    "sparse, bipartite": lambda: Sparse(graph(M, 5), numbers(2, 30)),
+    "polynomial": lambda: Polynomial(Sparse(graph(), numbers(1, 30)), order=3),
+    "monomials": lambda: Polynomial(Sparse(graph(), numbers(1, 30)), order=2, kind="monomial", first=1),
+    "cuboid": lambda: Shift(Grid((3, 4)), cuboid_offsets((3, 3), 1, 1), "zeros"),
+    "irregular shifts": lambda: Shift(Grid((3, 4)), ((0, 0), (1, -2), (2, 1)), "circular"),
+    "attention": lambda: Bilinear(numbers(3, 5, 2), numbers(3, M, 2)).scaled().softmax(),
+    "concat": lambda: Identity(M) | Sparse(graph(), numbers(3, 30)) | Shift(Grid(M), ((0,), (1,)), "zeros"),
+    "composed": lambda: Sparse(graph(), numbers(2, 30)) @ Dense(numbers(2, M, 7)),
+    "scaled": lambda: 0.5 * Sparse(graph(), numbers(3, 30)),
+    "transposed": lambda: Dense(numbers(3, 7, M)).transpose(),
+    "a user's own": Wave,
+}
+THETAS = {
+    "full": lambda k: FullTheta(numbers(k, P, 3)),
+    "separable": lambda k: SeparableTheta(numbers(k, 1), numbers(1, P, 3)),
+    "depthwise separable": lambda k: DepthwiseSeparableTheta(numbers(k, P), numbers(P, 3)),
+    "low rank": lambda k: LowRankTheta(numbers(1, P, 2), numbers(k, 2, 3)),
+    "depthwise": lambda k: DepthwiseTheta(numbers(k, P, 2)),
+    "grouped": lambda k: GroupedTheta(numbers(k, 2, 2, 3)),
+    "shared, narrow": lambda k: SharedTheta(numbers(P, 3), k),
+    "shared, wide": lambda k: SharedTheta(numbers(P, 6), k),
+    "eye": lambda k: EyeTheta(k, P),
+    "concatenated heads": lambda k: HeadBlocksTheta(numbers(k, P, 2)),
+    "concat": lambda k: FullTheta(numbers(k, P, 3)) if k == 1 else ConcatTheta(
+        (FullTheta(numbers(1, P, 3)), SharedTheta(numbers(P, 3), k - 1))),
+}
+
+
+def parameters(theta):
+    """The same Theta over fresh leaves, and those leaves."""
+    if isinstance(theta, ConcatTheta):
+        parts = [parameters(part) for part in theta.parts]
+        return ConcatTheta(tuple(part for part, _ in parts)), [leaf for _, leaves in parts for leaf in leaves]
+    fields = {name: field.clone().requires_grad_() if isinstance(field, torch.Tensor) else field
+              for name, field in vars(theta).items()}
+    return type(theta)(**fields), [field for field in fields.values() if isinstance(field, torch.Tensor)]
+
+
+@pytest.mark.parametrize("theta_name", THETAS)
+@pytest.mark.parametrize("name", BASES)
+def test_every_path_equals_the_reference(name, theta_name):
+    basis = BASES[name]()
+    theta, leaves = parameters(THETAS[theta_name](basis.size))
+    x = numbers(2, M, P).requires_grad_()
+    wanted = reference(x, basis, theta)
+    seed = numbers(*wanted.shape)
+    wanted_grads = torch.autograd.grad((wanted * seed).sum(), [x, *leaves])
+    paths = {rule.path for rule in rules_for(type(basis)) if rule.applies(basis, theta, x)}
+    assert {"channels_first", "structure_first", "operator_first"} <= paths
+    assert ("between" in paths) == (theta_name in ("low rank", "concatenated heads"))
+    assert ("per_part" in paths) == (name == "concat")
+    for path in (None, *sorted(paths)):
+        y = conv(x, basis, theta, path=path)
+        torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
+        for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, *leaves]), wanted_grads, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_rule_equals_the_reference(name):
+    """Also those of a path that the planner would not take."""
+    basis = BASES[name]()
+    theta = FullTheta(numbers(basis.size, P, 3))
+    x = numbers(M, P) if basis.batch_shape == () else numbers(2, M, P)
+    for rule in rules_for(type(basis)):
+        if rule.applies(basis, theta, x):
+            torch.testing.assert_close(rule.run(x, basis, theta), reference(x, basis, theta), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_sizes(seed):
+    generator = torch.Generator().manual_seed(seed)
+    k, m, n, p, q = (int(s) for s in torch.randint(1, 9, (5,), generator=generator))
+    basis, theta, x = Dense(numbers(k, m, n)), numbers(k, p, q), numbers(3, 2, m, p)
+    for path in ("channels_first", "structure_first", "operator_first"):
+        torch.testing.assert_close(conv(x, basis, theta, path=path), reference(x, basis, theta), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(0, M, P), (2, 0, M, P)])
+def test_empty_batches(shape):
+    x = torch.zeros(shape, dtype=torch.float64)
+    for name in ("dense", "sparse", "cuboid", "concat"):
+        basis = BASES[name]()
+        assert conv(x, basis, numbers(basis.size, P, 3)).shape == (*shape[:-2], basis.num_outputs, 3)
+
+
+def test_nan_of_an_unrelated_entry_does_not_leak():
+    """Only entries that are joined to a NaN see it, whatever the planner chooses."""
+    x = numbers(M, P)
+    x[5] = torch.nan
+    for name in ("identity", "sparse", "cuboid", "irregular shifts", "scaled"):
+        basis = BASES[name]()
+        reached = (basis.dense(torch.float64)[:, 5] != 0).any(0)
+        y = conv(x, basis, numbers(basis.size, P, 3))
+        assert y.isnan().any(-1).equal(reached), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["identity", "cuboid", "irregular shifts", "a user's own"])
+def test_narrow_dtypes(name, dtype):
+    """Error of a sum of K P terms in this dtype, with a margin for the rounding of intermediate results."""
+    basis = BASES[name]()
+    x, theta = numbers(M, P).to(dtype), numbers(basis.size, P, 3).to(dtype)
+    bound = 8 * torch.finfo(dtype).eps * reference(
+        x.double().abs(), Dense(basis.dense(torch.float64).abs()), theta.double().abs())
+    for path in (None, "channels_first", "structure_first", "operator_first"):
+        y = conv(x, basis, theta, path=path)
+        assert y.dtype == dtype
+        assert ((y.double() - reference(x.double(), basis, theta.double())).abs() <= bound).all()

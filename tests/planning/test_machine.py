@@ -1,0 +1,70 @@
+"""What the machine can do: stored, read back, never measured unasked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError
+from structconv.planning import machine as machines
+from structconv.planning import measure
+from structconv.planning.machine import TYPICAL, Machine, cache_folder, load
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(machines, "_KNOWN", {})
+    return tmp_path / "cache"
+
+
+def test_typical_until_measured(folder, monkeypatch):
+    monkeypatch.setattr(machines, "_best", lambda *_: pytest.fail("measured unasked"))
+    assert machines.rates("cpu") == TYPICAL["cpu"]
+    assert machines.rates(torch.device("cuda", 1)) == TYPICAL["cuda"]
+    assert not folder.exists()
+
+
+def test_measured_rates_are_stored_and_used(folder):
+    found = measure("cpu", seconds=0.01)
+    assert min(found.gflops, found.copy_gbs, found.gather_gbs) > 0
+    assert machines.rates("cpu") is found
+    assert load("cpu") == found
+    assert load("cuda") is None
+    assert [path.name for path in folder.iterdir()] == ["machine.json"]
+    machines._KNOWN.clear()
+    assert machines.rates("cpu") == found
+
+
+def test_other_devices_are_kept(folder):
+    machines._store("cuda", Machine(1.0, 2.0, 3.0, "a card"))
+    machines._store("cpu", Machine(4.0, 5.0, 6.0))
+    assert load("cuda") == Machine(1.0, 2.0, 3.0, "a card")
+    assert load("cpu") == Machine(4.0, 5.0, 6.0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"cpu": 3}', '{"cpu": {"gflops": 1}}',
+                                  json.dumps({"cpu": {"gflops": 0, "copy_gbs": 1, "gather_gbs": 1}}),
+                                  json.dumps({"cpu": {"gflops": "x", "copy_gbs": 1, "gather_gbs": 1}})])
+def test_a_broken_file_means_typical(folder, text):
+    folder.mkdir()
+    (folder / "machine.json").write_text(text)
+    assert machines.rates("cpu") == TYPICAL["cpu"]
+    machines._store("cpu", Machine(1.0, 1.0, 1.0))
+    assert load("cpu") == Machine(1.0, 1.0, 1.0)
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("STRUCTCONV_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "structconv"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "structconv"
+
+
+def test_seconds_must_be_positive():
+    with pytest.raises(ConfigError, match="seconds must be positive"):
+        measure(seconds=0)

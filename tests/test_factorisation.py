@@ -1,0 +1,154 @@
+"""Theta of a given basis, and the best basis, of a linear map."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.bases.base import Basis, value
+from structconv.errors import ConfigError, ShapeError
+from structconv.factorisation import decompose, factorise
+
+F64 = torch.float64
+
+
+def rebuild(basis, theta):
+    return torch.einsum("kmn,kpq->mnpq", basis, theta)
+
+
+def relative(phi, basis, theta):
+    return ((phi - rebuild(basis, theta)).norm() / phi.norm()).item()
+
+
+@pytest.fixture
+def phi():
+    torch.manual_seed(0)
+    return torch.randn(4, 3, 5, 2, dtype=F64)
+
+
+def test_a_complete_basis_is_exact(phi):
+    torch.manual_seed(1)
+    for basis in (torch.eye(12, dtype=F64).reshape(12, 4, 3), torch.randn(12, 4, 3, dtype=F64)):
+        theta, residual = decompose(phi, basis)
+        assert theta.shape == (12, 5, 2) and residual < 1e-12
+        torch.testing.assert_close(rebuild(basis, theta), phi, rtol=1e-10, atol=1e-10)
+
+
+def test_theta_comes_back_from_the_map_it_made():
+    basis, theta = torch.randn(5, 4, 3, dtype=F64), torch.randn(5, 2, 3, dtype=F64)
+    found = decompose(rebuild(basis, theta), basis)
+    assert found.residual < 1e-13
+    torch.testing.assert_close(found.theta, theta, rtol=1e-10, atol=1e-10)
+
+
+def test_an_incomplete_basis_gives_least_squares(phi):
+    basis = torch.randn(4, 4, 3, dtype=F64)
+    theta, residual = decompose(phi, basis)
+    assert 0.1 < residual < 1
+    assert residual == pytest.approx(relative(phi, basis, theta), abs=1e-13)
+    misfit = phi - rebuild(basis, theta)
+    assert torch.einsum("kmn,mnpq->kpq", basis, misfit).abs().max() < 1e-12
+    for _ in range(5):
+        assert relative(phi, basis, theta + 1e-3 * torch.randn_like(theta)) > residual
+
+
+def test_dependent_matrices_give_the_theta_of_least_norm(phi):
+    basis = torch.randn(3, 4, 3, dtype=F64)
+    single = decompose(phi, basis)
+    twice = decompose(phi, torch.cat([basis, basis, torch.zeros(1, 4, 3, dtype=F64)]))
+    assert twice.residual == pytest.approx(single.residual, abs=1e-13)
+    half = single.theta / 2
+    expected = torch.cat([half, half, torch.zeros_like(half[:1])])
+    torch.testing.assert_close(twice.theta, expected, rtol=1e-10, atol=1e-10)
+    more = decompose(phi, torch.randn(20, 4, 3, dtype=F64))
+    assert more.theta.shape == (20, 5, 2) and more.residual < 1e-12
+
+
+def test_no_matrices_and_nothing_to_decompose(phi):
+    theta, residual = decompose(phi, torch.zeros(0, 4, 3, dtype=F64))
+    assert theta.shape == (0, 5, 2) and residual == 1
+    theta, residual = decompose(torch.zeros_like(phi), torch.randn(2, 4, 3, dtype=F64))
+    assert not theta.any() and residual == 0
+    theta, residual = decompose(phi, torch.zeros(2, 4, 3, dtype=F64))
+    assert not theta.any() and residual == pytest.approx(1)
+
+
+def test_a_basis_value_and_its_dense_tensor_are_the_same(phi):
+    @value
+    class Mine(Basis):
+        a_KMN: torch.Tensor
+        size = property(lambda self: self.a_KMN.shape[0])
+        num_inputs = property(lambda self: self.a_KMN.shape[1])
+        num_outputs = property(lambda self: self.a_KMN.shape[2])
+
+        def dense(self, dtype=None):
+            return self.a_KMN.to(dtype or self.a_KMN.dtype)
+
+    a_KMN = torch.randn(4, 4, 3)
+    assert torch.equal(decompose(phi, Mine(a_KMN)).theta, decompose(phi, a_KMN.double()).theta)
+
+
+@pytest.mark.parametrize("method", ["svd", "randomized", "auto"])
+def test_a_map_of_size_three_is_found_exactly(method):
+    phi = rebuild(torch.randn(3, 6, 5, dtype=F64), torch.randn(3, 4, 7, dtype=F64))
+    basis, theta, residual = factorise(phi, size=3, method=method)
+    assert basis.shape == (3, 6, 5) and theta.shape == (3, 4, 7) and residual < 1e-12
+    torch.testing.assert_close(rebuild(basis, theta), phi, rtol=1e-10, atol=1e-10)
+    assert factorise(phi, size=2, method=method).residual > 1e-2
+
+
+@pytest.mark.parametrize("method", ["svd", "randomized"])
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_no_pair_of_that_size_is_nearer(phi, method, size):
+    singular = torch.linalg.svdvals(phi.reshape(12, 10))
+    best = (singular[size:].norm() / singular.norm()).item()
+    basis, theta, residual = factorise(phi, size=size, method=method)
+    assert residual == pytest.approx(best, rel=1e-6, abs=1e-12)
+    assert relative(phi, basis, theta) == pytest.approx(best, rel=1e-6, abs=1e-12)
+    assert decompose(phi, basis).residual == pytest.approx(residual, abs=1e-9)
+    assert decompose(phi, torch.randn_like(basis)).residual > best - 1e-12
+    top = basis.flatten(1).gather(1, basis.flatten(1).abs().argmax(1, keepdim=True))
+    assert (top > 0).all()
+    torch.testing.assert_close(basis.flatten(1).norm(dim=1), theta.flatten(1).norm(dim=1))
+
+
+def test_large_maps_take_the_randomised_way_and_stay_near_the_optimum():
+    torch.manual_seed(2)
+    left, right = (torch.linalg.qr(torch.randn(600, 600, dtype=F64)).Q for _ in range(2))
+    singular = 0.8 ** torch.arange(600, dtype=F64)
+    phi = (left * singular @ right.t()).reshape(30, 20, 24, 25)
+    best = (singular[8:].norm() / singular.norm()).item()
+    found = factorise(phi, size=8)
+    assert found.residual == pytest.approx(best, rel=1e-3)
+    assert torch.equal(found.basis, factorise(phi, size=8, method="randomized").basis)
+    assert not torch.equal(found.basis, factorise(phi, size=8, seed=1).basis)
+
+
+def test_dtype_is_kept():
+    phi = rebuild(torch.randn(2, 3, 4), torch.randn(2, 5, 2)).bfloat16()
+    basis, theta, residual = factorise(phi, size=2)
+    assert basis.dtype == theta.dtype == torch.bfloat16 and residual < 0.02
+    theta, residual = decompose(phi, basis)
+    assert theta.dtype == torch.bfloat16 and residual < 0.05
+
+
+def test_results_print_their_sizes(phi):
+    assert repr(decompose(phi, torch.zeros(0, 4, 3, dtype=F64))) == (
+        "Decomposition(theta=(K=0, P=5, Q=2) float64, residual=1)")
+    assert repr(factorise(phi, size=1)).startswith(
+        "Factorisation(basis=(K=1, M=4, N=3) float64, theta=(K=1, P=5, Q=2)")
+
+
+@pytest.mark.parametrize(("call", "error"), [
+    (lambda phi: decompose(phi[0], torch.ones(2, 4, 3, dtype=F64)), ShapeError),
+    (lambda phi: decompose(phi.long(), torch.ones(2, 4, 3, dtype=F64)), ShapeError),
+    (lambda phi: decompose(phi, torch.ones(2, 3, 4, dtype=F64)), ShapeError),
+    (lambda phi: decompose(phi, torch.ones(1, 2, 4, 3, dtype=F64)), ShapeError),
+    (lambda phi: decompose(phi, torch.ones(2, 4, 3)), ShapeError),
+    (lambda phi: factorise(phi[0], size=1), ShapeError),
+    (lambda phi: factorise(phi, size=0), ConfigError),
+    (lambda phi: factorise(phi, size=11), ConfigError),
+    (lambda phi: factorise(phi, size=1, method="qr"), ConfigError)])
+def test_what_does_not_fit(phi, call, error):
+    with pytest.raises(error, match=r"; got "):
+        call(phi)
