@@ -1,0 +1,291 @@
+"""Mechanisms that read a graph or a knowledge graph: adjacency, polynomials, walks, relations, incidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.matrices import (
+    NORMALIZATIONS,
+    adjacency,
+    random_walk,
+    scaled_laplacian,
+)
+from structconv.bases.polynomial import Polynomial
+from structconv.bases.sparse import Sparse
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.shapes import check_choice, check_positive
+from structconv.structures.cache import derived
+from structconv.structures.graph import Graph
+from structconv.structures.relations import KnowledgeGraph
+
+_INVERSE = "^-1"
+
+
+class Adjacency(Mechanism):
+    """A[m, n] = the weight of the edge m -> n, normalised; with self-loops and "sym" it is GCN's.
+
+    - "sym": D^-1/2 W D^-1/2 (Kipf and Welling 2017, equation 2), D_n = sum_m W_mn, self-loops included. Where inputs
+      are not outputs, D_m of an input is the sum of its outgoing weights.
+    - "row": W D^-1, so that the weights into each output sum to one: a mean over neighbours.
+    - None: W.
+
+    Entries of degree 0 weigh 0. Self-loops of weight 1 are appended for all nodes, also for those that have one.
+
+    Args:
+        normalize: one of the three above.
+        self_loops: add the identity to W first; a graph with M != N is refused.
+    """
+
+    def __init__(self, normalize: str | None = "sym", self_loops: bool = False) -> None:
+        super().__init__()
+        check_choice("Adjacency", "normalize", normalize, NORMALIZATIONS)
+        self.normalize_by, self.self_loops = normalize, self_loops
+
+    def build(self, setting: Setting) -> Basis:
+        graph = _graph(self, setting)
+        return adjacency(graph.with_self_loops() if self.self_loops else graph, self.normalize_by, setting.dtype)
+
+    def extra_repr(self) -> str:
+        return f"normalize={self.normalize_by!r}, self_loops={self.self_loops}"
+
+
+class Chebyshev(Mechanism):
+    """Chebyshev polynomials T_0 .. T_order of the scaled Laplacian 2 L / lambda_max - I; K = order + 1.
+
+    L = I - W' with W' the adjacency normalised by "sym" or "row" as in `Adjacency`, or D - W without normalisation
+    (Defferrard et al. 2016, equation 4). `order` is the polynomials' highest degree, as in the paper; libraries that
+    count terms instead call order + 1 their K. Self-loops of the graph count as edges.
+
+    Args:
+        order: the highest degree, >= 0.
+        normalize: "sym", "row" or None.
+        lambda_max: an upper bound of L's eigenvalues; 2 always holds for "sym". Without normalisation give it.
+    """
+
+    def __init__(self, order: int, normalize: str | None = "sym", lambda_max: float | None = None) -> None:
+        super().__init__()
+        check_choice("Chebyshev", "normalize", normalize, NORMALIZATIONS)
+        if normalize is None and lambda_max is None:
+            raise ConfigError("Chebyshev", "lambda_max must be given without normalisation", None,
+                              "Twice the largest degree is an upper bound.")
+        self.lambda_max = 2.0 if lambda_max is None else float(lambda_max)
+        if not self.lambda_max > 0:
+            raise ConfigError("Chebyshev", "lambda_max must be positive", lambda_max)
+        self.order, self.normalize_by = _degree("Chebyshev", order), normalize
+
+    @property
+    def size(self) -> int:
+        return self.order + 1
+
+    def build(self, setting: Setting) -> Basis:
+        graph = _square(self, _graph(self, setting))
+        return Polynomial(scaled_laplacian(graph, self.normalize_by, self.lambda_max, setting.dtype), self.order)
+
+    def extra_repr(self) -> str:
+        return f"order={self.order}, normalize={self.normalize_by!r}, lambda_max={self.lambda_max:g}"
+
+
+class Powers(Mechanism):
+    """Monomials L^first .. L^order of an adjacency or of a random walk; K = order - first + 1.
+
+    - walk="forward": L = D_O^-1 W, L[m, n] = w(m -> n) / (sum of m's outgoing weights): the walk along the edges.
+    - walk="backward": L = D_I^-1 W^T, L[m, n] = w(n -> m) / (sum of m's incoming weights).
+    - walk=None: the adjacency, normalised as in `Adjacency`.
+
+    Both walks side by side are DCRNN's diffusion convolution (Li et al. 2018, equation 2) as its published code
+    applies it, y = sum_k (L^k)^T x Theta_k; `.transpose()` gives the product as the equation prints it.
+
+    Args:
+        order: the highest power.
+        walk: "forward", "backward" or None.
+        normalize: "sym", "row" or None, for walk=None only.
+        self_loops: add the identity to W first.
+        first: the lowest power; 1 leaves the identity out.
+    """
+
+    def __init__(self, order: int, walk: str | None = None, normalize: str | None = None, self_loops: bool = False,
+                 first: int = 0) -> None:
+        super().__init__()
+        check_choice("Powers", "walk", walk, ("forward", "backward", None))
+        check_choice("Powers", "normalize", normalize, NORMALIZATIONS)
+        if walk is not None and normalize is not None:
+            raise ConfigError("Powers", "a walk is normalised already: give walk or normalize",
+                              f"walk={walk!r}, normalize={normalize!r}")
+        self.order, self.first = _degree("Powers", order), _degree("Powers", first)
+        if self.first > self.order:
+            raise ConfigError("Powers", f"first must be at most order={order}", first)
+        self.walk, self.normalize_by, self.self_loops = walk, normalize, self_loops
+
+    @property
+    def size(self) -> int:
+        return self.order - self.first + 1
+
+    def build(self, setting: Setting) -> Basis:
+        graph = _square(self, _graph(self, setting))
+        graph = graph.with_self_loops() if self.self_loops else graph
+        if self.walk is None:
+            step = adjacency(graph, self.normalize_by, setting.dtype)
+        else:
+            step = random_walk(graph if self.walk == "forward" else graph.reversed(), setting.dtype)
+        return Polynomial(step, self.order, "monomial", self.first)
+
+    def extra_repr(self) -> str:
+        return (f"order={self.order}, walk={self.walk!r}, normalize={self.normalize_by!r}, "
+                f"self_loops={self.self_loops}, first={self.first}")
+
+
+class Relation(Mechanism):
+    """The matrix of one relation of a `KnowledgeGraph`: A[m, n] = the number of triples (m, name, n), normalised.
+
+    Args:
+        name: the relation; "name^-1" is its inverse, whether or not the knowledge graph lists inverses.
+        normalize: "sym", "row" or None, as in `Adjacency`.
+    """
+
+    def __init__(self, name: str, normalize: str | None = None) -> None:
+        super().__init__()
+        check_choice("Relation", "normalize", normalize, NORMALIZATIONS)
+        self.name, self.normalize_by = name, normalize
+
+    def build(self, setting: Setting) -> Basis:
+        return adjacency(_relation(_knowledge(self, setting), self.name), self.normalize_by, setting.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, normalize={self.normalize_by!r}"
+
+
+class Relations(Mechanism):
+    """One matrix a relation of a `KnowledgeGraph`, in its order; "row" is R-GCN's 1 / c_ir.
+
+    (Schlichtkrull et al. 2018, equation 2: c_ir is the number of neighbours of i under r.)
+
+    Args:
+        count: K, how many relations the knowledge graph will have; the weight's size depends on it.
+        normalize: "sym", "row" or None, as in `Adjacency`, within each relation.
+    """
+
+    def __init__(self, count: int, normalize: str | None = "row") -> None:
+        super().__init__()
+        check_choice("Relations", "normalize", normalize, NORMALIZATIONS)
+        self.count, self.normalize_by = check_positive("Relations", "count", count), normalize
+
+    @property
+    def size(self) -> int:
+        return self.count
+
+    def build(self, setting: Setting) -> Basis:
+        knowledge = _knowledge(self, setting)
+        if knowledge.num_relations != self.count:
+            raise StructureError("Relations", f"the structure must have {self.count} relations",
+                                 knowledge.num_relations, f"Say Relations({knowledge.num_relations}).")
+        return Sparse.stack([adjacency(graph, self.normalize_by, setting.dtype) for graph in knowledge.graphs()])
+
+    def extra_repr(self) -> str:
+        return f"{self.count}, normalize={self.normalize_by!r}"
+
+
+class Walks(Mechanism):
+    """Typed walks in a `KnowledgeGraph`: A_k[m, n] = the number of walks m -> n along the relations of walk k.
+
+    "played.characterIn.genre" is `Relation("played") @ Relation("characterIn") @ Relation("genre")`; the product of
+    the matrices is never formed.
+
+    Args:
+        walks: for each k names joined by dots, or a sequence of names where these have dots themselves; "name^-1"
+            goes against the relation.
+    """
+
+    def __init__(self, walks: Sequence[str | Sequence[str]]) -> None:
+        super().__init__()
+        if isinstance(walks, str) or not walks:
+            raise ConfigError("Walks", "walks must be a non-empty sequence of walks", repr(walks),
+                              'For one write Walks(["played.characterIn"]).')
+        self.walks = tuple(tuple(walk.split(".")) if isinstance(walk, str) else tuple(walk) for walk in walks)
+        if not all(walk and all(walk) for walk in self.walks):
+            raise ConfigError("Walks", "each walk must name at least one relation", repr(walks))
+
+    @property
+    def size(self) -> int:
+        return len(self.walks)
+
+    def build(self, setting: Setting) -> Basis:
+        knowledge = _knowledge(self, setting)
+        walks = [reduce(OPERATORS["compose"], (adjacency(_relation(knowledge, name), None, setting.dtype)
+                                               for name in walk)) for walk in self.walks]
+        return reduce(OPERATORS["concat"], walks)
+
+    def extra_repr(self) -> str:
+        return repr([".".join(walk) for walk in self.walks])
+
+
+class Incidence(Mechanism):
+    """A[m, e] = 1 iff node m is the sender, or the receiver, of edge e: from M nodes to N = E edges.
+
+    `.transpose()` sums over the edges that leave, or reach, each node. Edges are entries in the graph's order.
+
+    Args:
+        end: "sender" (row 0 of `edge_index`) or "receiver" (row 1).
+    """
+
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        check_choice("Incidence", "end", end, ("sender", "receiver"))
+        self.end = end
+
+    def input_entries(self, structure: Any) -> int | None:
+        receivers = self.end == "receiver" and isinstance(structure, Graph)
+        return structure.num_outputs if receivers else super().input_entries(structure)
+
+    def build(self, setting: Setting) -> Basis:
+        graph = _graph(self, setting)
+        key = ("incidence", self.end, graph.num_inputs, graph.num_outputs)
+        return Sparse(derived(graph.edge_index, key, lambda: self._incidence(graph)))
+
+    def extra_repr(self) -> str:
+        return repr(self.end)
+
+    def _incidence(self, graph: Graph) -> Graph:
+        sender = self.end == "sender"
+        node = graph.source if sender else graph.target
+        edge = torch.arange(graph.num_edges, dtype=node.dtype, device=node.device)
+        return Graph(torch.stack([node, edge]), num_inputs=graph.num_inputs if sender else graph.num_outputs,
+                     num_outputs=graph.num_edges)
+
+
+def _graph(mechanism: Mechanism, setting: Setting) -> Graph:
+    if not isinstance(setting.structure, Graph):
+        raise StructureError(type(mechanism).__name__, "structure must be a Graph", type(setting.structure).__name__,
+                             "Call it as layer(x, structure=graph); the pixel graph of a grid is grid.graph().")
+    return setting.structure
+
+
+def _square(mechanism: Mechanism, graph: Graph) -> Graph:
+    if graph.num_inputs != graph.num_outputs:
+        raise StructureError(type(mechanism).__name__, "the graph must have as many inputs as outputs",
+                             f"M={graph.num_inputs}, N={graph.num_outputs}", "Powers of a matrix need a square one.")
+    return graph
+
+
+def _knowledge(mechanism: Mechanism, setting: Setting) -> KnowledgeGraph:
+    if not isinstance(setting.structure, KnowledgeGraph):
+        raise StructureError(type(mechanism).__name__, "structure must be a KnowledgeGraph",
+                             type(setting.structure).__name__, "Call it as layer(x, structure=knowledge_graph).")
+    return setting.structure
+
+
+def _relation(knowledge: KnowledgeGraph, name: str) -> Graph:
+    if name.endswith(_INVERSE) and name not in knowledge.relations:
+        return knowledge.relation(name.removesuffix(_INVERSE)).reversed()
+    return knowledge.relation(name)
+
+
+def _degree(owner: str, order: Any) -> int:
+    if isinstance(order, bool) or not isinstance(order, int) or order < 0:
+        raise ConfigError(owner, "degrees must be integers >= 0", repr(order))
+    return order

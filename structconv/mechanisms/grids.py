@@ -1,0 +1,198 @@
+"""Mechanisms that read a grid: shifts, cuboids of shifts, pooling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from structconv.bases.base import Basis
+from structconv.bases.cuboid import Ints, cuboid_offsets, per_axis
+from structconv.bases.pooling import Pooling
+from structconv.bases.shift import PADDINGS, Shift
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.shapes import check_choice
+from structconv.structures.batch import GridBatch
+from structconv.structures.grid import Grid
+
+AnyGrid = Grid | GridBatch
+_MODES = ("zeros", "circular", "reflect", "replicate")
+_line = lru_cache(maxsize=64)(Grid)
+
+
+class GridMechanism(Mechanism):
+    """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row."""
+
+    #: The number of axes of the grid; `None` where any will do.
+    ndim: int | None = None
+
+    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
+        """The shifts that this mechanism makes of a grid."""
+        raise NotImplementedError
+
+    def build(self, setting: Setting) -> Basis:
+        return self.shift(self._grid(setting.structure, setting.num_inputs), setting.device)
+
+    def output_structure(self, structure: AnyGrid) -> AnyGrid:
+        """The grid on which the outputs lie, for inputs on the grid `structure`."""
+        return self.shift(self._grid(structure, 0)).output_grid
+
+    def _grid(self, structure: Any, num_inputs: int) -> AnyGrid:
+        name = type(self).__name__
+        if structure is None and self.ndim in (None, 1):
+            plain = type(num_inputs) is int and not torch.compiler.is_compiling()
+            return _line(num_inputs) if plain else Grid(num_inputs)
+        axes = "any number of" if self.ndim is None else self.ndim
+        expected = f"structure must be a Grid with {axes} axes"
+        sizes = ", ".join("HWDTUV"[axis] for axis in range(self.ndim or 2))
+        if not isinstance(structure, Grid | GridBatch):
+            raise StructureError(name, expected, type(structure).__name__,
+                                 f"Call it as layer(x, structure=Grid(({sizes}))).")
+        grids = structure.grids if isinstance(structure, GridBatch) else (structure,)
+        if self.ndim is not None and any(grid.ndim != self.ndim for grid in grids):
+            raise StructureError(name, expected, repr(structure), "Offsets and sizes need one number an axis.")
+        return structure
+
+
+class Shifts(GridMechanism):
+    """Any set of shifts: y_n = sum_k x_(n - Delta_k) Theta_k (Andreoli 2019, Definition 1).
+
+    Args:
+        offsets: Delta_k, one integer an axis, or one integer for a sequence; K is their number.
+        padding: "zeros", "circular", "reflect", "replicate" or "none" (the output grid shrinks); by default
+            "circular" on a periodic grid, else "zeros".
+        stride: distance of neighbouring outputs, for all axes or for each.
+    """
+
+    def __init__(self, offsets: Sequence[Ints], padding: str | None = None, stride: Ints = 1) -> None:
+        super().__init__()
+        if not isinstance(offsets, (list, tuple)) or not offsets:
+            raise ConfigError("Shifts", "offsets must be a non-empty sequence of offsets", repr(offsets),
+                              "For one write [(2, 4)].")
+        self.ndim = len(offsets[0]) if isinstance(offsets[0], (list, tuple)) else 1
+        self.offsets = tuple(per_axis("Shifts", "each offset", offset, self.ndim) for offset in offsets)
+        if padding is not None:
+            check_choice("Shifts", "padding", padding, PADDINGS)
+        self.padding = padding
+        self.stride = per_axis("Shifts", "stride", stride, self.ndim, least=1)
+
+    @property
+    def size(self) -> int:
+        return len(self.offsets)
+
+    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
+        return Shift(grid, self.offsets, self.padding, self.stride, device=device)
+
+    def extra_repr(self) -> str:
+        return f"{list(self.offsets)}, padding={self.padding!r}, stride={self.stride}"
+
+
+class Cuboid(GridMechanism):
+    """A window of shifts, as convolution layers have it (Andreoli 2019, Definition 2).
+
+    Output n reads the inputs stride n - low + j dilation - offset, 0 <= j < kernel_size, on each axis, low being the
+    padding before the first input. An axis of size S has floor((S + low + high - dilation (kernel_size - 1) - 1) /
+    stride) + 1 outputs. Heads are in row-major order of j, as in a convolution kernel.
+
+    Args:
+        kernel_size: one integer for a sequence, or one an axis; K is their product.
+        stride, dilation: for all axes or for each. What Definition 2 calls strides (delta_i) is the dilation.
+        padding: how much is added around the grid. "same" centres the window, low = floor(dilation (kernel_size - 1)
+            / 2), so that the output grid has ceil(S / stride) points; so does the name of a `padding_mode`, and
+            `None`. "valid" or "none" adds nothing. An integer adds as much on both sides of all axes; a tuple has an
+            integer, or a pair (low, high), an axis.
+        padding_mode: "zeros", "circular", "reflect" or "replicate"; by default "circular" on a periodic grid, else
+            "zeros".
+        offset: added to Delta, for all axes or for each. Without padding it has no effect, because the output grid
+            begins where the window fits.
+    """
+
+    def __init__(self, kernel_size: Ints, stride: Ints = 1, dilation: Ints = 1,
+                 padding: str | int | Sequence[int | tuple[int, int]] | None = None, padding_mode: str | None = None,
+                 offset: Ints = 0) -> None:
+        super().__init__()
+        ndim = len(kernel_size) if isinstance(kernel_size, (list, tuple)) else 1
+        self.ndim = ndim
+        self.kernel_size = per_axis("Cuboid", "kernel_size", kernel_size, ndim, least=1)
+        self.stride = per_axis("Cuboid", "stride", stride, ndim, least=1)
+        self.dilation = per_axis("Cuboid", "dilation", dilation, ndim, least=1)
+        self.offset = per_axis("Cuboid", "offset", offset, ndim)
+        if padding in _MODES:
+            if padding_mode not in (None, padding):
+                got = f"{padding!r} and {padding_mode!r}"
+                raise ConfigError("Cuboid", "padding and padding_mode must agree", got)
+            padding, padding_mode = "same", str(padding)
+        if padding_mode is not None:
+            check_choice("Cuboid", "padding_mode", padding_mode, _MODES)
+        self.padding = self._amounts("same" if padding is None else padding)
+        stays = not any(self.offset) and not any(amount for pair in self.padding for amount in pair)
+        bare = stays or padding in ("valid", "none")
+        self.padding_mode = "none" if bare else padding_mode
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.kernel_size)
+
+    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
+        low = tuple(pair[0] + offset for pair, offset in zip(self.padding, self.offset, strict=True))
+        offsets = cuboid_offsets(self.kernel_size, self.dilation, low)
+        grow = tuple(sum(pair) - reach for pair, reach in zip(self.padding, self._reach(), strict=True))
+        return Shift(grid, offsets, self.padding_mode, self.stride, grow, device)
+
+    def extra_repr(self) -> str:
+        return (f"{self.kernel_size}, stride={self.stride}, dilation={self.dilation}, padding={self.padding}, "
+                f"padding_mode={self.padding_mode!r}, offset={self.offset}")
+
+    def _reach(self) -> list[int]:
+        """dilation (kernel_size - 1) on each axis."""
+        return [step * (size - 1) for step, size in zip(self.dilation, self.kernel_size, strict=True)]
+
+    def _amounts(self, padding: Any) -> tuple[tuple[int, int], ...]:
+        """(low, high) on each axis."""
+        if isinstance(padding, str):
+            check_choice("Cuboid", "padding", padding, (*_MODES, "same", "valid", "none"))
+            return tuple((reach // 2, reach - reach // 2) if padding == "same" else (0, 0) for reach in self._reach())
+        if isinstance(padding, (list, tuple)) and all(isinstance(pair, (list, tuple)) for pair in padding):
+            pairs = [per_axis("Cuboid", "padding", pair, 2, least=0) for pair in padding]
+            if len(pairs) == self.ndim:
+                return tuple((pair[0], pair[1]) for pair in pairs)
+            raise ConfigError("Cuboid", f"padding must have {self.ndim} pairs, one an axis", repr(padding))
+        ndim = len(self.kernel_size)
+        return tuple((amount, amount) for amount in per_axis("Cuboid", "padding", padding, ndim, least=0))
+
+
+class Pool(GridMechanism):
+    """Average pooling: one matrix, A[m, n] = 1 / |window| where m is in the window of n, onto a coarser grid.
+
+    Windows that would leave the grid are left out: an axis of size S has floor((S - window) / stride) + 1 outputs.
+    `Pool(...).transpose()`, called with the finer grid as its structure, spreads each entry over its window.
+
+    Args:
+        window: its size, for all axes of whatever grid comes, or one an axis.
+        stride: distance of neighbouring windows; the window's size by default.
+    """
+
+    def __init__(self, window: Ints, stride: Ints | None = None) -> None:
+        super().__init__()
+        self.ndim = len(window) if isinstance(window, (list, tuple)) else None
+        self.window = per_axis("Pool", "window", window, self.ndim or 1, least=1)
+        stride = self.window if stride is None else stride
+        if self.ndim is None and isinstance(stride, (list, tuple)) and len(stride) > 1:
+            raise ConfigError("Pool", "a stride for each axis needs a window for each axis", repr(window))
+        self.stride = per_axis("Pool", "stride", stride, self.ndim or 1, least=1)
+
+    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
+        ndim = grid.ndim if isinstance(grid, Grid) else grid.grids[0].ndim
+        window, stride = ((sizes * ndim if self.ndim is None else sizes) for sizes in (self.window, self.stride))
+        return Shift(grid, cuboid_offsets(window), "none", stride, device=device)
+
+    def build(self, setting: Setting) -> Basis:
+        shift = self.shift(self._grid(setting.structure, setting.num_inputs), setting.device)
+        return Pooling(shift, 1 / shift.size)
+
+    def extra_repr(self) -> str:
+        return f"{self.window}, stride={self.stride}"

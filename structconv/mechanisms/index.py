@@ -1,0 +1,43 @@
+"""Index-based mechanisms: they read the structure, or nothing, and never the content of x or z."""
+
+from __future__ import annotations
+
+from structconv.bases import dense
+from structconv.bases.base import Basis
+from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.mechanisms.graphs import (
+    Adjacency,
+    Chebyshev,
+    Incidence,
+    Powers,
+    Relation,
+    Relations,
+    Walks,
+)
+from structconv.mechanisms.grids import Cuboid, Pool, Shifts
+from structconv.shapes import check_positive
+
+__all__ = ["Adjacency", "Chebyshev", "Cuboid", "Identity", "Incidence", "Pool", "Powers", "Relation", "Relations",
+           "Shifts", "Walks"]
+
+
+class Identity(Mechanism):
+    """Each output is its own input, `size` times; a layer over it is a 1x1 convolution.
+
+    Args:
+        size: K.
+    """
+
+    def __init__(self, size: int = 1) -> None:
+        super().__init__()
+        self._size = check_positive("Identity", "size", size)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def build(self, setting: Setting) -> Basis:
+        return dense.Identity(setting.num_inputs, self._size, setting.device)
+
+    def extra_repr(self) -> str:
+        return "" if self._size == 1 else f"size={self._size}"

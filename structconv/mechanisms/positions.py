@@ -1,0 +1,200 @@
+"""Mechanisms of positions and edges: relative biases and keys, ALiBi, Gaussian windows, edge attributes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases import positions as values
+from structconv.bases.base import Basis
+from structconv.bases.scores import EdgeScore
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.encodings import sinusoidal
+from structconv.mechanisms.expression import Channels, Mechanism, Position, Setting
+from structconv.mechanisms.scores import DotProduct, Projection
+from structconv.shapes import check_choice, check_positive
+from structconv.structures.graph import Graph
+
+
+class Term(Mechanism):
+    """A term of a sum; where `heads` is left open it takes the number of heads of the term beside it."""
+
+    has_scores = True
+
+    def __init__(self, heads: int | None = None) -> None:
+        super().__init__()
+        self.heads = None if heads is None else check_positive(type(self).__name__, "heads", heads)
+
+    @property
+    def size(self) -> int:
+        return 1 if self.heads is None else self.heads
+
+    def adopted(self, sibling: Mechanism) -> Mechanism:
+        if self.heads is not None:
+            return self
+        term = copy.deepcopy(self)
+        term.heads = sibling.size
+        return term
+
+
+class RelativeBias(Term):
+    """a_kmn = b_k[bucket(m, n)]: a learnt number for each relative position.
+
+    Args:
+        clip: distance beyond which all positions share a number (Shaw's clip), or the number of buckets of one sign
+            where `buckets` is "log".
+        buckets: "clip" (2 clip + 1 numbers), "log" (T5's bidirectional buckets, Raffel et al. 2020) or "log_causal".
+        heads: K; that of the term beside it where absent.
+    """
+
+    def __init__(self, clip: int, heads: int | None = None, *, buckets: str = "clip") -> None:
+        super().__init__(heads)
+        self.clip = check_positive("RelativeBias", "clip", clip)
+        check_choice("RelativeBias", "buckets", buckets, ("clip", "log", "log_causal"))
+        self.buckets = buckets
+
+    def bind(self, channels: Channels) -> None:
+        self.table = nn.Parameter(torch.randn(self.size, 1, values.bucket_count(self.buckets, self.clip)) * 0.02)
+
+    def build(self, setting: Setting) -> Basis:
+        return values.Lookup(self.table, self.buckets, self.clip, setting.num_inputs, setting.num_outputs)
+
+
+class RelativeKey(Term):
+    """a_kmn = <q_kn, r[clip(m - n)]>: Shaw et al. 2018, eq. 4, the term beside the dot product whose queries it takes.
+
+    Args:
+        clip: k, the distance beyond which positions share a vector.
+        sinusoidal: the vectors r are fixed sinusoids instead of trained ones.
+        dim: D where there is no `DotProduct` beside it, from which D and the queries come.
+    """
+
+    def __init__(self, clip: int, heads: int | None = None, *, dim: int | None = None,
+                 sinusoidal: bool = False) -> None:
+        super().__init__(heads)
+        self.clip = check_positive("RelativeKey", "clip", clip)
+        self.dim, self.sinusoidal = dim, sinusoidal
+        self._beside: tuple[DotProduct, ...] = ()
+
+    def adopted(self, sibling: Mechanism) -> Mechanism:
+        term = super().adopted(sibling)
+        found = next((module for module in sibling.modules() if isinstance(module, DotProduct)), None)
+        if found is not None and isinstance(term, RelativeKey):
+            term = copy.deepcopy(term) if term is self else term
+            term._beside = (found,)
+        return term
+
+    def bind(self, channels: Channels) -> None:
+        if self._beside:
+            self.dim = self._dim_beside(channels)
+        if self.dim is None:
+            raise ConfigError("RelativeKey", "dim must be given where no DotProduct stands beside it", "none")
+        if not self._beside:
+            self.query = Projection(channels.others, self.size, self.dim)
+        table = torch.randn(2 * self.clip + 1, self.dim) * self.dim**-0.5
+        if self.sinusoidal:
+            table = sinusoidal(torch.arange(-self.clip, self.clip + 1, dtype=torch.float32), self.dim)
+        self.table = nn.Parameter(table, requires_grad=not self.sinusoidal)
+
+    def _dim_beside(self, channels: Channels) -> int:
+        dot = self._beside[0]
+        if not dot.projects:
+            return channels.others
+        return dot.dim if dot.dim is not None else channels.inputs // dot.heads
+
+    def build(self, setting: Setting) -> Basis:
+        query = self._beside[0].queries(setting.z) if self._beside else self.query(setting.z)
+        return values.Lookup(query @ self.table.mT, "clip", self.clip, setting.num_inputs, setting.num_outputs)
+
+
+class ALiBi(Term):
+    """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
+
+    def build(self, setting: Setting) -> Basis:
+        k = torch.arange(1, self.size + 1, device=setting.device, dtype=setting.dtype)
+        return values.Distance(torch.exp2(-8.0 * k / self.size), setting.num_inputs, setting.num_outputs)
+
+
+class EdgeBias(Term):
+    """a_kmn = <w_k, attributes of the edge m -> n> (+ c_k); pairs without an edge are absent.
+
+    Args:
+        attributes: A, channels of `graph.edge_attr` (E, A).
+    """
+
+    def __init__(self, attributes: int = 1, heads: int | None = None, *, bias: bool = False) -> None:
+        super().__init__(heads)
+        self.attributes, self.bias = check_positive("EdgeBias", "attributes", attributes), bias
+
+    def bind(self, channels: Channels) -> None:
+        self.linear = nn.Linear(self.attributes, self.size, bias=self.bias)
+
+    def build(self, setting: Setting) -> Basis:
+        graph: Any = setting.structure
+        if not isinstance(graph, Graph) or graph.edge_attr is None:
+            raise StructureError("EdgeBias", "the layer must be called with a Graph that has edge_attr",
+                                 type(graph).__name__, "Call it as layer(x, structure=graph).")
+        attributes = graph.edge_attr.unsqueeze(-1) if graph.edge_attr.dim() == 1 else graph.edge_attr
+        if attributes.shape[-1] != self.attributes:
+            raise StructureError("EdgeBias", f"edge_attr must have A={self.attributes} channels",
+                                 tuple(graph.edge_attr.shape))
+        return EdgeScore(graph, self.linear(attributes.to(setting.dtype)).mT)
+
+
+class GaussianWindow(Mechanism):
+    """a_mn = exp(-(m - p_n)^2 / (2 s^2)) around a predicted position p_n, or around n itself (Luong 2015, eq. 10).
+
+    Luong multiplies it to the weights after the softmax, without normalising again: `attention * GaussianWindow(D/2)`.
+    """
+
+    def __init__(self, deviation: float, centre: Position | None = None) -> None:
+        super().__init__()
+        if not deviation > 0:
+            raise ConfigError("GaussianWindow", "deviation must be positive", deviation)
+        self.deviation, self.centre = float(deviation), centre
+
+    def build(self, setting: Setting) -> Basis:
+        if self.centre is None:
+            centre = torch.arange(setting.num_outputs, device=setting.device, dtype=setting.dtype)
+        else:
+            centre = self.centre(setting)
+        return values.GaussianBump(centre, self.deviation, setting.num_inputs)
+
+
+class PredictedPosition(Position):
+    """p_n = M sigmoid(v^T tanh(W z_n)), a position among the M inputs (Luong et al. 2015, eq. 9).
+
+    Args:
+        dim: channels of the hidden layer; those of z where absent.
+    """
+
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def bind(self, channels: Channels) -> None:
+        dim = channels.others if self.dim is None else self.dim
+        self.hidden = nn.Linear(channels.others, dim, bias=False)
+        self.vector = nn.Linear(dim, 1, bias=False)
+
+    def forward(self, setting: Setting) -> Tensor:
+        """(..., N) positions in (0, M)."""
+        return setting.num_inputs * torch.sigmoid(self.vector(torch.tanh(self.hidden(setting.z)))).squeeze(-1)
+
+
+class ClippedShifts(Mechanism):
+    """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018)."""
+
+    def __init__(self, clip: int) -> None:
+        super().__init__()
+        self.clip = check_positive("ClippedShifts", "clip", clip)
+
+    @property
+    def size(self) -> int:
+        return 2 * self.clip + 1
+
+    def build(self, setting: Setting) -> Basis:
+        return values.ClippedShifts(setting.x.new_ones(()), self.clip, setting.num_inputs, setting.num_outputs)

@@ -1,0 +1,26 @@
+"""Layers: `Conv`, and the named layers of the literature as short constructors over it."""
+
+from __future__ import annotations
+
+from structconv.nn.attention import MultiheadAttention, NonLocalBlock
+from structconv.nn.composition import compose
+from structconv.nn.conv import Conv
+from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GCNConv, RelationalConv
+from structconv.nn.grids import (
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    OnGrid,
+    SeparableConv2d,
+    to_entries,
+    to_image,
+)
+from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
+from structconv.nn.relative import RelativeValue
+
+__all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
+           "ConvLSTMCell", "DiffusionConv", "GATConv", "GCNConv", "MultiheadAttention", "NonLocalBlock", "OnGrid",
+           "RelationalConv", "RelativeValue", "SeparableConv2d", "compose", "to_entries", "to_image"]

@@ -1,0 +1,190 @@
+"""Attention layers: multi-head attention with torch's weights, and the non-local block."""
+
+from __future__ import annotations
+
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases.algebra import as_support
+from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.scores import Uniform
+from structconv.errors import ConfigError
+from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
+from structconv.nn.conv import Conv
+from structconv.nn.grids import to_entries, to_image
+from structconv.shapes import check_choice, check_divides
+from structconv.structures.graph import Graph
+from structconv.structures.supports import EdgeSupport, Support
+from structconv.weights import LowRank
+
+
+class MaskedByCall(Mechanism):
+    """Scores of the pairs in the structure of the call, a `Graph` or a `Support`; of all pairs without one."""
+
+    has_scores = True
+
+    def __init__(self, scores: Mechanism) -> None:
+        super().__init__()
+        self.scores = scores
+
+    @property
+    def size(self) -> int:
+        return self.scores.size
+
+    def build(self, setting: Setting) -> Basis:
+        basis = self.scores.build(setting)
+        given = isinstance(setting.structure, Graph | Support)
+        return OPERATORS["masked"](basis, keep=setting.structure) if given else basis
+
+    def kept_inputs(self, setting: Setting) -> Tensor | None:
+        return setting.structure.kept_inputs() if isinstance(setting.structure, Support) else None
+
+
+class MultiheadAttention(nn.Module):
+    """y_n = sum_k sum_m softmax_m(<W^q_k z_n, W^k_k x_m> / sqrt(D)) x_m V_k O_k + b (Vaswani et al. 2017, sec. 3.2).
+
+    In the paper's words x gives keys and values and z the queries: `layer(x)` is self-attention, `layer(x, z)` is
+    torch's `layer(query=z, key=x, value=x)`. The output has an entry for each entry of z.
+
+    Args:
+        embed_dim: P' of z and Q of y, split among the heads.
+        num_heads: K; D = embed_dim / num_heads.
+        dropout: on the weights, when training.
+        bias: on queries, keys, values and output. That of the values is added once to each output, which is what
+            attention to it amounts to where the weights sum to one.
+        kdim: P of x; embed_dim where absent.
+        num_kv_heads: heads of keys and values, each shared by num_heads / num_kv_heads queries (grouped queries,
+            Ainslie et al. 2023); num_heads where absent.
+
+    x (..., M, P), z (..., N, P') -> (..., N, Q), batch first. O(M N Q) flops, O(N Q) memory beside the arguments.
+
+    Raises:
+        ConfigError: heads that do not divide. ShapeError: channels that do not fit.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0, bias: bool = True,
+                 kdim: int | None = None, num_kv_heads: int | None = None) -> None:
+        super().__init__()
+        dim = check_divides("MultiheadAttention", "num_heads", num_heads, "embed_dim", embed_dim)
+        shared_by = 1 if num_kv_heads is None else check_divides("MultiheadAttention", "num_kv_heads", num_kv_heads,
+                                                                 "num_heads", num_heads)
+        scores = DotProduct(num_heads, dim, shared_by=shared_by, bias=bias)
+        attention = MaskedByCall(scores.scaled()).softmax()
+        attention = attention.dropout(dropout) if dropout else attention
+        self.conv = Conv(attention, embed_dim if kdim is None else kdim, embed_dim, weight=LowRank(dim, shared_by),
+                         bias=bias, other_channels=embed_dim)
+        self.dropout, self.shared_by = dropout, shared_by
+        self.value_bias = nn.Parameter(torch.zeros(num_heads // shared_by, dim)) if bias else None
+
+    def forward(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None, drop: Any = None,
+                structure: Graph | Support | None = None, return_weights: bool = False) -> Any:
+        """y, or (y, weights (..., K, M, N); (..., K, E) where the pairs are listed).
+
+        Args:
+            x: keys and values come from it. z: queries come from it; x itself where absent.
+            keep, drop: the pairs (m, n) that exist, or that do not: a `Support` such as `Causal()` or
+                `Padding(mask_BM)`, a `Graph`, a boolean mask (M,) of inputs, or one (..., M, N) of pairs.
+            structure: a `Graph` or a `Support` outside which no pair exists, beside the mask.
+            return_weights: give the weights too.
+        """
+        y = self.conv(x, z, self._pairs(x, x if z is None else z, keep, drop, structure),
+                      return_weights=return_weights)
+        if self.value_bias is None:
+            return y
+        output = cast(LowRank, self.conv.weight).output.flatten(0, 1)
+        constant = self.value_bias.repeat_interleave(self.shared_by, 0).flatten() @ output
+        return (y[0] + constant, y[1]) if return_weights else y + constant
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
+        """The same layer from torch's, weights copied; batch first, whatever torch's said.
+
+        Raises:
+            ConfigError: keys and values from different channels, an extra key, or an attended zero.
+        """
+        for unsupported in ("bias_k", "bias_v", "add_zero_attn"):
+            if isinstance(getattr(module, unsupported), Tensor) or getattr(module, unsupported) is True:
+                raise ConfigError(cls.__name__, f"module must be without {unsupported}", "one that has it")
+        if module.kdim != module.vdim:
+            raise ConfigError(cls.__name__, "kdim and vdim must be equal, because x gives keys and values",
+                              f"{module.kdim} and {module.vdim}")
+        layer = cls(module.embed_dim, module.num_heads, dropout=module.dropout, bias=module.in_proj_bias is not None,
+                    kdim=module.kdim)
+        layer.to(module.out_proj.weight)
+        layer._copy(module)
+        return layer.train(module.training)
+
+    @torch.no_grad()
+    def _copy(self, module: nn.MultiheadAttention) -> None:
+        projections = ((module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+                       if module.in_proj_weight is None else module.in_proj_weight.chunk(3))
+        query, key, value = cast("tuple[Tensor, Tensor, Tensor]", projections)
+        dot = next(part for part in self.modules() if isinstance(part, DotProduct))
+        theta = cast(LowRank, self.conv.weight)
+        dot.query.linear.weight.copy_(query)
+        dot.key.linear.weight.copy_(key)
+        theta.value.copy_(value.unflatten(0, (module.num_heads, -1)).mT)
+        theta.output.copy_(module.out_proj.weight.mT.unflatten(0, (module.num_heads, -1)))
+        if self.value_bias is not None and self.conv.bias is not None:
+            query_bias, key_bias, value_bias = module.in_proj_bias.chunk(3)
+            dot.query.linear.bias.copy_(query_bias)
+            dot.key.linear.bias.copy_(key_bias)
+            self.value_bias.copy_(value_bias.view_as(self.value_bias))
+            self.conv.bias.copy_(module.out_proj.bias)
+
+    def _pairs(self, x: Tensor, z: Tensor, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
+        """The pairs that exist by the mask and by the structure, `None` for all."""
+        if structure is not None and not isinstance(structure, Graph | Support):
+            raise ConfigError("MultiheadAttention", "structure must be a Graph or a Support",
+                              type(structure).__name__)
+        if keep is None and drop is None:
+            return structure
+        mask = as_support(Uniform(x.new_ones(()), x.shape[-2], z.shape[-2]), keep, drop)
+        if structure is None:
+            return mask
+        return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)
+
+
+class NonLocalBlock(nn.Module):
+    """y_n = x_n + (sum_m f(x_m, x_n) x_m V) O / C(x), on images (Wang et al. 2018, eq. 1 and 6).
+
+    f is one of the paper's four functions, C the sum of f over m for the two Gaussian ones and the number of entries
+    for the others: "embedded_gaussian" (a softmax over dot products), "gaussian", "dot_product" (never builds the
+    (M, M) matrix), "concatenation" (a ReLU of w^T [theta(x_m), phi(x_n)]).
+
+    Args:
+        channels: of the image. inner: of theta, phi and V; half of the channels where absent.
+        function: f.
+        zero_init: begin with O = 0, so that a new block is the identity (section 3.3).
+
+    Images (B, C, *S) with `axes` axes S -> the same shape.
+    """
+
+    FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
+
+    def __init__(self, channels: int, inner: int | None = None, function: str = "embedded_gaussian", *,
+                 axes: int = 2, bias: bool = True, zero_init: bool = True) -> None:
+        super().__init__()
+        check_choice("NonLocalBlock", "function", function, self.FUNCTIONS)
+        inner = max(channels // 2, 1) if inner is None else inner
+        mechanism: Mechanism
+        if function == "embedded_gaussian":
+            mechanism = EmbeddedGaussian(inner).normalize("sum")
+        elif function == "gaussian":
+            mechanism = Gaussian().normalize("sum")
+        elif function == "dot_product":
+            mechanism = DotProduct(dim=inner).normalize("count")
+        else:
+            mechanism = Concatenation(inner).relu().normalize("count")
+        self.axes = axes
+        self.conv = Conv(mechanism, channels, channels, weight=LowRank(inner), bias=bias)
+        if zero_init:
+            nn.init.zeros_(cast(LowRank, self.conv.weight).output)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(..., C, *S) -> (..., C, *S)."""
+        x, grid = to_entries(image, self.axes)
+        return image + to_image(self.conv(x), grid)

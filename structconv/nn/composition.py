@@ -1,0 +1,141 @@
+"""`compose`: two linear layers, or two (basis, Theta) pairs, become one, exactly (Andreoli 2019, Proposition 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv import ops
+from structconv.bases.dense import Identity as IdentityBasis
+from structconv.bases.shift import Shift
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms.expression import Mechanism, Operation, Position
+from structconv.mechanisms.grids import Cuboid, Pool, Shifts
+from structconv.mechanisms.index import Identity
+from structconv.mechanisms.positions import GaussianWindow
+from structconv.nn.conv import Conv
+from structconv.nn.grids import OnGrid
+from structconv.structures.grid import Grid
+from structconv.theta import EyeTheta, Theta
+from structconv.weights import Eye, Full
+
+
+def compose(first: Any, second: Any) -> Any:
+    """One layer, or one pair, that does what `first`, then `second`, do: K = K' K''.
+
+    Pairs (basis, Theta) give a pair, see `ops.compose_pairs`. Two `Conv` whose mechanisms read the structure alone
+    give a `Conv` whose Theta is the product, a new parameter in the dtype of the first; two image layers (`Conv2d`,
+    ...) give an `OnGrid`. The structure of the call is that of the first; the second gets the grid that the first
+    puts out. Shifts whose products are shifts on any grid (unpadded ones, or circular ones without stride) are
+    merged: two unpadded 3x3 convolutions give one of 25 shifts.
+
+    A bias of the first passes through the second as sum_k (sum_m A''_kmn) b' Theta''_k. It is one vector where every
+    column of A'' sums to one: unpadded, circular, reflected or replicated shifts, pooling, the identity.
+
+    Raises:
+        ShapeError: channels that do not fit (entries are compared in the call).
+        ConfigError: a content-based mechanism; heads laid side by side; a bias of the first that the second turns
+            into another vector at each output; a layer and a pair.
+    """
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return ops.compose_pairs((first[0], first[1]), (second[0], second[1]))
+    if isinstance(first, OnGrid) and isinstance(second, OnGrid):
+        if first.ndim != second.ndim:
+            raise ShapeError("compose", f"second must be for images of {first.ndim} axes", f"{second.ndim} axes")
+        return OnGrid(compose(first.conv, second.conv), first.ndim)
+    if not (isinstance(first, Conv) and isinstance(second, Conv)):
+        raise ConfigError("compose", "first and second must be two layers, or two pairs (basis, Theta)",
+                          f"{type(first).__name__} and {type(second).__name__}")
+    for name, layer in (("first", first), ("second", second)):
+        _check_linear(name, layer)
+    if first.out_channels != second.in_channels:
+        raise ShapeError("compose", f"second must take the Q={first.out_channels} output channels of first",
+                         f"P={second.in_channels}")
+    return _composed(first, second)
+
+
+@torch.no_grad()
+def _composed(first: Conv, second: Conv) -> Conv:
+    mechanism, theta = _merged(first, second)
+    bias = _bias(first, second)
+    eye = isinstance(theta, EyeTheta)
+    layer = Conv(mechanism, first.in_channels, second.out_channels, weight=Eye() if eye else Full(),
+                 bias=bias is not None)
+    like = next((t for part in (first, second) for t in part.parameters()), None)
+    if like is not None:
+        layer.to(like)
+    if isinstance(layer.weight, Full):
+        layer.weight.theta.copy_(theta.dense())
+    if bias is not None and layer.bias is not None:
+        layer.bias.copy_(bias)
+    return layer
+
+
+def _merged(first: Conv, second: Conv) -> tuple[Mechanism, Theta]:
+    """The mechanism of all products A'_k' A''_k'' and their Theta, merged where that holds on every grid."""
+    one, two = first.mechanism, second.mechanism
+    if isinstance(one, Shifts | Cuboid) and isinstance(two, Shifts | Cuboid) and one.ndim == two.ndim:
+        probe = Grid((_REACH,) * (one.ndim or 1))
+        before = one.shift(probe)
+        after = two.shift(before.output_grid)
+        if _merge_anywhere(before, after):
+            basis, theta = ops.compose_pairs((before, first.weight()), (after, second.weight()))
+            if isinstance(basis, Shift):
+                return Shifts(list(basis.offsets), basis.padding, basis.stride), _theta(theta)
+    pairs = tuple((IdentityBasis(0, part.mechanism.size), part.weight()) for part in (first, second))
+    _, theta = ops.compose_pairs(*pairs)
+    for part, other in ((one, two), (two, one)):
+        if isinstance(part, Identity) and part.size == 1:
+            return other, _theta(theta)
+    return one @ two, _theta(theta)
+
+
+# Larger than any sum of offsets and windows, so that what merges on a grid of this size does so on every grid.
+_REACH = 1 << 20
+
+
+def _merge_anywhere(before: Shift, after: Shift) -> bool:
+    if before.padding != after.padding:
+        return False
+    same_size = not any((*before.grow, *after.grow)) and all(step == 1 for step in (*before.stride, *after.stride))
+    return before.padding == "none" or (before.padding == "circular" and same_size)
+
+
+def _bias(first: Conv, second: Conv) -> Tensor | None:
+    """second's bias, and its response to first's."""
+    if first.bias is None:
+        return second.bias
+    if not _columns_sum_to_one(second.mechanism):
+        raise ConfigError("compose", "first must have no bias where the matrices of second do not sum to one over the "
+                          "inputs of every output, so that a constant comes out different at each",
+                          type(second.mechanism).__name__, "Build first with bias=False, or compose pairs.")
+    response = second.weight().contract(first.bias.expand(second.mechanism.size, 1, -1)).squeeze(0)
+    return response if second.bias is None else response + second.bias
+
+
+def _columns_sum_to_one(mechanism: Mechanism) -> bool:
+    if isinstance(mechanism, Shifts):
+        return mechanism.padding not in (None, "zeros")
+    if isinstance(mechanism, Cuboid):
+        return mechanism.padding_mode not in (None, "zeros")
+    if isinstance(mechanism, Operation) and mechanism.name in ("compose", "concat"):
+        return all(_columns_sum_to_one(operand) for operand in mechanism.operands)  # type: ignore[arg-type]
+    return isinstance(mechanism, Pool | Identity)
+
+
+def _check_linear(name: str, layer: Conv) -> None:
+    content = [module for module in layer.mechanism.modules()
+               if isinstance(module, GaussianWindow | Position)
+               or (isinstance(module, Mechanism) and (module.has_scores or module.sees_projection))]
+    if content:
+        raise ConfigError("compose", f"{name} must have a mechanism that reads the structure alone",
+                          type(content[0]).__name__, "Attention is not linear in x.")
+    if layer.relative_value is not None:
+        raise ConfigError("compose", f"{name} must have no relative_value", "one")
+
+
+def _theta(theta: Any) -> Theta:
+    assert isinstance(theta, Theta)
+    return theta

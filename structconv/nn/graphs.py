@@ -1,0 +1,167 @@
+"""Graph layers, called as `layer(x, graph)`: short constructors over `Conv`, with PyTorch Geometric's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.expression import STRUCTURE, Mechanism
+from structconv.mechanisms.graphs import Adjacency, Chebyshev, Powers, Relations
+from structconv.mechanisms.index import Identity
+from structconv.mechanisms.positions import EdgeBias
+from structconv.mechanisms.scores import BiAffine
+from structconv.nn.conv import Conv
+from structconv.shapes import check_positive
+from structconv.structures.graph import Graph
+from structconv.structures.relations import KnowledgeGraph
+from structconv.weights import Full, Grouped, HeadBlocks, Separable, Weight
+
+
+class _GraphLayer(nn.Module):
+    """A `Conv` that is called with a graph."""
+
+    kind: type = Graph
+
+    def __init__(self, conv: Conv) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        """x (..., M, P) and a structure -> (..., N, Q)."""
+        if not isinstance(graph, self.kind):
+            raise StructureError(type(self).__name__, f"the second argument must be a {self.kind.__name__}",
+                                 type(graph).__name__, "Make one, for example Graph(edge_index, num_nodes=...).")
+        return self.conv(x, structure=graph)
+
+
+class GCNConv(_GraphLayer):
+    """y = D^-1/2 (A + I)^T D^-1/2 x Theta + b (Kipf and Welling 2017, eq. 2 and 8).
+
+    Args:
+        in_channels, out_channels: P and Q.
+        add_self_loops: add I to A, also at nodes that have a loop; by default where the adjacency is normalised.
+        normalize: scale by the degrees, self-loops included; else A itself.
+        bias: add b.
+
+    x (..., M, P) -> (..., M, Q); `graph.edge_weight` is A's. O(E min(P, Q) + M P Q).
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, add_self_loops: bool | None = None,
+                 normalize: bool = True, bias: bool = True) -> None:
+        loops = normalize if add_self_loops is None else add_self_loops
+        adjacency = Adjacency(normalize="sym" if normalize else None, self_loops=loops)
+        super().__init__(Conv(adjacency, in_channels, out_channels, bias=bias))
+
+
+class ChebConv(_GraphLayer):
+    """y = sum_k T_k(2 L / lambda_max - I)^T x Theta_k + b, k = 0 .. K - 1 (Defferrard et al. 2016, eq. 4).
+
+    Args:
+        in_channels, out_channels: P and Q.
+        K: the number of polynomials, one more than their highest degree (`Chebyshev(order=K - 1)`).
+        normalize: "sym", "row" or None, which Laplacian; see `Chebyshev`.
+        lambda_max: an upper bound of L's eigenvalues, 2 where absent; to be given without normalisation.
+        bias: add b.
+
+    No power of L is formed: O(E K min(P, Q) + M K P Q).
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, K: int, *, normalize: str | None = "sym",
+                 lambda_max: float | None = None, bias: bool = True) -> None:
+        chebyshev = Chebyshev(check_positive("ChebConv", "K", K) - 1, normalize, lambda_max)
+        super().__init__(Conv(chebyshev, in_channels, out_channels, bias=bias))
+
+
+class DiffusionConv(_GraphLayer):
+    """y = sum_k (D_O^-1 W)^k^T x Theta_k1 + (D_I^-1 W^T)^k^T x Theta_k2 + b, k = 0 .. K - 1 (Li et al. 2018, eq. 2).
+
+    Args:
+        in_channels, out_channels: P and Q.
+        K: the number of steps of each walk, the one of length 0 included.
+        bias: add b.
+
+    Products as DCRNN's published code takes them; see `Powers`. O(2 E K min(P, Q) + 2 M K P Q).
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, K: int, *, bias: bool = True) -> None:
+        order = check_positive("DiffusionConv", "K", K) - 1
+        walks = Powers(order, walk="forward") | Powers(order, walk="backward")
+        super().__init__(Conv(walks, in_channels, out_channels, bias=bias))
+
+
+class RelationalConv(_GraphLayer):
+    """y_n = sum_r mean_(m: m -r-> n) x_m Theta_r + x_n Theta_0 + b (R-GCN; Schlichtkrull et al. 2018, eq. 2).
+
+    Args:
+        in_channels, out_channels: P and Q.
+        num_relations: of the knowledge graphs that will come.
+        num_bases: Theta_r = sum_b a_rb V_b with this many V (eq. 3); a matrix a relation where absent.
+        num_blocks: block-diagonal Theta_r with this many blocks (eq. 4) instead.
+        aggr: "mean" over the neighbours under a relation, or "add".
+        root_weight: whether the term x_n Theta_0 is there.
+        bias: add b.
+
+    Called with x (..., M, P) and a `KnowledgeGraph`.
+    """
+
+    kind = KnowledgeGraph
+
+    def __init__(self, in_channels: int, out_channels: int, num_relations: int, *, num_bases: int | None = None,
+                 num_blocks: int | None = None, aggr: str = "mean", root_weight: bool = True,
+                 bias: bool = True) -> None:
+        if num_bases is not None and num_blocks is not None:
+            raise ConfigError("RelationalConv", "at most one of num_bases and num_blocks must be given", "both")
+        if aggr not in ("mean", "add"):
+            raise ConfigError("RelationalConv", "aggr must be 'mean' or 'add'", repr(aggr))
+        relations: Mechanism = Relations(num_relations, normalize="row" if aggr == "mean" else None)
+        weight: Weight = Full()
+        if num_bases is not None:
+            weight = Separable(num_bases)
+        elif num_blocks is not None:
+            weight = Grouped(num_blocks)
+        mechanism, weights = (relations | Identity(), [weight, Full()]) if root_weight else (relations, [weight])
+        super().__init__(Conv(mechanism, in_channels, out_channels, weight=weights, bias=bias))
+
+
+class GATConv(nn.Module):
+    """y_n = ||_k sum_m a_kmn x_m Theta_k + b with a = softmax_m leaky_relu(u_k^T x_m Theta_k + v_k^T x_n Theta_k).
+
+    (Velickovic et al. 2018, eq. 3 to 6; Andreoli 2019, section 3.2: the mechanism sees x Theta_k.)
+
+    Args:
+        in_channels: P. out_channels: Q of one head.
+        heads: K.
+        concat: heads side by side, K Q outputs, or their mean, Q outputs.
+        negative_slope: of the leaky ReLU.
+        dropout: on the attention weights, when training.
+        add_self_loops: every node sees itself too, by a loop appended after the graph's edges.
+        edge_dim: A where `graph.edge_attr` (E, A) adds a learnt linear term to the scores.
+        bias: add b.
+
+    x (..., M, P), z (..., N, P) or none -> (..., N, K Q); with return_weights also the weights (..., K, E'), in the
+    order of the input edges, then the appended loops. O(E K + M P K Q) memory and never an (E, K, Q) tensor.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
+                 negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
+                 edge_dim: int | None = None, bias: bool = True) -> None:
+        super().__init__()
+        scores: Mechanism = BiAffine(heads=heads, bilinear=False, on="projected")
+        if edge_dim is not None:
+            scores = scores + EdgeBias(edge_dim)
+        attention = scores.leaky_relu(negative_slope).masked(keep=STRUCTURE).softmax()
+        attention = attention.dropout(dropout) if dropout else attention
+        self.add_self_loops, self.scale = add_self_loops, 1.0 if concat else 1.0 / heads
+        self.conv = (Conv(attention, in_channels, heads * out_channels, weight=HeadBlocks(), bias=bias) if concat
+                     else Conv(attention * self.scale, in_channels, out_channels, bias=bias))
+
+    def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *, return_weights: bool = False) -> Any:
+        """y, or (y, weights)."""
+        if not isinstance(graph, Graph):
+            raise StructureError("GATConv", "the second argument must be a Graph", type(graph).__name__,
+                                 "Make one, for example Graph(edge_index, num_nodes=...).")
+        graph = graph.with_self_loops() if self.add_self_loops else graph
+        y = self.conv(x, z, graph, return_weights=return_weights)
+        return (y[0], y[1] / self.scale) if return_weights else y

@@ -1,0 +1,208 @@
+"""Layers over grids in torch's layout (B, C, *S): convolutions, the depthwise separable one, average pooling."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv import ops
+from structconv.bases.cuboid import Ints, per_axis
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms.grids import Cuboid, Pool
+from structconv.nn.conv import Conv
+from structconv.structures.grid import Grid
+from structconv.theta import EyeTheta
+from structconv.weights import DepthwiseSeparable, Full, Grouped, Weight
+
+_known = lru_cache(maxsize=64)(Grid)
+
+
+def to_entries(image: Tensor, ndim: int) -> tuple[Tensor, Grid]:
+    """(..., C, S_1, ..., S_ndim) -> entries (..., M, C) in row-major order, and their grid."""
+    if image.dim() <= ndim:
+        raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))
+    shape = tuple(image.shape[-ndim:])
+    plain = all(type(size) is int for size in shape) and not torch.compiler.is_compiling()
+    return image.flatten(-ndim).mT, _known(shape) if plain else Grid(shape)
+
+
+def to_image(entries: Tensor, grid: Grid) -> Tensor:
+    """Entries (..., N, C) on a grid -> (..., C, *S): the inverse of `to_entries`."""
+    return entries.mT.unflatten(-1, grid.shape)
+
+
+class OnGrid(nn.Module):
+    """A `Conv`, applied to images in torch's layout: (..., P, *S) -> (..., Q, *S'), with their grid as its structure.
+
+    Args:
+        conv: a layer whose outputs lie on a grid.
+        ndim: the number of axes of the images.
+
+    Raises:
+        ShapeError: an image with other channels or too few axes.
+    """
+
+    def __init__(self, conv: Conv, ndim: int) -> None:
+        super().__init__()
+        self.conv, self.ndim = conv, ndim
+    def forward(self, image: Tensor) -> Tensor:
+        """(..., P, *S) -> (..., Q, *S')."""
+        x, grid = to_entries(image, self.ndim)
+        return to_image(self.conv(x, structure=grid), self.conv.mechanism.output_structure(grid))
+
+
+class _ConvNd(OnGrid):
+    """Over `Cuboid`, with torch's arguments."""
+
+    axes: int = 0
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
+                 padding: str | Ints = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True,
+                 padding_mode: str = "zeros") -> None:
+        owner = type(self).__name__
+        if isinstance(padding, str) and padding not in ("same", "valid"):
+            raise ConfigError(owner, "padding must be 'same', 'valid' or a number", repr(padding))
+        size = per_axis(owner, "kernel_size", kernel_size, self.axes, least=1)
+        cuboid = Cuboid(size, stride, dilation, cast("str | int", padding), padding_mode)
+        weight: Weight = Full() if groups == 1 else Grouped(groups)
+        super().__init__(Conv(cuboid, in_channels, out_channels, weight=weight, bias=bias), self.axes)
+        self.kernel_size, self.groups = size, groups
+
+    @classmethod
+    def from_torch(cls, module: nn.Module) -> Self:
+        """The same layer from torch's of the same name, weights copied."""
+        expected = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[cls.axes]
+        if not isinstance(module, expected):
+            raise ConfigError(cls.__name__, f"module must be a torch.nn.{expected.__name__}", type(module).__name__)
+        layer = cls(module.in_channels, module.out_channels, module.kernel_size, module.stride,
+                    module.padding, module.dilation, module.groups, module.bias is not None, module.padding_mode)
+        layer.to(module.weight)
+        with torch.no_grad():
+            blocks_GQPK = module.weight.flatten(2).unflatten(0, (module.groups, -1))
+            theta_KGPQ = blocks_GQPK.permute(3, 0, 2, 1)
+            theta = cast(Full | Grouped, layer.conv.weight).theta
+            theta.copy_(theta_KGPQ if module.groups > 1 else theta_KGPQ.squeeze(1))
+            if module.bias is not None and layer.conv.bias is not None:
+                layer.conv.bias.copy_(module.bias)
+        return layer
+
+    @property
+    def weight(self) -> Tensor:
+        """Theta as torch lays a kernel out, (Q, P / groups, *kernel_size); a view of the parameter."""
+        theta = cast(Full | Grouped, self.conv.weight).theta
+        blocks_KGPQ = theta if self.groups > 1 else theta.unsqueeze(1)
+        return blocks_KGPQ.permute(1, 3, 2, 0).flatten(0, 1).unflatten(-1, self.kernel_size)
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """b (Q)."""
+        return self.conv.bias
+
+
+class Conv1d(_ConvNd):
+    """torch's Conv1d as structured convolution: y_n = sum_j x_(stride n - padding + j dilation) W_j + b.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode: as in
+            `torch.nn.Conv1d`. Here padding="same" goes with any stride: S' = ceil(S / stride).
+
+    (B, P, S) -> (B, Q, S'), and unbatched (P, S) -> (Q, S'). Values and gradients are torch's; `from_torch` copies
+    one of its layers with the weights. A new Theta has variance groups / (P K), so that outputs whose window is
+    inside the grid keep the input's variance.
+
+    Raises:
+        ConfigError: arguments without meaning. ShapeError: another number of channels.
+    """
+
+    axes = 1
+
+
+class Conv2d(_ConvNd):
+    """torch's Conv2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `Conv1d`."""
+
+    axes = 2
+
+
+class Conv3d(_ConvNd):
+    """torch's Conv3d as structured convolution: (B, P, D, H, W) -> (B, Q, D', H', W'); see `Conv1d`."""
+
+    axes = 3
+
+
+class SeparableConv2d(OnGrid):
+    """Depthwise separable convolution: one spatial filter a channel, then a 1x1 convolution (Chollet 2017, Xception).
+
+    Theta_kpq = d_kp c_pq, P (K + Q) numbers; Andreoli's eq. 9 with H = P and a diagonal pattern, not with H = 1.
+    Images (B, P, H, W) -> (B, Q, H', W').
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, bias, padding_mode: as in `Conv2d`; the
+            stride, padding and dilation are those of the depthwise filter, the bias is added after the second.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
+                 padding: str | Ints = 0, dilation: Ints = 1, bias: bool = True, padding_mode: str = "zeros") -> None:
+        size = per_axis("SeparableConv2d", "kernel_size", kernel_size, 2, least=1)
+        cuboid = Cuboid(size, stride, dilation, cast("str | int", padding), padding_mode)
+        super().__init__(Conv(cuboid, in_channels, out_channels, weight=DepthwiseSeparable(), bias=bias), 2)
+
+    @classmethod
+    def from_torch(cls, depthwise: nn.Conv2d, pointwise: nn.Conv2d) -> Self:
+        """From torch's pair, a depthwise convolution without bias and a 1x1 convolution, weights copied."""
+        if depthwise.groups != depthwise.in_channels or depthwise.out_channels != depthwise.in_channels:
+            raise ConfigError(cls.__name__, "depthwise must have as many groups and outputs as inputs", depthwise)
+        plain = pointwise.stride == (1, 1) and pointwise.padding == (0, 0) and pointwise.groups == 1
+        if depthwise.bias is not None or pointwise.kernel_size != (1, 1) or not plain:
+            raise ConfigError(cls.__name__, "depthwise must have no bias, and pointwise be a plain 1x1 convolution",
+                              f"{depthwise} and {pointwise}")
+        layer = cls(depthwise.in_channels, pointwise.out_channels, depthwise.kernel_size, depthwise.stride,
+                    depthwise.padding, depthwise.dilation, pointwise.bias is not None, depthwise.padding_mode)
+        layer.to(pointwise.weight)
+        with torch.no_grad():
+            weight = cast(DepthwiseSeparable, layer.conv.weight)
+            weight.depthwise.copy_(depthwise.weight.flatten(1).mT)
+            weight.pointwise.copy_(pointwise.weight.flatten(1).mT)
+            if pointwise.bias is not None and layer.conv.bias is not None:
+                layer.conv.bias.copy_(pointwise.bias)
+        return layer
+
+
+class _AvgPoolNd(nn.Module):
+    """Over `Pool`; there is nothing to train."""
+
+    axes: int = 0
+
+    def __init__(self, kernel_size: Ints, stride: Ints | None = None) -> None:
+        super().__init__()
+        self.pool = Pool(per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1), stride)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(..., C, *S) -> (..., C, *S')."""
+        x, grid = to_entries(image, self.axes)
+        y = ops.conv(x, self.pool(x, structure=grid), EyeTheta(1, x.shape[-1]))
+        return to_image(y, cast(Grid, self.pool.output_structure(grid)))
+
+
+class AvgPool1d(_AvgPoolNd):
+    """The mean over windows, (B, C, S) -> (B, C, S') with S' = floor((S - kernel_size) / stride) + 1, as torch's.
+
+    Args:
+        kernel_size: the window. stride: of the windows; the window's size by default.
+    """
+
+    axes = 1
+
+
+class AvgPool2d(_AvgPoolNd):
+    """The mean over windows of an image, (B, C, H, W) -> (B, C, H', W'); see `AvgPool1d`."""
+
+    axes = 2
+
+
+class AvgPool3d(_AvgPoolNd):
+    """The mean over windows of a volume, (B, C, D, H, W) -> (B, C, D', H', W'); see `AvgPool1d`."""
+
+    axes = 3

@@ -1,0 +1,119 @@
+"""Recurrent cells whose gates are structured convolutions: ConvLSTM over a grid, DCRNN over a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ShapeError
+from structconv.mechanisms.expression import Mechanism
+from structconv.nn.conv import Conv
+from structconv.shapes import check_choice, check_positive
+from structconv.weights import Weight
+
+Weights = Weight | Sequence[Weight] | None
+
+
+class ConvGRUCell(nn.Module):
+    """A gated recurrent unit whose products with weights are structured convolutions g of [x, h].
+
+    r, u = sigmoid(g([x, h])), c = tanh(g'([x, r h])), h' = u h + (1 - u) c, with one convolution for r and u
+    (Cho et al. 2014; DCRNN with g over both random walks: Li et al. 2018, eq. 3). With reset="after" the candidate is
+    c = tanh(g_x(x) + r g_h(h)), as in torch.nn.GRUCell, by one convolution of x and one of h.
+
+    Args:
+        mechanism: what relates the entries, from M inputs to as many outputs.
+        in_channels: P of x. hidden_channels: H of h.
+        weight: of each convolution, as in `Conv`.
+        bias: of each convolution.
+        reset: "before" or "after".
+
+    x (..., M, P), h (..., M, H) or none for zeros -> h' (..., M, H). On images use `to_entries`.
+    """
+
+    def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
+                 bias: bool = True, reset: str = "before") -> None:
+        super().__init__()
+        check_choice("ConvGRUCell", "reset", reset, ("before", "after"))
+        self.in_channels = check_positive("ConvGRUCell", "in_channels", in_channels)
+        self.hidden_channels = hidden = check_positive("ConvGRUCell", "hidden_channels", hidden_channels)
+        self.reset = reset
+        if reset == "before":
+            both = in_channels + hidden
+            self.gates = Conv(mechanism, both, 2 * hidden, weight=weight, bias=bias)
+            self.candidate = Conv(mechanism, both, hidden, weight=weight, bias=bias)
+        else:
+            self.of_input = Conv(mechanism, in_channels, 3 * hidden, weight=weight, bias=bias)
+            self.of_hidden = Conv(mechanism, hidden, 3 * hidden, weight=weight, bias=bias)
+
+    def forward(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> Tensor:
+        """h'."""
+        h = _state("ConvGRUCell", "h", h, x, self.hidden_channels)
+        if self.reset == "before":
+            r, u = self.gates(torch.cat([x, h], -1), structure=structure).sigmoid().chunk(2, -1)
+            c = self.candidate(torch.cat([x, r * h], -1), structure=structure).tanh()
+        else:
+            (r_x, u_x, c_x), (r_h, u_h, c_h) = (y.chunk(3, -1) for y in (
+                self.of_input(x, structure=structure), self.of_hidden(h, structure=structure)))
+            r, u = (r_x + r_h).sigmoid(), (u_x + u_h).sigmoid()
+            c = (c_x + r * c_h).tanh()
+        return u * h + (1 - u) * c
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.hidden_channels}, reset={self.reset!r}"
+
+
+class ConvLSTMCell(nn.Module):
+    """A long short-term memory cell whose products with weights are structured convolutions.
+
+    i, f, g, o = one convolution of [x, h]; c' = sigmoid(f) c + sigmoid(i) tanh(g); h' = sigmoid(o) tanh(c'), in
+    torch's order of gates. Over `Cuboid` it is ConvLSTM (Shi et al. 2015, eq. 3).
+
+    Args:
+        mechanism: what relates the entries, from M inputs to as many outputs.
+        in_channels: P of x. hidden_channels: H of h and c.
+        weight: of the convolution, as in `Conv`.
+        bias: of the convolution.
+        peephole: add w_i c and w_f c to the gates i and f, w_o c' to o, a weight a channel (Shi's has one for each
+            position too).
+
+    x (..., M, P), state (h, c) of (..., M, H) each, or none for zeros -> (h', c'). On images use `to_entries`.
+    """
+
+    def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
+                 bias: bool = True, peephole: bool = False) -> None:
+        super().__init__()
+        self.in_channels = check_positive("ConvLSTMCell", "in_channels", in_channels)
+        self.hidden_channels = hidden = check_positive("ConvLSTMCell", "hidden_channels", hidden_channels)
+        self.gates = Conv(mechanism, in_channels + hidden, 4 * hidden, weight=weight, bias=bias)
+        self.peephole = nn.Parameter(torch.zeros(3, hidden)) if peephole else None
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None,
+                structure: Any = None) -> tuple[Tensor, Tensor]:
+        """(h', c')."""
+        h, c = (None, None) if state is None else state
+        h = _state("ConvLSTMCell", "h", h, x, self.hidden_channels)
+        c = _state("ConvLSTMCell", "c", c, x, self.hidden_channels)
+        i, f, g, o = self.gates(torch.cat([x, h], -1), structure=structure).chunk(4, -1)
+        if self.peephole is not None:
+            i, f = i + self.peephole[0] * c, f + self.peephole[1] * c
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        if self.peephole is not None:
+            o = o + self.peephole[2] * c
+        return o.sigmoid() * c.tanh(), c
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.hidden_channels}"
+
+
+def _state(owner: str, name: str, state: Tensor | None, x: Tensor, channels: int) -> Tensor:
+    """The given state, or zeros for each entry of x."""
+    shape = (*x.shape[:-1], channels)
+    if state is None:
+        return x.new_zeros(shape)
+    if state.shape != shape:
+        raise ShapeError(owner, f"{name} must have shape {shape}", tuple(state.shape))
+    return state

@@ -1,0 +1,42 @@
+"""`RelativeValue`: a vector for each relative position, added to the values of attention."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases.base import Basis
+from structconv.bases.positions import ClippedShifts
+from structconv.shapes import check_positive
+from structconv.theta import Theta
+
+
+class RelativeValue(nn.Module):
+    """sum_m a_kmn r[clip(m - n)] for each head: Shaw et al. 2018, eq. 3, the term beside the values.
+
+    It is `attention.outer(ClippedShifts(clip))` applied to ones, with r (2 clip + 1, D) as its weight; D is what one
+    head carries (the rank of a `LowRank` weight). Cost beyond the attention's: 2 K N (2 clip + 1) D flops.
+    """
+
+    table: nn.Parameter
+
+    def __init__(self, clip: int) -> None:
+        super().__init__()
+        self.clip = check_positive("RelativeValue", "clip", clip)
+
+    def bound(self, theta: Theta) -> RelativeValue:
+        """A copy with parameters for the channels that a head of Theta carries."""
+        term = copy.deepcopy(self)
+        dim = theta.head_channels
+        term.table = nn.Parameter(torch.randn(2 * self.clip + 1, dim) * dim**-0.5)
+        return term
+
+    def forward(self, basis: Basis) -> Tensor:
+        """(..., K, N, D)."""
+        shifts = ClippedShifts(self.table, self.clip, basis.num_inputs, basis.num_outputs)
+        ones = self.table.new_ones(basis.num_inputs, 1)
+        share = basis.outer(shifts).analysis(ones).squeeze(-1)
+        share = share.unflatten(-2, (basis.size, 2 * self.clip + 1))
+        return share.mT @ self.table

@@ -1,0 +1,399 @@
+"""`Weight`: modules that hold the numbers of Theta, whole or in factors, and yield it as a value.
+
+A weight is first a configuration (`Separable(rank=2)`); a layer binds a copy of it to its sizes. Numbers are drawn so
+that outputs have the variance of the inputs: for white x,
+
+    Var(y_q) = Var(x) sum_k e_k sum_p Var(Theta_kpq),   e_k = mean_n sum_m A_kmn^2,
+
+and factors are drawn so that the product of their variances makes the sum one. Factors whose sum runs over k only are
+scaled by their actual sum, so that the variance does not depend on a draw of few numbers.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.shapes import check_divides, check_positive
+from structconv.theta import (
+    ConcatTheta,
+    DepthwiseSeparableTheta,
+    DepthwiseTheta,
+    EyeTheta,
+    FullTheta,
+    GroupedTheta,
+    HeadBlocksTheta,
+    LowRankTheta,
+    SeparableTheta,
+    SharedTheta,
+    Theta,
+)
+
+__all__ = ["Depthwise", "DepthwiseSeparable", "Eye", "Full", "Grouped", "HeadBlocks", "LowRank", "Separable",
+           "Shared", "Weight", "WeightList"]
+
+Energy = float | Tensor | None
+
+
+class Weight(nn.Module, abc.ABC):
+    """A configuration of Theta; `bound` makes a module with parameters, and calling that module yields Theta."""
+
+    size: int = 0
+    in_channels: int = 0
+    out_channels: int = 0
+
+    def bound(self, size: int | Sequence[int], in_channels: int, out_channels: int, *, dtype: torch.dtype | None = None,
+              device: torch.device | str | None = None) -> Self:
+        """A copy of this configuration with parameters for K, P and Q, drawn by `reset_parameters`.
+
+        Args:
+            size: K, or the K of each part of a basis `a | b`.
+            in_channels: P.
+            out_channels: Q.
+            dtype, device: of the parameters; torch's defaults if absent.
+
+        Raises:
+            ConfigError: if a size is not positive, or the channels do not suit the configuration.
+        """
+        weight = copy.deepcopy(self)
+        owner = type(self).__name__
+        sizes = (size,) if isinstance(size, int) else tuple(size)
+        weight.size = check_positive(owner, "size", sum(sizes))
+        weight.in_channels = check_positive(owner, "in_channels", in_channels)
+        weight.out_channels = check_positive(owner, "out_channels", out_channels)
+        weight._make(_Maker(sizes, dtype, device))
+        weight.reset_parameters()
+        return weight
+
+    def forward(self) -> Theta:
+        """Theta, as a value of `structconv.theta` over this module's parameters."""
+        if not self.size:
+            raise ConfigError(type(self).__name__, "weight must be bound to sizes before it is called", "unbound",
+                              "A layer binds its weight; by hand: weight.bound(size, in_channels, out_channels).")
+        return self._theta()
+
+    @abc.abstractmethod
+    def _make(self, new: _Maker) -> None:
+        """Make the parameters for the sizes that are now known."""
+
+    @abc.abstractmethod
+    def _theta(self) -> Theta:
+        """Theta from the parameters."""
+
+    @abc.abstractmethod
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        """Draw the parameters so that Var(y) = `variance` Var(x).
+
+        Args:
+            energy: e_k = mean_n sum_m A_kmn^2, one for all k or one for each (K,), or the Gram matrix
+                mean_n sum_m A_kmn A_k'mn (K, K), whose off-diagonal counts where matrices share a Theta. 1 if absent.
+            variance: the ratio of the variances.
+        """
+
+    @abc.abstractmethod
+    def scale_(self, factor: float | Tensor) -> None:
+        """Multiply Theta by a number, in place, on one of its factors."""
+
+    def extra_repr(self) -> str:
+        sizes = f"K={self.size}, P={self.in_channels}, Q={self.out_channels}"
+        return ", ".join([*self._options(), *([sizes] if self.size else [])])
+
+    def _options(self) -> list[str]:
+        return []
+
+
+class _Maker:
+    """Makes parameters of one dtype on one device, for a basis whose parts have these sizes."""
+    def __init__(self, sizes: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None) -> None:
+        self.sizes, self.dtype, self.device = sizes, dtype, device
+
+    def __call__(self, *shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device))
+
+
+class _Whole(Weight):
+    """One parameter `theta`, whose last dimension but one is the fan-in."""
+
+    theta: nn.Parameter
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        total = float(_energies(energy, self.size).sum())
+        _draw(self.theta, variance / (self.theta.shape[-2] * _positive(total)))
+
+    def scale_(self, factor: float | Tensor) -> None:
+        _scale(self.theta, factor)
+
+
+class Full(_Whole):
+    """Theta (K, P, Q) whole: K P Q numbers."""
+
+    def _make(self, new: _Maker) -> None:
+        self.theta = new(self.size, self.in_channels, self.out_channels)
+
+    def _theta(self) -> Theta:
+        return FullTheta(self.theta)
+
+
+class Grouped(_Whole):
+    """Block-diagonal Theta: channels in `groups` groups, each of which feeds one; K P Q / G numbers."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = check_positive("Grouped", "groups", groups)
+
+    def _make(self, new: _Maker) -> None:
+        p, q = (check_divides("Grouped", "groups", self.groups, name, getattr(self, name))
+                for name in ("in_channels", "out_channels"))
+        self.theta = new(self.size, self.groups, p, q)
+
+    def _theta(self) -> Theta:
+        return GroupedTheta(self.theta)
+
+    def _options(self) -> list[str]:
+        return [f"groups={self.groups}"]
+
+
+class Shared(_Whole):
+    """One Theta (P, Q) for all k: P Q numbers. Its variance counts the energy of the sum of all matrices."""
+
+    def _make(self, new: _Maker) -> None:
+        self.theta = new(self.in_channels, self.out_channels)
+
+    def _theta(self) -> Theta:
+        return SharedTheta(self.theta, self.size)
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        gram = isinstance(energy, Tensor) and energy.dim() == 2
+        total = float((energy if gram else _energies(energy, self.size)).sum())  # type: ignore[union-attr]
+        _draw(self.theta, variance / (self.in_channels * _positive(total)))
+
+
+class Separable(Weight):
+    """Theta_k = sum_h mix_kh filters_h (Andreoli 2019, eq. 9): H (K + P Q) numbers.
+
+    With rank 1 all channels share one pattern over k; for a pattern a channel see `DepthwiseSeparable`.
+    """
+
+    mix: nn.Parameter
+    filters: nn.Parameter
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = check_positive("Separable", "rank", rank)
+
+    def _make(self, new: _Maker) -> None:
+        self.mix = new(self.size, self.rank)
+        self.filters = new(self.rank, self.in_channels, self.out_channels)
+
+    def _theta(self) -> Theta:
+        return SeparableTheta(self.mix, self.filters)
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        _draw_mixing(self.mix, _energies(energy, self.size), dims=(0, 1))
+        _draw(self.filters, variance / self.in_channels)
+
+    def scale_(self, factor: float | Tensor) -> None:
+        _scale(self.mix, factor)
+
+    def _options(self) -> list[str]:
+        return [f"rank={self.rank}"]
+
+
+class DepthwiseSeparable(Weight):
+    """Theta_kpq = depthwise_kp pointwise_pq (Chollet 2017): P (K + Q) numbers, one pattern over k a channel."""
+
+    depthwise: nn.Parameter
+    pointwise: nn.Parameter
+
+    def _make(self, new: _Maker) -> None:
+        self.depthwise = new(self.size, self.in_channels)
+        self.pointwise = new(self.in_channels, self.out_channels)
+
+    def _theta(self) -> Theta:
+        return DepthwiseSeparableTheta(self.depthwise, self.pointwise)
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
+        _draw(self.pointwise, variance / self.in_channels)
+
+    def scale_(self, factor: float | Tensor) -> None:
+        _scale(self.depthwise, factor)
+
+
+class LowRank(Weight):
+    """Theta_k = value_g(k) output_k of rank `dim` (Andreoli 2019, eq. 13): attention's value and output projections.
+
+    Args:
+        dim: D, channels a head between the two.
+        shared_by: heads that share one value projection (grouped queries); must divide K.
+    """
+
+    value: nn.Parameter
+    output: nn.Parameter
+
+    def __init__(self, dim: int, shared_by: int = 1) -> None:
+        super().__init__()
+        self.dim = check_positive("LowRank", "dim", dim)
+        self.shared_by = check_positive("LowRank", "shared_by", shared_by)
+
+    def _make(self, new: _Maker) -> None:
+        self.value = new(check_divides("LowRank", "shared_by", self.shared_by, "size", self.size),
+                         self.in_channels, self.dim)
+        self.output = new(self.size, self.dim, self.out_channels)
+
+    def _theta(self) -> Theta:
+        return LowRankTheta(self.value, self.output)
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        total = float(_energies(energy, self.size).sum())
+        _draw(self.value, 1 / self.in_channels)
+        _draw(self.output, variance / (self.dim * _positive(total)))
+
+    def scale_(self, factor: float | Tensor) -> None:
+        _scale(self.output, factor)
+
+    def _options(self) -> list[str]:
+        return [f"dim={self.dim}", *([f"shared_by={self.shared_by}"] if self.shared_by > 1 else [])]
+
+
+class HeadBlocks(Weight):
+    """Head k fills the k-th of K blocks of output channels (concatenated heads, as in GAT): P Q numbers."""
+
+    values: nn.Parameter
+
+    def _make(self, new: _Maker) -> None:
+        dim = check_divides("HeadBlocks", "size", self.size, "out_channels", self.out_channels)
+        self.values = new(self.size, self.in_channels, dim)
+
+    def _theta(self) -> Theta:
+        return HeadBlocksTheta(self.values)
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        _draw(self.values, variance / (self.in_channels * _positive(float(_energies(energy, self.size).mean()))))
+
+    def scale_(self, factor: float | Tensor) -> None:
+        _scale(self.values, factor)
+
+
+class Depthwise(Weight):
+    """Every channel by itself: K Q numbers; Q = `multiplier` P, outputs of one channel beside each other."""
+
+    depthwise: nn.Parameter
+
+    def __init__(self, multiplier: int = 1) -> None:
+        super().__init__()
+        self.multiplier = check_positive("Depthwise", "multiplier", multiplier)
+
+    def _make(self, new: _Maker) -> None:
+        wanted = self.multiplier * self.in_channels
+        if self.out_channels != wanted:
+            raise ConfigError("Depthwise", f"out_channels must be multiplier * in_channels = {wanted}",
+                              self.out_channels)
+        self.depthwise = new(self.size, self.in_channels, self.multiplier)
+
+    def _theta(self) -> Theta:
+        return DepthwiseTheta(self.depthwise)
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
+        _scale(self.depthwise, variance ** 0.5)
+
+    def scale_(self, factor: float | Tensor) -> None:
+        _scale(self.depthwise, factor)
+
+    def _options(self) -> list[str]:
+        return [f"multiplier={self.multiplier}"]
+
+
+class Eye(Weight):
+    """Theta_k = the identity, P = Q: nothing to draw, to scale or to train."""
+
+    def _make(self, new: _Maker) -> None:
+        if self.in_channels != self.out_channels:
+            raise ConfigError("Eye", f"out_channels must equal in_channels={self.in_channels}", self.out_channels)
+
+    def _theta(self) -> Theta:
+        return EyeTheta(self.size, self.in_channels)
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        """Nothing is drawn: Var(y) follows from the basis."""
+
+    def scale_(self, factor: float | Tensor) -> None:
+        """Nothing is scaled."""
+
+
+class WeightList(Weight):
+    """One weight for each part of a basis `a | b`, in order; the variance is shared in proportion to their K."""
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        super().__init__()
+        if not weights or not all(isinstance(weight, Weight) for weight in weights):
+            raise ConfigError("WeightList", "weights must be one or more Weight modules", repr(weights))
+        self.weights = nn.ModuleList(weights)
+
+    def _make(self, new: _Maker) -> None:
+        if len(new.sizes) != len(self.weights):
+            raise ConfigError("WeightList", f"weights must be {len(new.sizes)}, one for each part of the basis",
+                              len(self.weights))
+        pairs = zip(self._parts(), new.sizes, strict=True)
+        self.weights = nn.ModuleList([weight.bound(size, self.in_channels, self.out_channels, dtype=new.dtype,
+                                                   device=new.device) for weight, size in pairs])
+
+    def _parts(self) -> list[Weight]:
+        return [weight for weight in self.weights if isinstance(weight, Weight)]
+
+    def _theta(self) -> Theta:
+        return ConcatTheta(tuple(weight() for weight in self._parts()))
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        at = 0
+        for weight in self._parts():
+            span = slice(at, at + weight.size)
+            at += weight.size
+            part = energy[(span,) * energy.dim()] if isinstance(energy, Tensor) and energy.dim() else energy
+            weight.reset_parameters(part, variance * weight.size / self.size)
+
+    def scale_(self, factor: float | Tensor) -> None:
+        for weight in self._parts():
+            weight.scale_(factor)
+
+
+def _energies(energy: Energy, size: int) -> Tensor:
+    """e_k for each k, float64 (K,)."""
+    given = torch.as_tensor(1.0 if energy is None else energy, dtype=torch.float64).detach().cpu()
+    if given.shape not in ((), (1,), (size,), (size, size)):
+        raise ShapeError("reset_parameters", f"energy must be a number or have shape (K={size},) or (K, K)",
+                         tuple(given.shape))
+    return given.diagonal() if given.dim() == 2 else given.expand(size)
+
+
+def _positive(total: float) -> float:
+    """The sum, or 1 where every matrix is zero and no Theta could give the outputs a variance."""
+    return total if total > 0 else 1.0
+
+
+@torch.no_grad()
+def _draw(parameter: Tensor, variance: float) -> None:
+    """Uniform numbers of mean 0."""
+    bound = (3 * variance) ** 0.5
+    parameter.uniform_(-bound, bound)
+
+
+@torch.no_grad()
+def _draw_mixing(parameter: Tensor, energies: Tensor, dims: tuple[int, ...]) -> None:
+    """Uniform numbers (K, ...), scaled so that the sum of e_k parameter_k^2 over `dims` is one."""
+    parameter.uniform_(-1, 1)
+    weights = energies.to(parameter).view(-1, *(1,) * (parameter.dim() - 1))
+    total = (weights * parameter.square()).sum(dims, keepdim=True)
+    parameter.div_(torch.where(total > 0, total, torch.ones_like(total)).sqrt())
+
+
+@torch.no_grad()
+def _scale(parameter: Tensor, factor: float | Tensor) -> None:
+    parameter.mul_(factor)

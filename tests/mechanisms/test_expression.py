@@ -1,0 +1,177 @@
+"""Expressions of mechanisms: recipes that a layer binds, and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from structconv.bases import Concat, Identity
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms.expression import STRUCTURE, Mechanism
+from structconv.mechanisms.graphs import Adjacency
+from structconv.mechanisms.grids import Shifts
+from structconv.mechanisms.index import Identity as IdentityMechanism
+from structconv.mechanisms.scores import Additive, BiAffine, DotProduct, Uniform
+from structconv.nn.conv import Conv
+from structconv.structures import Causal, DenseMask, Graph, Padding, Window
+from structconv.weights import HeadBlocks, LowRank
+
+F64 = torch.float64
+M, P = 6, 4
+
+
+def test_an_expression_is_a_recipe():
+    recipe = DotProduct(heads=2, dim=3).scaled().softmax()
+    first, second = recipe.bound(P), recipe.bound(P + 1)
+    assert not list(recipe.parameters())
+    shapes = [sorted(tuple(p.shape) for p in m.parameters()) for m in (first, second)]
+    assert shapes == [[(6, P)] * 2, [(6, P + 1)] * 2]
+    assert not any(p is q for p in first.parameters() for q in recipe.bound(P).parameters())
+
+
+def test_a_part_used_twice_has_its_parameters_once():
+    score = Additive(dim=3)
+    m = (score.softmax() | score.softmax(over="outputs")).bound(P)
+    assert len(list(m.parameters())) == len(list(score.bound(P).parameters()))
+    x = torch.randn(M, P)
+    basis = m(x)
+    assert isinstance(basis, Concat) and basis.size == 2 == m.size
+
+
+@pytest.mark.parametrize(("expression", "size"), [
+    (DotProduct(heads=2, dim=3) | Uniform(), 3), (Shifts([0, 1]) @ Shifts([0, 1, 2]), 6),
+    (DotProduct(heads=3, dim=2) + Uniform(), 3), (Uniform() * DotProduct(heads=3, dim=2), 3),
+    (DotProduct(heads=3, dim=2).outer(Shifts([0, 1])), 6), (DotProduct(heads=3, dim=2).transpose(), 3),
+    (-DotProduct(heads=3, dim=2) / 2.0, 3), (DotProduct(heads=2, dim=2).exp().tanh().relu().softcap(1.0), 2)])
+def test_sizes_are_known_before_there_is_input(expression, size):
+    assert expression.size == size
+    assert expression.bound(P).to(F64)(torch.randn(M, P, dtype=F64)).size == size
+
+
+def test_parts_of_a_concatenation():
+    a, b, c = Uniform(), Shifts([0]), IdentityMechanism(2)
+    assert (a | b | c).parts() == [a, b, c] and a.parts() == [a]
+
+
+def test_dropout_is_for_training():
+    m = DotProduct(dim=3).softmax().dropout(0.5).bound(P)
+    x = torch.randn(30, P)
+    assert (m(x).dense() == 0).any()
+    m.eval()
+    assert not (m(x).dense() == 0).any()
+    torch.testing.assert_close(m(x).dense(), m(x).dense())
+
+
+def test_the_structure_of_the_call_is_named_in_the_expression():
+    m = DotProduct(dim=3).masked(keep=STRUCTURE).softmax().bound(P)
+    x = torch.randn(M, P)
+    graph = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=M)
+    assert int((m(x, None, graph).dense() != 0).sum()) == 2
+    assert int((m(x, None, Causal()).dense() != 0).sum()) == M * (M + 1) // 2
+    with pytest.raises(StructureError, match="called with a Graph or a Support; got NoneType"):
+        m(x)
+    assert copy.deepcopy(STRUCTURE) is STRUCTURE and repr(STRUCTURE) == "STRUCTURE"
+
+
+def test_projected_scores_see_x_theta():
+    layer = Conv(BiAffine(2, bilinear=False, on="projected").softmax(), P, 3, bias=False).to(F64)
+    x = torch.randn(M, P, dtype=F64)
+    theta, score = layer.weight().dense(), layer.mechanism.operands[0]
+    projected = torch.einsum("mp,kpq->kmq", x, theta)
+    source, target = (torch.einsum("kmq,kq->km", projected, v) for v in (score.vector_source, score.vector_target))
+    a = (source.unsqueeze(-1) + target.unsqueeze(-2)).softmax(-2)
+    torch.testing.assert_close(layer(x), torch.einsum("kmn,kmq->nq", a, projected))
+
+
+@pytest.mark.parametrize("score", [DotProduct(heads=2, dim=3), Additive(dim=3, heads=2)], ids=["dot", "additive"])
+@pytest.mark.parametrize("keep", [Padding(torch.arange(M) < 4), torch.arange(M) < 4,
+                                  Padding(torch.arange(M) < torch.tensor([[4], [4]])),
+                                  Window(2) & Padding(torch.arange(M) < 4),
+                                  ~(Padding(torch.arange(M) >= 4) | ~Window(2)), ~Padding(torch.arange(M) >= 4),
+                                  ~DenseMask((torch.arange(M) >= 4).unsqueeze(-1).expand(M, M))], ids=repr)
+def test_padding_of_any_content_changes_nothing(keep, score):
+    """Outputs of the true entries, and every gradient, are those with zeros, with NaN or with infinities as padding."""
+    layer = Conv(score.scaled(0.5).masked(keep=keep).softmax(), P, 3).to(F64)
+    expected = None
+    for padding in (0.0, 1e9, torch.nan, torch.inf):
+        x = torch.randn(2, M, P, dtype=F64, generator=torch.Generator().manual_seed(1))
+        x[:, 4:] = padding
+        x.requires_grad_()
+        layer.zero_grad()
+        y = layer(x)[:, :4]
+        y.square().sum().backward()
+        found = [y.detach(), x.grad[:, :4], *(p.grad for p in layer.parameters())]
+        expected = found if expected is None else expected
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_padding_is_what_leaving_entries_out_is():
+    layer = Conv(DotProduct(heads=2, dim=3).masked(keep=Padding(torch.arange(M) < 4)).softmax(), P, 3,
+                 weight=LowRank(2)).to(F64)
+    whole = Conv(DotProduct(heads=2, dim=3).softmax(), P, 3, weight=LowRank(2)).to(F64)
+    whole.load_state_dict({k.replace("mechanism.operands.0.", "mechanism."): v for k, v in layer.state_dict().items()})
+    x = torch.randn(M, P, dtype=F64)
+    torch.testing.assert_close(layer(x)[:4], whole(x[:4]))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_entry_that_one_of_two_matrices_sees_is_not_padding(keep):
+    hidden = torch.arange(M) >= 4
+    score = DotProduct(dim=3)
+    masked = score.masked(keep=~hidden) if keep else score.masked(drop=hidden)
+    x = torch.randn(M, P, dtype=F64)
+    for expression in (masked.softmax() + IdentityMechanism(), masked.softmax() | IdentityMechanism(),
+                       IdentityMechanism() @ masked.softmax()):
+        layer = Conv(expression, P, 3).to(F64)
+        basis = expression.bound(P).to(F64)
+        basis.load_state_dict({k.removeprefix("mechanism."): v for k, v in layer.state_dict().items()
+                               if k.startswith("mechanism.")})
+        expected = torch.einsum("kmn,mp,kpq->nq", basis(x).dense(F64), x, layer.weight().dense()) + layer.bias
+        torch.testing.assert_close(layer(x), expected)
+
+
+def test_nan_after_a_causal_output_does_not_reach_it():
+    layer = Conv(DotProduct(heads=2, dim=3).scaled().masked(keep=Causal()).softmax(), P, 3).to(F64)
+    x = torch.randn(M, P, dtype=F64)
+    expected = layer(x)
+    x[-1] = torch.nan
+    torch.testing.assert_close(layer(x)[:-1], expected[:-1])
+
+
+def test_unknown_operands_are_refused():
+    for wrong in (lambda: Uniform() | Identity(3), lambda: Uniform() + 1.0, lambda: Uniform() @ torch.ones(3, 3)):
+        with pytest.raises(ConfigError, match="both operands must be mechanisms"):
+            wrong()
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), [
+    (lambda: Shifts([0, 1]).softmax(), ConfigError, "softmax: its basis must have scores"),
+    (lambda: Adjacency().normalize("sigmoid"), ConfigError, "sigmoid: its basis must have scores"),
+    (lambda: DotProduct(dim=2).softmax().softmax(), ConfigError, "its basis must have scores"),
+    (lambda: DotProduct(heads=2, dim=2) + DotProduct(heads=3, dim=2), ShapeError, "or one of them 1; got 2 and 3"),
+    (lambda: DotProduct(heads=2, dim=2) * Shifts([0, 1, 2]), ShapeError, "or one of them 1; got 2 and 3"),
+    (lambda: DotProduct(heads=0), ConfigError, "heads must be a positive integer; got 0"),
+    (lambda: Conv(DotProduct(heads=3), 4, 4, weight=HeadBlocks()), ConfigError,
+     "size must divide out_channels=4; got size=3"),
+    (lambda: run(DotProduct(dim=2).masked()), ConfigError, "exactly one of keep= and drop="),
+    (lambda: run(DotProduct(dim=2).masked(keep=Causal(), drop=Causal())), ConfigError, "exactly one of keep= and"),
+    (lambda: run(DotProduct(dim=2).masked(keep=torch.ones(M))), StructureError, "of booleans; got torch.float32"),
+    (lambda: run(DotProduct(dim=2).masked(keep=torch.ones(M + 1).bool())), StructureError, "length M=6; got 7"),
+    (lambda: run(DotProduct(dim=2).masked(drop=torch.ones(M + 1).bool())), StructureError, "length M=6; got 7"),
+    (lambda: Conv(DotProduct(dim=2).masked(keep=torch.ones(M + 1).bool()), P, 3)(torch.zeros(M, P)), StructureError,
+     "length M=6; got 7"),
+    (lambda: run(DotProduct(dim=2).normalize("max")), ConfigError, "kind must be one of"),
+    (lambda: run(DotProduct(dim=2).softmax(over="rows")), ConfigError, "over must be one of"),
+    (lambda: run(Adjacency()), StructureError, "structure must be a Graph; got NoneType"),
+])
+def test_mistakes_are_named(wrong, error, message):
+    with pytest.raises(error, match=message) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
+
+
+def run(mechanism: Mechanism):
+    return mechanism.bound(P)(torch.zeros(M, P)).dense()

@@ -1,0 +1,197 @@
+"""Terms of positions and edges against their formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from structconv.bases.positions import bucket, bucket_count
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
+from structconv.mechanisms.positions import (
+    ALiBi,
+    ClippedShifts,
+    EdgeBias,
+    GaussianWindow,
+    PredictedPosition,
+    RelativeBias,
+    RelativeKey,
+)
+from structconv.mechanisms.scores import DotProduct, General
+from structconv.structures import Graph, Window
+
+F64 = torch.float64
+M, P = 7, 4
+X = torch.randn(2, M, P, dtype=F64, generator=torch.Generator().manual_seed(1))
+I = torch.arange(M)  # noqa: E741 - the index of an entry
+OFFSET = I[:, None] - I
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def test_relative_bias_is_one_number_an_offset_and_head():
+    m = RelativeBias(2, heads=3).bound(P).to(F64)
+    a = m(X).dense(F64)
+    assert m.table.shape == (3, 1, 5)
+    for i in range(M):
+        for j in range(M):
+            close(a[:, i, j], m.table[:, 0, min(max(i - j, -2), 2) + 2])
+
+
+def test_relative_key_is_shaws_equation_4():
+    m = (DotProduct(heads=2, dim=3) + RelativeKey(2)).scaled().bound(P).to(F64)
+    dot, term = m.operands[0].operands
+    query = dot.query.linear(X).unflatten(-1, (2, 3)).movedim(-2, 1)
+    key = dot.key.linear(X).unflatten(-1, (2, 3)).movedim(-2, 1)
+    relative = term.table[OFFSET.clamp(-2, 2) + 2]
+    expected = torch.einsum("bknd,bkmd->bkmn", query, key) + torch.einsum("bknd,mnd->bkmn", query, relative)
+    close(m(X).dense(F64), expected / math.sqrt(3))
+    assert sum(p.numel() for p in m.parameters()) == 2 * 6 * P + 5 * 3
+
+
+@pytest.mark.parametrize("dot", [DotProduct(), DotProduct(heads=2)])
+def test_relative_key_takes_its_dimension_from_the_product_beside_it(dot):
+    m = (RelativeKey(2) + dot).bound(P).to(F64)
+    assert m.operands[0].table.shape == (5, P if not dot.projects else 2)
+    assert m(X).dense().shape == (2, dot.size, M, M)
+
+
+def test_relative_key_alone_has_queries_of_its_own():
+    m = RelativeKey(2, heads=2, dim=4, sinusoidal=True).bound(P).to(F64)
+    assert not m.table.requires_grad
+    query = m.query.linear(X).unflatten(-1, (2, 4)).movedim(-2, 1)
+    close(m(X).dense(F64), torch.einsum("bknd,mnd->bkmn", query, m.table[OFFSET.clamp(-2, 2) + 2]))
+    with pytest.raises(ConfigError, match="dim must be given"):
+        RelativeKey(2).bound(P)
+
+
+def test_sinusoidal_relative_keys_need_an_even_dimension():
+    with pytest.raises(ConfigError, match="multiple of 2"):
+        RelativeKey(2, heads=1, dim=3, sinusoidal=True).bound(P)
+
+
+def test_alibi_slopes():
+    a = ALiBi(heads=4).bound(P)(X).dense(F64)
+    slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8], dtype=F64)
+    close(a, -slopes.view(4, 1, 1) * OFFSET.abs())
+
+
+@pytest.mark.parametrize("term", [ALiBi(), RelativeBias(2)])
+def test_terms_take_the_heads_of_what_is_beside_them(term):
+    m = (term + DotProduct(heads=4, dim=2)).bound(P).to(F64)
+    assert m.operands[0].size == 4 and m.size == 4
+    assert term.size == 1, "the term itself is a recipe that stays as it was"
+
+
+def t5_bucket(offset, buckets, bidirectional, furthest=128):
+    """The rule of Raffel et al. 2020 as their text states it, for one pair; offset = key position - query position."""
+    start = 0
+    if bidirectional:
+        buckets //= 2
+        start = buckets if offset > 0 else 0
+        offset = abs(offset)
+    else:
+        offset = max(-offset, 0)
+    exact = buckets // 2
+    if offset < exact:
+        return start + offset
+    growth = math.log(offset / exact) / math.log(furthest / exact) * (buckets - exact)
+    return start + min(exact + int(growth), buckets - 1)
+
+
+@pytest.mark.parametrize(("kind", "clip", "buckets", "both"), [("log", 16, 32, True), ("log_causal", 32, 32, False)])
+def test_logarithmic_buckets_are_t5s(kind, clip, buckets, both):
+    positions = torch.arange(300)
+    found = bucket(kind, clip, positions[:, None], positions)
+    expected = torch.tensor([[t5_bucket(i - j, buckets, both) for j in range(300)] for i in range(0, 300, 37)])
+    wrong = (found[::37] != expected).sum()
+    assert wrong == 0, f"{wrong} buckets differ"
+    assert bucket_count(kind, clip) == buckets and found.max() == buckets - 1 and found.min() == 0
+
+
+def test_gaussian_window_around_the_diagonal():
+    close(GaussianWindow(1.5).bound(P)(X).dense(F64)[0], torch.exp(-OFFSET.to(F64) ** 2 / (2 * 1.5**2)))
+
+
+def test_predicted_positions_are_luongs_equation_9_and_shared():
+    centre = PredictedPosition()
+    local = General().masked(keep=Window(2, centre=centre)).softmax() * GaussianWindow(1.0, centre=centre)
+    m = local.bound(P).to(F64)
+    predictors = [module for module in m.modules() if isinstance(module, PredictedPosition)]
+    assert len(predictors) == 1
+    position = M * torch.sigmoid(torch.tanh(X @ predictors[0].hidden.weight.mT) @ predictors[0].vector.weight[0])
+    distance = I[:, None] - position.unsqueeze(-2)
+    scores = (X @ m.operands[0].operands[0].operands[0].key.linear.weight.mT) @ X.mT
+    weights = scores.masked_fill(distance.abs() > 2, -torch.inf).softmax(-2) * torch.exp(-distance**2 / 2)
+    close(m(X).dense(F64).squeeze(1), weights)
+    m(X).analysis(X).sum().backward()
+    assert predictors[0].hidden.weight.grad.abs().sum() > 0
+
+
+def test_edge_bias():
+    graph = Graph(torch.tensor([[0, 1, 2], [1, 0, 0]]), num_nodes=M, edge_attr=torch.randn(3, 2, dtype=F64))
+    m = EdgeBias(2, heads=3, bias=True).bound(P).to(F64)
+    expected = torch.zeros(3, M, M, dtype=F64)
+    expected[:, graph.source, graph.target] = m.linear(graph.edge_attr).mT
+    close(m(X, None, graph).dense(F64), expected)
+    with pytest.raises(StructureError, match="a Graph that has edge_attr"):
+        m(X)
+    with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
+        m(X, None, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
+
+
+def test_clipped_shifts_are_one_hot():
+    a = ClippedShifts(2).bound(P)(X).dense(F64)
+    close(a, torch.nn.functional.one_hot(OFFSET.clamp(-2, 2) + 2, 5).to(F64).movedim(-1, 0))
+
+
+def test_sinusoids_are_vaswanis():
+    p = sinusoidal(torch.arange(9).to(F64), 6)
+    for i in range(9):
+        for j in range(3):
+            angle = i / 10000 ** (2 * j / 6)
+            assert abs(p[i, 2 * j] - math.sin(angle)) < 1e-12 and abs(p[i, 2 * j + 1] - math.cos(angle)) < 1e-12
+
+
+def test_sinusoids_on_a_grid_split_the_channels_among_the_axes():
+    x = torch.zeros(12, 8, dtype=F64)
+    p = SinusoidalEncoding(8, shape=(3, 4))(x)
+    rows, columns = sinusoidal(torch.arange(3).float(), 4), sinusoidal(torch.arange(4).float(), 4)
+    expected = torch.cat([rows[:, None].expand(3, 4, 4), columns[None].expand(3, 4, 4)], -1).reshape(12, 8)
+    torch.testing.assert_close(p, expected.to(F64))
+    line = sinusoidal(torch.arange(5.0), 8).expand(2, 5, 8)
+    torch.testing.assert_close(SinusoidalEncoding(8)(torch.zeros(2, 5, 8)), line)
+    with pytest.raises(ConfigError, match="multiple of 2 x 2 axes; got 6"):
+        SinusoidalEncoding(6, shape=(3, 4))(torch.zeros(12, 6))
+
+
+def test_learnt_encoding():
+    encoding = LearntEncoding(9, P)
+    torch.testing.assert_close(encoding(torch.ones(2, M, P)), 1 + encoding.embedding[:M].expand(2, M, P))
+
+
+def test_rotary_keeps_lengths_and_rotates_by_position():
+    t = torch.randn(2, 3, M, 4, dtype=F64)
+    r = Rotary()(t)
+    torch.testing.assert_close(r.norm(dim=-1), t.norm(dim=-1))
+    torch.testing.assert_close(r[..., 0, :], t[..., 0, :])
+    angle = 5 / 10000 ** (2 / 4)
+    turned = torch.stack([t[..., 5, 2] * math.cos(angle) - t[..., 5, 3] * math.sin(angle),
+                          t[..., 5, 2] * math.sin(angle) + t[..., 5, 3] * math.cos(angle)], -1)
+    torch.testing.assert_close(r[..., 5, 2:], turned)
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (lambda: RelativeBias(0), "clip must be a positive integer"),
+    (lambda: RelativeBias(3, buckets="linear"), "buckets must be one of 'clip', 'log', 'log_causal'"),
+    (lambda: GaussianWindow(0.0), "deviation must be positive; got 0.0"),
+    (lambda: ALiBi(heads=0), "ALiBi: heads must be a positive integer"),
+    (lambda: EdgeBias(0), "attributes must be a positive integer"),
+    (lambda: ClippedShifts(0), "clip must be a positive integer")])
+def test_mistakes_are_named(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        wrong()

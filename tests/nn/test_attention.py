@@ -1,0 +1,190 @@
+"""Multi-head attention against torch's, and the non-local block against its formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.nn import MultiheadAttention, NonLocalBlock
+from structconv.structures import Causal, Graph, Padding, Window
+
+F64 = torch.float64
+
+
+def torchs(embed: int = 12, heads: int = 3, **options) -> nn.MultiheadAttention:
+    """torch's layer with biases that are not zero."""
+    layer = nn.MultiheadAttention(embed, heads, batch_first=True, dtype=F64, **options)
+    if layer.in_proj_bias is not None:
+        nn.init.normal_(layer.in_proj_bias)
+        nn.init.normal_(layer.out_proj.bias)
+    return layer
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def gradients_by_torchs_names(ours: MultiheadAttention) -> dict[str, torch.Tensor]:
+    """Our parameters' gradients in the layout of torch's parameters."""
+    parameters = dict(ours.named_parameters())
+    by_end = {name.split(".")[-3:][0] + "." + name.split(".")[-1]: p.grad for name, p in parameters.items()}
+    query, key = by_end["query.weight"], by_end["key.weight"]
+    value = ours.conv.weight.value.grad.mT.flatten(0, 1)
+    return {"in_proj_weight": torch.cat([query, key, value]),
+            "in_proj_bias": torch.cat([by_end["query.bias"], by_end["key.bias"], ours.value_bias.grad.flatten()]),
+            "out_proj.weight": ours.conv.weight.output.grad.flatten(0, 1).mT,
+            "out_proj.bias": ours.conv.bias.grad}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention_equals_torchs_values_and_gradients(causal):
+    theirs = torchs()
+    ours = MultiheadAttention.from_torch(theirs)
+    x = torch.randn(2, 7, 12, dtype=F64, requires_grad=True)
+    x_ = x.detach().clone().requires_grad_()
+    mask = nn.Transformer.generate_square_subsequent_mask(7, dtype=F64) if causal else None
+    y_, a_ = theirs(x_, x_, x_, attn_mask=mask, average_attn_weights=False)
+    y, a = ours(x, keep=Causal() if causal else None, return_weights=True)
+    close(y, y_)
+    close(a, a_.mT)
+    g = torch.randn_like(y)
+    y.backward(g)
+    y_.backward(g)
+    close(x.grad, x_.grad)
+    grads = gradients_by_torchs_names(ours)
+    for name, parameter in theirs.named_parameters():
+        close(grads[name], parameter.grad)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 5, "vdim": 5}, {"bias": False}])
+def test_cross_attention_equals_torchs(options):
+    theirs = torchs(**options)
+    ours = MultiheadAttention.from_torch(theirs)
+    x, z = torch.randn(2, 6, options.get("kdim", 12), dtype=F64), torch.randn(2, 4, 12, dtype=F64)
+    close(ours(x, z), theirs(z, x, x, need_weights=False)[0])
+
+
+def test_padding_equals_torchs():
+    theirs = torchs()
+    ours = MultiheadAttention.from_torch(theirs)
+    x = torch.randn(2, 6, 12, dtype=F64)
+    keep = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    expected = theirs(x, x, x, key_padding_mask=~keep, need_weights=False)[0]
+    close(ours(x, keep=Padding(keep)), expected)
+    close(ours(x, drop=Padding(~keep)), expected)
+    poisoned = x.masked_fill(~keep.unsqueeze(-1), torch.nan)
+    assert ours(poisoned, x, keep=Padding(keep)).isfinite().all()
+
+
+def test_a_structure_restricts_beside_the_mask():
+    ours = MultiheadAttention(8, 2).to(F64)
+    x = torch.randn(5, 8, dtype=F64)
+    m, n = torch.meshgrid(torch.arange(5), torch.arange(5), indexing="ij")
+    band = (m <= n) & ((m - n).abs() <= 1)
+    expected = ours(x, keep=band)
+    close(ours(x, keep=Causal(), structure=Window(1)), expected)
+    close(ours(x, structure=Graph(band.nonzero().mT, num_nodes=5)), expected)
+    close(ours(x, keep=Causal(), structure=Graph(((m - n).abs() <= 1).nonzero().mT, num_nodes=5)), expected)
+
+
+def test_weights_come_in_edge_order():
+    edges = torch.tensor([[3, 0, 1, 2, 2], [0, 0, 0, 1, 3]])
+    ours = MultiheadAttention(8, 2).to(F64)
+    x = torch.randn(4, 8, dtype=F64)
+    y, a = ours(x, structure=Graph(edges, num_nodes=4), return_weights=True)
+    keep = torch.zeros(4, 4, dtype=torch.bool)
+    keep[edges[0], edges[1]] = True
+    y_, a_ = ours(x, keep=keep, return_weights=True)
+    close(y, y_)
+    close(a, a_[:, edges[0], edges[1]])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_grouped_queries_repeat_keys_and_values(kv_heads):
+    ours = MultiheadAttention(16, 4, num_kv_heads=kv_heads).to(F64)
+    nn.init.normal_(ours.value_bias)
+    dot = next(module for module in ours.modules() if hasattr(module, "key_heads"))
+    x = torch.randn(2, 5, 16, dtype=F64)
+    shape, group = (2, 5, -1, 4), 4 // kv_heads
+    q = dot.query.linear(x).view(shape)
+    k = dot.key.linear(x).view(shape).repeat_interleave(group, 2)
+    v = torch.einsum("bmp,gpd->bmgd", x, ours.conv.weight.value) + ours.value_bias
+    v = v.repeat_interleave(group, 2)
+    a = (torch.einsum("bnkd,bmkd->bkmn", q, k) / 2).softmax(-2)
+    y = torch.einsum("bkmn,bmkd,kdq->bnq", a, v, ours.conv.weight.output) + ours.conv.bias
+    close(ours(x), y)
+
+
+def test_dropout_acts_in_training_only():
+    ours = MultiheadAttention(8, 2, dropout=0.5)
+    x = torch.randn(2, 6, 8)
+    assert not torch.equal(ours(x), ours(x))
+    ours.eval()
+    assert torch.equal(ours(x), ours(x))
+
+
+FORMULAS = {
+    "gaussian": lambda conv, x: (x @ x.mT).exp(),
+    "embedded_gaussian": lambda conv, x: embedded(conv, x).exp(),
+    "dot_product": lambda conv, x: embedded(conv, x) / x.shape[-2],
+    "concatenation": lambda conv, x: concatenated(conv, x) / x.shape[-2],
+}
+
+
+def part(conv, name):
+    return next(module for module in conv.modules() if hasattr(module, name))
+
+
+def embedded(conv, x):
+    """<phi(x_n), theta(x_m)>, (B, M, N)."""
+    dot = part(conv, "key_heads")
+    return dot.key.linear(x) @ dot.query.linear(x).mT
+
+
+def concatenated(conv, x):
+    """ReLU(w^T [theta(x_m), phi(x_n)]) pair by pair."""
+    score = part(conv, "vector")
+    theta, phi = score.theta.linear(x), score.phi.linear(x)
+    rows = [torch.cat([theta[:, m:m + 1].expand_as(phi), phi], -1) @ score.vector[0] for m in range(x.shape[-2])]
+    return torch.stack(rows, -2).relu()
+
+
+@pytest.mark.parametrize("function", NonLocalBlock.FUNCTIONS)
+def test_non_local_block(function):
+    block = NonLocalBlock(4, 3, function, zero_init=False).to(F64)
+    nn.init.normal_(block.conv.bias)
+    image = torch.randn(2, 4, 3, 5, dtype=F64)
+    x = image.flatten(2).mT
+    f_MN = FORMULAS[function](block.conv, x)
+    if "gaussian" in function:
+        f_MN = f_MN / f_MN.sum(-2, keepdim=True)
+    weight = block.conv.weight
+    y = f_MN.mT @ (x @ weight.value[0]) @ weight.output[0] + block.conv.bias
+    close(block(image), image + y.mT.unflatten(-1, (3, 5)))
+
+
+def test_a_new_non_local_block_is_the_identity():
+    image = torch.randn(2, 4, 3, 5)
+    assert torch.equal(NonLocalBlock(4)(image), image)
+    assert torch.equal(NonLocalBlock(4, axes=1)(image[..., 0]), image[..., 0])
+
+
+@pytest.mark.parametrize(("error", "call"), [
+    (ConfigError, lambda: MultiheadAttention(8, 0)),
+    (ConfigError, lambda: MultiheadAttention(8, 3)),
+    (ConfigError, lambda: MultiheadAttention(8, 4, num_kv_heads=3)),
+    (ConfigError, lambda: MultiheadAttention.from_torch(nn.MultiheadAttention(8, 2, add_bias_kv=True))),
+    (ConfigError, lambda: MultiheadAttention.from_torch(nn.MultiheadAttention(8, 2, kdim=3, vdim=4))),
+    (ConfigError, lambda: NonLocalBlock(4, function="cosine")),
+    (ConfigError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), structure="graph")),
+    (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 7))),
+    (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), torch.randn(3, 7))),
+    (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8, dtype=F64))),
+    (StructureError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), keep=torch.ones(4, dtype=torch.bool))),
+    (StructureError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), keep=torch.ones(3))),
+])
+def test_errors(error, call):
+    with pytest.raises(error, match=r"got .*\."):
+        call()

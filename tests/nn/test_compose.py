@@ -1,0 +1,149 @@
+"""`compose`: two layers, or two pairs, become one that computes the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv import ops
+from structconv.bases import Dense, Shift
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms import Adjacency, Cuboid, DotProduct, Identity, Incidence, Pool, Shifts
+from structconv.nn import Conv, Conv2d, OnGrid, compose
+from structconv.structures import Graph, Grid
+from structconv.theta import FullTheta
+from structconv.weights import Depthwise, Eye, HeadBlocks, Separable
+
+F64 = torch.float64
+GRAPH = Graph(torch.tensor([[0, 1, 2, 3, 3], [1, 2, 0, 0, 1]]), num_nodes=4)
+
+
+def layer(mechanism, p: int, q: int, **options) -> Conv:
+    conv = Conv(mechanism, p, q, **options).to(F64)
+    if conv.bias is not None:
+        torch.nn.init.normal_(conv.bias)
+    return conv
+
+
+def assert_one(first: Conv, second: Conv, structure, entries: int, middle=None) -> Conv:
+    """The composed layer equals one layer after the other."""
+    one = compose(first, second)
+    x = torch.randn(2, entries, first.in_channels, dtype=F64)
+    expected = second(first(x, structure=structure), structure=structure if middle is None else middle)
+    torch.testing.assert_close(one(x, structure=structure), expected, rtol=0, atol=1e-10)
+    assert one.in_channels == first.in_channels and one.out_channels == second.out_channels
+    return one
+
+
+def test_two_unpadded_windows_give_one_of_25_shifts():
+    window = Cuboid((3, 3), padding="valid")
+    one = assert_one(layer(window, 2, 3), layer(window, 3, 4), Grid((7, 8)), 56, Grid((5, 6)))
+    assert one.mechanism.size == 25
+    assert one.weight.theta.shape == (25, 2, 4)
+
+
+def test_two_circular_windows_give_one_of_25_shifts():
+    window = Cuboid((3, 3), padding="circular")
+    assert assert_one(layer(window, 2, 3), layer(window, 3, 4), Grid((6, 7)), 42).mechanism.size == 25
+    assert_one(layer(window, 2, 3), layer(window, 3, 4), Grid((2, 3)), 6)
+
+
+def test_unpadded_windows_with_stride_and_dilation():
+    first = layer(Cuboid((3, 2), stride=(2, 1), dilation=(1, 2), padding="valid"), 2, 3)
+    second = layer(Cuboid((2, 3), stride=(1, 2), padding="valid"), 3, 4)
+    one = assert_one(first, second, Grid((11, 12)), 132, Grid((5, 10)))
+    assert one.mechanism.size < 36
+    assert assert_one(layer(Cuboid(3, stride=3, padding="valid"), 2, 3), layer(Cuboid(2, padding="valid"), 3, 2),
+                      None, 14).mechanism.size == 6
+
+
+def test_padded_windows_are_exact_too_without_merging():
+    first = layer(Cuboid((3, 3)), 2, 3, bias=False)
+    one = assert_one(first, layer(Cuboid((3, 3), stride=2), 3, 4), Grid((5, 6)), 30)
+    assert one.mechanism.size == 81
+    assert_one(first, layer(Pool(2), 3, 3, weight=Eye()), Grid((5, 6)), 30)
+    pool, after = layer(Pool(2), 2, 2, weight=Eye(), bias=False), layer(Cuboid((3, 3)), 2, 3)
+    assert_one(pool, after, Grid((6, 4)), 24, Grid((3, 2)))
+
+
+def test_a_bias_passes_through_what_keeps_a_constant():
+    for second in (Cuboid((3, 3), padding="replicate"), Cuboid((3, 3), padding="reflect"), Pool(2), Identity(3),
+                   Pool(2) | Pool(2)):
+        one = assert_one(layer(Cuboid((3, 3)), 2, 3), layer(second, 3, 4), Grid((4, 6)), 24)
+        assert one.bias is not None
+
+
+def test_an_identity_adds_no_matrix():
+    one = assert_one(layer(Adjacency(), 2, 3), layer(Identity(), 3, 4), GRAPH, 4)
+    assert one.mechanism.size == 1 and isinstance(one.mechanism, Adjacency)
+    one = assert_one(layer(Identity(), 2, 3, bias=False), layer(Adjacency(), 3, 4), GRAPH, 4)
+    assert isinstance(one.mechanism, Adjacency)
+
+
+def test_graph_layers():
+    one = assert_one(layer(Adjacency() | Identity(), 2, 3, bias=False), layer(Adjacency("row") | Identity(), 3, 2),
+                     GRAPH, 4)
+    assert one.mechanism.size == 4
+    one = assert_one(layer(Incidence("sender") | Incidence("receiver"), 2, 3, bias=False),
+                     layer(Incidence("receiver").transpose(), 3, 3, bias=False, weight=Eye()), GRAPH, 4)
+    assert one.bias is None
+
+
+def test_factored_weights_multiply_out():
+    window = Cuboid((3,), padding="valid")
+    for weight, q in ((Separable(2), 4), (Depthwise(2), 6), (HeadBlocks(), 6)):
+        assert_one(layer(window, 3, q, weight=weight), layer(window, q, 2), None, 9)
+
+
+def test_two_identities_of_channels_stay_one():
+    step = layer(Adjacency(), 3, 3, weight=Eye(), bias=False)
+    one = compose(step, step)
+    assert isinstance(one.weight, Eye) and not list(one.parameters())
+
+
+def test_image_layers():
+    first, second = Conv2d(2, 3, 3).to(F64), Conv2d(3, 4, 3, stride=2).to(F64)
+    one = compose(first, second)
+    image = torch.randn(2, 2, 9, 8, dtype=F64)
+    assert isinstance(one, OnGrid)
+    torch.testing.assert_close(one(image), second(first(image)), rtol=0, atol=1e-10)
+
+
+def test_the_composed_layer_trains_by_itself():
+    first, second = layer(Identity(), 2, 3), layer(Identity(), 3, 2)
+    one = compose(first, second)
+    before = [p.clone() for p in first.parameters()]
+    one(torch.randn(4, 2, dtype=F64)).sum().backward()
+    assert all(p.grad is not None for p in one.parameters())
+    assert all(p.grad is None and torch.equal(p, q) for p, q in zip(first.parameters(), before, strict=True))
+
+
+def test_pairs_give_a_pair():
+    x = torch.randn(5, 2, dtype=F64)
+    pairs = ((Dense(torch.randn(2, 5, 4, dtype=F64)), torch.randn(2, 2, 3, dtype=F64)),
+             (Dense(torch.randn(3, 4, 6, dtype=F64)), FullTheta(torch.randn(3, 3, 2, dtype=F64))))
+    basis, theta = compose(*pairs)
+    assert basis.size == 6
+    expected = ops.conv(ops.conv(x, *pairs[0]), *pairs[1])
+    torch.testing.assert_close(ops.conv(x, basis, theta), expected, rtol=0, atol=1e-10)
+    shifts = (Shift(Grid(8), (0, 1), "none"), torch.randn(2, 2, 2, dtype=F64))
+    after = (Shift(Grid(7), (0, 1), "none"), torch.randn(2, 2, 2, dtype=F64))
+    assert compose(shifts, after)[0].size == 3
+
+
+@pytest.mark.parametrize(("error", "call"), [
+    (ShapeError, lambda: compose(Conv(Identity(), 2, 3), Conv(Identity(), 4, 2))),
+    (ShapeError, lambda: compose((Dense(torch.ones(1, 2, 2)), torch.ones(1, 2, 3)),
+                                 (Dense(torch.ones(1, 2, 2)), torch.ones(1, 2, 3)))),
+    (ShapeError, lambda: compose(Conv2d(2, 2, 3), OnGrid(Conv(Cuboid(3), 2, 2), 1))),
+    (ConfigError, lambda: compose(Conv(Identity(), 2, 3), (Dense(torch.ones(1, 2, 2)), torch.ones(1, 3, 3)))),
+    (ConfigError, lambda: compose(Conv(DotProduct().softmax(), 2, 2), Conv(Identity(), 2, 2))),
+    (ConfigError, lambda: compose(Conv(Identity(), 2, 2), Conv(DotProduct().softmax(), 2, 2))),
+    (ConfigError, lambda: compose(Conv(Cuboid(3), 2, 2), Conv(Cuboid(3), 2, 2))),
+    (ConfigError, lambda: compose(Conv(Identity(), 2, 2), Conv(Adjacency(), 2, 2))),
+    (ConfigError, lambda: compose(Conv(Identity(), 2, 2), Conv(Shifts([0, 1]), 2, 2))),
+    (ConfigError, lambda: compose(Conv(Identity(), 2, 2), torch.nn.Linear(2, 2))),
+])
+def test_errors(error, call):
+    with pytest.raises(error, match=r"got .*\."):
+        call()

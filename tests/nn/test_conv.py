@@ -1,0 +1,338 @@
+"""The layer: the formula, weights for the parts, masks, returned weights, initial variance, copies, errors."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.export import Dim
+
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms import (
+    STRUCTURE,
+    Additive,
+    Adjacency,
+    BiAffine,
+    Chebyshev,
+    Context,
+    Cuboid,
+    DotProduct,
+    EdgeBias,
+    General,
+    Identity,
+    Incidence,
+    Pool,
+    PredictedPosition,
+    RelativeKey,
+    Setting,
+    Shifts,
+)
+from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock, RelativeValue
+from structconv.structures import Causal, Graph, Grid, Padding, Window
+from structconv.weights import (
+    Depthwise,
+    DepthwiseSeparable,
+    Eye,
+    Full,
+    Grouped,
+    HeadBlocks,
+    LowRank,
+    Separable,
+    Shared,
+)
+
+F64 = torch.float64
+M, P, Q = 6, 4, 8
+GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 0], [1, 0, 2, 1, 2, 0, 0, 3]]), num_nodes=M)
+ATTENTION = DotProduct(heads=2, dim=3).scaled().softmax()
+MECHANISMS = {
+    "identity": (Identity(), None),
+    "shifts": (Shifts([-1, 2, 0]), None),
+    "cuboid": (Cuboid((2, 3), stride=(1, 2)), Grid((2, 3))),
+    "pool": (Pool(2), Grid((2, 3))),
+    "graph": (Adjacency(), GRAPH),
+    "polynomial": (Chebyshev(3), GRAPH),
+    "edges": (Incidence("sender") | Incidence("receiver"), GRAPH),
+    "attention": (ATTENTION, None),
+    "additive": (Additive(5, heads=2).softmax(), None),
+    "masked": (DotProduct(heads=2, dim=3).masked(keep=Causal()).softmax(), None),
+    "on a graph": (General().masked(keep=STRUCTURE).softmax(), GRAPH),
+    "context": (Context(3).softmax(), None),
+    "mixed": (ATTENTION | Shifts([1, -1]), None),
+    "product": (Shifts([1, -1]) @ ATTENTION, None),
+    "outer": (ATTENTION.outer(Shifts([1, -1, 0])), None),
+}
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("weight", [Full(), Separable(2), LowRank(3), Shared(), Grouped(2), DepthwiseSeparable(),
+                                    Depthwise(2)], ids=lambda weight: type(weight).__name__)
+def test_it_is_equation_one(name, weight):
+    mechanism, structure = MECHANISMS[name]
+    layer = Conv(mechanism, P, Q, weight=weight).to(F64)
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(3, M, P, dtype=F64)
+    a = layer.basis(x, structure=structure).dense(F64).expand(3, -1, -1, -1)
+    expected = torch.einsum("bkmn,bmp,kpq->bnq", a, x, layer.weight().dense()) + layer.bias
+    close(layer(x, structure=structure), expected)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_batched_is_alone(name):
+    mechanism, structure = MECHANISMS[name]
+    layer = Conv(mechanism, P, Q).to(F64)
+    x = torch.randn(3, M, P, dtype=F64)
+    close(layer(x, structure=structure), torch.stack([layer(one, structure=structure) for one in x]))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_gradients(name):
+    mechanism, structure = MECHANISMS[name]
+    layer = Conv(mechanism, P, 2).to(F64)
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x, structure=structure),
+                                    (torch.randn(M, P, dtype=F64, requires_grad=True), *layer.parameters()))
+
+
+def test_a_weight_for_each_part():
+    layer = Conv(ATTENTION | Shifts([1, -1]) | Identity(), Q, Q, weight=[LowRank(3), Depthwise(), Eye()]).to(F64)
+    x = torch.randn(M, Q, dtype=F64)
+    a, theta = layer.basis(x).dense(F64), layer.weight().dense()
+    close(layer(x), torch.einsum("kmn,mp,kpq->nq", a, x, theta) + layer.bias)
+    close(theta[4], torch.eye(Q, dtype=F64))
+    assert sum(p.numel() for p in layer.weight.parameters()) == 2 * 3 * (Q + Q) + 2 * Q
+
+
+def test_heads_side_by_side():
+    layer = Conv(ATTENTION, P, Q, weight=HeadBlocks()).to(F64)
+    x = torch.randn(M, P, dtype=F64)
+    a, values = layer.basis(x).dense(F64), layer.weight.values
+    close(layer(x), torch.cat([a[k].mT @ x @ values[k] for k in range(2)], -1))
+
+
+def test_the_mechanism_may_see_the_projection():
+    layer = Conv(BiAffine(2, on="projected").softmax(), P, Q, weight=HeadBlocks()).to(F64)
+    x, z = torch.randn(M, P, dtype=F64), torch.randn(3, P, dtype=F64)
+    score = layer.mechanism.operands[0]
+    for k, out in enumerate(layer(x, z).chunk(2, -1)):
+        h, g = x @ layer.weight.values[k], z @ layer.weight.values[k]
+        scores = h @ score.weight[k] @ g.mT + (h @ score.vector_source[k])[:, None] + g @ score.vector_target[k]
+        close(out, scores.softmax(0).mT @ h)
+
+
+def test_relative_value_is_an_outer_product_with_clipped_shifts():
+    layer = Conv((DotProduct(heads=2, dim=3) + RelativeKey(2)).scaled().softmax(), P, Q, weight=LowRank(3),
+                 relative_value=RelativeValue(2)).to(F64)
+    x = torch.randn(2, M, P, dtype=F64)
+    a = layer.basis(x).dense(F64)
+    index = (torch.arange(M)[:, None] - torch.arange(M)).clamp(-2, 2) + 2
+    v = torch.einsum("bmp,kpd->bkmd", x, layer.weight.value).unsqueeze(-2) + layer.relative_value.table[index]
+    y = torch.einsum("bkmn,bkmnd,kdq->bnq", a, v, layer.weight.output)
+    close(layer(x), y + layer.bias)
+
+
+def test_returned_weights():
+    x = torch.randn(2, M, P)
+    layer = Conv(ATTENTION, P, Q)
+    y, a = layer(x, x[:, :3], return_weights=True)
+    torch.testing.assert_close(y, layer(x, x[:, :3]))
+    assert a.shape == (2, 2, M, 3)
+    torch.testing.assert_close(a.sum(-2), torch.ones(2, 2, 3))
+    layer = Conv(DotProduct(heads=2, dim=3).masked(keep=STRUCTURE).softmax(), P, Q)
+    _, a = layer(x, structure=GRAPH, return_weights=True)
+    assert a.shape == (2, 2, GRAPH.num_edges)
+    into_0 = GRAPH.target == 0
+    torch.testing.assert_close(a[..., into_0].sum(-1), torch.ones(2, 2))
+
+
+def test_an_input_that_no_output_sees_is_still_an_output():
+    earlier = torch.ones(M, M, dtype=torch.bool).triu(1)
+    layer = Conv(DotProduct(dim=3).masked(keep=earlier).softmax(), P, Q).to(F64)
+    x = torch.randn(M, P, dtype=F64)
+    dot = layer.mechanism.operands[0].operands[0]
+    scores = (dot.key.linear(x) @ dot.query.linear(x).mT).masked_fill(~earlier, -torch.inf)
+    expected = scores.softmax(0).nan_to_num(0.0).mT @ x @ layer.weight.theta[0] + layer.bias
+    close(layer(x), expected)
+
+
+@pytest.mark.parametrize("scores", [DotProduct(heads=2, dim=3), Additive(4), General(),
+                                    BiAffine(2, bilinear=False, on="projected")])
+def test_nan_in_a_masked_out_input_does_not_leak(scores):
+    keep = torch.tensor([True] * 4 + [False] * 2)
+    layer = Conv(scores.masked(keep=Padding(keep)).softmax(), P, Q).to(F64)
+    z = torch.randn(3, P, dtype=F64)
+    x = torch.randn(M, P, dtype=F64)
+    clean = layer(x, z)
+    x[4:] = torch.nan
+    x.requires_grad_()
+    y = layer(x, z)
+    close(y, clean)
+    y.sum().backward()
+    assert x.grad[:4].isfinite().all() and not x.grad[4:].any()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    assert layer(x.detach())[:4].isfinite().all()
+
+
+def test_masks_of_inputs_do_not_reach_through_products_and_transposes():
+    keep = torch.tensor([True, False, True])
+    scores = DotProduct(dim=3).masked(keep=Padding(keep)).normalize("sum")
+    x, z = torch.randn(M, P, dtype=F64), torch.randn(3, P, dtype=F64)
+    flipped = Conv(scores.transpose(), P, Q).to(F64)
+    a = flipped.mechanism.operands[0](z, x).dense(F64)
+    close(flipped.mechanism(z, x).dense(F64), a.mT)
+    layer = Conv(Pool(2) @ scores, P, Q).to(F64)
+    assert layer.mechanism.kept_inputs(Setting(x, x, None)) is None
+
+
+def test_an_output_without_inputs_is_zero():
+    layer = Conv(ATTENTION.operands[0].masked(keep=STRUCTURE).softmax(), P, Q, bias=False)
+    x = torch.randn(M, P, requires_grad=True)
+    y = layer(x, structure=GRAPH)
+    assert not y[5].any()
+    grad, = torch.autograd.grad(y[5].sum(), x)
+    assert not grad.any()
+
+
+@pytest.mark.parametrize("mechanism", [Identity(), Shifts([1], "circular"), Shifts([1, 0, -1], "circular")])
+@pytest.mark.parametrize("weight", [Full(), Separable(2), LowRank(32), DepthwiseSeparable(), Grouped(4)],
+                         ids=lambda weight: type(weight).__name__)
+def test_a_new_layer_keeps_the_variance(mechanism, weight):
+    layer = Conv(mechanism, 64, 64, weight=weight)
+    assert layer(torch.randn(64, 32, 64)).var().item() == pytest.approx(1, rel=0.15)
+
+
+@pytest.mark.parametrize("mechanism", [Pool(2), Adjacency(normalize=None), Chebyshev(2),
+                                       DotProduct(heads=4, dim=8).scaled().softmax() | Shifts([(0, 1)])], ids=repr)
+@pytest.mark.parametrize("weight", [Full(), Separable(2), LowRank(8), DepthwiseSeparable(), Grouped(4)],
+                         ids=lambda weight: type(weight).__name__)
+def test_calibration_keeps_the_variance_for_any_basis(mechanism, weight):
+    grid = Grid((8, 8))
+    structure = grid.graph() if isinstance(mechanism, Adjacency | Chebyshev) else grid
+    x = 3 * torch.randn(8, 64, 32)
+    layer = Conv(mechanism, 32, 48, weight=weight).calibrate(x, structure=structure)
+    assert layer(x, structure=structure).var().item() == pytest.approx(x.var().item(), rel=1e-3)
+    assert layer.bias is not None
+
+
+def test_heads_need_not_divide_the_channels_in_a_mixed_layer():
+    layer = Conv(DotProduct(heads=6).scaled().softmax() | Shifts([-1, 1]), 64, 64)
+    assert layer(torch.randn(2, 9, 64)).shape == (2, 9, 64)
+
+
+def test_an_expression_is_a_recipe():
+    expression = DotProduct(heads=2, dim=3).softmax()
+    first, second = Conv(expression, P, Q), Conv(expression, P + 1, Q)
+    assert not set(map(id, first.parameters())) & set(map(id, second.parameters()))
+    assert not list(expression.parameters())
+
+
+def test_a_shared_part_stays_shared():
+    predictor = PredictedPosition()
+    one = Conv(General().masked(keep=Window(2, centre=predictor)).softmax()
+               | General().masked(keep=Window(1, centre=predictor)).softmax(), P, Q)
+    assert sum(isinstance(module, PredictedPosition) for module in one.modules()) == 1
+    other = copy.deepcopy(one)
+    x = torch.randn(M, P)
+    assert torch.equal(one(x), other(x))
+    assert not set(map(id, one.parameters())) & set(map(id, other.parameters()))
+
+
+def test_a_window_takes_the_grid_of_the_call():
+    layer = Conv(DotProduct(dim=3).masked(keep=Causal() & Window((3, 3))).softmax(), P, Q).to(F64)
+    grid = Grid((2, 3))
+    fixed = Conv(DotProduct(dim=3).masked(keep=Causal() & Window((3, 3), grid=grid)).softmax(), P, Q).to(F64)
+    fixed.load_state_dict(layer.state_dict())
+    x = torch.randn(M, P, dtype=F64)
+    close(layer(x, structure=grid), fixed(x))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_state_dict_and_dtypes(name):
+    mechanism, structure = MECHANISMS[name]
+    first, second = Conv(mechanism, P, Q), Conv(mechanism, P, Q)
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(M, P)
+    assert torch.equal(first(x, structure=structure), second(x, structure=structure))
+    y = first.to(torch.bfloat16)(x.bfloat16(), structure=structure)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), second(x, structure=structure), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["cuboid", "graph", "attention", "on a graph", "mixed"])
+def test_compiles_whole(name):
+    mechanism, structure = MECHANISMS[name]
+    layer = Conv(mechanism, P, Q)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    x = torch.randn(2, M, P)
+    torch.testing.assert_close(compiled(x, structure=structure), layer(x, structure=structure))
+
+
+@pytest.mark.parametrize("layer", [MultiheadAttention(P, 2), GATConv(P, Q, 2), GCNConv(P, Q)])
+def test_named_layers_compile_whole(layer):
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    x = torch.randn(M, P)
+    arguments = (x,) if isinstance(layer, MultiheadAttention) else (x, GRAPH)
+    torch.testing.assert_close(compiled(*arguments), layer(*arguments))
+
+
+@pytest.mark.parametrize(("layer", "x", "moving", "other"), [
+    (MultiheadAttention(P, 2), (2, M, P), {1: Dim("m")}, (2, 9, P)),
+    (Conv2d(P, Q, 3, padding=1), (2, P, 5, 6), {0: Dim("b"), 2: Dim("h"), 3: Dim("w")}, (3, P, 9, 8)),
+    (NonLocalBlock(P, 2, zero_init=False), (2, P, 5, 6), {2: Dim("h"), 3: Dim("w")}, (2, P, 9, 8)),
+    (Conv(ATTENTION | Shifts([1, -1]), P, Q), (2, M, P), {1: Dim("m")}, (2, 9, P)),
+], ids=["attention", "image", "non-local", "mixed"])
+def test_exports_for_any_number_of_entries(layer, x, moving, other):
+    program = torch.export.export(layer, (torch.randn(x),), dynamic_shapes=(moving,)).module()
+    for shape in (x, other):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program(x), layer(x))
+
+
+def test_the_plan_is_printed():
+    layer = Conv(Cuboid((3, 3)), P, Q)
+    x = torch.randn(2, M, P)
+    assert "channels_first" in str(layer.plan(x, structure=Grid((2, 3))))
+    for path in ("channels_first", "structure_first", "operator_first"):
+        held = Conv(Cuboid((3, 3)), P, Q, path=path)
+        held.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(held(x, structure=Grid((2, 3))), layer(x, structure=Grid((2, 3))))
+
+
+def x_of(*shape: int, **options) -> torch.Tensor:
+    return torch.zeros(shape, **options)
+
+
+@pytest.mark.parametrize(("error", "call"), [
+    (ShapeError, lambda: Conv(Identity(), P, Q)(x_of(M, P + 1))),
+    (ShapeError, lambda: Conv(Adjacency(), P, Q)(x_of(M + 1, P), structure=GRAPH)),
+    (ShapeError, lambda: Conv(Cuboid((3, 3)), P, Q)(x_of(M + 1, P), structure=Grid((2, 3)))),
+    (ShapeError, lambda: Conv(Incidence("sender").transpose(), P, Q)(x_of(M, P), structure=GRAPH)),
+    (ShapeError, lambda: Conv(ATTENTION, P, Q)(x_of(M, P), x_of(M, P + 1))),
+    (ShapeError, lambda: Conv(ATTENTION, P, Q)(x_of(M, P), x_of(M, P, dtype=F64))),
+    (ShapeError, lambda: Conv(Identity(), P, Q)(x_of(M, P, dtype=F64))),
+    (ShapeError, lambda: Conv(Identity(), P, Q)(x_of(M, P, device="meta"))),
+    (StructureError, lambda: Conv(Adjacency(), P, Q)(x_of(M, P))),
+    (StructureError, lambda: Conv(Cuboid((3, 3)), P, Q)(x_of(M, P))),
+    (StructureError, lambda: Conv(General().masked(keep=STRUCTURE).softmax(), P, Q)(x_of(M, P))),
+    (StructureError, lambda: Conv(General().masked(keep=x_of(M - 1) == 0).softmax(), P, Q)(x_of(M, P))),
+    (StructureError, lambda: Conv(EdgeBias(2).softmax(), P, Q)(x_of(M, P), structure=GRAPH)),
+    (ConfigError, lambda: DotProduct(heads=0)),
+    (ConfigError, lambda: Conv(DotProduct(heads=3), P, 4, weight=HeadBlocks())),
+    (ConfigError, lambda: Conv(Identity(), 0, Q)),
+    (ConfigError, lambda: Conv(Identity(), P, 2.0)),
+    (ConfigError, lambda: Conv(torch.nn.Linear(P, Q), P, Q)),
+    (ConfigError, lambda: Conv(Identity() | Identity(), P, Q, weight=[Full()])),
+    (ConfigError, lambda: Conv(Identity(), P, Q, weight=Eye())),
+    (ConfigError, lambda: Conv(Identity(3), P, Q, weight=HeadBlocks())),
+    (ConfigError, lambda: (Adjacency() | Identity()).softmax()),
+    (ConfigError, lambda: Adjacency().softmax()),
+    (ConfigError, lambda: Conv(Identity(), P, Q, path="backwards")(x_of(M, P))),
+])
+def test_errors_are_one_line(error, call):
+    with pytest.raises(error, match=r"got .*\.") as raised:
+        call()
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,233 @@
+"""Graph layers against plain dense formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.nn import ChebConv, DiffusionConv, GATConv, GCNConv, RelationalConv
+from structconv.structures import Graph, KnowledgeGraph, batch
+
+F64 = torch.float64
+EDGES = torch.tensor([[0, 1, 1, 2, 3, 3, 4, 0], [1, 0, 2, 1, 2, 0, 0, 3]])  # node 5 is isolated
+WEIGHTS = torch.tensor([0.5, 0.5, 2.0, 1.5, 1.0, 0.25, 3.0, 0.75], dtype=F64)
+M, P, Q = 6, 4, 3
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(M, P, dtype=F64)
+
+
+def graph(weighted: bool = True) -> Graph:
+    return Graph(EDGES, num_nodes=M, edge_weight=WEIGHTS if weighted else None)
+
+
+def matrix(weighted: bool = True) -> torch.Tensor:
+    """A[m, n], filled edge by edge."""
+    a = torch.zeros(M, M, dtype=F64)
+    for e, (m, n) in enumerate(EDGES.T.tolist()):
+        a[m, n] += WEIGHTS[e] if weighted else 1
+    return a
+
+
+def inverse(degree: torch.Tensor, power: float = 1.0) -> torch.Tensor:
+    return torch.where(degree > 0, degree, torch.inf).pow(-power)
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def theta(layer) -> torch.Tensor:
+    return layer.conv.weight().dense()
+
+
+def test_gcn(x):
+    layer = GCNConv(P, Q).to(F64)
+    torch.nn.init.normal_(layer.conv.bias)
+    a = matrix() + torch.eye(M, dtype=F64)
+    d = inverse(a.sum(0), 0.5)
+    close(layer(x, graph()), (d[:, None] * a * d).mT @ x @ theta(layer)[0] + layer.conv.bias)
+
+
+def test_gcn_without_normalisation(x):
+    layer = GCNConv(P, Q, normalize=False, bias=False).to(F64)
+    close(layer(x, graph()), matrix().mT @ x @ theta(layer)[0])
+    layer = GCNConv(P, Q, add_self_loops=False, bias=False).to(F64)
+    d = inverse(matrix().sum(0), 0.5)
+    close(layer(x, graph()), (d[:, None] * matrix() * d).mT @ x @ theta(layer)[0])
+
+
+def test_chebyshev(x):
+    layer = ChebConv(P, Q, K=4, lambda_max=1.7).to(F64)
+    a = matrix()
+    d = inverse(a.sum(0), 0.5)
+    eye = torch.eye(M, dtype=F64)
+    scaled = 2 / 1.7 * (eye - d[:, None] * a * d) - eye
+    t = [eye, scaled]
+    for _ in range(2):
+        t.append(2 * scaled @ t[-1] - t[-2])
+    expected = sum(t[k].mT @ x @ theta(layer)[k] for k in range(4)) + layer.conv.bias
+    close(layer(x, graph()), expected)
+
+
+def test_diffusion(x):
+    layer = DiffusionConv(P, Q, K=3).to(F64)
+    a = matrix()
+    forward, backward = inverse(a.sum(1))[:, None] * a, inverse(a.sum(0))[:, None] * a.mT
+    powers = [torch.matrix_power(walk, k) for walk in (forward, backward) for k in range(3)]
+    close(layer(x, graph()), sum(p.mT @ x @ t for p, t in zip(powers, theta(layer), strict=True)) + layer.conv.bias)
+
+
+KNOWLEDGE = KnowledgeGraph(torch.tensor([[0, 0, 1], [2, 0, 1], [3, 1, 1], [4, 1, 0], [1, 2, 5], [5, 2, 5]]), M,
+                           ("likes", "knows", "owns"))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"aggr": "add"}, {"root_weight": False},
+                                     {"num_blocks": 2}])
+def test_relational(x, options):
+    layer = RelationalConv(P, 4, 3, **options).to(F64)
+    a = torch.zeros(3, M, M, dtype=F64)
+    for m, r, n in KNOWLEDGE.triples.tolist():
+        a[r, m, n] += 1
+    if options.get("aggr") != "add":
+        a = a / a.sum(1, keepdim=True).clamp(min=1)
+    weights = theta(layer)
+    expected = torch.einsum("rmn,mp,rpq->nq", a, x, weights[:3]) + layer.conv.bias
+    if options.get("root_weight", True):
+        expected = expected + x @ weights[3]
+    close(layer(x, KNOWLEDGE), expected)
+    if "num_bases" in options:
+        parts = dict(layer.conv.weight.named_parameters())
+        assert sum(p.numel() for p in parts.values()) == 2 * (3 + P * 4) + P * 4
+    if "num_blocks" in options:
+        assert not weights[:3, :2, 2:].any()
+
+
+def gat(layer: GATConv, x: torch.Tensor, edges: torch.Tensor, values: torch.Tensor, heads: int,
+        extra: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each head's output (K, N, D) and the weights (K, E), edge by edge."""
+    score = next(module for module in layer.modules() if hasattr(module, "vector_source"))
+    outputs, weights = [], torch.zeros(heads, edges.shape[1], dtype=F64)
+    for k in range(heads):
+        h = x @ values[k]
+        raw = h[edges[0]] @ score.vector_source[k] + h[edges[1]] @ score.vector_target[k]
+        raw = raw if extra is None else raw + extra[k]
+        raw = torch.nn.functional.leaky_relu(raw, 0.2)
+        y = torch.zeros(M, h.shape[1], dtype=F64)
+        for n in range(M):
+            into = edges[1] == n
+            weights[k, into] = raw[into].softmax(0)
+            y[n] = weights[k, into] @ h[edges[0, into]]
+        outputs.append(y)
+    return torch.stack(outputs), weights
+
+
+def with_loops(edges: torch.Tensor) -> torch.Tensor:
+    return torch.cat([edges, torch.arange(M).expand(2, M)], 1)
+
+
+def test_gat_side_by_side(x):
+    layer = GATConv(P, Q, heads=3).to(F64)
+    y, a = layer(x, graph(), return_weights=True)
+    heads, weights = gat(layer, x, with_loops(EDGES), layer.conv.weight.values, 3)
+    close(y, torch.cat(list(heads), -1) + layer.conv.bias)
+    close(a, weights)
+    close(layer(x, graph()), y)
+
+
+def test_gat_mean(x):
+    layer = GATConv(P, Q, heads=3, concat=False, add_self_loops=False).to(F64)
+    y, a = layer(x, graph(), return_weights=True)
+    heads, weights = gat(layer, x, EDGES, layer.conv.weight.theta, 3)
+    close(y, heads.mean(0) + layer.conv.bias)
+    close(a, weights)
+    assert not y[5].any() or torch.equal(y[5], layer.conv.bias)
+
+
+def test_gat_reads_edge_attributes(x):
+    attributes = torch.randn(EDGES.shape[1], 2, dtype=F64)
+    layer = GATConv(P, Q, heads=2, edge_dim=2, add_self_loops=False).to(F64)
+    linear = next(module for module in layer.modules() if hasattr(module, "linear")).linear
+    y, a = layer(x, Graph(EDGES, num_nodes=M, edge_attr=attributes), return_weights=True)
+    heads, weights = gat(layer, x, EDGES, layer.conv.weight.values, 2, linear(attributes).mT)
+    close(y, torch.cat(list(heads), -1) + layer.conv.bias)
+    close(a, weights)
+
+
+def test_gat_on_a_bipartite_graph(x):
+    layer = GATConv(P, Q, heads=2, add_self_loops=False).to(F64)
+    z = torch.randn(3, P, dtype=F64)
+    edges = torch.tensor([[0, 1, 5, 2], [0, 0, 2, 1]])
+    y = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z)
+    score = next(module for module in layer.modules() if hasattr(module, "vector_source"))
+    for k in range(2):
+        h, g = x @ layer.conv.weight.values[k], z @ layer.conv.weight.values[k]
+        raw = (h @ score.vector_source[k])[[0, 1]] + g[0] @ score.vector_target[k]
+        expected = torch.nn.functional.leaky_relu(raw, 0.2).softmax(0) @ h[[0, 1]]
+        close(y[0, k * Q:(k + 1) * Q], expected + layer.conv.bias[k * Q:(k + 1) * Q])
+
+
+def test_gat_dropout_in_training_only(x):
+    layer = GATConv(P, Q, heads=4, dropout=0.6).to(F64)
+    assert not torch.equal(layer(x, graph()), layer(x, graph()))
+    layer.eval()
+    assert torch.equal(layer(x, graph()), layer(x, graph()))
+
+
+@pytest.mark.parametrize("make", [lambda: GCNConv(P, Q), lambda: ChebConv(P, Q, 3), lambda: DiffusionConv(P, Q, 3),
+                                  lambda: GATConv(P, Q, 2)])
+def test_batched_is_alone(x, make):
+    layer = make().to(F64)
+    other, x_other = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3, edge_weight=WEIGHTS[:3]), x[:3] * 2
+    together = layer(torch.cat([x, x_other]), batch([graph(), other]))
+    close(together, torch.cat([layer(x, graph()), layer(x_other, other)]))
+    close(layer(torch.stack([x, 2 * x]), graph())[1], layer(2 * x, graph()))
+
+
+def test_every_layer_differentiates(x):
+    for layer in (GCNConv(P, Q), ChebConv(P, Q, 3), DiffusionConv(P, Q, 2), GATConv(P, Q, 2, concat=False)):
+        layer = layer.to(F64)
+        assert torch.autograd.gradcheck(lambda x, layer=layer: layer(x, graph()), x.requires_grad_())
+
+
+def test_gcn_equals_pytorch_geometrics(x):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    theirs = pyg.GCNConv(P, Q).to(F64)
+    ours = GCNConv(P, Q, bias=False).to(F64)
+    with torch.no_grad():
+        ours.conv.weight.theta.copy_(theirs.lin.weight.mT)
+    close(ours(x, graph()), theirs(x, EDGES, WEIGHTS))
+
+
+def test_gat_equals_pytorch_geometrics(x):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    theirs, ours = pyg.GATConv(P, Q, 2).to(F64), GATConv(P, Q, 2).to(F64)
+    score = next(module for module in ours.modules() if hasattr(module, "vector_source"))
+    with torch.no_grad():
+        ours.conv.weight.values.copy_(theirs.lin.weight.mT.unflatten(-1, (2, Q)).movedim(1, 0))
+        score.vector_source.copy_(theirs.att_src[0])
+        score.vector_target.copy_(theirs.att_dst[0])
+    close(ours(x, graph()), theirs(x, EDGES))
+
+
+@pytest.mark.parametrize(("error", "call"), [
+    (StructureError, lambda: GCNConv(P, Q)(torch.randn(M, P), EDGES)),
+    (StructureError, lambda: GATConv(P, Q)(torch.randn(M, P), EDGES)),
+    (StructureError, lambda: RelationalConv(P, Q, 3)(torch.randn(M, P), graph(False))),
+    (StructureError, lambda: RelationalConv(P, Q, 2)(torch.randn(M, P), KNOWLEDGE)),
+    (StructureError, lambda: GATConv(P, Q)(torch.randn(2, P), Graph(EDGES[:, :1], num_inputs=2, num_outputs=3))),
+    (ShapeError, lambda: GCNConv(P, Q)(torch.randn(M, P + 1), graph(False))),
+    (ShapeError, lambda: GCNConv(P, Q)(torch.randn(M + 1, P), graph(False))),
+    (ConfigError, lambda: ChebConv(P, Q, 0)),
+    (ConfigError, lambda: ChebConv(P, Q, 3, normalize="rw")),
+    (ConfigError, lambda: DiffusionConv(P, Q, 0)),
+    (ConfigError, lambda: GATConv(P, Q, 0)),
+    (ConfigError, lambda: RelationalConv(P, Q, 3, num_bases=2, num_blocks=2)),
+    (ConfigError, lambda: RelationalConv(P, Q, 3, aggr="max")),
+])
+def test_errors(error, call):
+    with pytest.raises(error, match=r"got .*\."):
+        call()

@@ -1,0 +1,175 @@
+"""Image layers: torch's convolutions and pooling, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms import Cuboid
+from structconv.nn import (
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    Conv,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    OnGrid,
+    SeparableConv2d,
+    to_entries,
+    to_image,
+)
+from structconv.structures import Grid
+
+F64 = torch.float64
+PAIRS = {1: (Conv1d, nn.Conv1d), 2: (Conv2d, nn.Conv2d), 3: (Conv3d, nn.Conv3d)}
+
+
+def kernel(theta: torch.Tensor, like: nn.Module) -> torch.Tensor:
+    """Theta (K, P, Q) or (K, G, P / G, Q / G) in torch's layout, number by number."""
+    weight = torch.zeros_like(like.weight).flatten(2)
+    blocks = theta if theta.dim() == 4 else theta.unsqueeze(1)
+    outputs = blocks.shape[3]
+    for q in range(weight.shape[0]):
+        for p in range(weight.shape[1]):
+            weight[q, p] = blocks[:, q // outputs, p, q % outputs]
+    return weight.view_as(like.weight)
+
+
+def assert_same(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...]) -> None:
+    """Values and gradients of the input, the kernel and the bias."""
+    x = torch.randn(shape, dtype=F64, requires_grad=True)
+    x_ = x.detach().clone().requires_grad_()
+    y, y_ = ours(x), theirs(x_)
+    torch.testing.assert_close(y, y_, rtol=0, atol=1e-10)
+    g = torch.randn_like(y)
+    theta = ours.conv.weight.theta
+    grads = list(torch.autograd.grad(y, [x, theta, *([] if ours.bias is None else [ours.bias])], g))
+    grads[1] = kernel(grads[1], theirs)
+    grads_ = torch.autograd.grad(y_, [x_, *(p for p in (theirs.weight, theirs.bias) if p is not None)], g)
+    for a, b in zip(grads, grads_, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize(("axes", "options"), [
+    (1, {"kernel_size": 3}),
+    (1, {"kernel_size": 4, "stride": 3, "padding": 2, "dilation": 2}),
+    (1, {"kernel_size": 4, "padding": "same"}),
+    (2, {"kernel_size": 3, "padding": 1}),
+    (2, {"kernel_size": (3, 2), "stride": (2, 1), "padding": (2, 1), "dilation": (1, 3)}),
+    (2, {"kernel_size": 3, "padding": "same", "dilation": 2, "bias": False}),
+    (2, {"kernel_size": 3, "padding": "valid", "stride": 2}),
+    (2, {"kernel_size": 3, "padding": 1, "groups": 2}),
+    (2, {"kernel_size": 3, "padding": 1, "groups": 4, "stride": 2}),
+    (2, {"kernel_size": 3, "padding": 1, "padding_mode": "circular"}),
+    (2, {"kernel_size": 3, "padding": 2, "padding_mode": "reflect", "stride": 2}),
+    (2, {"kernel_size": (5, 3), "padding": (2, 1), "padding_mode": "replicate"}),
+    (2, {"kernel_size": 1}),
+    (3, {"kernel_size": (1, 2, 3), "stride": (1, 2, 1), "padding": (0, 1, 2)}),
+])
+def test_convolutions_equal_torchs(axes, options):
+    ours_type, theirs_type = PAIRS[axes]
+    theirs = theirs_type(4, 8, **options).to(F64)
+    ours = ours_type.from_torch(theirs)
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=0)
+    assert_same(ours, theirs, (2, 4, *(7, 6, 5)[:axes]))
+
+
+def test_the_same_arguments_give_the_same_shapes():
+    for options in ({}, {"stride": 2}, {"padding": 1}, {"padding": "same"}, {"dilation": 2, "padding": (1, 2)}):
+        x = torch.randn(2, 3, 9, 8)
+        assert Conv2d(3, 5, 3, **options)(x).shape == nn.Conv2d(3, 5, 3, **options)(x).shape
+
+
+def test_an_image_without_a_batch():
+    theirs = nn.Conv2d(3, 5, 3).to(F64)
+    x = torch.randn(3, 8, 8, dtype=F64)
+    torch.testing.assert_close(Conv2d.from_torch(theirs)(x), theirs(x), rtol=0, atol=1e-10)
+
+
+def test_the_weight_of_another_call_follows_the_parameter():
+    layer = Conv1d(2, 3, 5)
+    with torch.no_grad():
+        layer.weight.zero_()
+    assert not layer(torch.randn(1, 2, 9)).any()
+
+
+@pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2, "dilation": 2}, {"padding": "same"}])
+def test_depthwise_separable_is_torchs_pair(options):
+    depthwise = nn.Conv2d(4, 4, 3, groups=4, bias=False, **options).to(F64)
+    pointwise = nn.Conv2d(4, 6, 1).to(F64)
+    ours = SeparableConv2d.from_torch(depthwise, pointwise)
+    x = torch.randn(2, 4, 9, 8, dtype=F64, requires_grad=True)
+    y, y_ = ours(x), pointwise(depthwise(x))
+    torch.testing.assert_close(y, y_, rtol=0, atol=1e-10)
+    g = torch.randn_like(y)
+    weight = ours.conv.weight
+    grads = torch.autograd.grad(y, [x, weight.depthwise, weight.pointwise, ours.conv.bias], g)
+    grads_ = torch.autograd.grad(y_, [x, depthwise.weight, pointwise.weight, pointwise.bias], g)
+    expected = [grads_[0], grads_[1].flatten(1).mT, grads_[2].flatten(1).mT, grads_[3]]
+    for a, b in zip(grads, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    assert sum(p.numel() for p in weight.parameters()) == 4 * (9 + 6)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "shape"), [
+    (AvgPool1d(3), nn.AvgPool1d(3), (2, 3, 10)),
+    (AvgPool2d(2), nn.AvgPool2d(2), (2, 3, 6, 7)),
+    (AvgPool2d((3, 2), 1), nn.AvgPool2d((3, 2), 1), (2, 3, 6, 7)),
+    (AvgPool3d(2, (1, 2, 1)), nn.AvgPool3d(2, (1, 2, 1)), (1, 2, 4, 5, 3)),
+])
+def test_average_pooling_equals_torchs(ours, theirs, shape):
+    x = torch.randn(shape, dtype=F64, requires_grad=True)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-10)
+    g = torch.randn_like(ours(x))
+    torch.testing.assert_close(torch.autograd.grad(ours(x), x, g), torch.autograd.grad(theirs(x), x, g),
+                               rtol=0, atol=1e-10)
+
+
+def test_entries_and_images_are_inverse():
+    image = torch.randn(2, 3, 4, 5)
+    entries, grid = to_entries(image, 2)
+    assert entries.shape == (2, 20, 3) and grid == Grid((4, 5))
+    assert entries[1, 7, 2] == image[1, 2, 1, 2]
+    assert torch.equal(to_image(entries, grid), image)
+
+
+def test_on_grid_takes_any_layer_of_a_grid():
+    layer = OnGrid(Conv(Cuboid((3, 3), stride=2) @ Cuboid((1, 1)), 2, 3), 2)
+    assert layer(torch.randn(5, 2, 8, 6)).shape == (5, 3, 4, 3)
+
+
+def test_state_dict_goes_there_and_back():
+    layer, other = Conv2d(3, 4, 3, groups=1), Conv2d(3, 4, 3)
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 3, 6, 6)
+    assert torch.equal(layer(x), other(x))
+
+
+def test_compiles_whole():
+    layer = Conv2d(3, 4, 3, padding=1)
+    x = torch.randn(2, 3, 6, 5)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize(("error", "call"), [
+    (ShapeError, lambda: Conv2d(3, 4, 3)(torch.randn(2, 5, 8, 8))),
+    (ShapeError, lambda: Conv2d(3, 4, 3)(torch.randn(8, 8))),
+    (ConfigError, lambda: Conv2d(3, 4, 3, padding="full")),
+    (ConfigError, lambda: Conv2d(3, 4, (3, 3, 3))),
+    (ConfigError, lambda: Conv2d(3, 4, 3, groups=2)),
+    (ConfigError, lambda: Conv2d(3, 4, 3, padding_mode="mirror")),
+    (ConfigError, lambda: Conv2d(3, 4, 0)),
+    (ConfigError, lambda: Conv2d(0, 4, 3)),
+    (ConfigError, lambda: Conv2d.from_torch(nn.Conv1d(2, 2, 3))),
+    (ConfigError, lambda: SeparableConv2d.from_torch(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 1))),
+    (ConfigError, lambda: SeparableConv2d(2, 2, (3, 3, 3))),
+    (ConfigError, lambda: AvgPool2d(0)),
+])
+def test_errors(error, call):
+    with pytest.raises(error, match=r"got .*\."):
+        call()

@@ -1,0 +1,109 @@
+"""Recurrent cells against torch's, and against cells written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms import Cuboid, DotProduct, Identity, Powers
+from structconv.nn import ConvGRUCell, ConvLSTMCell, to_entries, to_image
+from structconv.structures import Graph
+
+F64 = torch.float64
+P, H = 3, 4
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_lstm_of_the_identity_is_torchs():
+    theirs = nn.LSTMCell(P, H, dtype=F64)
+    ours = ConvLSTMCell(Identity(), P, H).to(F64)
+    with torch.no_grad():
+        ours.gates.weight.theta[0].copy_(torch.cat([theirs.weight_ih, theirs.weight_hh], 1).mT)
+        ours.gates.bias.copy_(theirs.bias_ih + theirs.bias_hh)
+    x, h, c = (torch.randn(5, size, dtype=F64, requires_grad=True) for size in (P, H, H))
+    for state in (None, (h, c)):
+        for a, b in zip(ours(x, state), theirs(x, state), strict=True):
+            close(a, b)
+    g = torch.randn(5, H, dtype=F64)
+    ours_grads = torch.autograd.grad(ours(x, (h, c))[0], [x, h, c], g)
+    for a, b in zip(ours_grads, torch.autograd.grad(theirs(x, (h, c))[0], [x, h, c], g), strict=True):
+        close(a, b)
+
+
+def test_gru_of_the_identity_is_torchs():
+    theirs = nn.GRUCell(P, H, dtype=F64)
+    ours = ConvGRUCell(Identity(), P, H, reset="after").to(F64)
+    with torch.no_grad():
+        for ours_part, weight, bias in ((ours.of_input, theirs.weight_ih, theirs.bias_ih),
+                                        (ours.of_hidden, theirs.weight_hh, theirs.bias_hh)):
+            ours_part.weight.theta[0].copy_(weight.mT)
+            ours_part.bias.copy_(bias)
+    x, h = (torch.randn(5, size, dtype=F64, requires_grad=True) for size in (P, H))
+    close(ours(x), theirs(x))
+    close(ours(x, h), theirs(x, h))
+    g = torch.randn(5, H, dtype=F64)
+    for a, b in zip(torch.autograd.grad(ours(x, h), [x, h], g), torch.autograd.grad(theirs(x, h), [x, h], g),
+                    strict=True):
+        close(a, b)
+
+
+def test_conv_lstm_on_images():
+    cell = ConvLSTMCell(Cuboid((3, 3)), P, H, peephole=True).to(F64)
+    nn.init.normal_(cell.peephole)
+    conv = nn.Conv2d(P + H, 4 * H, 3, padding=1).to(F64)
+    with torch.no_grad():
+        conv.weight.copy_(cell.gates.weight.theta.permute(2, 1, 0).unflatten(-1, (3, 3)))
+        conv.bias.copy_(cell.gates.bias)
+    h_image = c_image = torch.zeros(2, H, 5, 6, dtype=F64)
+    state = None
+    w_i, w_f, w_o = cell.peephole.view(3, H, 1, 1)
+    for image in torch.randn(3, 2, P, 5, 6, dtype=F64):
+        i, f, g, o = conv(torch.cat([image, h_image], 1)).chunk(4, 1)
+        c_next = (f + w_f * c_image).sigmoid() * c_image + (i + w_i * c_image).sigmoid() * g.tanh()
+        h_image, c_image = (o + w_o * c_next).sigmoid() * c_next.tanh(), c_next
+        x, grid = to_entries(image, 2)
+        state = cell(x, state, grid)
+        close(to_image(state[0], grid), h_image)
+        close(to_image(state[1], grid), c_image)
+
+
+def test_dcrnn_on_a_graph():
+    edges = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 3, 0]])
+    weight = torch.rand(5, dtype=F64) + 0.1
+    graph = Graph(edges, num_nodes=4, edge_weight=weight)
+    cell = ConvGRUCell(Powers(2, walk="forward") | Powers(2, walk="backward"), P, H).to(F64)
+    a = torch.zeros(4, 4, dtype=F64).index_put((edges[0], edges[1]), weight)
+    walks = (a / a.sum(1, keepdim=True), a.mT / a.sum(0).unsqueeze(1))
+    powers = [torch.matrix_power(walk, k) for walk in walks for k in range(3)]
+
+    def diffuse(layer, x):
+        return sum(p.mT @ x @ t for p, t in zip(powers, layer.weight.theta, strict=True)) + layer.bias
+
+    x, h = torch.randn(2, 4, P, dtype=F64), torch.randn(2, 4, H, dtype=F64)
+    both = torch.cat([x, h], -1)
+    r, u = diffuse(cell.gates, both)[..., :H].sigmoid(), diffuse(cell.gates, both)[..., H:].sigmoid()
+    c = diffuse(cell.candidate, torch.cat([x, r * h], -1)).tanh()
+    close(cell(x, h, graph), u * h + (1 - u) * c)
+
+
+def test_gates_may_attend():
+    cell = ConvGRUCell(DotProduct(heads=2, dim=3).scaled().softmax(), P, H)
+    assert cell(torch.randn(2, 7, P)).shape == (2, 7, H)
+
+
+@pytest.mark.parametrize(("error", "call"), [
+    (ConfigError, lambda: ConvGRUCell(Identity(), 0, H)),
+    (ConfigError, lambda: ConvGRUCell(Identity(), P, H, reset="never")),
+    (ConfigError, lambda: ConvLSTMCell(Identity(), P, 0)),
+    (ShapeError, lambda: ConvGRUCell(Identity(), P, H)(torch.randn(5, P), torch.randn(5, P))),
+    (ShapeError, lambda: ConvLSTMCell(Identity(), P, H)(torch.randn(5, P), (torch.randn(5, H), torch.randn(4, H)))),
+    (ShapeError, lambda: ConvLSTMCell(Identity(), P, H)(torch.randn(5, P + 1))),
+])
+def test_errors(error, call):
+    with pytest.raises(error, match=r"got .*\."):
+        call()

@@ -1,0 +1,143 @@
+"""Weights: what they hold, what they yield, and that outputs start with the variance of the inputs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from structconv.bases.dense import Dense
+from structconv.errors import ConfigError
+from structconv.kernels.reference import reference
+from structconv.theta import ConcatTheta, EyeTheta
+from structconv.weights import (
+    Depthwise,
+    DepthwiseSeparable,
+    Eye,
+    Full,
+    Grouped,
+    HeadBlocks,
+    LowRank,
+    Separable,
+    Shared,
+    WeightList,
+)
+
+K, P, Q = 4, 32, 32
+WEIGHTS = {
+    "full": (lambda: Full(), K * P * Q),
+    "separable": (lambda: Separable(rank=3), 3 * (K + P * Q)),
+    "separable, rank 1": (lambda: Separable(rank=1), K + P * Q),
+    "depthwise separable": (lambda: DepthwiseSeparable(), P * (K + Q)),
+    "low rank": (lambda: LowRank(8), K * 8 * (P + Q)),
+    "grouped queries": (lambda: LowRank(8, shared_by=2), 8 * (2 * P + K * Q)),
+    "depthwise": (lambda: Depthwise(), K * Q),
+    "grouped": (lambda: Grouped(4), K * P * Q // 4),
+    "shared": (lambda: Shared(), P * Q),
+    "concatenated heads": (lambda: HeadBlocks(), P * Q),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_numbers_and_values(name):
+    make, count = WEIGHTS[name]
+    recipe = make()
+    assert not list(recipe.parameters())
+    weight = recipe.bound(K, P, Q, dtype=torch.float64)
+    assert sum(p.numel() for p in weight.parameters()) == count
+    assert not list(recipe.parameters()), "binding must not touch the recipe"
+    theta = weight()
+    assert (theta.size, theta.in_channels, theta.out_channels, theta.dtype) == (K, P, Q, torch.float64)
+    theta.dense().sum().backward()
+    assert all(p.grad is not None for p in weight.parameters())
+    before = theta.dense().detach().clone()
+    weight.scale_(2.0)
+    torch.testing.assert_close(weight().dense(), 2 * before, rtol=1e-12, atol=0)
+    other = make().bound(K, P, Q, dtype=torch.float64)
+    other.load_state_dict(weight.state_dict())
+    torch.testing.assert_close(other().dense(), copy.deepcopy(weight)().dense(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("energies", [(1.0, 1.0, 1.0, 1.0), (0.01, 3.0, 0.5, 0.2)])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_variance_is_kept(name, energies):
+    """The mean over `draws` layers of Var(y)/Var(x); its spread between draws bounds the error of that mean."""
+    torch.manual_seed(0)
+    draws, entries, outputs = 24, 64, 64
+    energy = torch.tensor(energies, dtype=torch.float64)
+    x = torch.randn(8, entries, P, dtype=torch.float64)
+    ratios = []
+    for _ in range(draws):
+        a = torch.randn(K, entries, outputs, dtype=torch.float64) * (energy / entries).sqrt().view(-1, 1, 1)
+        weight = WEIGHTS[name][0]().bound(K, P, Q, dtype=torch.float64)
+        weight.reset_parameters(energy)
+        with torch.no_grad():
+            ratios.append(reference(x, Dense(a), weight()).var() / x.var())
+    measured = torch.stack(ratios)
+    standard_error = measured.std() / draws**0.5
+    assert standard_error < 0.08
+    assert abs(measured.mean() - 1) < 4 * standard_error + 0.01
+
+
+def test_shared_counts_the_overlap_of_its_matrices():
+    """K equal matrices add up to one of K^2 times the energy, which only their Gram matrix tells."""
+    torch.manual_seed(0)
+    a = torch.randn(1, 64, 64, dtype=torch.float64).expand(K, -1, -1) / 8
+    gram = torch.einsum("kmn,lmn->kl", a, a) / 64
+    x = torch.randn(64, 64, P, dtype=torch.float64)
+    weight = Shared().bound(K, P, 256, dtype=torch.float64)
+    weight.reset_parameters(gram)
+    with torch.no_grad():
+        ratio = reference(x, Dense(a), weight()).var() / x.var()
+    assert abs(ratio - 1) < 0.1
+
+
+def test_weight_list():
+    torch.manual_seed(0)
+    weight = WeightList([Full(), LowRank(8), Full()]).bound((1, 2, 3), P, Q, dtype=torch.float64)
+    theta = weight()
+    assert isinstance(theta, ConcatTheta)
+    assert [part.size for part in theta.parts] == [1, 2, 3]
+    energies = torch.tensor([0.5, 1.0, 2.0, 1.0, 1.0, 4.0], dtype=torch.float64)
+    weight.reset_parameters(energies)
+    shares = [float((e * part.dense().detach().square().sum((1, 2))).sum() / Q)
+              for part, e in zip(weight().parts, energies.split([1, 2, 3]), strict=True)]
+    for share, size in zip(shares, (1, 2, 3), strict=True):
+        assert abs(share - size / 6) < 0.1 * size / 6
+    with pytest.raises(ConfigError, match="WeightList: weights must be 2, one for each part"):
+        WeightList([Full()]).bound((1, 2), P, Q)
+
+
+def test_eye_has_nothing_to_train():
+    weight = Eye().bound(3, 5, 5)
+    assert not list(weight.parameters())
+    assert isinstance(weight(), EyeTheta)
+    weight.reset_parameters(2.0)
+    weight.scale_(3.0)
+    assert weight().dense().equal(torch.eye(5).expand(3, 5, 5))
+
+
+def test_a_basis_of_zeros_gives_finite_numbers():
+    for make, _ in WEIGHTS.values():
+        weight = make().bound(K, P, Q)
+        weight.reset_parameters(torch.zeros(K))
+        assert weight().dense().isfinite().all()
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: Separable(rank=0), "Separable: rank must be a positive integer; got 0"),
+    (lambda: LowRank(0), "dim must be a positive integer"),
+    (lambda: LowRank(2, shared_by=3).bound(4, P, Q), "shared_by must divide size=4; got shared_by=3"),
+    (lambda: Grouped(3).bound(K, P, Q), "groups must divide in_channels=32; got groups=3"),
+    (lambda: Depthwise(2).bound(K, P, Q), r"out_channels must be multiplier \* in_channels = 64; got 32"),
+    (lambda: Eye().bound(K, 3, 4), "out_channels must equal in_channels=3; got 4"),
+    (lambda: Full().bound(0, P, Q), "size must be a positive integer; got 0"),
+    (lambda: Full().bound(K, P, 0), "out_channels must be a positive integer; got 0"),
+    (lambda: Full()(), "must be bound to sizes before it is called; got unbound"),
+    (lambda: WeightList([]), "one or more Weight modules"),
+    (lambda: Full().bound(K, P, Q).reset_parameters(torch.ones(3)), "energy must be a number or have shape"),
+])
+def test_errors(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
