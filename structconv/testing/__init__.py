@@ -1,0 +1,17 @@
+"""The generic test suite: what every basis and mechanism must do, for the package's own and for a user's.
+
+    import pytest
+    from structconv.testing import Specimen, suite
+
+    @pytest.mark.parametrize("check", [check for _, check in suite(Specimen("mine", lambda: MyBasis(5)))], ids=str)
+    def test_my_basis(check):
+        check()
+"""
+
+from __future__ import annotations
+
+from structconv.testing import library as _library  # noqa: F401 - registers the package's specimens
+from structconv.testing.specimens import SPECIMENS, TRAITS, Setup, Specimen, add, specimen
+from structconv.testing.suite import CHECKS, Check, suite
+
+__all__ = ["CHECKS", "SPECIMENS", "TRAITS", "Check", "Setup", "Specimen", "add", "specimen", "suite"]

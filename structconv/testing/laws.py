@@ -1,0 +1,148 @@
+"""Laws that a specimen promises by a trait: batching, relabelling, translation, masking."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.structures import Graph, Grid, KnowledgeGraph, batch
+from structconv.testing.checks import F64, arguments, same
+from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
+
+
+def check_batching(specimen: Specimen) -> None:
+    """What a batch gives, each of its elements gives alone."""
+    subject = specimen.subject()
+    basis = as_basis(subject)
+    x, r = arguments(basis, heads=False).detach(), arguments(basis, heads=True).detach()
+    if not basis.batch_shape:
+        for i in range(x.shape[0]):
+            same(basis.analysis(x)[i], basis.analysis(x[i]), "analysis of a batch")
+            same(basis.apply(r)[i], basis.apply(r[i]), "apply to a batch")
+            same(basis.synthesis(r)[i], basis.synthesis(r[i]), "synthesis of a batch")
+    if isinstance(subject, Setup) and subject.x.dim() == 2:
+        _check_batched_content(subject)
+
+
+def _check_batched_content(setup: Setup) -> None:
+    alone = [setup, dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())]
+    x = torch.stack([each.x for each in alone])
+    z = None if setup.z is None else torch.stack([each.z for each in alone if each.z is not None])
+    together = dataclasses.replace(setup, x=x, z=z).basis()
+    for i, each in enumerate(alone):
+        basis = each.basis()
+        a = together.dense(F64)
+        same(a[i] if together.batch_shape else a, basis.dense(F64), f"element {i} of a batch of content")
+        same(together.analysis(x)[i], basis.analysis(each.x), f"analysis of element {i} of a batch of content")
+
+
+def check_blockwise(specimen: Specimen) -> None:
+    """Two structures side by side in one block-diagonal structure give what they give alone."""
+    setup = specimen.subject()
+    assert isinstance(setup, Setup) and setup.structure is not None, "blockwise needs a mechanism on a structure"
+    second = dataclasses.replace(setup, x=setup.x.flip(-1) * 0.5, z=None if setup.z is None else setup.z.neg())
+    together = twice(setup, second)
+    alone = [each.basis().analysis(each.x) for each in (setup, second)]
+    same(together.basis().analysis(together.x), torch.cat(alone, -2), "a block-diagonal batch")
+
+
+def twice(first: Setup, second: Setup) -> Setup:
+    """Two setups of one mechanism side by side: entries concatenated, structures batched."""
+    z = None if first.z is None or second.z is None else torch.cat([first.z, second.z], -2)
+    structure = None if first.structure is None else batch([first.structure, second.structure])
+    return Setup(first.mechanism, torch.cat([first.x, second.x], -2), z, structure)
+
+
+def check_permutation(specimen: Specimen) -> None:
+    """A[order, order'] comes from entries, and a structure, in that order."""
+    setup = specimen.subject()
+    assert isinstance(setup, Setup), "permutes needs a mechanism"
+    a = setup.basis().dense(F64)
+    generator = torch.Generator().manual_seed(3)
+    source = torch.randperm(a.shape[-2], generator=generator)
+    target = source if setup.z is None else torch.randperm(a.shape[-1], generator=generator)
+    moved = Setup(setup.mechanism, setup.x[..., source, :], None if setup.z is None else setup.z[..., target, :],
+                  relabelled(setup.structure, source, target))
+    same(moved.basis().dense(F64), a[..., source, :][..., target], "relabelled entries")
+    y = setup.basis().analysis(setup.x)
+    same(moved.basis().analysis(moved.x), y[..., target, :], "analysis of relabelled entries")
+
+
+def relabelled(structure: Any, source: Tensor, target: Tensor) -> Any:
+    """The structure after entry source[i] has become entry i, and output target[j] output j."""
+    rows, columns = source.argsort(), target.argsort()
+    if isinstance(structure, Graph):
+        moved = torch.stack([rows[structure.source.long()], columns[structure.target.long()]])
+        sizes = {"num_inputs": structure.num_inputs, "num_outputs": structure.num_outputs}
+        return Graph(moved.to(structure.edge_index.dtype), **sizes, edge_weight=structure.edge_weight,
+                     edge_attr=structure.edge_attr)
+    if isinstance(structure, KnowledgeGraph):
+        head, relation, tail = structure.triples.unbind(1)
+        return KnowledgeGraph(torch.stack([rows[head], relation, columns[tail]], 1), structure.num_entities,
+                              structure.relations)
+    assert structure is None, f"no way to relabel a {type(structure).__name__}"
+    return None
+
+
+def check_translation(specimen: Specimen) -> None:
+    """On a periodic grid, analysis commutes with translations."""
+    subject = specimen.subject()
+    basis = as_basis(subject)
+    grid = subject.structure if isinstance(subject, Setup) else getattr(subject, "grid", None)
+    assert isinstance(grid, Grid) and grid.periodic, "translates needs a basis or mechanism on a periodic grid"
+    x = arguments(basis, heads=False).detach()
+    for axis in range(grid.ndim):
+        same(basis.analysis(rolled(x, grid, axis)), rolled(basis.analysis(x), grid, axis),
+             f"translation along axis {axis}")
+
+
+def rolled(x: Tensor, grid: Grid, axis: int) -> Tensor:
+    """Entries of a grid translated by one along an axis."""
+    return x.unflatten(-2, grid.shape).roll(1, axis - grid.ndim - 1).flatten(-1 - grid.ndim, -2)
+
+
+def check_masking(specimen: Specimen) -> None:
+    """Outputs that see nothing are exactly zero, with zero gradients; NaN in inputs that nobody sees stays there."""
+    a = specimen.basis().dense(F64)
+    hidden, blind = ((a == 0).flatten(0, -3).all(0).all(dim) for dim in (-1, -2))
+    assert hidden.any() or blind.any(), "masks needs an input that no output sees, or an output that sees none"
+    _check_blind(specimen, blind)
+    if hidden.any():
+        clean, dirty = (_seen(specimen, hidden, value) for value in (0.5, torch.nan))
+        names = ["analysis", "synthesis", *(f"gradient {position}" for position in range(len(clean) - 2))]
+        for name, one, other in zip(names, dirty, clean, strict=True):
+            same(one, other, f"{name} with NaN in masked-out inputs")
+
+
+def _check_blind(specimen: Specimen, blind: Tensor) -> None:
+    subject, leaves = with_leaves(specimen.subject())
+    basis = as_basis(subject)
+    x = arguments(basis, heads=False)
+    y = basis.analysis(x)[..., blind, :]
+    assert not y.any(), "an output that sees nothing is not exactly zero"
+    if y.requires_grad:
+        for gradient in torch.autograd.grad(y.sum(), [x, *leaves], allow_unused=True):
+            assert gradient is None or not gradient.any(), "an output that sees nothing has a gradient"
+
+
+def _seen(specimen: Specimen, hidden: Tensor, value: float) -> list[Tensor]:
+    """Results and gradients with `value` in the hidden inputs of content and values; the outputs' own content stays."""
+    subject = specimen.subject()
+    tensors: list[Tensor] = []
+    basis: Basis
+    if isinstance(subject, Setup):
+        z = (subject.x if subject.z is None else subject.z).detach().clone().requires_grad_()
+        x = subject.x.detach().masked_fill(hidden.unsqueeze(-1), value).requires_grad_()
+        basis, tensors = Setup(subject.mechanism, x, z, subject.structure).basis(), [x, z]
+    else:
+        basis = subject
+    r = arguments(basis, heads=True).detach().masked_fill(hidden.unsqueeze(-1), value).requires_grad_()
+    first, second = basis.analysis(r[..., 0, :, :]), basis.synthesis(r)
+    gradients = torch.autograd.grad(first.cos().sum() + second.cos().sum(), [r, *tensors], allow_unused=True)
+    seen = [gradient if position == 2 or gradient is None else gradient[..., ~hidden, :]
+            for position, gradient in enumerate(gradients)]
+    return [first.detach(), second.detach(), *(gradient for gradient in seen if gradient is not None)]

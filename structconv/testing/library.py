@@ -1,0 +1,250 @@
+"""The specimens of the package: every basis and every mechanism, and the inputs that break things.
+
+Sizes are a few entries and channels, so that all checks of all specimens take minutes on one core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
+from structconv.bases import positions, scores
+from structconv.bases.base import Basis
+from structconv.bases.cuboid import cuboid_offsets
+from structconv.bases.dense import Dense, Identity
+from structconv.bases.polynomial import Polynomial
+from structconv.bases.pooling import Pooling
+from structconv.bases.shift import Shift
+from structconv.bases.sparse import Sparse
+from structconv.mechanisms import grids, index
+from structconv.mechanisms import positions as terms
+from structconv.mechanisms import scores as mechanisms
+from structconv.mechanisms.expression import STRUCTURE, Mechanism
+from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, KnowledgeGraph, Padding, Window, batch
+from structconv.testing.specimens import Setup, add
+
+F64 = torch.float64
+M, P, Q, HEADS = 6, 4, 3, 2
+CONTENT = ("resizes", "compiles")
+FREE = ("permutes", *CONTENT)
+GRAPH = ("permutes", "blockwise", *CONTENT)
+
+
+def random(*shape: int) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(*shape, dtype=F64)
+
+
+def random_graph(inputs: int = M, outputs: int = M, edges: int = 13, dtype: torch.dtype = torch.int64,
+                 weighted: bool = False, attributes: int | None = None) -> Graph:
+    """Distinct random edges; the last input and the last output have none."""
+    pairs = torch.randperm((inputs - 1) * (outputs - 1))[:edges]
+    edge_index = torch.stack([pairs // (outputs - 1), pairs % (outputs - 1)]).to(dtype)
+    return Graph(edge_index, num_inputs=inputs, num_outputs=outputs,
+                 edge_weight=torch.rand(pairs.shape[0], dtype=F64) + 0.5 if weighted else None,
+                 edge_attr=None if attributes is None else random(pairs.shape[0], attributes))
+
+
+def repeated_graph() -> Graph:
+    """Self-loops, duplicate edges and isolated nodes."""
+    return Graph(torch.tensor([[0, 0, 0, 1, 1, 2, 3], [1, 1, 0, 1, 2, 2, 1]]), num_nodes=M)
+
+
+def empty_graph(nodes: int = 3) -> Graph:
+    """No edges."""
+    return Graph(torch.zeros(2, 0, dtype=torch.int64), num_nodes=nodes)
+
+
+def knowledge() -> KnowledgeGraph:
+    """Two relations among five entities, one triple given twice."""
+    triples = [[0, 0, 1], [1, 0, 2], [1, 0, 2], [3, 0, 1], [2, 1, 4], [1, 1, 3], [4, 1, 0]]
+    return KnowledgeGraph(torch.tensor(triples), 5, ("played", "genre"))
+
+
+def setup(mechanism: Mechanism, structure: Any = None, *, entries: int = M, outputs: int | None = None,
+          lead: tuple[int, ...] = ()) -> Setup:
+    """The mechanism bound, with random x (*lead, entries, P) and, given `outputs`, z (*lead, outputs, P + 1)."""
+    bound = mechanism.bound(P, Q, P if outputs is None else P + 1).to(F64)
+    z = None if outputs is None else random(*lead, outputs, P + 1)
+    return Setup(bound, random(*lead, entries, P), z, structure)
+
+
+def several(traits: tuple[str, ...], **makers: Callable[[], Basis | Setup]) -> None:
+    """Register specimens that promise the same."""
+    for name, make in makers.items():
+        add(name.replace("_", " "), make, traits)
+
+
+def _values() -> None:
+    several((), dense=lambda: Dense(random(3, 4, 5)), dense_batched=lambda: Dense(random(2, 1, 4, 4)),
+            dense_without_entries=lambda: Dense(random(2, 0, 3)), dense_without_outputs=lambda: Dense(random(2, 3, 0)),
+            identity=lambda: Identity(4), identity_of_three=lambda: Identity(4, size=3),
+            identity_of_nothing=lambda: Identity(0),
+            polynomial_chebyshev=lambda: Polynomial(Sparse(random_graph(), 0.4 * random(13)), 3),
+            polynomial_monomial=lambda: Polynomial(Dense(0.4 * random(1, 4, 4)), 3, "monomial", first=1),
+            polynomial_of_degree_zero=lambda: Polynomial(Dense(random(1, 4, 4)), 0),
+            pooling=lambda: Pooling(Shift(Grid((4, 5)), cuboid_offsets((2, 2)), "none", 2), 0.25))
+    several((), sparse=lambda: Sparse(random_graph(5, 7), random(3, 13)),
+            sparse_ones=lambda: Sparse(random_graph(dtype=torch.int32)),
+            sparse_batched=lambda: Sparse(random_graph(), random(2, 1, 13)),
+            sparse_without_edges=lambda: Sparse(empty_graph(), random(2, 0)),
+            sparse_of_nothing=lambda: Sparse(empty_graph(0)))
+    several(("repeats",), sparse_with_repeated_edges=lambda: Sparse(repeated_graph(), random(2, 7)))
+    several(("translates",), shift_circular=lambda: Shift(Grid(7, periodic=True), (0, 2, -3)),
+            shift_on_a_torus=lambda: Shift(Grid((3, 4), periodic=True), ((0, 1), (2, -1))))
+    several((), shift_zeros=lambda: Shift(Grid(7), (0, 2, -3)), shift_off_the_grid=lambda: Shift(Grid(4), (9, -9, 1)),
+            shift_in_space=lambda: Shift(Grid((3, 4)), ((1, 0), (-1, 2), (0, 0))),
+            shift_reflect=lambda: Shift(Grid((4, 4)), ((1, -1), (0, 2)), "reflect"),
+            shift_replicate=lambda: Shift(Grid(5), (2, -2), "replicate"),
+            shift_shrinking=lambda: Shift(Grid(7), (0, 2, -1), "none"),
+            shift_strided=lambda: Shift(Grid((5, 4)), cuboid_offsets((3, 3), 1, 1), stride=2),
+            shift_strided_transposed=lambda: Shift(Grid((5, 4)), cuboid_offsets((3, 3), 1, 1), stride=2).transpose(),
+            shift_on_a_batch=lambda: Shift(batch([Grid(3), Grid(5)]), (0, 1)))
+
+
+def _leaves() -> None:
+    several((), bilinear=lambda: scores.Bilinear(random(2, HEADS, 5, 3), random(2, 1, M, 3)),
+            affine=lambda: scores.Affine(random(HEADS, M), random(2, HEADS, 5)),
+            additive=lambda: scores.Additive(random(HEADS, M, 3), random(HEADS, 5, 3), random(HEADS, 3)),
+            edge_score=lambda: scores.EdgeScore(random_graph(), random(HEADS, 13)),
+            uniform=lambda: scores.Uniform(torch.ones((), dtype=F64), M, 5),
+            lookup=lambda: positions.Lookup(random(HEADS, 1, 5), "clip", 2, M, 5),
+            lookup_by_output=lambda: positions.Lookup(random(2, HEADS, 5, 5), "clip", 2, M, 5),
+            lookup_by_position=lambda: positions.Lookup(random(1, 5, 8), "position", 8, M, 5),
+            distance=lambda: positions.Distance(random(HEADS), M, 5),
+            gaussian_bump=lambda: positions.GaussianBump(2 + random(2, 5), 1.5, M),
+            clipped_shifts=lambda: positions.ClippedShifts(torch.ones((), dtype=F64), 2, M, 5))
+
+
+def _algebra_of_values() -> None:
+    several((), concatenated=lambda: Dense(random(2, M, M)) | Sparse(random_graph(), random(13)) | Identity(M),
+            composed=lambda: Sparse(random_graph(5, 6), random(2, 13)) @ Dense(random(3, 6, 4)),
+            composed_thrice=lambda: Identity(M) @ (Shift(Grid(M), (0, 1)) @ Sparse(random_graph(), random(13))),
+            summed=lambda: Sparse(random_graph(), random(2, 13)) + Identity(M),
+            scaled=lambda: -2.5 * Shift(Grid(M), (0, 1)), scaled_by_head=lambda: Dense(random(2, 3, 4)) * random(2),
+            product=lambda: Sparse(random_graph(), random(2, 13)) * Dense(random(1, M, M)),
+            outer=lambda: Sparse(random_graph(), random(2, 13)).outer(Dense(random(3, M, M))),
+            mapped_matrix=lambda: Shift(Grid(M), (0, 1)).map(torch.cos),
+            transposed_scores=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)).masked(keep=Causal())
+            .transpose(),
+            transposed_product=lambda: (Dense(random(2, M, M)).softmax() * Sparse(random_graph(), random(13)))
+            .transpose(),
+            masked_matrix=lambda: Dense(random(2, M, M)).masked(keep=Window(1)),
+            normalised_matrix=lambda: Sparse(random_graph(), torch.rand(2, 13, dtype=F64)).normalize("sum"),
+            difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0)
+    several(("repeats",), product_over_repeated_edges=lambda: Sparse(repeated_graph(), random(7))
+            * Dense(random(2, M, M)))
+
+
+def _index_based() -> None:
+    several(GRAPH, adjacency=lambda: setup(index.Adjacency(), random_graph(weighted=True)),
+            adjacency_by_rows=lambda: setup(index.Adjacency("row"), random_graph(dtype=torch.int32)),
+            chebyshev=lambda: setup(index.Chebyshev(3), random_graph()),
+            diffusion=lambda: setup(index.Powers(2, "forward") | index.Powers(2, "backward"),
+                                    random_graph(weighted=True)))
+    several((*GRAPH, "repeats"), gcn=lambda: setup(index.Adjacency("sym", self_loops=True), random_graph()))
+    several(("permutes", "blockwise"),
+            adjacency_without_edges=lambda: setup(index.Adjacency(), empty_graph(), entries=3),
+            laplacian=lambda: setup(index.Chebyshev(2, None, 9.0), random_graph()),
+            powers=lambda: setup(index.Powers(3, normalize="sym", self_loops=True, first=1), random_graph()),
+            relation=lambda: setup(index.Relation("genre^-1", "sym"), knowledge(), entries=5),
+            relations=lambda: setup(index.Relations(2) | index.Identity(), knowledge(), entries=5),
+            walks=lambda: setup(index.Walks(["played.genre", "genre.played^-1.genre"]), knowledge(), entries=5))
+    several((), bipartite_adjacency=lambda: setup(index.Adjacency(), random_graph(5, 7), entries=5),
+            senders_and_receivers=lambda: setup(index.Incidence("sender") | index.Incidence("receiver"),
+                                                random_graph()),
+            nodes_from_edges=lambda: setup(index.Incidence("receiver").transpose(), random_graph(), entries=13))
+    several(FREE, identity_mechanism=lambda: setup(index.Identity(2)))
+    several(CONTENT, shifts=lambda: setup(index.Shifts([-1, 0, 2])))
+    several(("compiles",), cuboid=lambda: setup(index.Cuboid((3, 3)), Grid((4, 5)), entries=20),
+            cuboid_strided=lambda: setup(index.Cuboid((3, 2), stride=2, dilation=(1, 2), padding=1), Grid((5, 4)),
+                                         entries=20),
+            pool=lambda: setup(index.Pool(2), Grid((4, 4)), entries=16),
+            unpool=lambda: setup(index.Pool(2).transpose(), Grid((4, 4)), entries=4))
+    several(("translates",), cuboid_on_a_torus=lambda: setup(index.Cuboid((3, 3)), Grid((3, 4), periodic=True),
+                                                             entries=12),
+            shifts_composed_on_a_circle=lambda: setup(grids.Shifts([(1,), (2,)]) @ grids.Shifts([(-1,), (0,)]),
+                                                      Grid(5, periodic=True), entries=5))
+
+
+def _attention() -> None:
+    dot = mechanisms.DotProduct(heads=HEADS, dim=3)
+    several((*FREE, "exports"), self_attention=lambda: setup(dot.scaled().softmax()),
+            cross_attention=lambda: setup(dot.scaled().softmax(), outputs=5, lead=(2,)),
+            additive_attention=lambda: setup(mechanisms.Additive(dim=3, heads=HEADS).softmax(), outputs=5),
+            biaffine=lambda: setup(mechanisms.BiAffine(HEADS, constant=True).leaky_relu(0.2).softmax(), outputs=5))
+    several(FREE, dot_product=lambda: setup(mechanisms.DotProduct().softmax()),
+            concatenation=lambda: setup(mechanisms.Concatenation(3).relu().normalize("count")),
+            gaussian=lambda: setup(mechanisms.Gaussian().normalize("sum")),
+            softcapped=lambda: setup(dot.softcap(3.0).softmax()),
+            pair=lambda: setup(mechanisms.Pair(heads=HEADS, hidden=5).softmax(), outputs=5))
+    several(("permutes",),
+            grouped_queries=lambda: setup(mechanisms.DotProduct(heads=4, dim=2, shared_by=2).scaled().softmax()),
+            general=lambda: setup(mechanisms.General().softmax(), outputs=5),
+            factorised_biaffine=lambda: setup(mechanisms.BiAffine(HEADS, rank=2, target=False).softmax(over="outputs")),
+            embedded_gaussian=lambda: setup(mechanisms.EmbeddedGaussian(3).normalize("sum")),
+            linear_attention=lambda: setup(mechanisms.DotProduct(dim=3).normalize("count")),
+            sigmoid_attention=lambda: setup(dot.scaled().normalize("sigmoid")))
+    several(CONTENT, causal_attention=lambda: setup(dot.scaled().masked(keep=Causal()).softmax()),
+            causal_over_outputs=lambda: setup(dot.scaled().masked(keep=Causal()).softmax(over="outputs")),
+            rotary=lambda: setup(mechanisms.DotProduct(heads=HEADS, dim=4, rotary=mechanisms.Rotary()).softmax()),
+            window_attention=lambda: setup(dot.scaled().masked(keep=Window(1)).softmax()),
+            block_attention=lambda: setup(dot.masked(keep=Blocks(4)).softmax()),
+            location=lambda: setup(mechanisms.Location(30).softmax(), outputs=5),
+            context_attention=lambda: setup(mechanisms.Context(3).softmax()),
+            average=lambda: setup(mechanisms.Uniform(window=2).normalize("sum")),
+            relative_key=lambda: setup((dot + terms.RelativeKey(2)).scaled().softmax()),
+            sinusoidal_key=lambda: setup((mechanisms.DotProduct(heads=2, dim=4)
+                                          + terms.RelativeKey(2, sinusoidal=True)).softmax()),
+            relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(2)).softmax()),
+            logarithmic_bias=lambda: setup((dot.scaled() + terms.RelativeBias(4, buckets="log")).softmax()),
+            alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()),
+            local_monotonic=lambda: setup(mechanisms.General().softmax() * terms.GaussianWindow(1.0)),
+            shaw_values=lambda: setup(dot.scaled().softmax().outer(terms.ClippedShifts(2))),
+            masked_after_softmax=lambda: setup(dot.softmax().masked(keep=Window(1))),
+            mixed_heads=lambda: setup(dot.scaled().softmax() | index.Shifts([-1, 1])))
+
+
+def _local_predictive() -> Setup:
+    centre = terms.PredictedPosition()
+    local = mechanisms.General().masked(keep=Window(2, centre=centre)).softmax()  # type: ignore[arg-type]
+    return setup(local * terms.GaussianWindow(1.0, centre=centre), outputs=5)
+
+
+def _attention_on_structures() -> None:
+    dot = mechanisms.DotProduct(heads=HEADS, dim=3)
+    on_graph = dot.scaled().masked(keep=STRUCTURE).softmax()
+    several((*GRAPH, "exports", "masks"), graph_attention=lambda: setup(on_graph, random_graph()))
+    several((*GRAPH, "masks"), graph_attention_over_outputs=lambda: setup(
+                dot.masked(keep=STRUCTURE).softmax(over="outputs"), random_graph(dtype=torch.int32)),
+            graph_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=STRUCTURE).softmax(), random_graph()),
+            edge_bias=lambda: setup((dot.scaled() + terms.EdgeBias(2)).softmax(), random_graph(attributes=2)))
+    several(("masks", "repeats"), attention_over_repeated_edges=lambda: setup(on_graph, repeated_graph()))
+    several(("masks",), attention_without_edges=lambda: setup(on_graph, empty_graph(), entries=3),
+            bipartite_attention=lambda: setup(on_graph, random_graph(6, 5, 9), outputs=5),
+            padded=lambda: setup(dot.masked(keep=Padding(torch.arange(M) < 4)).softmax()),
+            padded_batch=lambda: setup(mechanisms.Additive(3).masked(
+                keep=Padding(torch.arange(M) < torch.tensor([[4], [5]]))).softmax(), lead=(2,)),
+            padded_window=lambda: setup(dot.masked(keep=Window(1) & Padding(torch.arange(M) < torch.tensor([[4], [5]])))
+                                        .softmax(), lead=(2,)),
+            padded_pairs=lambda: setup(mechanisms.Pair(heads=HEADS, hidden=5).masked(
+                keep=Padding(torch.arange(M) < 4)).softmax()),
+            masked_columns=lambda: setup(dot.masked(drop=DenseMask(torch.eye(M, dtype=torch.bool)[:, [0]].expand(M, M)))
+                                         .softmax()),
+            everything_masked=lambda: setup(dot.masked(drop=torch.ones(M, M, dtype=torch.bool)).softmax()),
+            masked_then_capped=lambda: setup(dot.masked(keep=Padding(torch.arange(M) < 4)).softcap(2.0).softmax()),
+            masked_sum=lambda: setup((dot.masked(keep=Causal()) + terms.RelativeBias(2)).masked(
+                keep=Padding(torch.arange(M) < 4)).softmax()))
+    several((), local_predictive=_local_predictive,
+            attention_of_attention=lambda: setup(dot.softmax() @ mechanisms.Uniform().normalize("sum")),
+            dropped=lambda: scores.Bilinear(random(2, HEADS, 5, 3), random(HEADS, M, 3)).softmax().dropout(0.5),
+            attention_of_nothing=lambda: setup(dot.softmax(), entries=0),
+            attention_to_nothing=lambda: setup(dot.softmax(), outputs=0))
+
+
+for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _attention_on_structures):
+    _register()

@@ -1,0 +1,172 @@
+"""`Specimen`: a basis or mechanism on which the generic suite runs, and the register of all of them.
+
+A specimen makes its subject anew each time, in float64, from torch's global generator, which is seeded before and
+restored after. Other dtypes are casts of it, so that nothing but rounding differs between them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases.base import Basis
+from structconv.errors import ConfigError
+from structconv.mechanisms.expression import Mechanism
+
+#: What a specimen may promise beyond what every basis does; each names the check that holds it to its word.
+TRAITS = {
+    "permutes": "relabelling the entries relabels the basis",
+    "translates": "on a periodic grid, translating x translates the outputs",
+    "blockwise": "a block-diagonal batch of structures gives what each of them gives alone",
+    "resizes": "x, z and the graph may have any size",
+    "compiles": "torch.compile(fullgraph=True) takes it whole",
+    "exports": "torch.export takes it, with any numbers of entries and edges",
+    "masks": "some inputs are masked out, or some outputs see nothing",
+    "repeats": "its graph has duplicate edges, each a pair of its own",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A mechanism with parameters, and what it is called on: x (..., M, P), z (..., N, P') and a structure."""
+
+    mechanism: Mechanism
+    x: Tensor
+    z: Tensor | None = None
+    structure: Any = None
+
+    def basis(self) -> Basis:
+        """The basis that the mechanism makes."""
+        return cast(Basis, self.mechanism(self.x, self.z, self.structure))
+
+
+Subject = Basis | Setup
+
+
+@dataclass(frozen=True, eq=False)
+class Specimen:
+    """A named basis, or mechanism with its inputs, and what it promises.
+
+    Args:
+        name: how the test is called.
+        make: returns the subject, in float64 and of a few entries; called again for each check.
+        traits: some of `TRAITS`.
+    """
+
+    name: str
+    make: Callable[[], Subject]
+    traits: frozenset[str] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.traits) - set(TRAITS))
+        if unknown:
+            raise ConfigError("Specimen", f"traits must be among {', '.join(TRAITS)}", ", ".join(unknown))
+        object.__setattr__(self, "traits", frozenset(self.traits))
+
+    def subject(self, seed: int = 0) -> Subject:
+        """The subject made anew; equal seeds give equal ones."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make()
+
+    def basis(self, seed: int = 0) -> Basis:
+        """The subject, or the basis that it makes."""
+        return as_basis(self.subject(seed))
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+#: Every specimen by its name.
+SPECIMENS: dict[str, Specimen] = {}
+
+
+def specimen(*traits: str, name: str | None = None) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
+    """Register the decorated function as a specimen, under its own name with spaces unless `name` is given."""
+
+    def decorate(make: Callable[[], Subject]) -> Callable[[], Subject]:
+        add(make.__name__.replace("_", " ") if name is None else name, make, traits)
+        return make
+
+    return decorate
+
+
+def add(name: str, make: Callable[[], Subject], traits: Iterable[str] = ()) -> Specimen:
+    """Register a specimen; `ConfigError` where the name is taken."""
+    if name in SPECIMENS:
+        raise ConfigError("specimen", "name must be new", repr(name))
+    SPECIMENS[name] = Specimen(name, make, frozenset(traits))
+    return SPECIMENS[name]
+
+
+def as_specimen(subject: Specimen | Subject) -> Specimen:
+    """A specimen of a given basis or setup; a specimen as it is."""
+    return subject if isinstance(subject, Specimen) else Specimen(repr(subject)[:60], lambda: subject)
+
+
+def as_basis(subject: Subject) -> Basis:
+    """The basis itself, or the one that the setup makes."""
+    return subject.basis() if isinstance(subject, Setup) else subject
+
+
+def mapped(value: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None) -> Any:
+    """`value` with fn applied to each floating tensor that it holds; parts without any stay the same objects.
+
+    Goes through bases, structures, setups, modules, tuples and lists. A tensor held twice is mapped once.
+    """
+    memo = {} if memo is None else memo
+    if id(value) not in memo:
+        memo[id(value)] = (value, _mapped(value, fn, memo))
+    return memo[id(value)][1]
+
+
+def _mapped(value: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        return fn(value) if value.is_floating_point() else value
+    if isinstance(value, (tuple, list)):
+        items = [mapped(item, fn, memo) for item in value]
+        return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if isinstance(value, nn.Module):
+        module = copy.deepcopy(value)
+        for part in module.modules():
+            for tensors in (part._parameters, part._buffers):
+                tensors.update({name: mapped(t, fn, memo) for name, t in tensors.items() if t is not None})
+        return module
+    if isinstance(value, Basis) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        held = vars(value)
+        changed = {name: new for name, old in held.items() if (new := mapped(old, fn, memo)) is not old}
+        return _replaced(value, changed) if changed else value
+    return value
+
+
+def _replaced(value: Any, fields: dict[str, Any]) -> Any:
+    twin = copy.copy(value)
+    for name, new in fields.items():
+        object.__setattr__(twin, name, new)
+    return twin
+
+
+def with_dtype(subject: Any, dtype: torch.dtype) -> Any:
+    """The subject with all its floating tensors cast."""
+    return mapped(subject, lambda t: _parameter_like(t, t.detach().to(dtype)))
+
+
+def with_leaves(subject: Any) -> tuple[Any, list[Tensor]]:
+    """The subject over fresh copies of its floating tensors that require gradients, and the copies."""
+    leaves: list[Tensor] = []
+
+    def leaf(t: Tensor) -> Tensor:
+        leaves.append(_parameter_like(t, t.detach().clone()).requires_grad_())
+        return leaves[-1]
+
+    return mapped(subject, leaf), leaves
+
+
+def _parameter_like(t: Tensor, new: Tensor) -> Tensor:
+    return nn.Parameter(new, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else new

@@ -1,0 +1,49 @@
+"""`suite`: the checks that a basis, a mechanism or a specimen is put to, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from structconv.testing import checks, laws, programs
+from structconv.testing.specimens import Specimen, Subject, as_specimen
+
+#: Every check by its name.
+CHECKS: dict[str, Callable[[Specimen], None]] = {
+    "contract": checks.check_contract, "reference": checks.check_reference, "adjoint": checks.check_adjoint,
+    "gradcheck": checks.check_gradcheck, "entries": checks.check_entries, "paths": checks.check_paths,
+    "blocks": checks.check_blocks, "batching": laws.check_batching, "dtypes": programs.check_dtypes,
+    "noncontiguous": programs.check_noncontiguous, "copies": programs.check_copies,
+    "permutation": laws.check_permutation, "translation": laws.check_translation, "blockwise": laws.check_blockwise,
+    "masking": laws.check_masking, "compile": programs.check_compile, "export": programs.check_export,
+}
+_BY_TRAIT = {"permutes": "permutation", "translates": "translation", "blockwise": "blockwise", "masks": "masking",
+             "compiles": "compile", "exports": "export"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of one specimen; calling it raises `AssertionError` where the specimen fails."""
+
+    specimen: Specimen
+    name: str
+
+    def __call__(self) -> None:
+        CHECKS[self.name](self.specimen)
+
+    def __str__(self) -> str:
+        return f"{self.specimen.name}: {self.name}"
+
+
+def suite(subject: Specimen | Subject) -> Iterator[tuple[str, Check]]:
+    """The checks for a specimen, a basis, or a mechanism with its inputs, as (name, check) pairs.
+
+    Every subject is put to: contract, reference, adjoint, gradcheck, entries, paths, batching, dtypes, noncontiguous,
+    copies; expressions of scores also to blocks; and to what the specimen's traits promise.
+    """
+    specimen = as_specimen(subject)
+    names = [*checks.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]
+    names += [check for trait, check in _BY_TRAIT.items() if trait in specimen.traits]
+    for name in names:
+        check = Check(specimen, name)
+        yield str(check), check

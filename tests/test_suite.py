@@ -1,0 +1,42 @@
+"""The generic suite over every basis and mechanism of the package."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from structconv.bases.attention import nodes
+from structconv.bases.base import Basis
+from structconv.mechanisms.expression import Mechanism
+from structconv.testing import SPECIMENS, Setup, suite
+
+CASES = [pytest.param(check, id=name.replace(": ", "-").replace(" ", "_")) for specimen in SPECIMENS.values()
+         for name, check in suite(specimen)]
+
+
+@pytest.mark.parametrize("check", CASES)
+def test_specimen(check):
+    check()
+
+
+def _subclasses(cls):
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def test_every_basis_and_mechanism_is_in_some_specimen():
+    subjects = [specimen.subject() for specimen in SPECIMENS.values()]
+    used = {type(module) for subject in subjects if isinstance(subject, Setup)
+            for module in subject.mechanism.modules()}
+    used |= {type(node) for specimen in SPECIMENS.values() for node in nodes(specimen.basis())}
+    places = ("structconv.bases.", "structconv.mechanisms.")
+    there = {cls for base in (Basis, Mechanism) for cls in _subclasses(base)
+             if cls.__module__.startswith(places) and not inspect.isabstract(cls) and _is_public(cls)}
+    missing = sorted(cls.__name__ for cls in there - used if not any(issubclass(other, cls) for other in there - {cls}))
+    assert not missing, f"no specimen has {', '.join(missing)}"
+
+
+def _is_public(cls):
+    return not cls.__name__.startswith("_")

@@ -1,0 +1,102 @@
+"""A user's own basis works with the layer, the algebra and the suite, without touching the package."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv import Conv, DotProduct, LowRank, Mechanism, Separable, conv, plan
+from structconv.bases import Basis, Identity
+from structconv.structures import Causal
+from structconv.testing import Setup, Specimen, suite
+
+F64 = torch.float64
+
+
+class Haar(Basis):
+    """The Haar wavelet transform of n = 2^j entries: matrix k keeps the coefficients of scale k."""
+
+    def __init__(self, n: int) -> None:
+        self.num_inputs = self.num_outputs = n
+        self.size = n.bit_length()
+
+    num_inputs = num_outputs = size = 0
+
+    def dense(self, dtype=None):
+        n, rows = self.num_inputs, [torch.ones(1, self.num_inputs)]
+        for scale in range(self.size - 1):
+            width = n >> scale
+            wave = torch.cat([torch.ones(width // 2), -torch.ones(width // 2)])
+            rows.append(torch.block_diag(*[wave.unsqueeze(0)] * (1 << scale)))
+        rows = [(row.double() / row.double().norm(dim=-1, keepdim=True)) for row in rows]
+        return torch.stack([row.mT @ row for row in rows]).to(dtype or torch.get_default_dtype())
+
+
+class HaarTransform(Mechanism):
+    """`Haar` over the entries of x."""
+
+    def __init__(self, scales: int) -> None:
+        super().__init__()
+        self.scales = scales
+
+    size = property(lambda self: self.scales)
+
+    def build(self, setting):
+        return Haar(setting.num_inputs)
+
+
+SUITE = [*suite(Haar(8)), *suite(Specimen("haar mechanism", lambda: Setup(
+    HaarTransform(4).bound(3, 2), torch.randn(8, 3, dtype=F64))))]
+
+
+@pytest.mark.parametrize("check", [pytest.param(check, id=name.replace(" ", "_")) for name, check in SUITE])
+def test_suite(check):
+    check()
+
+
+def test_scales_are_projections_that_add_up_to_the_identity():
+    a = Haar(8).dense(F64)
+    torch.testing.assert_close(a.sum(0), torch.eye(8, dtype=F64))
+    torch.testing.assert_close(a @ a, a)
+
+
+@pytest.mark.parametrize("path", ["channels_first", "structure_first", "operator_first", None])
+def test_functional_form(path):
+    x, theta = torch.randn(2, 8, 3, dtype=F64), torch.randn(4, 3, 5, dtype=F64)
+    expected = torch.einsum("kmn,bmp,kpq->bnq", Haar(8).dense(F64), x, theta)
+    torch.testing.assert_close(conv(x, Haar(8), theta, path=path), expected)
+    assert "rejected" in str(plan(x, Haar(8), theta)) or str(plan(x, Haar(8), theta))
+
+
+@pytest.mark.parametrize("weight", [None, Separable(rank=2), LowRank(2)])
+def test_layer(weight):
+    layer = Conv(HaarTransform(4), 3, 5, weight=weight).double()
+    x = torch.randn(2, 8, 3, dtype=F64, requires_grad=True)
+    expected = torch.einsum("kmn,bmp,kpq->bnq", Haar(8).dense(F64), x, layer.weight().dense()) + layer.bias
+    torch.testing.assert_close(layer(x), expected)
+    layer(x).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_algebra_of_values():
+    haar, a = Haar(8), Haar(8).dense(F64)
+    x = torch.randn(8, 2, dtype=F64)
+    eye = torch.eye(8, dtype=F64)
+    i = torch.arange(8)
+    keep = i[:, None] <= i
+    for basis, dense in [
+            (haar | Identity(8), torch.cat([a, eye[None]])), (haar @ haar, (a[:, None] @ a[None]).flatten(0, 1)),
+            (haar + Identity(8), a + eye), (2.0 * haar, 2 * a), (haar * haar, a * a),
+            (haar.outer(Identity(8, size=2)), (a[:, None] * eye.expand(2, 8, 8)).flatten(0, 1)),
+            (haar.masked(keep=Causal()), a * keep), (haar.map(torch.square), a * a), (haar.transpose(), a.mT),
+            (haar.masked(keep=Causal()).normalize("count"), a * keep / keep.sum(0))]:
+        torch.testing.assert_close(basis.dense(F64), dense)
+        torch.testing.assert_close(basis.analysis(x), dense.mT @ x)
+
+
+def test_algebra_of_mechanisms():
+    layer = Conv(DotProduct(heads=2, dim=3).scaled().softmax() | HaarTransform(4), 3, 5).double()
+    x = torch.randn(2, 8, 3, dtype=F64)
+    a = layer.basis(x).dense(F64)
+    torch.testing.assert_close(a[:, 2:], Haar(8).dense(F64).expand(2, 4, 8, 8))
+    torch.testing.assert_close(layer(x), torch.einsum("bkmn,bmp,kpq->bnq", a, x, layer.weight().dense()) + layer.bias)
