@@ -1,0 +1,186 @@
+"""The command as a user meets it: help, errors, exit codes, runs, interruption and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from structconv.cli import main
+
+SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[2] / "shared" / "data"))
+CORA = SHARED / "planetoid"
+needs_cora = pytest.mark.skipif(not (CORA / "ind.cora.x").is_file(),
+                                reason="the Planetoid files are not beside the repository (STRUCTCONV_DATA)")
+QUICK = ["compare", "digits", "bases=identity,shifts", "--seeds", "1", "--epochs", "2", "--channels", "8"]
+
+
+def started(*words: str, **options) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "structconv.cli", *words], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, **options)
+
+
+def finished(*words: str, **options) -> tuple[int, str, str]:
+    process = started(*words, **options)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "cora-gat", "--help"]])
+def test_help_imports_no_heavy_library(words):
+    code = ("import sys\nfrom structconv.cli import main\ncode = main(sys.argv[1:])\n"
+            "heavy = {'torch', 'numpy', 'scipy', 'matplotlib', 'rich', 'sklearn'} & set(sys.modules)\n"
+            "print('HEAVY', sorted(heavy), code)")
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert "usage: structconv" in done.stdout
+    assert done.stdout.endswith("HEAVY [] 0\n")
+
+
+def test_help_answers_quickly():
+    """Within 0.3 s of processor time, which other work on the machine does not lengthen."""
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert finished("--help")[0] == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.3
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["trian"], "invalid choice: 'trian'"),
+    (["train", "cora-gnc"], "invalid choice: 'cora-gnc'"),
+    (["train", "cora-gcn", "--data", "x", "--hiden", "3"], "'hiden'. Did you mean 'hidden'?"),
+    (["train", "cora-gcn", "--data", "x", "hiden=3"], "'hiden'. Did you mean 'hidden'?"),
+    (["train", "cora-gcn", "--data", "x", "--hidden", "many"], "hidden must be an integer; got 'many'"),
+    (["train", "cora-gcn", "--data", "x", "stray"], "must read key=value or --key value; got 'stray'"),
+    (["train", "cora-gcn"], "Give it with --data DIR"),
+    (["train", "cora-gcn", "--data", "nowhere"], "must name the folder with the Planetoid files ind.cora.*; got"),
+    (["compare", "digits", "--bases", "shifts,shfits"], "bases must be some of identity, shifts"),
+    (["resume", "nowhere"], "no such folder"),
+    (["show", "shfit"], "Did you mean 'shift'?"),
+    (["show", "shift", "--grid", "8xa"], "--grid must be integers"),
+    (["show", "shift", "--grid", "8", "--offset", "2,4"], "one number for each axis"),
+    (["list", "--all"], "every argument must be known; got --all"),
+])
+def test_bad_usage_is_one_line_code_two_and_no_run_folder(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_list_is_readable_by_programs(capsys):
+    assert main(["list", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"recipe", "basis"} == {line["kind"] for line in lines}
+    assert "structconv train cora-gat" in {line["command"] for line in lines}
+
+
+def test_doctor(capsys):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["torch_threads"] >= 1
+    assert found["safetensors"]
+    assert main(["doctor"]) == 0
+    assert "cache folder" in capsys.readouterr().out
+
+
+def test_figure_two_of_the_paper(tmp_path, capsys):
+    assert main(["show", "shift", "--grid", "10", "--offset", "2", "--out", str(tmp_path / "a.png")]) == 0
+    drawn = [line for line in capsys.readouterr().out.splitlines() if set(line) <= {"█", "·"}]
+    assert len(drawn) == 10
+    for m, line in enumerate(drawn):
+        assert line == "".join("██" if n == m + 2 else "··" for n in range(10))
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["show", "shift", "--grid", "8x10", "--offset", "2,4", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["shape"] == [1, 80, 80]
+    assert shown["nonzeros"] == 6 * 6
+
+
+def test_every_named_basis_is_drawn_and_planned(capsys):
+    from structconv.commands.named import NAMED
+
+    for name in NAMED:
+        assert main(["show", name, "--grid", "4x6", "--json"]) == 0, name
+        assert main(["plan", name, "--grid", "4x6", "--json"]) == 0, name
+        shown, planned = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert shown["shape"][1] == 24
+        assert planned["candidates"][0]["rejected"] == ""
+        assert planned["candidates"][0]["seconds"] > 0
+
+
+def test_compare_writes_everything_and_evaluate_agrees(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main([*QUICK, "--out", str(run), "--json"]) == 0
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out.splitlines()[-1])
+    assert list(summary["bases"]) == ["identity", "shifts"]
+    assert summary["bases"]["identity"]["receptive_field"] == 1
+    assert summary["bases"]["shifts"]["receptive_field"] == 25
+    assert summary["bases"]["shifts"]["test_accuracy_mean"] > 20
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {line["job"] for line in steps} == {"identity/seed-0", "shifts/seed-0"}
+    for name in ("config.json", "environment.json", "summary.json", "pictures/basis-shifts.png",
+                 "checkpoints/shifts/seed-0/final/weights.safetensors"):
+        assert (run / name).is_file(), name
+    html = (run / "report.html").read_text()
+    assert "grid shifts 3x3" in html
+    assert not re.search(r"https?://|<script", html)
+    assert not list(run.rglob("*.pkl"))
+    assert main(["evaluate", str(run), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for basis, entry in summary["bases"].items():
+        assert again["bases"][basis]["test_accuracies"] == entry["test_accuracies"]
+
+
+def test_a_run_is_not_overwritten(tmp_path, capsys):
+    (tmp_path / "mine").write_text("x")
+    assert main([*QUICK, "--out", str(tmp_path)]) == 2
+    assert "must be a new or an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path, number):
+    cut, straight = tmp_path / "cut", tmp_path / "straight"
+    process = started(*QUICK, "--epochs", "8", "--out", str(cut), "--json")
+    while not (cut / "metrics.jsonl").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err
+    assert json.loads(out.splitlines()[-1])["interrupted"] is True
+    assert f"structconv resume {cut}" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert finished("resume", str(cut), "--json")[0] == 0
+    assert finished(*QUICK, "--epochs", "8", "--out", str(straight), "--json")[0] == 0
+    for job in ("identity", "shifts"):
+        name = f"checkpoints/{job}/seed-0/final/weights.safetensors"
+        assert (cut / name).read_bytes() == (straight / name).read_bytes()
+    assert (cut / "metrics.jsonl").read_text() == (straight / "metrics.jsonl").read_text()
+
+
+@needs_cora
+@pytest.mark.parametrize("recipe", ["cora-gcn", "cora-cheb", "cora-gat"])
+def test_cora_recipes_learn_and_print_one_object(tmp_path, capsys, recipe):
+    words = ["train", recipe, "--data", str(CORA), "--seeds", "1", "--epochs", "30", "--out", str(tmp_path / "run")]
+    assert main([*words, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert {"recipe", "seeds", "test_accuracy_mean", "test_accuracy_std", "seconds"} <= set(summary)
+    assert (summary["recipe"], summary["seeds"], summary["test_accuracy_std"]) == (recipe, 1, 0.0)
+    assert summary["test_accuracy_mean"] > 55
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["test_accuracies"] == summary["test_accuracies"]

@@ -1,0 +1,69 @@
+"""Progress: plain lines that never pause for two seconds, and live bars in a terminal."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+
+from structconv.train.progress import Lines, Live, progress_for
+
+
+class Timed(io.StringIO):
+    """Remembers when it was written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = [time.monotonic()]
+
+    def write(self, text: str) -> int:
+        self.times.append(time.monotonic())
+        return super().write(text)
+
+
+def test_lines_are_never_silent_for_two_seconds():
+    stream = Timed()
+    with Lines(stream) as progress:
+        progress.jobs(2)
+        progress.job("one", 50)
+        progress.advance(7, {"loss": 0.25, "val_accuracy": 0.5})
+        time.sleep(3.3)
+    gaps = [later - earlier for earlier, later in zip(stream.times, [*stream.times[1:], time.monotonic()], strict=True)]
+    assert max(gaps) < 2.0
+    assert "... [1/2] one: step 7/50  loss 0.25  val accuracy 0.5" in stream.getvalue()
+
+
+def test_lines_keep_notes_and_finished_jobs_in_order():
+    stream = io.StringIO()
+    with Lines(stream) as progress:
+        progress.phase("reading")
+        progress.jobs(2)
+        progress.job("one", 5)
+        progress.job_done("one: fine")
+        progress.job("two", 5)
+        progress.note("careful")
+        progress.job_done("two: fine")
+    assert stream.getvalue().splitlines() == ["reading", "[1/2] one: fine", "careful", "[2/2] two: fine"]
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("(_beat)")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_bars_and_everything_else_lines():
+    assert isinstance(progress_for(io.StringIO()), Lines)
+    stream = Terminal()
+    progress = progress_for(stream)
+    assert isinstance(progress, Live)
+    with progress:
+        progress.phase("reading")
+        progress.jobs(2)
+        progress.job("one", 5)
+        progress.advance(3, {"loss": 0.5})
+        progress.job_done("one: [fine]")
+        progress.job("two", 5)
+        progress.note("careful")
+    assert "one: [fine]" in stream.getvalue()
+    assert "careful" in stream.getvalue()
