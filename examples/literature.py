@@ -1,0 +1,363 @@
+"""The systems of the literature, one expression each.
+
+Run it to see every row: its name, where it comes from, the expression, and the shape of what it computes::
+
+    python examples/literature.py
+
+x (..., M, P) embeds the inputs and z (..., N, P') the outputs where they are others. Sequences have M = 12 entries,
+images 6 x 8 pixels, the graph has 7 nodes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from structconv import (
+    STRUCTURE,
+    Additive,
+    Adjacency,
+    ALiBi,
+    BiAffine,
+    Causal,
+    Chebyshev,
+    Concatenation,
+    Context,
+    Conv,
+    ConvGRUCell,
+    ConvLSTMCell,
+    Cuboid,
+    DepthwiseSeparable,
+    DotProduct,
+    EmbeddedGaussian,
+    Eye,
+    Gaussian,
+    GaussianWindow,
+    General,
+    Graph,
+    Grid,
+    HeadBlocks,
+    Identity,
+    Incidence,
+    KnowledgeGraph,
+    Location,
+    LowRank,
+    Pool,
+    Powers,
+    PredictedPosition,
+    Relation,
+    Relations,
+    RelativeBias,
+    RelativeKey,
+    RelativeValue,
+    Separable,
+    Shifts,
+    Uniform,
+    Walks,
+    Window,
+)
+
+P, Q = 16, 24
+D, T = 4, 5  # half of a window, learnt outputs
+GRID = Grid((6, 8))
+GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 5, 0, 6], [1, 0, 2, 1, 2, 0, 5, 4, 3, 0]]), num_nodes=7)
+KNOWLEDGE = KnowledgeGraph.from_labels([
+    ("Leonard Nimoy", "played", "Spock"), ("Alec Guinness", "played", "Obi-Wan Kenobi"),
+    ("William Shatner", "played", "Kirk"), ("Kirk", "characterIn", "Star Trek"), ("Spock", "characterIn", "Star Trek"),
+    ("Obi-Wan Kenobi", "characterIn", "Star Wars"), ("Star Trek", "genre", "science fiction"),
+    ("Star Wars", "genre", "science fiction"), ("Star Wars", "genre", "fantasy")])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system: its title, its source, the function whose body is the expression, and inputs to call it with."""
+
+    title: str
+    source: str
+    build: Callable[[], Any]
+    inputs: Callable[[], dict[str, Any]]
+
+    @property
+    def expression(self) -> str:
+        """The source text of the expression, on one line."""
+        body = inspect.getsource(self.build).split("    return ", 1)[1]
+        return " ".join(body.split()).replace("( ", "(")
+
+
+ROWS: dict[str, Row] = {}
+
+
+def row(title: str, source: str, inputs: Callable[[], dict[str, Any]]) -> Callable[..., Any]:
+    """Enter a function into `ROWS`."""
+
+    def enter(build: Callable[[], Any]) -> Callable[[], Any]:
+        ROWS[build.__name__] = Row(title, source, build, inputs)
+        return build
+
+    return enter
+
+
+def sequence() -> dict[str, Any]:
+    return {"x": torch.randn(2, 12, P)}
+
+
+def sequences() -> dict[str, Any]:
+    return {"x": torch.randn(2, 12, P), "z": torch.randn(2, 9, P)}
+
+
+def image() -> dict[str, Any]:
+    return {"x": torch.randn(2, GRID.num_entries, P), "structure": GRID}
+
+
+def pixels() -> dict[str, Any]:
+    return {"x": torch.randn(2, GRID.num_entries, P)}
+
+
+def graph() -> dict[str, Any]:
+    return {"x": torch.randn(GRAPH.num_nodes, P), "structure": GRAPH}
+
+
+def looped_graph() -> dict[str, Any]:
+    return {"x": torch.randn(GRAPH.num_nodes, P), "structure": GRAPH.with_self_loops()}
+
+
+def edges() -> dict[str, Any]:
+    return {"x": torch.randn(GRAPH.num_edges, P), "structure": GRAPH}
+
+
+def knowledge() -> dict[str, Any]:
+    return {"x": torch.randn(KNOWLEDGE.num_entities, P), "structure": KNOWLEDGE}
+
+
+# Grids
+
+
+@row("1x1 convolution", "Lin et al. 2014", image)
+def one_by_one() -> Conv:
+    return Conv(Identity(), P, Q)
+
+
+@row("Conv2d", "LeCun et al. 1998", image)
+def conv2d() -> Conv:
+    return Conv(Cuboid((3, 3), stride=2, padding="zeros"), P, Q)
+
+
+@row("dilated convolution", "Yu and Koltun 2016", image)
+def dilated_conv2d() -> Conv:
+    return Conv(Cuboid((3, 3), stride=2, dilation=2, padding="zeros"), P, Q)
+
+
+@row("any set of offsets", "Andreoli 2019, Definition 1", image)
+def any_offsets() -> Conv:
+    return Conv(Shifts([(0, 0), (5, -3), (-8, 1)]), P, Q)
+
+
+@row("separable convolution", "Andreoli 2019, eq. 9", image)
+def separable() -> Conv:
+    return Conv(Cuboid((3, 3)), P, Q, weight=Separable(rank=2))
+
+
+@row("depthwise separable convolution (Xception)", "Chollet 2017", image)
+def depthwise_separable() -> Conv:
+    return Conv(Cuboid((3, 3)), P, Q, weight=DepthwiseSeparable())
+
+
+@row("average pooling", "LeCun et al. 1998", image)
+def average_pooling() -> Conv:
+    return Conv(Pool(2), P, P, weight=Eye())
+
+
+# Graphs
+
+
+@row("GCN", "Kipf and Welling 2017, eq. 2", graph)
+def gcn() -> Conv:
+    return Conv(Adjacency(normalize="sym", self_loops=True), P, Q)
+
+
+@row("ChebNet", "Defferrard et al. 2016, eq. 4", graph)
+def chebyshev() -> Conv:
+    return Conv(Chebyshev(order=3), P, Q)
+
+
+@row("diffusion convolution", "Li et al. 2018, eq. 2", graph)
+def diffusion() -> Conv:
+    return Conv(Powers(2, walk="forward") | Powers(2, walk="backward"), P, Q)
+
+
+@row("R-GCN with basis decomposition", "Schlichtkrull et al. 2018, eq. 2 and 3", knowledge)
+def relational() -> Conv:
+    return Conv(Relations(3, normalize="row") | Identity(), P, Q, weight=Separable(rank=30))
+
+
+@row("typed walk", "Andreoli 2019, Definition 3", knowledge)
+def typed_walk() -> Conv:
+    return Conv(Walks(["played.characterIn.genre"]), P, Q)
+
+
+@row("typed walk, as a product", "Andreoli 2019, Proposition 3", knowledge)
+def typed_walk_product() -> Conv:
+    return Conv(Relation("played") @ Relation("characterIn") @ Relation("genre"), P, Q)
+
+
+@row("GAT, heads summed", "Velickovic et al. 2018, eq. 3; Andreoli 2019, section 3.2", looped_graph)
+def gat() -> Conv:
+    return Conv(BiAffine(heads=8, bilinear=False, on="projected").leaky_relu(0.2).masked(keep=STRUCTURE).softmax(),
+                P, Q)
+
+
+@row("GAT, heads side by side", "Velickovic et al. 2018, eq. 5", looped_graph)
+def gat_concatenated() -> Conv:
+    return Conv(BiAffine(heads=8, bilinear=False, on="projected").leaky_relu(0.2).masked(keep=STRUCTURE).softmax(),
+                P, Q, weight=HeadBlocks())
+
+
+@row("edge update of a graph network", "Battaglia et al. 2018, section 3.2", graph)
+def edge_update() -> Conv:
+    return Conv(Incidence("sender") | Incidence("receiver"), P, Q)
+
+
+@row("nodes from edges", "Battaglia et al. 2018, section 3.2", edges)
+def nodes_from_edges() -> Conv:
+    return Conv(Incidence("receiver").transpose(), P, P, weight=Eye())
+
+
+# Attention
+
+
+@row("Transformer self-attention, causal", "Vaswani et al. 2017, eq. 1", sequence)
+def causal_attention() -> Conv:
+    return Conv(DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax(), P, Q, weight=LowRank(64))
+
+
+@row("cross-attention", "Vaswani et al. 2017, section 3.2.3", sequences)
+def cross_attention() -> Conv:
+    return Conv(DotProduct(heads=8, dim=64).scaled().softmax(), P, Q, weight=LowRank(64))
+
+
+@row("grouped queries", "Ainslie et al. 2023", sequence)
+def grouped_queries() -> Conv:
+    return Conv(DotProduct(heads=8, dim=64, shared_by=4).scaled().softmax(), P, Q, weight=LowRank(64, shared_by=4))
+
+
+@row("Bahdanau's additive attention", "Bahdanau et al. 2015, section A.1.2", sequences)
+def bahdanau() -> Conv:
+    return Conv(Additive(dim=64).softmax(), P, P, weight=Eye())
+
+
+@row("Luong, dot", "Luong et al. 2015, section 3.1", sequences)
+def luong_dot() -> Conv:
+    return Conv(DotProduct().softmax(), P, P, weight=Eye())
+
+
+@row("Luong, general", "Luong et al. 2015, section 3.1", sequences)
+def luong_general() -> Conv:
+    return Conv(General().softmax(), P, P, weight=Eye())
+
+
+@row("Luong, location", "Luong et al. 2015, eq. 8", sequences)
+def luong_location() -> Conv:
+    return Conv(Location(length=20).softmax(), P, P, weight=Eye())
+
+
+@row("Luong, local-m", "Luong et al. 2015, section 3.2", sequence)
+def luong_local_m() -> Conv:
+    return Conv(General().masked(keep=Window(D)).softmax(), P, P, weight=Eye())
+
+
+@row("Luong, local-p", "Luong et al. 2015, eq. 9 and 10", sequences)
+def luong_local_p() -> Conv:
+    return Conv(General().masked(keep=Window(D, centre=(p := PredictedPosition()))).softmax()
+                * GaussianWindow(D / 2, centre=p), P, P, weight=Eye())
+
+
+@row("relative positions, key side", "Shaw et al. 2018, eq. 4", sequence)
+def shaw_key() -> Conv:
+    return Conv((DotProduct(heads=8, dim=64) + RelativeKey(clip=3)).scaled().softmax(), P, Q, weight=LowRank(64))
+
+
+@row("relative positions, key and value side", "Shaw et al. 2018, eq. 3 and 4", sequence)
+def shaw() -> Conv:
+    return Conv((DotProduct(heads=8, dim=64) + RelativeKey(clip=3)).scaled().softmax(), P, Q, weight=LowRank(64),
+                relative_value=RelativeValue(clip=3))
+
+
+@row("T5's relative bias", "Raffel et al. 2020, section 2.1", sequence)
+def t5() -> Conv:
+    return Conv((DotProduct(heads=8, dim=64).scaled() + RelativeBias(clip=16, buckets="log")).softmax(), P, Q,
+                weight=LowRank(64))
+
+
+@row("ALiBi", "Press et al. 2022, section 3", sequence)
+def alibi() -> Conv:
+    return Conv((DotProduct(heads=8, dim=64).scaled() + ALiBi(heads=8)).softmax(), P, Q, weight=LowRank(64))
+
+
+@row("non-local, Gaussian", "Wang et al. 2018, eq. 2", pixels)
+def non_local_gaussian() -> Conv:
+    return Conv(Gaussian().normalize("sum"), P, P, weight=LowRank(8))
+
+
+@row("non-local, embedded Gaussian", "Wang et al. 2018, eq. 3", pixels)
+def non_local_embedded() -> Conv:
+    return Conv(EmbeddedGaussian(8).normalize("sum"), P, P, weight=LowRank(8))
+
+
+@row("non-local, dot product", "Wang et al. 2018, eq. 4", pixels)
+def non_local_dot() -> Conv:
+    return Conv(DotProduct(dim=8).normalize("count"), P, P, weight=LowRank(8))
+
+
+@row("non-local, concatenation", "Wang et al. 2018, eq. 5", pixels)
+def non_local_concatenation() -> Conv:
+    return Conv(Concatenation(8).relu().normalize("count"), P, P, weight=LowRank(8))
+
+
+@row("spatial attention (a mean over a window)", "Andreoli 2019", sequence)
+def spatial_attention() -> Conv:
+    return Conv(Uniform(window=2).normalize("sum"), P, Q)
+
+
+@row("context attention", "Andreoli 2019", sequence)
+def context_attention() -> Conv:
+    return Conv(Context(queries=T).softmax(), P, Q)
+
+
+@row("neighbourhood attention on an image", "Hassani et al. 2023", image)
+def neighbourhood_attention() -> Conv:
+    return Conv(DotProduct(heads=4, dim=32).scaled().masked(keep=Window((7, 7), dilation=2)).softmax(), P, Q)
+
+
+@row("attention heads beside shift heads", "Andreoli 2019", sequence)
+def mixed_heads() -> Conv:
+    return Conv(DotProduct(heads=6, dim=8).scaled().softmax() | Shifts([-1, 1]), P, P)
+
+
+# Recurrent cells
+
+
+@row("ConvLSTM", "Shi et al. 2015, eq. 3", image)
+def conv_lstm() -> ConvLSTMCell:
+    return ConvLSTMCell(Cuboid((3, 3)), P, Q)
+
+
+@row("DCRNN's cell", "Li et al. 2018, eq. 3", graph)
+def dcrnn() -> ConvGRUCell:
+    return ConvGRUCell(Powers(2, walk="forward") | Powers(2, walk="backward"), P, Q)
+
+
+def main() -> None:
+    """Print every row."""
+    torch.manual_seed(0)
+    for entry in ROWS.values():
+        y = entry.build()(**entry.inputs())
+        shape = tuple((y[0] if isinstance(y, tuple) else y).shape)
+        print(f"{entry.title} [{entry.source}]\n    {entry.expression}\n    -> {shape}")
+
+
+if __name__ == "__main__":
+    main()

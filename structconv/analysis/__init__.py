@@ -1,0 +1,1 @@
+"""Looking at bases and layers: pictures and receptive fields."""

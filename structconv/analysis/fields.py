@@ -1,0 +1,32 @@
+"""Which inputs an output depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["receptive_field"]
+
+
+def receptive_field(fn: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """The largest number of input entries that any one output entry of `fn` depends on.
+
+    An input m counts for an output n when the gradient of some channel of y_n with respect to x_m is not zero at `x`.
+    The output's channels are combined at random first, so that two of them do not cancel. A dependence that happens
+    to have slope zero at `x` (behind a ReLU that is off) is not seen: smooth functions tell the truth.
+
+    Args:
+        fn: (M, P) -> (N, Q), differentiable.
+        x: where to look, (M, P); it should be in float64.
+
+    Cost: N backward passes.
+    """
+    x = x.detach().clone().requires_grad_()
+    y = fn(x)
+    generator = torch.Generator(y.device).manual_seed(0)
+    weight = torch.randn(y.shape[-1], dtype=y.dtype, device=y.device, generator=generator)
+    outputs = y @ weight
+    seen = [torch.autograd.grad(output, x, retain_graph=True)[0].abs().sum(-1).count_nonzero() for output in outputs]
+    return int(max(seen, default=torch.tensor(0)))

@@ -1,0 +1,46 @@
+"""Counting the floating-point operations that a model really does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from structconv.primitives import csr as _csr  # noqa: F401 - registers the operators counted here
+
+__all__ = ["forward_flops"]
+
+_Shape = tuple[int, ...]
+
+
+def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
+    """Flops of the products in ``fn(x)``: matrix products, convolutions, attention and sparse products.
+
+    A multiplication and an addition are two. Element-wise work (activations, softmax, index selection) is not
+    counted. The function is run once, without gradients.
+    """
+    counted = {torch.ops.structconv.spmm: _spmm_flops, torch.ops.structconv.sddmm: _sddmm_flops,
+               torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+    counter = FlopCounterMode(display=False, custom_mapping=counted)
+    with torch.no_grad(), counter:
+        fn(x)
+    return int(counter.get_total_flops())
+
+
+def _spmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape, order_T: _Shape,
+                values: _Shape | None, x: _Shape, rows: int, **_: Any) -> int:
+    return 2 * (1 if values is None else values[0]) * indices[0] * x[2]
+
+
+def _sddmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,
+                 order_T: _Shape, q: _Shape, k: _Shape, rows: int, **_: Any) -> int:
+    return 2 * rows * indices[0] * q[2]
+
+
+def _attention_flops(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
+    heads, outputs, inputs = math.prod(query[:-2]), query[-2], key[-2]
+    return 2 * heads * outputs * inputs * (query[-1] + value[-1])

@@ -1,0 +1,71 @@
+"""The command `structconv`: verbs, exit codes and one-line errors; torch is imported by the verb that needs it.
+
+Exit codes: 0 done, 2 bad usage or configuration, 75 interrupted with the state saved, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from structconv.commands import doctor, listing, plan, recipes, show
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.train.interrupt import EXIT_INTERRUPTED, Interrupted
+
+__all__ = ["main"]
+
+_DESCRIPTION = "Convolution and attention as one operator: y = sum_k A_k^T x Theta_k."
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    parser = _parser()
+    try:
+        args, rest = parser.parse_known_args(argv)
+    except SystemExit as leave:
+        return int(leave.code or 0)
+    try:
+        return int(args.run(args, rest))
+    except Interrupted as stopped:
+        return _fail(str(stopped), EXIT_INTERRUPTED)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        if args.debug:
+            raise
+        usage = isinstance(error, (ConfigError, ShapeError))
+        named = str(error) if isinstance(error, (ConfigError, ShapeError, StructureError)) else (
+            f"{type(error).__name__}: {error}")
+        return _fail(named, 2 if usage else 1)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="structconv", description=_DESCRIPTION, allow_abbrev=False)
+    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    shared.add_argument("--json", action="store_true", help="print JSON; the last line is the result")
+    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+    for group in (recipes, listing, show, plan, doctor):
+        group.add(verbs, shared)
+    return parser
+
+
+def _fail(message: str, code: int) -> int:
+    print("structconv: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

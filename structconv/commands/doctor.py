@@ -1,0 +1,76 @@
+"""doctor: versions, threads, extras and what the machine can do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from structconv.commands.output import no_more, print_json
+from structconv.report.table import print_table
+
+_EXTRAS = ("numpy", "scipy", "networkx", "scikit-learn", "matplotlib", "rich", "safetensors")
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the verb."""
+    text = "print versions, threads, optional packages and the cache folder"
+    parser = verbs.add_parser("doctor", help=text, description=text, parents=[shared], allow_abbrev=False)
+    parser.add_argument("--measure", action="store_true", help="measure the machine's rates anew; takes seconds")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("doctor", rest)
+    found = _findings(args.measure)
+    if args.json:
+        print_json(found)
+    else:
+        print_table(("what", "found"), [(key.replace("_", " "), _text(value)) for key, value in found.items()],
+                    texts=2)
+        if found["copy_gbs"] is None:
+            print("The machine's rates are not measured; structconv doctor --measure does it.")
+    return 0
+
+
+def _findings(measure: bool) -> dict[str, Any]:
+    import torch
+
+    from structconv.planning import machine
+    from structconv.train.run import version
+
+    rates = machine.measure() if measure else machine.load()
+    return {"structconv": version(), "python": platform.python_version(), "platform": platform.platform(),
+            "processor": _processor(), "cores": os.cpu_count(), "torch": torch.__version__,
+            "torch_threads": torch.get_num_threads(), "torch_capability": torch.backends.cpu.get_cpu_capability(),
+            "torch_mkl": torch.backends.mkl.is_available(), "torch_onednn": torch.backends.mkldnn.is_available(),
+            "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+            **{name: _version(name) for name in _EXTRAS}, "cache_folder": str(machine.cache_folder()),
+            "matrix_products_gflops": rates and round(rates.gflops, 1),
+            "copy_gbs": rates and round(rates.copy_gbs, 1), "gather_gbs": rates and round(rates.gather_gbs, 1)}
+
+
+def _version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "absent"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

@@ -1,0 +1,34 @@
+"""list: recipes, and the bases that show and plan know."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from structconv.commands.named import NAMED
+from structconv.commands.output import no_more, print_json
+from structconv.report.table import print_table
+from structconv.train.recipes import RECIPES
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the verb."""
+    text = "list recipes and bases by name"
+    parser = verbs.add_parser("list", help=text, description=text, parents=[shared], allow_abbrev=False)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("list", rest)
+    groups = {"recipe": {f"{entry.verb} {name}": entry.summary for name, entry in RECIPES.items()},
+              "basis": {f"show {name}": named.summary for name, named in NAMED.items()}}
+    if args.json:
+        for kind, named in groups.items():
+            for command, summary in named.items():
+                print_json({"kind": kind, "name": command.partition(" ")[2], "command": f"structconv {command}",
+                            "summary": summary})
+        return 0
+    rows = [(f"structconv {command}", summary) for named in groups.values() for command, summary in named.items()]
+    print_table(("command", "what"), rows, texts=2)
+    print("Each basis also goes with structconv plan.")
+    return 0

@@ -1,0 +1,116 @@
+"""Mechanisms by name, for the verbs that draw and plan; nothing is imported before one is built."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from structconv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from structconv.mechanisms import Mechanism
+    from structconv.structures import Graph, Grid
+
+__all__ = ["NAMED", "Named", "Wishes", "find", "parse_numbers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the command line may say of a mechanism."""
+
+    grid: tuple[int, ...] = (8, 8)
+    periodic: bool = False
+    offsets: tuple[tuple[int, ...], ...] = field(default=())
+    order: int = 3
+    heads: int = 4
+
+    @property
+    def entries(self) -> int:
+        """M, the number of points of the grid."""
+        return math.prod(self.grid)
+
+    def structure(self, on_graph: bool) -> Grid | Graph:
+        """The grid, or the graph of its neighbouring points."""
+        from structconv.structures import Grid
+
+        grid = Grid(self.grid, periodic=self.periodic)
+        return grid.graph() if on_graph else grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A mechanism with a line on what it is; `on_graph` if it reads the pixel graph instead of the grid."""
+
+    summary: str
+    build: Callable[[Wishes], Mechanism]
+    on_graph: bool = False
+
+
+def _mechanisms() -> Any:
+    from structconv import mechanisms
+
+    return mechanisms
+
+
+def _shift(wishes: Wishes) -> Mechanism:
+    offsets = wishes.offsets or ((1,) * len(wishes.grid),)
+    if any(len(offset) != len(wishes.grid) for offset in offsets):
+        raise ConfigError("structconv", f"an offset must have one number for each axis of the grid {wishes.grid}",
+                          offsets, "Write --grid 8x10 --offset 2,4.")
+    return _mechanisms().Shifts(list(offsets))
+
+
+def _window(wishes: Wishes) -> tuple[int, ...]:
+    return (3,) * len(wishes.grid)
+
+
+NAMED: dict[str, Named] = {
+    "identity": Named(summary="every entry to itself", build=lambda w: _mechanisms().Identity()),
+    "shift": Named(summary="shifts of the grid by --offset (repeatable)", build=_shift),
+    "cuboid": Named(summary="all shifts of a window of 3 on each axis",
+                    build=lambda w: _mechanisms().Cuboid(_window(w), padding="zeros")),
+    "pool": Named(summary="average over blocks of 2 on each axis", build=lambda w: _mechanisms().Pool(2)),
+    "adjacency": Named(summary="symmetrically normalised pixel graph with self-loops", on_graph=True,
+                       build=lambda w: _mechanisms().Adjacency(normalize="sym", self_loops=True)),
+    "chebyshev": Named(summary="Chebyshev polynomials of the pixel graph's Laplacian, up to --order", on_graph=True,
+                       build=lambda w: _mechanisms().Chebyshev(order=w.order)),
+    "walk": Named(summary="powers of the random walk on the pixel graph, up to --order", on_graph=True,
+                  build=lambda w: _mechanisms().Powers(w.order, walk="forward")),
+    "attention": Named(summary="scaled dot-product attention of random entries, --heads heads",
+                       build=lambda w: _mechanisms().DotProduct(heads=w.heads, dim=8).scaled().softmax()),
+    "window-attention": Named(summary="the same within a window of radius 2", build=lambda w: _windowed(w)),
+    "mixed": Named(summary="attention beside the shifts of a window",
+                   build=lambda w: NAMED["attention"].build(w) | NAMED["cuboid"].build(w)),
+}
+
+
+def _windowed(wishes: Wishes) -> Mechanism:
+    from structconv.structures import Grid
+    from structconv.structures.supports import Window
+
+    scores = _mechanisms().DotProduct(heads=wishes.heads, dim=8).scaled()
+    return scores.masked(keep=Window(2, grid=Grid(wishes.grid))).softmax()
+
+
+def find(name: str) -> Named:
+    """The mechanism of that name.
+
+    Raises:
+        ConfigError: there is none; the nearest name is suggested.
+    """
+    if name not in NAMED:
+        near = difflib.get_close_matches(name, NAMED, n=1, cutoff=0.4)
+        raise ConfigError("structconv", f"a basis must be one of {', '.join(NAMED)}", repr(name),
+                          f"Did you mean {near[0]!r}?" if near else "")
+    return NAMED[name]
+
+
+def parse_numbers(flag: str, text: str, separator: str) -> tuple[int, ...]:
+    """``8x10`` or ``2,-4`` as integers."""
+    try:
+        return tuple(int(word) for word in text.split(separator))
+    except ValueError:
+        raise ConfigError("structconv", f"{flag} must be integers joined by {separator!r}", repr(text)) from None

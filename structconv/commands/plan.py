@@ -1,0 +1,55 @@
+"""plan: how a layer would be computed at given sizes, at what cost, and what was rejected."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from structconv.commands.named import find
+from structconv.commands.output import no_more, print_json
+from structconv.commands.wishes import add_wishes, read_wishes
+
+if TYPE_CHECKING:
+    from structconv.planning.plan import Candidate
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the verb."""
+    text = "print the path that a layer would take, its cost, and the paths rejected"
+    parser = verbs.add_parser("plan", help=text, description=text, parents=[shared], allow_abbrev=False,
+                              epilog="Names: see structconv list.")
+    parser.add_argument("name", metavar="BASIS", help="for example cuboid")
+    add_wishes(parser)
+    parser.add_argument("--batch", type=int, default=1, help="B (default: 1)")
+    parser.add_argument("--in-channels", type=int, default=32, help="P (default: 32)")
+    parser.add_argument("--out-channels", type=int, default=32, help="Q (default: 32)")
+    parser.add_argument("--training", action="store_true", help="count the backward pass, too")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("plan", rest)
+    import torch
+
+    from structconv.nn import Conv
+    from structconv.shapes import check_positive
+
+    wishes, named = read_wishes(args), find(args.name)
+    batch = check_positive("structconv plan", "--batch", args.batch)
+    layer = Conv(named.build(wishes), args.in_channels, args.out_channels)
+    x = torch.randn(batch, wishes.entries, args.in_channels, requires_grad=args.training)
+    with torch.set_grad_enabled(args.training):
+        plan = layer.plan(x, structure=wishes.structure(named.on_graph))
+    if args.json:
+        print_json({"basis": args.name, "problem": plan.problem, "reason": plan.reason,
+                    "candidates": [_described(candidate) for candidate in plan.candidates]})
+    else:
+        print(plan)
+    return 0
+
+
+def _described(candidate: Candidate) -> dict[str, Any]:
+    cost = candidate.cost
+    return {"path": candidate.path, "kernel": candidate.kernel, "flops": cost.flops,
+            "bytes": cost.bytes + cost.gathered, "peak_bytes": cost.peak_bytes, "seconds": candidate.seconds,
+            "rejected": candidate.rejected}

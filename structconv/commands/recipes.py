@@ -1,0 +1,123 @@
+"""compare, train, evaluate, resume: the verbs that work on runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from structconv.commands.output import no_more, print_json
+from structconv.errors import ConfigError
+from structconv.train.config import Recipe, options, resolve
+from structconv.train.interrupt import Interrupt, Interrupted
+from structconv.train.progress import progress_for
+from structconv.train.recipes import RECIPES, Entry, Runner, entry_named, recipe_of
+from structconv.train.run import Run, check_new
+
+_HELP = {"compare": "learn one task through several bases and report on them", "train": "train a recipe"}
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the four verbs; each recipe is a subcommand with an option a key."""
+    for verb, text in _HELP.items():
+        names = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False).add_subparsers(
+            dest="recipe", metavar="RECIPE", required=True)
+        for entry in RECIPES.values():
+            if entry.verb == verb:
+                _add_recipe(names, entry, shared)
+    for verb, run, text in (("resume", _resume, "continue an interrupted run"),
+                            ("evaluate", _evaluate, "measure the final weights of a run again")):
+        parser = verbs.add_parser(verb, help=text, description=text, parents=[shared], allow_abbrev=False)
+        parser.add_argument("folder", metavar="RUN", help="the run's folder")
+        parser.set_defaults(run=run)
+
+
+def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> None:
+    parser = names.add_parser(entry.recipe.name, help=entry.summary, description=entry.summary, parents=[shared],
+                              allow_abbrev=False, epilog="Options may also be written key=value.")
+    parser.add_argument("--out", metavar="DIR", default=None, help="the run's folder (new; default: below runs/)")
+    for key in options(entry.recipe):
+        default = ",".join(map(str, key.default)) if isinstance(key.default, tuple) else key.default
+        flag = f"--{key.key.replace('_', '-')}"
+        text = f"{key.help} (default: {default})" if default != "" else key.help
+        if key.kind == "bool":
+            parser.add_argument(flag, dest=f"key_{key.key}", default=None, help=text,
+                                action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag, dest=f"key_{key.key}", default=None, metavar=key.kind.split("[")[0].upper(),
+                                help=text)
+    parser.set_defaults(run=_start)
+
+
+def _start(args: argparse.Namespace, rest: list[str]) -> int:
+    entry = entry_named(args.recipe)
+    recipe = resolve(entry.recipe, _overrides(entry, args, rest))
+    check_new(args.out)
+    return _execute(entry, recipe, lambda: Run.create(args.out, recipe), args.json)
+
+
+def _resume(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("resume", rest)
+    run = Run.open(args.folder)
+    entry, recipe = recipe_of(run)
+    return _execute(entry, recipe, lambda: run, args.json)
+
+
+def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json: bool) -> int:
+    progress = progress_for()
+    with progress, Interrupt(progress.note) as interrupt:
+        progress.phase("loading torch")
+        runner = _runner(entry, recipe)
+        run = open_run()
+        progress.note(f"run folder: {run.folder}")
+        try:
+            summary = runner.execute(recipe, run, interrupt, progress)
+        except Interrupted as stopped:
+            if as_json:
+                print_json({"recipe": recipe.name, "interrupted": True, "run": str(run.folder)})
+            raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}") from None
+    _report(entry, recipe, summary, as_json)
+    return 0
+
+
+def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("evaluate", rest)
+    run = Run.open(args.folder)
+    entry, recipe = recipe_of(run)
+    with progress_for() as progress:
+        progress.phase("loading torch")
+        summary = _runner(entry, recipe).evaluate(recipe, run, progress)
+    _report(entry, recipe, summary, args.json)
+    return 0
+
+
+def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(summary)
+    else:
+        entry.runner().show(recipe, summary)
+
+
+def _runner(entry: Entry, recipe: Recipe) -> Runner:
+    """The recipe's module, with as many threads as the recipe says."""
+    import torch
+
+    torch.set_num_threads(recipe.threads)
+    return entry.runner()
+
+
+def _overrides(entry: Entry, args: argparse.Namespace, rest: list[str]) -> list[str]:
+    """All overrides as ``key=value``: known options, then what argparse did not know."""
+    given = [f"{name.removeprefix('key_')}={value}" for name, value in vars(args).items()
+             if name.startswith("key_") and value is not None]
+    words = iter(rest)
+    for word in words:
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            given.append(f"{key}={value if equals else next(words, '')}")
+        elif "=" in word:
+            given.append(word)
+        else:
+            raise ConfigError(f"structconv {entry.verb} {entry.recipe.name}", "an override must read key=value or "
+                              "--key value", repr(word))
+    return given

@@ -1,0 +1,72 @@
+"""show: a basis as a picture, in a file and in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from structconv.commands.named import Wishes, find
+from structconv.commands.output import no_more, print_json
+from structconv.commands.wishes import add_wishes, read_wishes
+
+if TYPE_CHECKING:
+    from structconv.bases.base import Basis
+
+_MOST_IN_TERMINAL = 4
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the verb."""
+    text = "draw the matrices of a basis: input entries down, output entries across"
+    parser = verbs.add_parser("show", help="draw the matrices of a basis", description=text, parents=[shared],
+                              allow_abbrev=False, epilog="Names: see structconv list.")
+    parser.add_argument("name", metavar="BASIS", help="for example shift")
+    add_wishes(parser)
+    parser.add_argument("--out", metavar="FILE.png", help="also draw all matrices into a PNG")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("show", rest)
+    wishes = read_wishes(args)
+    basis = _basis(args.name, wishes)
+    dense_KMN = basis.dense().detach()
+    if args.out:
+        from structconv.pictures import basis_png
+        from structconv.train.files import write_atomically
+
+        write_atomically(Path(args.out), basis_png(dense_KMN, _titles(args.name, wishes),
+                                                    panel_inches=4.0 if len(dense_KMN) == 1 else 2.0))
+    if args.json:
+        print_json({"basis": args.name, "shape": list(dense_KMN.shape), "nonzeros": int(dense_KMN.count_nonzero()),
+                    "repr": repr(basis), "file": args.out})
+        return 0
+    from structconv.pictures import matrix_text
+
+    print(basis)
+    for k, matrix_MN in enumerate(dense_KMN[:_MOST_IN_TERMINAL]):
+        print(f"A_{k + 1}, {matrix_MN.shape[0]} inputs down, {matrix_MN.shape[1]} outputs across:")
+        print(matrix_text(matrix_MN))
+    if len(dense_KMN) > _MOST_IN_TERMINAL:
+        print(f"... and {len(dense_KMN) - _MOST_IN_TERMINAL} more; --out FILE.png draws them")
+    return 0
+
+
+def _basis(name: str, wishes: Wishes) -> Basis:
+    """The named mechanism on the wished structure, at random content where it reads any."""
+    import torch
+
+    named = find(name)
+    structure = wishes.structure(named.on_graph)
+    channels = 8 * wishes.heads
+    torch.manual_seed(0)
+    mechanism = named.build(wishes).bound(channels, channels)
+    return mechanism(torch.randn(wishes.entries, channels), structure=structure)
+
+
+def _titles(name: str, wishes: Wishes) -> list[str]:
+    sizes = "x".join(map(str, wishes.grid))
+    if name != "shift":
+        return []
+    return [f"grid {sizes}, shift {','.join(map(str, offset))}" for offset in wishes.offsets]

@@ -1,0 +1,74 @@
+"""Reading old pickles of arrays without running what they hold."""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from structconv.errors import StructureError
+
+__all__ = ["read_array_pickle"]
+
+
+def _admitted() -> dict[tuple[str, str], Callable[..., object]]:
+    """The globals a pickle of arrays may name, under the module paths that numpy and scipy have had."""
+    import numpy as np
+    from scipy.sparse import csr_matrix
+
+    reconstruct: Any = np.empty(0).__reduce__()[0]
+    scalar: Any = np.float64(0).__reduce__()[0]
+    table: dict[tuple[str, str], Callable[..., object]] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("scipy.sparse.csr", "csr_matrix"): csr_matrix,
+        ("scipy.sparse._csr", "csr_matrix"): csr_matrix,
+        ("collections", "defaultdict"): collections.defaultdict,
+    }
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        table[module, "_reconstruct"] = reconstruct
+        table[module, "scalar"] = scalar
+    for module in ("__builtin__", "builtins"):
+        table[module, "list"] = list
+        table[module, "int"] = int
+    return table
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """An unpickler that resolves the globals of `_admitted` and refuses every other by name."""
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(content), encoding="latin1")
+        self._path = path
+        self._table = _admitted()
+
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        try:
+            return self._table[module, name]
+        except KeyError:
+            raise StructureError("read_array_pickle", f"{self._path} must hold numpy and scipy arrays only",
+                                 f"the forbidden global {module}.{name}",
+                                 "Nothing of it was run; fetch the file again from its publisher.") from None
+
+
+def read_array_pickle(path: Path) -> object:
+    """The object in a pickle of numpy arrays, scipy CSR matrices, lists and dictionaries, and of nothing else.
+
+    Strings of Python 2 are read as latin1. Cost: one read of the file.
+
+    Raises:
+        StructureError: the pickle names any other global (the file and the global are named, nothing is called),
+            or it is damaged.
+    """
+    content = Path(path).read_bytes()
+    try:
+        return _ArrayUnpickler(content, Path(path)).load()
+    except StructureError:
+        raise
+    except Exception as error:
+        raise StructureError("read_array_pickle", f"{path} must be a pickle of arrays",
+                             f"{type(error).__name__}: {error}",
+                             "Fetch the file again from its publisher.") from error

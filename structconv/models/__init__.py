@@ -1,0 +1,1 @@
+"""Models over the layers, one file a system."""

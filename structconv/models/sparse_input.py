@@ -1,0 +1,59 @@
+"""The first layer on sparse features: a bag of words is itself a basis, from words to documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.bases.sparse import Sparse
+from structconv.mechanisms.expression import Mechanism, Setting
+
+__all__ = ["SparseConv", "drop_values"]
+
+
+def drop_values(words: Sparse, p: float, training: bool) -> Sparse:
+    """Dropout on the stored values: zero each with probability p, scale the others by 1 / (1 - p).
+
+    The same distribution as dropout on the dense features, since a zero stays zero.
+    """
+    if not training or p == 0 or words.values is None:
+        return words
+    return Sparse(words.graph, F.dropout(words.values, p))
+
+
+class SparseConv(nn.Module):
+    """y = sum_k A_k^T X Theta_k for a sparse matrix X (M, P), channels first: X Theta_k, then A_k.
+
+    X is passed as a `Sparse` basis of one matrix from the P words to the M entries, so that X Theta is its analysis
+    of Theta. The dense X is never built: O(nonzeros K Q) flops for X Theta.
+
+    Args:
+        mechanism: what yields A; bound to `in_channels` and `out_channels` here.
+        in_channels, out_channels: P and Q.
+        bias: add one number a channel.
+        concat: put the K heads side by side, (N, K Q), instead of adding them, (N, Q).
+
+    Theta and A's parameters are initialised by Glorot and Bengio (2010), as in the published models.
+    """
+
+    def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *, bias: bool = False,
+                 concat: bool = False) -> None:
+        super().__init__()
+        self.mechanism = mechanism.bound(in_channels, out_channels)
+        self.concat = concat
+        self.theta = nn.Parameter(torch.empty(mechanism.size, in_channels, out_channels))
+        self.bias = nn.Parameter(torch.zeros(out_channels * (mechanism.size if concat else 1))) if bias else None
+        for theta_PQ in self.theta.unbind():
+            nn.init.xavier_uniform_(theta_PQ.data)
+
+    def forward(self, words: Sparse, structure: Any) -> Tensor:
+        """X as a basis (P -> M) and the structure -> (N, Q), or (N, K Q) with `concat`."""
+        size, words_P, channels = self.theta.shape
+        x_MC = words.analysis(self.theta.movedim(0, 1).reshape(words_P, size * channels)).squeeze(0)
+        r_KMQ = x_MC.unflatten(-1, (size, channels)).movedim(-2, 0)
+        basis = self.mechanism.build(Setting(x_MC, x_MC, structure, (r_KMQ, r_KMQ)))
+        y = basis.apply(r_KMQ).movedim(0, -2).flatten(-2) if self.concat else basis.synthesis(r_KMQ)
+        return y if self.bias is None else y + self.bias

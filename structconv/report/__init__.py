@@ -1,0 +1,1 @@
+"""Self-contained reports on runs."""

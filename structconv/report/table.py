@@ -1,0 +1,23 @@
+"""Tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["print_table"]
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", texts: int = 1) -> None:
+    """A table on standard output, as wide as it needs when that is a file; its first `texts` columns are text."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    table = Table(title=title or None, title_justify="left")
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="left" if index < texts else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, markup=False)

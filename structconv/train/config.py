@@ -1,0 +1,157 @@
+"""Recipes as frozen dataclasses: options with bounds, overrides by key, JSON in and out; no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from structconv.errors import ConfigError
+
+__all__ = ["Recipe", "from_json", "option", "options", "resolve", "to_json"]
+
+R = TypeVar("R", bound="Recipe")
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def option(default: Any, help: str, *, minimum: float | None = None, below: float | None = None) -> Any:
+    """A dataclass field with its help line and, for numbers, bounds: minimum <= value < below."""
+    return dataclasses.field(default=default, metadata={"help": help, "minimum": minimum, "below": below})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Base of recipes: every field is checked against its type and bounds at construction.
+
+    Field types may be int, float, bool, str and tuples of one of them. `threads` is part of a recipe because sums over
+    another number of threads round differently: with the same one, a run gives the same weights on the same machine.
+
+    Raises:
+        ConfigError: a value has the wrong type or lies outside its bounds.
+    """
+
+    name: ClassVar[str]
+    threads: int = option(1, "threads of torch; more pay only for large layers, and on idle cores", minimum=1)
+
+    def __post_init__(self) -> None:
+        for field, kind in _typed_fields(type(self)):
+            value = _convert(self.name, field.name, kind, getattr(self, field.name))
+            _check_bounds(self.name, field, value)
+            object.__setattr__(self, field.name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What there is to know of one key of a recipe: its name, type as written, default and help line."""
+
+    key: str
+    kind: str
+    default: Any
+    help: str
+
+
+def options(recipe: type[Recipe]) -> list[Option]:
+    """The keys of a recipe, in the order of its class body."""
+    return [Option(field.name, str(field.type), field.default, field.metadata.get("help", ""))
+            for field in dataclasses.fields(recipe)]
+
+
+def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = ()) -> R:
+    """A recipe with some of its defaults replaced.
+
+    Args:
+        recipe: the recipe's class.
+        overrides: ``["hidden=32", ...]``, or a mapping from keys to values or to their text. Dashes in keys read as
+            underscores. Tuples are written with commas: ``offset=2,4``.
+
+    Raises:
+        ConfigError: an unknown key (the nearest known one is suggested), a key given twice, or a bad value.
+    """
+    pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [_split(recipe, o) for o in overrides]
+    known = [field.name for field in dataclasses.fields(recipe)]
+    values: dict[str, Any] = {}
+    for raw, value in pairs:
+        key = raw.replace("-", "_")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+            raise ConfigError(recipe.name, "a key must be one of the recipe's", repr(raw),
+                              f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}.")
+        if key in values:
+            raise ConfigError(recipe.name, f"{key} must be given once", "two values")
+        values[key] = value
+    return recipe(**values)
+
+
+def to_json(recipe: Recipe) -> str:
+    """A recipe and its name as a JSON object, indented."""
+    return json.dumps({"recipe": recipe.name, **dataclasses.asdict(recipe)}, indent=2) + "\n"
+
+
+def from_json(recipe: type[R], text: str) -> R:
+    """The inverse of `to_json`.
+
+    Raises:
+        ConfigError: not a JSON object, another recipe's, or unknown or bad keys.
+    """
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(recipe.name, "the configuration must be JSON", error) from error
+    if not isinstance(values, dict) or values.pop("recipe", None) != recipe.name:
+        raise ConfigError(recipe.name, f"the configuration must be an object with recipe {recipe.name!r}", text[:80])
+    return resolve(recipe, values)
+
+
+def _split(recipe: type[Recipe], override: str) -> tuple[str, str]:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(recipe.name, "an override must read key=value", repr(override))
+    return key, value
+
+
+def _typed_fields(recipe: type[Recipe]) -> list[tuple[dataclasses.Field[Any], Any]]:
+    kinds = typing.get_type_hints(recipe)
+    return [(field, kinds[field.name]) for field in dataclasses.fields(recipe)]
+
+
+def _convert(owner: str, key: str, kind: Any, value: Any) -> Any:
+    """`value`, a text or a Python or JSON value, as the type that the field declares."""
+    if typing.get_origin(kind) is tuple:
+        parts = [part for part in value.split(",") if part] if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)):
+            raise ConfigError(owner, f"{key} must be a list, written a,b,c", repr(value))
+        return tuple(_convert(owner, key, typing.get_args(kind)[0], part) for part in parts)
+    try:
+        return _scalar(kind, value)
+    except (ValueError, KeyError):
+        noun = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}[kind]
+        raise ConfigError(owner, f"{key} must be {noun}", repr(value)) from None
+
+
+def _scalar(kind: type, value: Any) -> Any:
+    if kind is bool:
+        return value if isinstance(value, bool) else _WORDS[str(value).lower()]
+    if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+        raise ValueError(value)
+    if kind is int and isinstance(value, float):
+        raise ValueError(value)
+    if kind is int or kind is float:
+        number = kind(value)
+        if not math.isfinite(number):
+            raise ValueError(value)
+        return number
+    return value
+
+
+def _check_bounds(owner: str, field: dataclasses.Field[Any], value: Any) -> None:
+    minimum, below = field.metadata.get("minimum"), field.metadata.get("below")
+    for number in value if isinstance(value, tuple) else (value,):
+        if minimum is not None and number < minimum:
+            raise ConfigError(owner, f"{field.name} must be at least {minimum}", number)
+        if below is not None and number >= below:
+            raise ConfigError(owner, f"{field.name} must be below {below}", number)

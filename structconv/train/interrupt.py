@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM as a request that the loop honours between two steps; no torch."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+__all__ = ["EXIT_INTERRUPTED", "Interrupt", "Interrupted"]
+
+EXIT_INTERRUPTED = 75
+
+
+class Interrupted(Exception):
+    """A training was asked to stop, has saved its state, and stops."""
+
+
+class Interrupt:
+    """While entered, SIGINT and SIGTERM set `requested` instead of ending the process.
+
+    The second Ctrl-C ends it at once, as Ctrl-C does elsewhere. Outside the main thread, where Python takes no
+    signals, nothing is installed and `requested` can still be set by hand.
+
+    Args:
+        notify: called with one line when the first signal comes.
+    """
+
+    def __init__(self, notify: Callable[[str], None] = lambda text: None) -> None:
+        self.requested = False
+        self.notify = notify
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        self.notify(f"{signal.Signals(number).name}: finishing this step and saving (Ctrl-C again leaves at once)")

@@ -1,0 +1,147 @@
+"""The one training loop: steps, validation, stopping, checkpoints, interruption and exact resumption."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from structconv.train.checkpoint import Checkpoint, Checkpoints
+from structconv.train.interrupt import Interrupt, Interrupted
+from structconv.train.progress import Progress
+from structconv.train.run import Run
+from structconv.train.state import capture_generators, restore_generators, seed_everything
+from structconv.train.stopping import Stopping
+
+__all__ = ["Schedule", "Task", "fit"]
+
+
+class Task(Protocol):
+    """What is trained: a model, its optimiser, and three functions that return measurements by name."""
+
+    model: nn.Module
+    optimizer: Optimizer
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Do step number `step`, from 1. Data order must depend on `step` and on the global generators only."""
+
+    def validate(self) -> dict[str, float]:
+        """``val_loss`` and ``val_accuracy`` of the present weights."""
+
+    def test(self) -> dict[str, float]:
+        """The figures of the chosen weights, ``test_accuracy`` among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long and how often: at most `steps` steps, validation and checkpoint every so many of them."""
+
+    steps: int
+    seed: int
+    stopping: Stopping
+    validate_every: int = 1
+    checkpoint_every: int = 100
+
+
+@dataclass
+class _Training:
+    """The state of one training that a checkpoint holds."""
+
+    task: Task
+    schedule: Schedule
+    step: int = 0
+    stopped: bool = False
+    seconds: float = 0.0
+    best: dict[str, Tensor] | None = None
+    clock: float = field(default_factory=time.perf_counter)
+
+    def elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.clock
+
+    def checkpoint(self, result: dict[str, float] | None = None) -> Checkpoint:
+        state = {"optimizer": self.task.optimizer.state_dict(), "generators": capture_generators(),
+                 "stopping": self.schedule.stopping.state(), "best": self.best, "stopped": self.stopped,
+                 "seconds": self.elapsed(), "result": result}
+        return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state, final=result is not None)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        self.task.model.load_state_dict(checkpoint.weights)
+        self.task.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.stopping.load(state["stopping"])
+        self.step, self.stopped, self.best = checkpoint.step, state["stopped"], state["best"]
+        self.seconds, self.clock = state["seconds"], time.perf_counter()
+        restore_generators(state["generators"])
+
+    def advance(self) -> dict[str, float]:
+        """One step, with validation where it is due."""
+        self.step += 1
+        metrics = self.task.train_step(self.step)
+        if self.step % self.schedule.validate_every == 0 or self.step == self.schedule.steps:
+            metrics = {**metrics, **self.task.validate()}
+            verdict = self.schedule.stopping.update(metrics)
+            self.stopped = verdict.stop
+            if verdict.keep:
+                self.best = {name: value.detach().clone() for name, value in self.task.model.state_dict().items()}
+        return metrics
+
+
+def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, interrupt: Interrupt,
+        progress: Progress) -> dict[str, Any]:
+    """Train until the schedule or its stopping rule ends it, and return the result of the chosen weights.
+
+    A training that has a checkpoint in the run continues from it; on a CPU, with as many threads as before, the
+    weights become bit for bit those of an uninterrupted one. A finished one returns its recorded result.
+
+    Args:
+        make: builds the task; called after the generators are seeded.
+        schedule: its stopping rule must be a fresh one.
+        run: where metrics and checkpoints go, under the name `job`.
+        job: the training's name in the run, ``"shifts/seed-0"``.
+        interrupt: looked at after each step.
+        progress: where the user sees it.
+
+    Returns:
+        What `Task.test` measured, with ``steps`` done and ``seconds`` spent training.
+
+    Raises:
+        Interrupted: `interrupt` was requested; the state is saved.
+    """
+    checkpoints = Checkpoints(run.checkpoint_folder(job))
+    saved = checkpoints.latest(progress.note)
+    if saved is not None and saved.final:
+        return saved.state["result"]
+    seed_everything(schedule.seed)
+    training = _Training(task=make(), schedule=schedule)
+    if saved is not None:
+        training.restore(saved)
+    run.metrics.truncate(job, training.step)
+    progress.job(job, schedule.steps)
+    shown: dict[str, float] = {}
+    while training.step < schedule.steps and not training.stopped:
+        metrics = training.advance()
+        run.metrics.append(job, training.step, metrics)
+        shown |= metrics
+        progress.advance(training.step, shown)
+        if interrupt.requested or training.step % schedule.checkpoint_every == 0:
+            run.metrics.flush()
+            checkpoints.save(training.checkpoint())
+        if interrupt.requested:
+            raise Interrupted(f"{job}: stopped after step {training.step}")
+    return _finish(training, checkpoints, run)
+
+
+def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str, Any]:
+    task = training.task
+    if training.best is not None:
+        task.model.load_state_dict(training.best)
+    seconds = training.elapsed()
+    result = {**task.test(), "steps": training.step, "seconds": seconds}
+    run.metrics.flush()
+    training.best = None
+    checkpoints.save(training.checkpoint(result))
+    return result

@@ -1,0 +1,170 @@
+"""What a user sees while a run works: live bars in a terminal, plain lines elsewhere, never two silent seconds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+__all__ = ["Lines", "Live", "Progress", "Quiet", "progress_for"]
+
+_PULSE_SECONDS = 1.5
+
+
+class Progress(Protocol):
+    """Where a run reports: `phase` and `job` say what begins, `advance` how far it is, `note` keeps a line."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None: ...
+
+    def phase(self, text: str) -> None: ...
+
+    def jobs(self, total: int) -> None: ...
+
+    def job(self, name: str, steps: int) -> None: ...
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def job_done(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def progress_for(stream: IO[str] | None = None) -> Progress:
+    """Live bars if `stream` (by default stderr) is a terminal, plain lines if not."""
+    stream = stream or sys.stderr
+    return Live(stream) if stream.isatty() else Lines(stream)
+
+
+def _measured(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in metrics.items())
+
+
+class Quiet:
+    """Reports nothing; for tests and for callers that have their own display."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        return None
+
+    def phase(self, text: str) -> None:
+        """A part of the work without steps begins."""
+
+    def jobs(self, total: int) -> None:
+        """How many trainings there will be."""
+
+    def job(self, name: str, steps: int) -> None:
+        """A training of at most `steps` steps begins."""
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """`step` steps of the training are done."""
+
+    def job_done(self, text: str) -> None:
+        """The training is over."""
+
+    def note(self, text: str) -> None:
+        """A line to keep."""
+
+
+class Lines(Quiet):
+    """Plain lines; while nothing else is printed, a thread prints the present state every 1.5 seconds."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+        self._total = self._finished = 0
+        self._status = "starting"
+        self._spoke = time.monotonic()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._pulse = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._pulse.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._over.set()
+        self._pulse.join()
+
+    def phase(self, text: str) -> None:
+        self._status = text
+        self.note(text)
+
+    def jobs(self, total: int) -> None:
+        self._total = total
+
+    def job(self, name: str, steps: int) -> None:
+        self._name, self._steps = name, steps
+        self._status = f"{self._place()}{name}: starting"
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        self._status = f"{self._place()}{self._name}: step {step}/{self._steps}  {_measured(metrics)}"
+
+    def job_done(self, text: str) -> None:
+        self._finished += 1
+        self.note(f"[{self._finished}/{self._total}] {text}" if self._total else text)
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            print(text, file=self.stream, flush=True)
+            self._spoke = time.monotonic()
+
+    def _place(self) -> str:
+        return f"[{self._finished + 1}/{self._total}] " if self._total else ""
+
+    def _beat(self) -> None:
+        while not self._over.wait(max(0.05, self._spoke + _PULSE_SECONDS - time.monotonic())):
+            if time.monotonic() - self._spoke >= _PULSE_SECONDS:
+                self.note(f"... {self._status}")
+
+
+class Live(Quiet):
+    """Bars by rich: one for the trainings, one for the steps of the present one; notes scroll above them."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        self._bars = Bars(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24),
+                          MofNCompleteColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn(),
+                          console=Console(file=stream), transient=True)
+        self._all: Any = self._bars.add_task("starting", total=None, shown="")
+        self._one: Any = None
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._bars.stop()
+
+    def phase(self, text: str) -> None:
+        self._bars.update(self._all, description=text)
+
+    def jobs(self, total: int) -> None:
+        self._bars.update(self._all, description="trainings", total=total, completed=0)
+
+    def job(self, name: str, steps: int) -> None:
+        if self._one is not None:
+            self._bars.remove_task(self._one)
+        self._one = self._bars.add_task(name, total=steps, shown="")
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        self._bars.update(self._one, completed=step, shown=_measured(metrics))
+
+    def job_done(self, text: str) -> None:
+        self._bars.advance(self._all)
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)

@@ -1,0 +1,174 @@
+"""The folder of a run: its configuration, environment, metrics, checkpoints and results."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from structconv.errors import ConfigError
+from structconv.train.config import Recipe, to_json
+from structconv.train.files import write_atomically
+
+__all__ = ["Metrics", "Run", "check_new", "environment", "version"]
+
+
+class Metrics:
+    """Measurements as lines of JSON, ``{"job": …, "step": …, …}``, appended as they come.
+
+    After a resume no step is there twice: `truncate` drops what came after the checkpoint. A line that a crash cut
+    short is dropped, too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pending: list[str] = []
+        self._written = time.monotonic()
+
+    def append(self, job: str, step: int, values: dict[str, float]) -> None:
+        """Add one line; it is in the file within a second of further lines, or after `flush`."""
+        self._pending.append(json.dumps({"job": job, "step": step, **values}) + "\n")
+        if time.monotonic() - self._written > 1.0:
+            self.flush(wait=False)
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Write every line to the file; with `wait`, until the disk has them."""
+        if self._pending or wait:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write("".join(self._pending))
+                file.flush()
+                if wait:
+                    os.fsync(file.fileno())
+        self._pending.clear()
+        self._written = time.monotonic()
+
+    def truncate(self, job: str, step: int) -> None:
+        """Drop the lines of `job` after `step`."""
+        self.flush(wait=False)
+        if not self.path.exists():
+            return
+        kept = [line for line in self if line["job"] != job or line["step"] <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        if text != self.path.read_text(encoding="utf-8"):
+            write_atomically(self.path, text)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.flush(wait=False)
+        if not self.path.exists():
+            return
+        with open(self.path, encoding="utf-8") as file:
+            for text in file:
+                try:
+                    line = json.loads(text)
+                except json.JSONDecodeError:
+                    continue
+                yield line
+
+
+class Run:
+    """A run folder: ``config.json``, ``environment.json``, ``metrics.jsonl``, ``checkpoints/``, the recipe's files.
+
+    Use `create` for a new one (after the recipe is resolved, so that a bad key leaves no folder) and `open` for one
+    that exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.metrics = Metrics(self.folder / "metrics.jsonl")
+
+    @classmethod
+    def create(cls, folder: str | Path | None, recipe: Recipe) -> Run:
+        """Make the folder and write the configuration into it.
+
+        Args:
+            folder: where; None is ``runs/<recipe>-<date>-<time>`` in the current directory.
+
+        Raises:
+            ConfigError: the folder exists and is not empty.
+        """
+        check_new(folder)
+        place = Path(folder) if folder else _fresh(Path("runs"), recipe.name)
+        place.mkdir(parents=True, exist_ok=True)
+        run = cls(place)
+        run.write("config.json", to_json(recipe))
+        run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
+        return run
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """A run that exists.
+
+        Raises:
+            ConfigError: there is no run in the folder.
+        """
+        run = cls(Path(folder))
+        if not (run.folder / "config.json").is_file():
+            raise ConfigError("Run", f"{folder} must be a run folder", "a folder without config.json"
+                              if run.folder.is_dir() else "no such folder")
+        return run
+
+    @property
+    def config_text(self) -> str:
+        return (self.folder / "config.json").read_text(encoding="utf-8")
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe's name in ``config.json``."""
+        try:
+            return str(json.loads(self.config_text)["recipe"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError("Run", f"{self.folder / 'config.json'} must name its recipe", error) from error
+
+    def checkpoint_folder(self, job: str) -> Path:
+        return self.folder / "checkpoints" / job
+
+    def write(self, name: str, content: bytes | str) -> Path:
+        """Write a file of the run in one step, folders included; returns its path."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_atomically(path, content)
+
+    def write_summary(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Write ``summary.json``; returns the summary."""
+        self.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        return summary
+
+
+def check_new(folder: str | Path | None) -> None:
+    """Raise `ConfigError` if a run cannot begin in `folder` because something is there; None always can."""
+    place = Path(folder) if folder else None
+    if place is not None and place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ConfigError("Run", f"{place} must be a new or an empty folder", "one with files in it",
+                          f"Continue it with `structconv resume {place}`, or name another.")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, threads and machine, for the record of a run; imports torch."""
+    import torch
+
+    return {"structconv": version(), "python": platform.python_version(), "torch": torch.__version__,
+            "platform": platform.platform(), "threads": torch.get_num_threads(), "cores": os.cpu_count(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": ["structconv", *sys.argv[1:]]}
+
+
+def version() -> str:
+    """The installed version of structconv."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("structconv")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _fresh(parent: Path, name: str) -> Path:
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    place, count = parent / stem, 2
+    while place.exists():
+        place, count = parent / f"{stem}-{count}", count + 1
+    return place

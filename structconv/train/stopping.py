@@ -1,0 +1,90 @@
+"""When to stop and which weights to keep; each rule is a small state machine that checkpoints can hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["BestAccuracy", "LossWindow", "Patience", "Stopping", "Verdict"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`keep`: these weights are the ones to return so far; `stop`: no more steps."""
+
+    keep: bool
+    stop: bool
+
+
+class Stopping(Protocol):
+    """Sees ``val_loss`` and ``val_accuracy`` after each validation; its state is a dictionary of plain values."""
+
+    def update(self, metrics: dict[str, float]) -> Verdict: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+class _Remembers:
+    """State in the instance's public attributes."""
+
+    def state(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class LossWindow(_Remembers):
+    """Kipf and Welling (2017): after `window` validations, stop when the loss exceeds the mean of the last `window`.
+
+    The last weights are kept.
+    """
+
+    def __init__(self, window: int = 10) -> None:
+        self.window = window
+        self.seen = 0
+        self.losses: list[float] = []
+
+    def update(self, metrics: dict[str, float]) -> Verdict:
+        loss, before = metrics["val_loss"], self.losses
+        stop = self.seen > self.window and loss > sum(before) / len(before)
+        self.losses = [*before, loss][-self.window:]
+        self.seen += 1
+        return Verdict(keep=False, stop=stop)
+
+
+class Patience(_Remembers):
+    """Velickovic et al. (2018): stop after `patience` validations in which neither loss nor accuracy was best.
+
+    The weights kept are the last ones that reached both bests at once.
+    """
+
+    def __init__(self, patience: int = 100) -> None:
+        self.patience = patience
+        self.waited = 0
+        self.best_loss = math.inf
+        self.best_accuracy = 0.0
+
+    def update(self, metrics: dict[str, float]) -> Verdict:
+        lower, higher = metrics["val_loss"] <= self.best_loss, metrics["val_accuracy"] >= self.best_accuracy
+        self.best_loss = min(self.best_loss, metrics["val_loss"])
+        self.best_accuracy = max(self.best_accuracy, metrics["val_accuracy"])
+        self.waited = 0 if lower or higher else self.waited + 1
+        return Verdict(keep=lower and higher, stop=self.waited >= self.patience)
+
+
+class BestAccuracy(_Remembers):
+    """Never stops early; keeps the weights of the best validation accuracy, of the lower loss where two are equal."""
+
+    def __init__(self) -> None:
+        self.best: list[float] = [-math.inf, -math.inf]
+
+    def update(self, metrics: dict[str, float]) -> Verdict:
+        now = [metrics["val_accuracy"], -metrics["val_loss"]]
+        keep = now > self.best
+        if keep:
+            self.best = now
+        return Verdict(keep=keep, stop=False)

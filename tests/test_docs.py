@@ -1,0 +1,49 @@
+"""The README's example runs, its table is made of expressions that build, and the reference names every public name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import structconv
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXPRESSIONS = re.findall(r"(?m)^\| ([^|`]+) \| `(Conv.*)` \|$", README)
+
+
+def test_example_of_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"(?s)```python\n(.*?)```", README)
+    exec(compile(code, "README.md", "exec"), {})
+    assert "cheapest" in capsys.readouterr().out
+
+
+def test_table_of_readme_is_found() -> None:
+    assert len(EXPRESSIONS) >= 25
+
+
+@pytest.mark.parametrize("system, expression", EXPRESSIONS, ids=[system for system, _ in EXPRESSIONS])
+def test_expression_of_readme(system: str, expression: str) -> None:
+    names = {name: getattr(structconv, name) for name in structconv.__all__}
+    names |= {"P": 16, "Q": 16, "D": 4, "R": 3, "p": structconv.PredictedPosition()}
+    layer = eval(expression.replace(r"\|", "|"), names)
+    assert isinstance(layer, torch.nn.Module)
+
+
+def test_readme_links_exist() -> None:
+    missing = [link for link in re.findall(r"\]\((?!https?:)([^)#]+)", README) if not (ROOT / link).exists()]
+    assert not missing
+
+
+def test_pictures_are_small() -> None:
+    assert all(path.stat().st_size < 150_000 for path in (ROOT / "docs" / "images").iterdir())
+
+
+def test_reference_names_all_public_names() -> None:
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    documented = set(re.findall(r"auto\w+:: structconv\.(\w+)$", pages, re.MULTILINE))
+    modules = {name for name in structconv.__all__ if name in structconv._MODULES}
+    assert set(structconv.__all__) - modules <= documented

@@ -1,0 +1,464 @@
+"""Every row of `examples/literature.py` against an implementation of its own: torch's layer, an einsum or loops."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from examples.literature import GRAPH, GRID, KNOWLEDGE, ROWS, D
+
+F64 = torch.float64
+REFERENCES: dict[str, Callable[..., Any]] = {}
+
+
+def reference(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Enter an implementation of the row of the same name."""
+    REFERENCES[function.__name__] = function
+    return function
+
+
+def held(layer: torch.nn.Module, end: str) -> Tensor:
+    """The one parameter whose name ends so."""
+    found = {id(p): p for name, p in layer.named_parameters() if f".{name}".endswith(f".{end}")}
+    assert len(found) == 1, (end, [name for name, _ in layer.named_parameters()])
+    return next(iter(found.values()))
+
+
+def doubled(value: Any) -> Any:
+    return value.to(F64) if isinstance(value, Tensor) else value
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row(name):
+    entry = ROWS[name]
+    layer = entry.build().to(F64)
+    with torch.no_grad():
+        for parameter_name, parameter in layer.named_parameters():
+            if parameter_name.endswith("bias") or "table" in parameter_name:
+                parameter.normal_()
+    inputs = {key: doubled(value) for key, value in entry.inputs().items()}
+    y, expected = layer(**inputs), REFERENCES[name](layer, **inputs)
+    pairs = zip(y, expected, strict=True) if isinstance(y, tuple) else [(y, expected)]
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+        assert ours.abs().max() > 1e-3
+
+
+def test_every_row_has_a_reference():
+    assert set(ROWS) == set(REFERENCES)
+
+
+def test_every_row_is_one_expression():
+    for entry in ROWS.values():
+        code = compile(entry.expression, "row", "eval")
+        assert code.co_names[0] in ("Conv", "ConvLSTMCell", "ConvGRUCell"), entry.title
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_parameter_of_a_row_has_a_gradient(name):
+    layer = ROWS[name].build()
+    y = layer(**ROWS[name].inputs())
+    (y[0] if isinstance(y, tuple) else y).square().sum().backward()
+    without = [parameter for parameter, p in layer.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert not without
+
+
+def test_the_example_prints_every_row():
+    script = Path(__file__).parents[1] / "examples" / "literature.py"
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120,
+                         cwd=script.parents[1], env={"PYTHONPATH": str(script.parents[1]), "OMP_NUM_THREADS": "1"})
+    assert run.stdout.count("->") == len(ROWS)
+
+
+# Grids
+
+
+def on_image(x: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """(B, M, P) -> the image (B, P, H, W) -> fn -> (B, N, Q)."""
+    return fn(x.mT.unflatten(-1, GRID.shape)).flatten(2).mT
+
+
+def theta(layer: torch.nn.Module) -> Tensor:
+    return held(layer, "theta")
+
+
+def kernel(theta_KPQ: Tensor) -> Tensor:
+    """(9, P, Q) -> (Q, P, 3, 3)."""
+    return theta_KPQ.permute(2, 1, 0).unflatten(-1, (3, 3))
+
+
+@reference
+def one_by_one(layer, x, structure):
+    return x @ theta(layer)[0] + layer.bias
+
+
+@reference
+def conv2d(layer, x, structure):
+    return on_image(x, lambda image: F.conv2d(image, kernel(theta(layer)), layer.bias, stride=2, padding=1))
+
+
+@reference
+def dilated_conv2d(layer, x, structure):
+    return on_image(x, lambda image: F.conv2d(image, kernel(theta(layer)), layer.bias, 2, 2, 2))
+
+
+@reference
+def any_offsets(layer, x, structure):
+    height, width = GRID.shape
+    y = torch.zeros(x.shape[0], height, width, theta(layer).shape[2], dtype=F64)
+    image = x.unflatten(1, GRID.shape)
+    for k, (down, right) in enumerate([(0, 0), (5, -3), (-8, 1)]):
+        for i in range(height):
+            for j in range(width):
+                if 0 <= i - down < height and 0 <= j - right < width:
+                    y[:, i, j] += image[:, i - down, j - right] @ theta(layer)[k]
+    return y.flatten(1, 2) + layer.bias
+
+
+@reference
+def separable(layer, x, structure):
+    mix, filters = held(layer, "mix"), held(layer, "filters")
+    assert mix.numel() + filters.numel() == 2 * (9 + 16 * 24)
+    whole = sum(mix[:, h, None, None] * filters[h] for h in range(2))
+    return on_image(x, lambda image: F.conv2d(image, kernel(whole), layer.bias, padding=1))
+
+
+@reference
+def depthwise_separable(layer, x, structure):
+    depthwise, pointwise = held(layer, "depthwise"), held(layer, "pointwise")
+
+    def xception(image):
+        filtered = F.conv2d(image, depthwise.mT.reshape(-1, 1, 3, 3), padding=1, groups=16)
+        return F.conv2d(filtered, pointwise.mT[:, :, None, None], layer.bias)
+
+    return on_image(x, xception)
+
+
+@reference
+def average_pooling(layer, x, structure):
+    return on_image(x, lambda image: F.avg_pool2d(image, 2)) + layer.bias
+
+
+# Graphs
+
+
+def adjacency(graph=GRAPH) -> Tensor:
+    a = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=F64)
+    for m, n in graph.edge_index.T.tolist():
+        a[m, n] += 1
+    return a
+
+
+def reciprocal(degree: Tensor) -> Tensor:
+    return torch.where(degree > 0, 1 / degree, torch.zeros((), dtype=F64))
+
+
+@reference
+def gcn(layer, x, structure):
+    a = adjacency() + torch.eye(7, dtype=F64)
+    d = torch.diag(a.sum(0).rsqrt())
+    return (d @ a @ d).T @ x @ theta(layer)[0] + layer.bias
+
+
+@reference
+def chebyshev(layer, x, structure):
+    a, eye = adjacency(), torch.eye(7, dtype=F64)
+    d = torch.diag(reciprocal(a.sum(0)).sqrt())
+    scaled = (2 * (eye - d @ a @ d) / 2 - eye).T
+    t = [x, scaled @ x]
+    t += [2 * scaled @ t[1] - t[0]]
+    t += [2 * scaled @ t[2] - t[1]]
+    return sum(t[k] @ theta(layer)[k] for k in range(4)) + layer.bias
+
+
+def diffused(weights: Tensor, x: Tensor) -> Tensor:
+    """Both random walks, powers 0 to 2, by products from the left."""
+    a, y = adjacency(), 0
+    for direction, walk in enumerate((reciprocal(a.sum(1))[:, None] * a, reciprocal(a.sum(0))[:, None] * a.T)):
+        state = x
+        for k in range(3):
+            y = y + state @ weights[3 * direction + k]
+            state = walk.T @ state
+    return y
+
+
+@reference
+def diffusion(layer, x, structure):
+    return diffused(theta(layer), x) + layer.bias
+
+
+def relation(name: str) -> Tensor:
+    a = torch.zeros(KNOWLEDGE.num_entities, KNOWLEDGE.num_entities, dtype=F64)
+    for m, r, n in KNOWLEDGE.triples.tolist():
+        a[m, n] += KNOWLEDGE.relations[r] == name
+    return a
+
+
+@reference
+def relational(layer, x, structure):
+    matrices = [relation(name) for name in KNOWLEDGE.relations]
+    matrices = [a / a.sum(0).clamp(min=1) for a in matrices] + [torch.eye(len(x), dtype=F64)]
+    mix, bases = held(layer, "mix"), held(layer, "filters")
+    assert mix.shape == (4, 30)
+    return torch.einsum("kmn,mp,kh,hpq->nq", torch.stack(matrices), x, mix, bases) + layer.bias
+
+
+@reference
+def typed_walk(layer, x, structure):
+    walk = relation("played") @ relation("characterIn") @ relation("genre")
+    assert walk[KNOWLEDGE.entity("Leonard Nimoy"), KNOWLEDGE.entity("science fiction")] == 1
+    assert walk.sum() == 4
+    return walk.T @ x @ theta(layer)[0] + layer.bias
+
+
+@reference
+def typed_walk_product(layer, x, structure):
+    return typed_walk(layer, x, structure)
+
+
+def gat_heads(layer, x, values: Tensor) -> list[Tensor]:
+    """Each head by loops over the nodes, their loops included."""
+    source, target = held(layer, "vector_source"), held(layer, "vector_target")
+    into = adjacency() + torch.eye(7, dtype=F64)
+    heads = []
+    for k in range(8):
+        h = x @ values[k]
+        y = torch.zeros_like(h)
+        for n in range(7):
+            near = into[:, n].nonzero().squeeze(-1)
+            y[n] = F.leaky_relu(h[near] @ source[k] + h[n] @ target[k], 0.2).softmax(0) @ h[near]
+        heads.append(y)
+    return heads
+
+
+@reference
+def gat(layer, x, structure):
+    return sum(gat_heads(layer, x, theta(layer))) + layer.bias
+
+
+@reference
+def gat_concatenated(layer, x, structure):
+    return torch.cat(gat_heads(layer, x, held(layer, "values")), -1) + layer.bias
+
+
+@reference
+def edge_update(layer, x, structure):
+    source, target = GRAPH.edge_index
+    return torch.cat([x[source], x[target]], -1) @ theta(layer).flatten(0, 1) + layer.bias
+
+
+@reference
+def nodes_from_edges(layer, x, structure):
+    return torch.stack([x[GRAPH.edge_index[1] == n].sum(0) for n in range(7)]) + layer.bias
+
+
+# Attention
+
+
+def by_heads(x: Tensor, weight: Tensor, heads: int = 8) -> Tensor:
+    """x W^T, (B, M, P) -> (B, K, M, D)."""
+    return (x @ weight.T).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def products(layer, x: Tensor, z: Tensor | None = None, heads: int = 8) -> Tensor:
+    """<q_kn, k_km>, (B, K, N, M): outputs are rows, as libraries lay them out."""
+    q = by_heads(x if z is None else z, held(layer, "query.linear.weight"), heads)
+    k = by_heads(x, held(layer, "key.linear.weight"), heads)
+    return q @ k.mT
+
+
+def attended(layer, x: Tensor, weights_BKNM: Tensor, extra: Tensor | float = 0.0) -> Tensor:
+    """Values and output projection of a low-rank Theta."""
+    v = torch.einsum("bmp,kpd->bkmd", x, held(layer, "value"))
+    return torch.einsum("bknd,kdq->bnq", weights_BKNM @ v + extra, held(layer, "output")) + layer.bias
+
+
+@reference
+def causal_attention(layer, x):
+    q, k = (by_heads(x, held(layer, f"{name}.linear.weight")) for name in ("query", "key"))
+    v = torch.einsum("bmp,kpd->bkmd", x, held(layer, "value"))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return torch.einsum("bknd,kdq->bnq", y, held(layer, "output")) + layer.bias
+
+
+@reference
+def cross_attention(layer, x, z):
+    return attended(layer, x, (products(layer, x, z) / 8).softmax(-1))
+
+
+@reference
+def grouped_queries(layer, x):
+    q = by_heads(x, held(layer, "query.linear.weight"))
+    k = by_heads(x, held(layer, "key.linear.weight"), 2)
+    v = torch.einsum("bmp,gpd->bgmd", x, held(layer, "value"))
+    y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    return torch.einsum("bknd,kdq->bnq", y, held(layer, "output")) + layer.bias
+
+
+@reference
+def bahdanau(layer, x, z):
+    w, u = held(layer, "target.linear.weight"), held(layer, "source.linear.weight")
+    b, v = held(layer, "target.linear.bias"), held(layer, "vector")[0]
+    scores = torch.stack([torch.tanh(z @ w.T + b + (x[:, m] @ u.T).unsqueeze(1)) @ v for m in range(12)], -1)
+    return scores.softmax(-1) @ x + layer.bias
+
+
+@reference
+def luong_dot(layer, x, z):
+    return (z @ x.mT).softmax(-1) @ x + layer.bias
+
+
+@reference
+def luong_general(layer, x, z):
+    return (z @ held(layer, "key.linear.weight") @ x.mT).softmax(-1) @ x + layer.bias
+
+
+@reference
+def luong_location(layer, x, z):
+    return (z @ held(layer, "table.linear.weight")[:12].T).softmax(-1) @ x + layer.bias
+
+
+@reference
+def luong_local_m(layer, x):
+    scores = x @ held(layer, "key.linear.weight") @ x.mT
+    far = (torch.arange(12)[:, None] - torch.arange(12)).abs() > D
+    return scores.masked_fill(far, -torch.inf).softmax(-1) @ x + layer.bias
+
+
+@reference
+def luong_local_p(layer, x, z):
+    hidden, vector = held(layer, "hidden.weight"), held(layer, "vector.weight")[0]
+    position = 12 * torch.sigmoid(torch.tanh(z @ hidden.T) @ vector)
+    distance = torch.arange(12, dtype=F64) - position.unsqueeze(-1)
+    scores = z @ held(layer, "key.linear.weight") @ x.mT
+    weights = scores.masked_fill(distance.abs() > D, -torch.inf).softmax(-1).nan_to_num(0.0)
+    return (weights * torch.exp(-distance ** 2 / (2 * (D / 2) ** 2))) @ x + layer.bias
+
+
+def relative(layer, x: Tensor, end: str) -> Tensor:
+    """r[clip(m - n)] for every pair, (N, M, D)."""
+    index = (torch.arange(12) - torch.arange(12)[:, None]).clamp(-3, 3) + 3
+    return held(layer, end)[index]
+
+
+def shaw_weights(layer, x: Tensor) -> Tensor:
+    q = by_heads(x, held(layer, "query.linear.weight"))
+    key_side = torch.einsum("bknd,nmd->bknm", q, relative(layer, x, "1.table"))
+    return ((products(layer, x) + key_side) / 8).softmax(-1)
+
+
+@reference
+def shaw_key(layer, x):
+    return attended(layer, x, shaw_weights(layer, x))
+
+
+@reference
+def shaw(layer, x):
+    a = shaw_weights(layer, x)
+    value_side = torch.einsum("bknm,nmd->bknd", a, relative(layer, x, "relative_value.table"))
+    return attended(layer, x, a, value_side)
+
+
+def t5_bucket(offset: int) -> int:
+    """32 buckets, 16 for each sign, up to distance 128."""
+    half, distance = 16 if offset > 0 else 0, abs(offset)
+    if distance < 8:
+        return half + distance
+    return half + min(15, 8 + int(math.log(distance / 8) / math.log(128 / 8) * 8))
+
+
+@reference
+def t5(layer, x):
+    index = torch.tensor([[t5_bucket(m - n) for m in range(12)] for n in range(12)])
+    bias = held(layer, "table").squeeze(1)[:, index]
+    return attended(layer, x, (products(layer, x) / 8 + bias).softmax(-1))
+
+
+@reference
+def alibi(layer, x):
+    slopes = torch.tensor([2.0 ** -k for k in range(1, 9)], dtype=F64)
+    distance = (torch.arange(12)[:, None] - torch.arange(12)).abs()
+    return attended(layer, x, (products(layer, x) / 8 - slopes[:, None, None] * distance).softmax(-1))
+
+
+@reference
+def non_local_gaussian(layer, x):
+    f = (x @ x.mT).exp()
+    return attended(layer, x, (f / f.sum(-1, keepdim=True)).unsqueeze(1))
+
+
+@reference
+def non_local_embedded(layer, x):
+    f = products(layer, x, heads=1).exp()
+    return attended(layer, x, f / f.sum(-1, keepdim=True))
+
+
+@reference
+def non_local_dot(layer, x):
+    return attended(layer, x, products(layer, x, heads=1) / 48)
+
+
+@reference
+def non_local_concatenation(layer, x):
+    theta_x = x @ held(layer, "theta.linear.weight").T + held(layer, "theta.linear.bias")
+    phi_x = x @ held(layer, "phi.linear.weight").T + held(layer, "phi.linear.bias")
+    pair = torch.cat([theta_x.unsqueeze(1).expand(-1, 48, -1, -1), phi_x.unsqueeze(2).expand(-1, -1, 48, -1)], -1)
+    f = (pair @ held(layer, "vector")[0]).relu()
+    return attended(layer, x, (f / 48).unsqueeze(1))
+
+
+@reference
+def spatial_attention(layer, x):
+    mean = torch.stack([x[:, max(0, n - 2):n + 3].mean(1) for n in range(12)], 1)
+    return mean @ theta(layer)[0] + layer.bias
+
+
+@reference
+def context_attention(layer, x):
+    return (held(layer, "query")[0] @ x.mT).softmax(-1) @ x @ theta(layer)[0] + layer.bias
+
+
+@reference
+def neighbourhood_attention(layer, x, structure):
+    scores = products(layer, x, heads=4) / math.sqrt(32)
+    point = torch.cartesian_prod(torch.arange(6), torch.arange(8))
+    offset = point[:, None] - point
+    near = ((offset.abs() <= 6) & (offset % 2 == 0)).all(-1)
+    a = scores.masked_fill(~near, -torch.inf).softmax(-1)
+    return torch.einsum("bknm,bmp,kpq->bnq", a, x, theta(layer)) + layer.bias
+
+
+@reference
+def mixed_heads(layer, x):
+    a = (products(layer, x, heads=6) / math.sqrt(8)).softmax(-1)
+    left, right = F.pad(x[:, 1:], (0, 0, 0, 1)), F.pad(x[:, :-1], (0, 0, 1, 0))
+    heads = torch.einsum("bknm,bmp,kpq->bnq", a, x, theta(layer)[:6])
+    return heads + left @ theta(layer)[6] + right @ theta(layer)[7] + layer.bias
+
+
+# Recurrent cells, after a first step from zeros
+
+
+@reference
+def conv_lstm(layer, x, structure):
+    both = torch.cat([x, x.new_zeros(2, 48, 24)], -1)
+    gates = on_image(both, lambda image: F.conv2d(image, kernel(theta(layer)), layer.gates.bias, padding=1))
+    i, _, g, o = gates.chunk(4, -1)
+    c = i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+@reference
+def dcrnn(layer, x, structure):
+    both = torch.cat([x, x.new_zeros(7, 24)], -1)
+    _, u = (diffused(layer.gates.weight.theta, both) + layer.gates.bias).sigmoid().chunk(2, -1)
+    return (1 - u) * (diffused(layer.candidate.weight.theta, both) + layer.candidate.bias).tanh()

@@ -1,0 +1,55 @@
+"""The package's public names: all there, loaded when asked for, the same objects as in their modules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import structconv
+
+
+def test_importing_it_does_not_import_torch():
+    code = "import sys, structconv; structconv.ShapeError; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", structconv.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(structconv, name) is not None
+    assert name in dir(structconv)
+
+
+def test_a_star_import_binds_them_all():
+    names: dict[str, object] = {}
+    exec("from structconv import *", names)
+    assert set(structconv.__all__) <= set(names)
+
+
+@pytest.mark.parametrize("home", ["errors", "structures", "mechanisms", "weights", "nn", "ops", "bases"])
+def test_modules_spell_out_their_names(home):
+    module = import_module(f"structconv.{home}")
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_names_are_sought_as_they_are_declared():
+    """What the type checker reads and what is loaded are the same."""
+    import ast
+    from pathlib import Path
+
+    tree = ast.parse(Path(structconv.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    declared = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom)
+                for alias in node.names}
+    assert set(declared) == set(structconv.__all__)
+    for name, module in declared.items():
+        source = import_module(module)
+        assert getattr(source, name) is getattr(structconv, name)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Convolution'"):
+        _ = structconv.Convolution
