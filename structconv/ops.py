@@ -12,7 +12,7 @@ from structconv.bases.dense import Identity
 from structconv.bases.shift import Shift
 from structconv.errors import ConfigError, ShapeError
 from structconv.factorisation import decompose, factorise
-from structconv.kernels.dense_attention import fused
+from structconv.kernels.forms import fused
 from structconv.planning.plan import Plan, plan_for
 from structconv.shapes import check_alike, check_entries
 from structconv.structures.grid import Grid

@@ -21,7 +21,7 @@ from structconv.bases.pairs import BLOCK_ELEMENTS, Block, Edges, Pairs, full, li
 from structconv.bases.sparse import Sparse
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.segments import segment_sum
-from structconv.structures.supports import Support
+from structconv.structures.supports import EdgeSupport, Support
 
 
 class Pairwise(Basis):
@@ -90,9 +90,16 @@ def reach(basis: Basis) -> Support | None:
 
 def both(first: Support | None, second: Support | None) -> Support | None:
     """The pairs in both supports, `None` standing for all."""
-    if first is None or second is None or first is second:
+    if first is None or second is None:
         return second if first is None else first
+    if first is second or _same_edges(first, second):
+        return second
     return first & second
+
+
+def _same_edges(first: Support, second: Support) -> bool:
+    return (isinstance(first, EdgeSupport) and isinstance(second, EdgeSupport)
+            and first.graph.edge_index is second.graph.edge_index)
 
 
 def weights_at(basis: Basis, dtype: torch.dtype) -> Tensor:

@@ -271,6 +271,15 @@ def listed_graph(basis: Basis) -> Graph | None:
     return None if support is None else _listing(support, basis.num_inputs, basis.num_outputs, basis.device)[0]
 
 
+def exact_graph(basis: Basis) -> Graph | None:
+    """The pairs of a basis's support as a graph that has no others, where there is one."""
+    support = basis.support()
+    if support is None:
+        return None
+    graph, exact = _listing(support, basis.num_inputs, basis.num_outputs, basis.device)
+    return graph if exact else None
+
+
 def _axis(over: str) -> int:
     if over not in ("inputs", "outputs"):
         raise ConfigError("normalize", "over must be 'inputs' or 'outputs'", repr(over))

@@ -13,12 +13,9 @@ from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Masked, Normalised
 from structconv.bases.scores import Bilinear
-from structconv.planning.cost import Cost
-from structconv.planning.rules import Between, ChannelsFirst, Problem, StructureFirst, rule
+from structconv.kernels.forms import register_form
 from structconv.structures.supports import Causal, Support
-from structconv.theta import Theta
 
-KERNEL = "torch.sdpa"
 #: Booleans of a mask above which blocks are preferred to one table.
 MASK_ELEMENTS = 1 << 27
 
@@ -105,60 +102,16 @@ def _table(support: Support, scores: Bilinear) -> Tensor | None:
     return support.contains(*pairs).unsqueeze(-3)
 
 
-def fused(basis: Basis, x: Tensor) -> Basis:
-    """The fused form of a basis where there is one that is right for x, else the basis itself.
+def suits(form: Basis, r: Tensor) -> bool:
+    """Whether the fused kernel is right for r: it multiplies absent pairs by zero, through which NaN would leak.
 
-    A fused kernel multiplies absent pairs by zero, through which NaN would leak: with a mask it is used on finite
-    tensors only. Compiled programs read no values; there masked-out entries are the layer's care.
+    With a mask it is used on finite tensors only. Compiled programs read no values; there masked-out entries are the
+    layer's care.
     """
-    found = recognise(basis)
-    if found is None or torch.compiler.is_compiling() or not (found.causal or found.keep is not None):
-        return found or basis
-    return found if all(bool(t.isfinite().all()) for t in (found.query, found.key, x)) else basis
+    assert isinstance(form, ScaledDotProduct)
+    if torch.compiler.is_compiling() or not (form.causal or form.keep is not None):
+        return True
+    return all(bool(t.isfinite().all()) for t in (form.query, form.key, r))
 
 
-def _cheaper(cost: Cost) -> Cost:
-    """One pass over the scores instead of the several that separate operations take."""
-    return cost.repeated(0.3)
-
-
-@rule(Normalised, "between", kernel=KERNEL)
-class FusedBetween(Between):
-    """`Between` through the fused kernel."""
-
-    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
-        return super().applies(basis, theta, x) and recognise(basis) is not None
-
-    def cost(self, problem: Problem) -> Cost:
-        return _cheaper(super().cost(problem))
-
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        return super().run(x, fused(basis, x), theta)
-
-
-@rule(Normalised, "channels_first", kernel=KERNEL)
-class FusedChannelsFirst(ChannelsFirst):
-    """`ChannelsFirst` through the fused kernel."""
-
-    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
-        return super().applies(basis, theta, x) and recognise(basis) is not None
-
-    def cost(self, problem: Problem) -> Cost:
-        return _cheaper(super().cost(problem))
-
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        return super().run(x, fused(basis, x), theta)
-
-
-@rule(Normalised, "structure_first", kernel=KERNEL)
-class FusedStructureFirst(StructureFirst):
-    """`StructureFirst` through the fused kernel."""
-
-    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
-        return super().applies(basis, theta, x) and recognise(basis) is not None
-
-    def cost(self, problem: Problem) -> Cost:
-        return _cheaper(super().cost(problem))
-
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        return super().run(x, fused(basis, x), theta)
+register_form("torch.sdpa", recognise, Normalised, suits=suits)

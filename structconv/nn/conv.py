@@ -135,6 +135,9 @@ class Conv(nn.Module):
 
     def _check(self, x: Tensor, z: Tensor | None, structure: Any) -> None:
         check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
+        if z is not None and not isinstance(z, Tensor):
+            raise ConfigError("Conv", "z must be a tensor", type(z).__name__,
+                              "A structure goes by keyword: layer(x, structure=graph).")
         if z is not None:
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
             check_alike("Conv", x, z, other_name="z")

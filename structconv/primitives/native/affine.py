@@ -114,7 +114,7 @@ def _scores(ends: Ends, source: Tensor, target: Tensor, slope: float) -> tuple[T
     """Scores (K, E) and the slope of the activation at each of them."""
     raw = source.t()[:, ends.source] + target.t()[:, ends.target]
     above = raw > 0
-    return torch.where(above, raw, raw * slope), torch.where(above, 1.0, slope).to(raw.dtype)
+    return torch.where(above, raw, raw * slope), torch.full_like(raw, slope).masked_fill(above, 1.0)
 
 
 def _composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float,

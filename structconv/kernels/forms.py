@@ -1,0 +1,81 @@
+"""Fused forms: bases that one kernel computes as a whole, recognised from the tree of values.
+
+A kernel gives a function that returns, for an expression that it can compute, an equal basis whose `apply` is that
+kernel, and registers it with one line. The planner then weighs the form on each path beside the expression itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.planning.cost import Cost
+from structconv.planning.rules import Between, ChannelsFirst, Problem, Rule, StructureFirst, rule
+from structconv.theta import Theta
+
+#: A fused kernel passes over the scores once, where separate operations pass several times.
+FUSED_SHARE = 0.3
+
+
+class Form(NamedTuple):
+    """How to recognise what a kernel computes, and whether it is right for the values at hand."""
+
+    kernel: str
+    recognise: Callable[[Basis], Basis | None]
+    suits: Callable[[Basis, Tensor], bool]
+
+    def of(self, basis: Basis, r: Tensor) -> Basis | None:
+        """The fused form of a basis where there is one that is right for r."""
+        found = self.recognise(basis)
+        return found if found is not None and self.suits(found, r) else None
+
+
+FORMS: dict[type[Basis], list[Form]] = {}
+
+
+def _always(form: Basis, r: Tensor) -> bool:
+    return True
+
+
+def register_form(kernel: str, recognise: Callable[[Basis], Basis | None], *types: type[Basis],
+                  suits: Callable[[Basis, Tensor], bool] = _always) -> None:
+    """Register a fused kernel for the types of expression at whose root it may stand.
+
+    Args:
+        kernel: its name in plans.
+        recognise: basis -> the fused form, or `None`; reads types, sizes and options, never values.
+        suits: (form, r) -> whether the kernel is right for these values; else the expression is computed as it is.
+    """
+    form = Form(kernel, recognise, suits)
+    for kind in types:
+        FORMS.setdefault(kind, []).append(form)
+        for path in (Between, ChannelsFirst, StructureFirst):
+            rule(kind, path.path, kernel=kernel)(_fused_rule(path, form))
+
+
+def fused(basis: Basis, r: Tensor) -> Basis:
+    """The first fused form of a basis that is right for r, or the basis itself."""
+    for form in FORMS.get(type(basis), []):
+        found = form.of(basis, r)
+        if found is not None:
+            return found
+    return basis
+
+
+def _fused_rule(path: type[Rule], form: Form) -> type[Rule]:
+    class Fused(path):  # type: ignore[misc, valid-type]
+        """A path whose structure is applied by a fused kernel."""
+
+        def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
+            return super().applies(basis, theta, x) and form.recognise(basis) is not None
+
+        def cost(self, problem: Problem) -> Cost:
+            return super().cost(problem).repeated(FUSED_SHARE)
+
+        def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+            return super().run(x, form.of(basis, x) or basis, theta)
+
+    return Fused

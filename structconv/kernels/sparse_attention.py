@@ -1,0 +1,138 @@
+"""Attention along edges by the native operators: affine scores (GAT) and scaled dot products, with or without bias."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis, value
+from structconv.bases.linear import Scaled
+from structconv.bases.pairs import exact_graph
+from structconv.bases.pairwise import Dropped, LeakyReLU, Masked, Normalised, Sum, Unary
+from structconv.bases.scores import Affine, Bilinear, EdgeScore
+from structconv.kernels.forms import register_form
+from structconv.primitives.native.affine import affine_attention
+from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.structures.graph import Graph
+
+
+class EdgeAttention(Unary):
+    """The expression `child` computed along the edges of `graph`; p and seed are those of its dropout."""
+
+    child: Basis
+    graph: Graph
+    p: float
+    seed: Tensor | None
+
+    @property
+    def has_scores(self) -> bool:
+        return False
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.child.dense(dtype)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self.apply(x.unsqueeze(-3).expand(*x.shape[:-2], self.size, *x.shape[-2:]))
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.apply(r).sum(-3)
+
+    def apply(self, r: Tensor) -> Tensor:
+        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        y = self._attend(lead, _entries_first(r, lead, self.size))
+        return y.transpose(0, 1).unflatten(0, (*lead, self.size))
+
+    def _attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+        """(M, B K, C) -> (N, B K, C), with the batch folded into the heads."""
+        raise NotImplementedError
+
+
+@value
+class AffineEdges(EdgeAttention):
+    """softmax over edges of leaky_relu(source_m + target_n)."""
+
+    child: Basis
+    graph: Graph
+    p: float
+    seed: Tensor | None
+    scores: Affine
+    slope: float
+
+    def _attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+        source, target = (_entries_first(t.unsqueeze(-1), lead, self.size).squeeze(-1)
+                          for t in (self.scores.source, self.scores.target))
+        return affine_attention(self.graph.by_target(), self.graph.by_source(), source, target, v, slope=self.slope,
+                                dropout=self.p, seed=self.seed, batch_heads=self.size)
+
+
+@value
+class BilinearEdges(EdgeAttention):
+    """softmax over edges of scale <query_n, key_m> + bias_e."""
+
+    child: Basis
+    graph: Graph
+    p: float
+    seed: Tensor | None
+    scores: Bilinear
+    bias: EdgeScore | None
+    scale: float
+
+    def _attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+        query, key = (_entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
+        bias = None
+        if self.bias is not None:
+            bias = self.bias.values.expand(*lead, self.size, self.graph.num_edges).flatten(0, -2)
+        return bilinear_attention(self.graph.by_target(), self.graph.by_source(), query, key, v, bias,
+                                  scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
+
+
+def _entries_first(t: Tensor, lead: torch.Size, size: int) -> Tensor:
+    """(..., K or 1, M, C) -> (M, B K, C)."""
+    return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
+
+
+def recognise(basis: Basis) -> EdgeAttention | None:
+    """The basis as attention along edges, or `None` where it is something else or its pairs are not listed."""
+    p, seed, weights = (basis.p, basis.seed, basis.child) if isinstance(basis, Dropped) else (0.0, None, basis)
+    if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
+        return None
+    node = _unmasked(weights.child)
+    if not isinstance(node, LeakyReLU | Affine | Bilinear | Scaled | Sum):
+        return None
+    graph = exact_graph(weights.child)
+    if graph is None:
+        return None
+    slope, inner = (node.negative_slope, _unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
+    if isinstance(inner, Affine):
+        return AffineEdges(basis, graph, p, seed, inner, slope) if slope >= 0 else None
+    if isinstance(node, LeakyReLU):
+        return None
+    product, bias = _product_and_bias(node, graph)
+    scale, scores = _scale(product)
+    return BilinearEdges(basis, graph, p, seed, scores, bias, scale) if scores is not None else None
+
+
+def _unmasked(node: Basis) -> Basis:
+    while isinstance(node, Masked):
+        node = node.child
+    return node
+
+
+def _product_and_bias(node: Basis, graph: Graph) -> tuple[Basis, EdgeScore | None]:
+    if isinstance(node, Sum):
+        for product, bias in ((node.first, node.second), (node.second, node.first)):
+            if isinstance(bias, EdgeScore) and bias.graph.edge_index is graph.edge_index:
+                return _unmasked(product), bias
+    return node, None
+
+
+def _scale(node: Basis) -> tuple[float, Bilinear | None]:
+    scale = 1.0
+    while isinstance(node, Scaled) and not isinstance(node.factor, Tensor):
+        scale, node = scale * node.factor, _unmasked(node.child)
+    return scale, node if isinstance(node, Bilinear) else None
+
+
+register_form("structconv.edge_attention", recognise, Normalised, Dropped)
