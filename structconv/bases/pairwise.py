@@ -17,7 +17,8 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, listed_graph, normalized
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
-from structconv.structures.graph import Graph
+from structconv.structures.cache import derived
+from structconv.structures.graph import Graph, distinct
 from structconv.structures.supports import Support
 
 
@@ -88,11 +89,17 @@ class Binary(Pairwise):
 
 
 def _common_pattern(first: Basis, second: Basis) -> Graph | None:
-    """Where a product can be evaluated sparsely: a side that normalises must see all of its own pairs."""
+    """Where a product can be evaluated sparsely: a side that normalises must see all of its own pairs.
+
+    Of two matrices each pair is listed once, since the product of sums over repeated edges is no sum over them.
+    """
     patterns = [basis.pattern() for basis in (first, second) if complete(basis)]
-    if not patterns:
-        return first.pattern() or second.pattern()
-    return patterns[0] if all(graph is patterns[0] for graph in patterns) else None
+    if patterns:
+        return patterns[0] if all(graph is patterns[0] for graph in patterns) else None
+    graph = first.pattern() or second.pattern()
+    if graph is None or first.has_scores or second.has_scores:
+        return graph
+    return derived(graph.edge_index, ("each pair once", graph.num_inputs, graph.num_outputs), lambda: distinct(graph))
 
 
 def check_sizes(owner: str, first: Basis, second: Basis) -> None:

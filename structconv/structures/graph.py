@@ -179,6 +179,18 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
         raise StructureError(owner, f"{name} must have shape {pattern}", tuple(index.shape))
 
 
+def distinct(graph: Graph) -> Graph | None:
+    """The graph with each pair once, without weights; itself where none repeats. `None` while compiling, where the
+    number of distinct pairs is not known."""
+    if torch.compiler.is_compiling():
+        return None
+    keys = torch.unique(graph.source.long() * graph.num_outputs + graph.target.long())
+    if keys.shape[0] == graph.num_edges:
+        return graph
+    pairs = torch.stack([keys // max(graph.num_outputs, 1), keys % max(graph.num_outputs, 1)])
+    return Graph(pairs.to(graph.edge_index.dtype), num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
+
+
 def check_size(owner: str, name: str, size: Any) -> int:
     """`size` as a plain integer >= 0, else `StructureError`; a tracer's stand-in passes as it is."""
     if torch.compiler.is_compiling():

@@ -171,7 +171,6 @@ def test_a_product_over_repeated_edges_counts_them_once_each():
     close(basis.transpose().analysis(x), expected @ x)
 
 
-@pytest.mark.xfail(reason="a product of two matrices over one graph multiplies edge by edge", strict=True)
 def test_a_product_of_two_matrices_over_repeated_edges():
     graph = Graph(torch.tensor([[0, 0, 1], [1, 1, 0]]), num_nodes=2)
     a = Sparse(graph, torch.tensor([1.0, 2.0, 5.0], dtype=F64))
