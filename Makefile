@@ -43,5 +43,5 @@ docs: $(READY) ## build the docs in docs/_build/html and run their examples
 	$(BIN)/sphinx-build -q -W --keep-going -b doctest docs docs/_build/doctest
 
 clean: ## remove what tools left behind; keeps the environment and the runs
-	rm -rf build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf structconv/primitives/native/core-*.so build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find benchmarks docs examples structconv tests tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

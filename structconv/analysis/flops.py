@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.primitives import csr as _csr  # noqa: F401 - registers the operators counted here
+from structconv.primitives.native import affine as _affine  # noqa: F401
+from structconv.primitives.native import bilinear as _bilinear  # noqa: F401
 
 __all__ = ["forward_flops"]
 
@@ -23,7 +25,9 @@ def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
     A multiplication and an addition are two. Element-wise work (activations, softmax, index selection) is not
     counted. The function is run once, without gradients.
     """
-    counted = {torch.ops.structconv.spmm: _spmm_flops, torch.ops.structconv.sddmm: _sddmm_flops,
+    ops = torch.ops.structconv
+    counted = {ops.spmm: _spmm_flops, ops.sddmm: _sddmm_flops, ops.affine_attention: _affine_flops,
+               ops.bilinear_attention: _bilinear_flops,
                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
     counter = FlopCounterMode(display=False, custom_mapping=counted)
     with torch.no_grad(), counter:
@@ -39,6 +43,16 @@ def _spmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape
 def _sddmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,
                  order_T: _Shape, q: _Shape, k: _Shape, rows: int, **_: Any) -> int:
     return 2 * rows * indices[0] * q[2]
+
+
+def _affine_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,
+                  order_T: _Shape, source: _Shape, target: _Shape, x: _Shape, *_: Any, **__: Any) -> int:
+    return 2 * indices[0] * x[1] * x[2]
+
+
+def _bilinear_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,
+                    order_T: _Shape, q: _Shape, k: _Shape, v: _Shape, *_: Any, **__: Any) -> int:
+    return 2 * indices[0] * q[1] * (q[2] + v[2])
 
 
 def _attention_flops(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:

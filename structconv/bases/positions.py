@@ -10,7 +10,7 @@ from torch import Tensor
 from structconv.bases.attention import Pairwise
 from structconv.bases.base import value
 from structconv.bases.pairs import Pairs
-from structconv.bases.scores import Score
+from structconv.bases.scores import Score, Sized
 
 BUCKETS = ("clip", "log", "log_causal", "position")
 
@@ -46,7 +46,7 @@ def _log_bucket(distance: Tensor, count: int, furthest: int = 128) -> Tensor:
 
 
 @value
-class Lookup(Score):
+class Lookup(Sized, Score):
     """a_kmn = table[..., k, n, bucket(m, n)], with table (..., K, N or 1, L): learnt biases, Shaw's key side."""
 
     table: Tensor
@@ -60,14 +60,6 @@ class Lookup(Score):
         return self.table.shape[-3]
 
     @property
-    def num_inputs(self) -> int:
-        return self.inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.outputs
-
-    @property
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.table.shape[:-3])
 
@@ -76,7 +68,7 @@ class Lookup(Score):
 
 
 @value
-class Distance(Score):
+class Distance(Sized, Score):
     """a_kmn = -slope_k |m - n| (ALiBi; Press et al. 2022)."""
 
     slope: Tensor
@@ -86,14 +78,6 @@ class Distance(Score):
     @property
     def size(self) -> int:
         return self.slope.shape[0]
-
-    @property
-    def num_inputs(self) -> int:
-        return self.inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.outputs
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         distance = (pairs.source_index() - pairs.target_index()).abs().to(pairs.dtype)
@@ -131,7 +115,7 @@ class GaussianBump(Pairwise):
 
 
 @value
-class ClippedShifts(Pairwise):
+class ClippedShifts(Sized, Pairwise):
     """a_kmn = 1 where bucket(m, n) = k: the shifts by -clip..clip, the outermost two standing for all beyond.
 
     `attention.outer(ClippedShifts(...))` applied to ones is Shaw's value side (Shaw et al. 2018, eq. 3).
@@ -145,14 +129,6 @@ class ClippedShifts(Pairwise):
     @property
     def size(self) -> int:
         return bucket_count("clip", self.clip)
-
-    @property
-    def num_inputs(self) -> int:
-        return self.inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.outputs
 
     def index(self, pairs: Pairs) -> Tensor:
         """The one k at which each pair's entry is 1."""

@@ -39,6 +39,21 @@ class Score(Pairwise):
         return True
 
 
+class Sized(Pairwise):
+    """Entries that no tensor with M or N rows gives: the sizes are told."""
+
+    inputs: int
+    outputs: int
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
+
+
 @value
 class Bilinear(Score):
     """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
@@ -227,7 +242,7 @@ def _same_edges(first: Tensor, second: Tensor) -> bool:
 
 
 @value
-class Uniform(Score):
+class Uniform(Sized, Score):
     """a_mn = 1 at every pair: the window and the normalisation do the rest."""
 
     like: Tensor
@@ -237,14 +252,6 @@ class Uniform(Score):
     @property
     def size(self) -> int:
         return 1
-
-    @property
-    def num_inputs(self) -> int:
-        return self.inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.outputs
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         shape = torch.broadcast_shapes(pairs.source_index().shape, pairs.target_index().shape)

@@ -39,17 +39,27 @@ def _findings(measure: bool) -> dict[str, Any]:
     import torch
 
     from structconv.planning import machine
+    from structconv.primitives import native
     from structconv.train.run import version
 
     rates = machine.measure() if measure else machine.load()
+    core = native.status()
     return {"structconv": version(), "python": platform.python_version(), "platform": platform.platform(),
             "processor": _processor(), "cores": os.cpu_count(), "torch": torch.__version__,
             "torch_threads": torch.get_num_threads(), "torch_capability": torch.backends.cpu.get_cpu_capability(),
             "torch_mkl": torch.backends.mkl.is_available(), "torch_onednn": torch.backends.mkldnn.is_available(),
             "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-            **{name: _version(name) for name in _EXTRAS}, "cache_folder": str(machine.cache_folder()),
+            "native_kernels": _core(core),
+            "native_threads": core.threads, **{name: _version(name) for name in _EXTRAS}, "cache_folder": str(machine.cache_folder()),
             "matrix_products_gflops": rates and round(rates.gflops, 1),
             "copy_gbs": rates and round(rates.copy_gbs, 1), "gather_gbs": rates and round(rates.gather_gbs, 1)}
+
+
+def _core(status: Any) -> str:
+    """What became of the native kernels, in words."""
+    if not status.available:
+        return f"torch operators instead: {status.reason}"
+    return f"{status.level}, {status.origin}" + (f", by {status.compiler}" if status.compiler else "")
 
 
 def _version(name: str) -> str | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
+from structconv.primitives.native.registry import register, register_gradient
 from structconv.shapes import check_entries
 
 __all__ = ["sddmm", "spmm"]
@@ -136,7 +137,9 @@ def _sum_constant_heads(values: Tensor | None, x: Tensor) -> tuple[Tensor | None
     """The product is linear: where values or x is constant along the heads, sum the other one first."""
     if values is None or values.dim() < 2 or values.shape[-2] == 1:
         row = values if values is None or values.dim() < 2 else values[..., 0, :]
-        return row, x.sum(-3) if x.dim() > 2 else x
+        if x.dim() > 2:
+            x = x.squeeze(-3) if x.shape[-3] == 1 else x.sum(-3)
+        return row, x
     if x.dim() < 3 or x.shape[-3] == 1:
         return values.sum(-2), x[..., 0, :, :] if x.dim() > 2 else x
     return None
@@ -307,12 +310,8 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(None,) * 6, grad_q, grad_k, None
 
 
-_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
-_EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
-_LIBRARY.define(f"spmm({_EDGES}, Tensor? values, Tensor x, SymInt rows) -> Tensor")
-_LIBRARY.define(f"sddmm({_EDGES}, Tensor q, Tensor k, SymInt rows) -> Tensor")
-for _name, _kernel, _fake, _backward in (("spmm", _spmm_kernel, _spmm_fake, _spmm_backward),
-                                         ("sddmm", _sddmm_kernel, _sddmm_fake, _sddmm_backward)):
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"structconv::{_name}", _backward, setup_context=_save, lib=_LIBRARY)
+for _name, _schema, _kernel, _fake, _backward in (
+        ("spmm", "Tensor? values, Tensor x, SymInt rows) -> Tensor", _spmm_kernel, _spmm_fake, _spmm_backward),
+        ("sddmm", "Tensor q, Tensor k, SymInt rows) -> Tensor", _sddmm_kernel, _sddmm_fake, _sddmm_backward)):
+    register(_name, _schema, _kernel, _fake)
+    register_gradient(_name, _backward, _save)

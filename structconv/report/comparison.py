@@ -69,13 +69,13 @@ def _basis_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetw
         with torch.no_grad():
             basis = model.first_basis(images[0])
             png = _saved(run, f"basis-{name}", basis_png(basis.dense()))
-        yield figure(png, f"{titles[name]}: the {basis.size} matrices of the first layer; inputs down, outputs "
+        yield figure(png, f"{titles[name]}: K = {basis.size} in the first layer; inputs down, outputs "
                           "across.")
 
 
 def _attention_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetwork],
                        images: Tensor) -> Iterator[str]:
-    """Where two pixels look, head by head, for the networks whose basis has been computed from the image."""
+    """Where two pixels look, matrix by matrix, for the networks whose basis has been computed from the image."""
     for name, model in models.items():
         if not model.variant.learnt:
             continue
@@ -87,5 +87,5 @@ def _attention_figures(run: Run, titles: dict[str, str], models: dict[str, Pixel
             maps = [images[0, :, 0].view(shape), *(dense_KMN[k, :, pixel].view(shape) for k in range(heads))]
             place = f"row {pixel // shape[1]}, column {pixel % shape[1]}"
             png = _saved(run, f"attention-{name}-{pixel}",
-                         images_png(maps, ["image", *(f"head {k + 1}" for k in range(heads))]))
-            yield figure(png, f"{titles[name]}: where the pixel in {place} looks, each head in its own brightness.")
+                         images_png(maps, ["image", *(f"A{k + 1}" for k in range(heads))]))
+            yield figure(png, f"{titles[name]}: where the pixel in {place} looks, each matrix in its own brightness.")

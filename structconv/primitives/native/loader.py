@@ -25,6 +25,8 @@ from structconv.primitives.native import build
 _KERNELS = ("spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward", "bilinear_backward")
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
+_TURNED_OFF = "STRUCTCONV_NATIVE=0 turns it off"
+_NOT_FOR_THIS = f"it is not made for {sys.platform}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,18 @@ class Core:
 
 def core() -> Core | None:
     """The kernels, or None where torch's operators must do; the first call loads or builds, or warns that it failed."""
-    return _outcome()[0]
+    loaded, reason = _outcome()
+    if loaded is None:
+        _say(reason)
+    return loaded
+
+
+@cache
+def _say(reason: str | None) -> None:
+    """Warn once where the kernels are missing unasked."""
+    if reason not in (_TURNED_OFF, _NOT_FOR_THIS):
+        message = f"structconv's native kernels are not available, torch's operators are used: {reason}"
+        warnings.warn(message, stacklevel=5)
 
 
 def status() -> Status:
@@ -88,14 +101,12 @@ def status() -> Status:
 @cache
 def _outcome() -> tuple[Core | None, str | None]:
     if os.environ.get("STRUCTCONV_NATIVE", "1") == "0":
-        return None, "STRUCTCONV_NATIVE=0 turns it off"
+        return None, _TURNED_OFF
     if sys.byteorder != "little" or sys.maxsize < 2**32 or os.name == "nt":
-        return None, f"it is not made for {sys.platform}"
+        return None, _NOT_FOR_THIS
     try:
         return _find(), None
     except (OSError, AttributeError, build.BuildError) as error:
-        message = f"structconv's native kernels are not available, torch's operators are used: {error}"
-        warnings.warn(message, stacklevel=4)
         return None, str(error)
 
 
@@ -116,7 +127,7 @@ def _find() -> Core:
     if not path.is_file():
         with _alone(path.with_suffix(".lock")):
             if not path.is_file():
-                _LOG.info("building structconv's native kernels for %s in %s", level, path)
+                _LOG.warning("building structconv's native kernels once, for %s, in %s: about 15 s", level, path)
                 build.build(path, [level], openmp=runtime is not None, cxx=cxx)
                 origin = "built now"
     library = ctypes.CDLL(str(path))
