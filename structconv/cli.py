@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from structconv.commands import doctor, listing, plan, recipes, show
+from structconv.commands import bench, doctor, listing, plan, recipes, show
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.train.interrupt import EXIT_INTERRUPTED, Interrupted
 
@@ -57,7 +57,7 @@ def _parser() -> Parser:
     shared.add_argument("--json", action="store_true", help="print JSON; the last line is the result")
     shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for group in (recipes, listing, show, plan, doctor):
+    for group in (recipes, listing, show, plan, bench, doctor):
         group.add(verbs, shared)
     return parser
 

@@ -1,0 +1,161 @@
+"""Times of several pieces of work, taken in turns, with a guard against whatever else the machine does."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Times", "alternate", "clock"]
+
+#: A sample lasts at least this long, in calls of the same work.
+_SAMPLE_SECONDS = 0.004
+#: Shorter measurements say nothing of other processes.
+_LOAD_SECONDS = 0.5
+#: A spread, (q3 - q1) / median, above which rounds are repeated.
+SPREAD = 0.15
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one call: median and quartiles of the samples kept.
+
+    Args:
+        samples: seconds of a call, one a round.
+        repeated: rounds that were thrown away and taken again.
+        other_load: cores that other processes kept busy meanwhile.
+    """
+
+    samples: tuple[float, ...]
+    repeated: int = 0
+    other_load: float | None = None
+
+    @property
+    def median(self) -> float:
+        """The middle sample."""
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The samples a quarter and three quarters up."""
+        return quartiles(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """(q3 - q1) / median."""
+        low, high = self.quartiles
+        return (high - low) / self.median if self.median else 0.0
+
+
+def quartiles(samples: tuple[float, ...]) -> tuple[float, float]:
+    """The first and third quartile, between order statistics."""
+    if len(samples) < 2:
+        return samples[0], samples[0]
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, high
+
+
+def clock(work: Work, calls: int = 1) -> float:
+    """Seconds of one call, as the mean of `calls` in a row; nothing is collected meanwhile."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        return (time.perf_counter() - start) / calls
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 10.0,
+              known: Mapping[str, float] | None = None,
+              timer: Callable[[Work, int], float] = clock) -> dict[str, Times]:
+    """Time each work once a round, in rotating order, for `repeats` rounds.
+
+    All are measured under the same conditions, so that what slows the machine for longer slows all of them. While a
+    spread exceeds `SPREAD`, the round that lies furthest from the medians is replaced by a new one, for all works
+    alike, at most `repeats` times. Beyond `seconds` rounds end early, but there are at least three.
+
+    Args:
+        works: what to time, by name.
+        repeats: rounds, at least one.
+        seconds: about how long all may take.
+        known: seconds that the first call of each took, where it is warm already; else each is called once before.
+        timer: seconds of one call from a work and how many calls make a sample.
+    """
+    end = time.perf_counter() + seconds
+    calls = {name: _calls((known or {}).get(name) or timer(work, 1), work, timer)
+             for name, work in works.items()}
+    load = _Load()
+    rounds = [_round(works, calls, timer, number) for number in range(min(repeats, 3))]
+    while len(rounds) < repeats and time.perf_counter() < end:
+        rounds.append(_round(works, calls, timer, len(rounds)))
+    repeated = 0
+    while repeated < repeats and time.perf_counter() < end and _widest(rounds) > SPREAD:
+        rounds[_furthest(rounds)] = _round(works, calls, timer, len(rounds) + repeated)
+        repeated += 1
+    other = load.other_cores()
+    return {name: Times(tuple(taken[name] for taken in rounds), repeated, other) for name in works}
+
+
+def _calls(first: float, work: Work, timer: Callable[[Work, int], float]) -> int:
+    """How many calls make a sample; a work that was quick even cold is asked again, warm."""
+    warm = timer(work, 1) if first < 0.1 else first
+    return max(1, math.ceil(_SAMPLE_SECONDS / max(warm, 1e-7)))
+
+
+def _round(works: Mapping[str, Work], calls: dict[str, int], timer: Callable[[Work, int], float],
+           number: int) -> dict[str, float]:
+    names = list(works)
+    turn = number % len(names)
+    return {name: timer(works[name], calls[name]) for name in names[turn:] + names[:turn]}
+
+
+def _widest(rounds: list[dict[str, float]]) -> float:
+    return max(Times(tuple(taken[name] for taken in rounds)).spread for name in rounds[0])
+
+
+def _furthest(rounds: list[dict[str, float]]) -> int:
+    """The round with the sample that is most above, or below, the median of its kind."""
+    medians = {name: statistics.median(taken[name] for taken in rounds) for name in rounds[0]}
+
+    def distance(taken: dict[str, float]) -> float:
+        return max(abs(math.log(max(taken[name], 1e-12) / max(medians[name], 1e-12))) for name in taken)
+
+    return max(range(len(rounds)), key=lambda index: distance(rounds[index]))
+
+
+class _Load:
+    """How many cores other processes keep busy, from the system's counters; `None` where there are none."""
+
+    def __init__(self) -> None:
+        self.start, self.busy, self.own = time.perf_counter(), self._busy(), self._own()
+
+    def other_cores(self) -> float | None:
+        """The mean since the object was made, where that was long enough for counters of 10 ms."""
+        busy, wall = self._busy(), time.perf_counter() - self.start
+        if busy is None or self.busy is None or wall < _LOAD_SECONDS:
+            return None
+        return max(busy - self.busy - (self._own() - self.own), 0.0) / wall
+
+    @staticmethod
+    def _own() -> float:
+        times = os.times()
+        return times.user + times.system
+
+    @staticmethod
+    def _busy() -> float | None:
+        try:
+            fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+            return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return None

@@ -1,0 +1,297 @@
+"""The benchmark's machinery, on sizes that take no time: counts, fields and refusals, never how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from structconv.bench import memory, peers
+from structconv.bench.contest import BOTH, FORWARD, Case, Contest, Entrant, Size
+from structconv.bench.graphs import csr, knowledge, normalised_csr, power_law
+from structconv.bench.plot import SIZES, check, draw
+from structconv.bench.rates import Work
+from structconv.bench.records import HEADERS, Line, from_json, row
+from structconv.bench.runner import Probe, Settings, run
+from structconv.bench.session import Session
+from structconv.bench.suites import SUITES, cases
+from structconv.bench.timing import Times, alternate
+from structconv.cli import main
+from structconv.errors import ConfigError
+
+FIELDS = {"suite", "case", "phase", "peer", "ratio", "memory_ratio", "roofline", "max_error", "ours_ms", "peer_ms",
+          "ours_peak_mb", "peer_peak_mb", "huge_pages", "edges", "rounds", "other_load"}
+BRIEF = Settings(quick=True, repeats=1, seconds=0.01)
+
+
+def contest(factor: float = 1.0, **options) -> Contest:
+    """x times a number, against a peer that takes the number times `factor`."""
+    a, b = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
+    return Contest(ours=Entrant(name="ours", run=lambda: 3 * a, inputs=(a,)), size="16 numbers",
+                   peers=(Entrant(name="peer", run=lambda: 3 * factor * b, inputs=(b,), **options),))
+
+
+def lines_of(made: Contest, suite: str = "graph") -> list[Line]:
+    return list(run(Case(suite=suite, name="case", build=lambda size: made), BRIEF))
+
+
+def peers_lines(made: Contest) -> list[Line]:
+    """Those of the peer; where it does not run, ours is still measured, in a line without one."""
+    return [line for line in lines_of(made) if line.peer is not None]
+
+
+class Clock:
+    """A timer that says what it is told, and counts calls."""
+
+    def __init__(self, seconds: dict[str, list[float]]) -> None:
+        self.seconds, self.order = {name: iter(values) for name, values in seconds.items()}, []
+
+    def __call__(self, work, calls: int) -> float:
+        name = work()
+        self.order.append(name)
+        return next(self.seconds[name])
+
+
+def works(*names: str):
+    return {name: (lambda name=name: name) for name in names}
+
+
+def test_turns_rotate():
+    clock = Clock({name: [1.0] * 9 for name in "ab"})
+    times = alternate(works("a", "b"), repeats=4, seconds=9.0, known={"a": 1.0, "b": 1.0}, timer=clock)
+    assert clock.order == list("abbaabba")
+    assert len(times["a"].samples) == len(times["b"].samples) == 4
+
+
+def test_a_round_that_was_disturbed_is_taken_again_for_all():
+    clock = Clock({"a": [1.0, 5.0, 5.0, 1.0, 1.0, 1.0, 1.0], "b": [2.0] * 9})
+    times = alternate(works("a", "b"), repeats=5, seconds=9.0, known={"a": 1.0, "b": 1.0}, timer=clock)
+    assert sorted(times["a"].samples) == [1.0, 1.0, 1.0, 1.0, 5.0]
+    assert times["a"].repeated == times["b"].repeated == 1
+    assert clock.order.count("a") == clock.order.count("b") == 6
+
+
+def test_a_restless_machine_does_not_keep_it_going():
+    clock = Clock({"a": [1.0, 9.0] * 20})
+    assert alternate(works("a"), repeats=4, seconds=9.0, known={"a": 1.0}, timer=clock)["a"].repeated == 4
+
+
+def test_median_and_quartiles():
+    times = Times((5.0, 1.0, 3.0, 2.0, 4.0))
+    assert times.median == 3.0
+    assert times.quartiles == (2.0, 4.0)
+    assert times.spread == pytest.approx(2 / 3)
+
+
+def test_peak_memory_sees_what_is_held_only_for_a_while():
+    def work() -> torch.Tensor:
+        return torch.ones(16, 1 << 20).sum(0)
+
+    work()
+    held = memory.peak(work) / (1 << 22)
+    assert 16.5 < held < 24, f"{held} MiB-sized rows"
+
+
+def test_peak_memory_sees_what_torch_did_not_allocate():
+    if memory.method() != "pages":
+        pytest.skip("the system does not keep a high-water mark of pages")
+    assert memory.peak(lambda: bytes(bytearray(b"x") * (1 << 26))) > 1 << 26
+
+
+def test_the_profiler_stands_in_where_pages_cannot_be_counted():
+    held = memory._profiled(lambda: torch.ones(16, 1 << 20).sum(0)) / (1 << 22)
+    assert 16 <= held <= 18
+
+
+def test_both_phases_are_compared_with_every_field():
+    found = lines_of(contest())
+    assert [(line.phase, line.peer) for line in found] == [(FORWARD, "peer"), (BOTH, "peer")]
+    for line in found:
+        fields = json.loads(json.dumps(line.as_json()))
+        assert fields.keys() >= FIELDS
+        assert fields["max_error"] == 0.0
+        assert fields["ratio"] > 0
+        assert len(fields["ours_ms"]) == 3
+        assert from_json(fields).as_json() == fields
+        assert len(row(line)) == len(HEADERS)
+
+
+def test_a_peer_that_disagrees_is_not_timed():
+    found = peers_lines(contest(factor=1.01))
+    assert len(found) == 2
+    for line in found:
+        assert line.failed
+        assert "disagrees" in line.note
+        assert line.ratio is None
+
+
+def test_a_wrong_gradient_is_a_disagreement():
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    made = Contest(ours=Entrant(name="ours", run=lambda: x * x, inputs=(x,)), size="",
+                   peers=(Entrant(name="peer", run=lambda: y * y.detach(), inputs=(y,)),))
+    assert [line.failed for line in peers_lines(made)] == [False, True]
+
+
+def test_nan_is_a_disagreement():
+    assert [line.failed for line in peers_lines(contest(factor=math.nan))] == [True, True]
+
+
+def test_a_peer_that_stops_is_reported():
+    def fails() -> torch.Tensor:
+        raise RuntimeError("no kernel\nfor this")
+
+    ours = contest().ours
+    stopped = peers_lines(Contest(ours=ours, peers=(Entrant(name="peer", run=fails),), size=""))
+    assert [line.note for line in stopped] == ["RuntimeError: no kernel for this"] * 2
+    assert all(line.failed for line in stopped)
+
+
+def test_a_peer_that_needs_more_than_there_is_is_left_out():
+    found = peers_lines(contest(needs=1e18))
+    assert all("left out" in line.note and not line.failed and line.ratio is None for line in found)
+    assert len(found) == 2
+
+
+def test_a_kernel_without_peers_has_one_line_a_phase():
+    found = lines_of(Contest(ours=contest().ours, peers=(), size="", least={FORWARD: Work(copied=128.0)}))
+    assert [line.peer for line in found] == [None, None]
+    assert found[0].roofline > 0
+    assert found[1].roofline is None
+
+
+def test_random_graphs_have_the_sizes_asked_for():
+    graph = power_law(2000)
+    assert (graph.num_nodes, graph.num_edges) == (100, 2000)
+    assert not (graph.source == graph.target).any()
+    assert graph.in_degree().max() > 3 * graph.in_degree().float().mean()
+    triples = knowledge(500, 5)
+    assert triples.num_triples == 500
+    assert triples.counts[0] == max(triples.counts)
+
+
+def test_csr_matrices_are_the_graphs():
+    graph = power_law(300)
+    values = torch.rand(300, dtype=torch.float64)
+    dense = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
+    dense.index_put_((graph.target, graph.source), values, accumulate=True)
+    torch.testing.assert_close(csr(graph, values).to_dense(), dense)
+    rows = normalised_csr(graph).to_dense()
+    degree = graph.in_degree() + 1.0
+    torch.testing.assert_close(rows.diagonal(), 1.0 / degree.float())
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_suite_has_headline_cases_of_different_names(suite):
+    found = cases(suite)
+    names = [case.name for case in found]
+    assert len(set(names)) == len(names)
+    assert any(case.headline for case in found)
+    assert all(case.suite == suite for case in found)
+
+
+def small_cases() -> list[Case]:
+    """The cases whose size follows a number of edges, and those that are small as they are."""
+    return [case for suite in ("graph", "relational", "dispatch") for case in cases(suite)
+            if isinstance(case, Case) and not case.name.startswith("cora")]
+
+
+@pytest.mark.parametrize("case", small_cases(), ids=lambda case: f"{case.suite}-{case.name}")
+def test_ours_gives_the_peers_numbers(case):
+    made = case.build(Size(quick=True, edges=400))
+    upstream = torch.randn_like(made.ours.run())
+    reference = made.ours.work(BOTH, upstream)()[:1 + len(made.ours.inputs)]
+    assert all(torch.isfinite(tensor).all() for tensor in reference)
+    for peer in made.peers:
+        results = peer.work(BOTH, upstream)()[:len(reference)]
+        for ours, theirs in zip(reference, results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, msg=lambda text, peer=peer:
+                                       f"{peer.name}: {text}")
+
+
+def test_planner_lines_carry_the_regret():
+    probe = next(case for case in cases("planner") if case.name == "sparse")
+    assert isinstance(probe, Probe)
+    *each, total = list(run(probe, BRIEF))
+    assert len(each) == 6
+    assert all(line.extra["regret"] >= 1 and line.ratio <= 1 for line in each)
+    assert not any(line.failed for line in each)
+    mean = sum(line.extra["regret"] for line in each) / len(each)
+    assert total.extra["regret"] == pytest.approx(mean)
+    assert 0 <= total.extra["within_10_percent"] <= 1
+
+
+def test_quick_runs_headlines_and_whatever_is_named_in_full():
+    quick = Session(settings=BRIEF)
+    assert all(case.headline for case in quick.chosen())
+    assert {case.suite for case in quick.chosen()} == set(SUITES)
+    assert [case.name for case in Session(settings=BRIEF, case="gat-8x64").chosen()] == ["gat-8x64"]
+    assert len(Session().chosen()) > len(quick.chosen())
+
+
+def test_a_sweep_runs_swept_cases_at_every_size(tmp_path):
+    session = Session(plot=tmp_path / "a.png")
+    swept = [case for case in session.chosen() if case.swept]
+    assert swept
+    assert all(session.sizes(case) == SIZES for case in swept)
+    assert all(session.sizes(case) == (None,) for case in session.chosen() if not case.swept)
+
+
+def test_sweeps_say_the_time_of_an_edge_and_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    case = next(case for case in cases("graph") if case.name == "spmm-64")
+    found = [line for edges in (320, 640) for line in run(case, BRIEF, edges)]
+    assert {line.edges for line in found} == {320, 640}
+    assert all(line.extra["ns_per_edge"] > 0 for line in found)
+    draw(check(str(tmp_path / "ratios.png")), found)
+    assert (tmp_path / "ratios.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_verb_prints_an_object_a_line(capsys):
+    words = ["bench", "--quick", "--suite", "dispatch", "--case", "linear", "--repeats", "1", "--seconds", "0.01"]
+    assert main([*words, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["phase"], line["peer"]) for line in found] == [(FORWARD, "torch linear"), (BOTH, "torch linear")]
+    for line in found:
+        assert line.keys() >= FIELDS | {"machine", "versions"}
+        assert line["overhead_us"] is not None
+        assert line["versions"]["torch"] == torch.__version__
+    assert main(words) == 0
+    assert "torch linear" in capsys.readouterr().out
+
+
+def test_huge_pages_run_in_a_process_of_their_own(capsys):
+    words = ["bench", "--quick", "--suite", "dispatch", "--case", "linear", "--repeats", "1", "--seconds", "0.01"]
+    assert main([*words, "--json", "--huge-pages", "both"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["huge_pages"] for line in found] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--case", "nothing-*"], "--case must match a case"),
+    (["--suite", "grids"], "invalid choice"),
+    (["--repeats", "0"], "--repeats"),
+    (["--plot", "ratios.txt"], "--plot must end in"),
+])
+def test_bad_usage(capsys, words, message):
+    assert main(["bench", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_list_names_the_cases(capsys):
+    assert main(["bench", "--list"]) == 0
+    assert "graph/gat-4x32 (headline)" in capsys.readouterr().out.splitlines()
+
+
+def test_the_peers_that_are_installed_are_found():
+    found = peers.versions()
+    assert found["torch"] == torch.__version__
+    assert (peers.geometric() is None) == ("torch-geometric" not in found)
+    if "dgl" not in found:
+        assert peers.dgl() is None
+
+
+def test_pictures_have_known_formats():
+    with pytest.raises(ConfigError, match="--plot"):
+        check("ratios.jpeg2000")
