@@ -49,8 +49,8 @@ def _findings(measure: bool) -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(), "torch_capability": torch.backends.cpu.get_cpu_capability(),
             "torch_mkl": torch.backends.mkl.is_available(), "torch_onednn": torch.backends.mkldnn.is_available(),
             "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-            "native_kernels": _core(core),
-            "native_threads": core.threads, **{name: _version(name) for name in _EXTRAS}, "cache_folder": str(machine.cache_folder()),
+            "native_kernels": _core(core), "native_threads": core.threads,
+            **{name: _version(name) for name in _EXTRAS}, "cache_folder": str(machine.cache_folder()),
             "matrix_products_gflops": rates and round(rates.gflops, 1),
             "copy_gbs": rates and round(rates.copy_gbs, 1), "gather_gbs": rates and round(rates.gather_gbs, 1)}
 
