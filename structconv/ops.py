@@ -59,7 +59,8 @@ def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
          max_bytes: int | None = None) -> Plan:
     """How `conv` would compute (1) for these shapes: order, kernel, cost, and what was rejected; `print` it.
 
-    Arguments and errors are those of `conv`. Nothing is computed.
+    Arguments and errors are those of `conv`. Nothing is computed, unless `planning.autotune` is on: then the paths
+    within three times the cheapest are timed, once per class of shapes.
     """
     theta = as_theta(theta)
     _check(x, basis, theta)

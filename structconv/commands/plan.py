@@ -52,4 +52,4 @@ def _described(candidate: Candidate) -> dict[str, Any]:
     cost = candidate.cost
     return {"path": candidate.path, "kernel": candidate.kernel, "flops": cost.flops,
             "bytes": cost.bytes + cost.gathered, "peak_bytes": cost.peak_bytes, "seconds": candidate.seconds,
-            "rejected": candidate.rejected}
+            "measured": candidate.measured, "rejected": candidate.rejected}

@@ -13,6 +13,7 @@ from structconv.bases.attention import weights_at
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.nn.recall import Calls, keep, recalled
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.shapes import check_alike, check_entries, check_positive
@@ -61,6 +62,7 @@ class Conv(nn.Module):
         self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.path, self.max_bytes = path, max_bytes
+        self._calls = Calls()
 
     def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *,
                 return_weights: bool = False) -> Any:
@@ -69,13 +71,14 @@ class Conv(nn.Module):
         A comes as (..., K, E) in the order of the input edges where the basis is a list of edges (a graph, a window),
         else as (..., K, M, N).
         """
-        basis, x, theta, projected = self._basis(x, z, structure)
-        if projected is not None or self.relative_value is not None:
-            y = self._by_heads(x, basis, theta, projected)
+        call = recalled(self, x, structure) if z is None else None
+        if call is not None:
+            basis, y = call.basis, call.plan.run(x, call.basis, call.theta)
         else:
-            y = ops.conv(x, basis, theta, path=self.path, max_bytes=self.max_bytes)
-        if self.bias is not None:
-            y = y + self.bias
+            basis, y = self._computed(x, z, structure)
+        bias = self.bias
+        if bias is not None:
+            y = y + bias
         return (y, weights_at(basis, x.dtype)) if return_weights else y
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
@@ -101,6 +104,16 @@ class Conv(nn.Module):
         if variance > 0:
             self.weight.scale_(float((x.var() / variance).sqrt()))
         return self
+
+    def _computed(self, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Basis, Tensor]:
+        """The basis, and y without its bias; what the next call of this kind can use is kept."""
+        basis, seen, theta, projected = self._basis(x, z, structure)
+        if projected is not None or self.relative_value is not None:
+            return basis, self._by_heads(seen, basis, theta, projected)
+        plan = ops.plan(seen, basis, theta, path=self.path, max_bytes=self.max_bytes)
+        if z is None and not torch.compiler.is_compiling():
+            keep(self, x, structure, basis, theta, plan)
+        return basis, plan.run(seen, basis, theta)
 
     def _basis(self, x: Tensor, z: Tensor | None,
                structure: Any) -> tuple[Basis, Tensor, Theta, tuple[Tensor, Tensor] | None]:
@@ -141,7 +154,8 @@ class Conv(nn.Module):
         if z is not None:
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
             check_alike("Conv", x, z, other_name="z")
-        parameter = next(self.parameters(), None)
+        parameter = next(iter(self.weight._parameters.values()), None)
+        parameter = next(self.parameters(), None) if parameter is None else parameter
         if parameter is not None:
             check_alike("Conv", x, parameter, other_name="the layer's parameters")
 

@@ -18,25 +18,46 @@ class Cost:
         bytes: bytes streamed to and from memory.
         gathered: bytes read row by row at indices, which is slower.
         peak_bytes: bytes held beside the arguments and the result.
+        wasted: flops that could have been done in the time that skinny products lose.
+        calls: operators called; what one costs before it computes is what counts on small inputs.
     """
 
     flops: float = 0.0
     bytes: float = 0.0
     gathered: float = 0.0
     peak_bytes: float = 0.0
+    wasted: float = 0.0
+    calls: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes, self.gathered + other.gathered,
-                    self.peak_bytes + other.peak_bytes)
+                    self.peak_bytes + other.peak_bytes, self.wasted + other.wasted, self.calls + other.calls)
 
     def repeated(self, times: float) -> Cost:
         """The same work `times` times, in the same memory."""
-        return Cost(times * self.flops, times * self.bytes, times * self.gathered, self.peak_bytes)
+        return Cost(times * self.flops, times * self.bytes, times * self.gathered, self.peak_bytes,
+                    times * self.wasted, times * self.calls)
 
     def seconds(self, machine: Machine, itemsize: int = 4) -> float:
-        """Predicted time: operations and bytes one after the other, at the machine's rates.
+        """Predicted time: calls, operations and bytes one after the other, at the machine's rates.
 
         `itemsize` is that of the dtype: a float64 product runs at half the rate of a float32 one.
         """
         rate = machine.gflops * min(1.0, 4 / itemsize)
-        return (self.flops / rate + self.bytes / machine.copy_gbs + self.gathered / machine.gather_gbs) * 1e-9
+        moving = self.bytes / machine.copy_gbs + self.gathered / machine.gather_gbs
+        return ((self.flops + self.wasted) / rate + moving) * 1e-9 + self.calls * machine.call_us * 1e-6
+
+
+def lost_flops(flops: float, columns: int, filled: bool = False) -> float:
+    """Flops lost by a product with so many columns, beside those that it needs.
+
+    From timings in float32: full rate at multiples of 16; 9 to 15 columns take the time of 25, 2 to 8 that of 40, one
+    is a product with a vector. With `filled` a narrow matrix is filled up to 16 columns first, as
+    `primitives.products` does.
+    """
+    if columns < 2:
+        return 0.0
+    taken = -(-columns // 16) * 16
+    if columns < 16 and not filled:
+        taken = 40 if columns <= 8 else 25
+    return flops * (taken / columns - 1)

@@ -16,10 +16,13 @@ from structconv.bases.pooling import Pooling
 from structconv.bases.scores import EdgeScore
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
-from structconv.planning.cost import Cost
+from structconv.bases.typed import Typed
+from structconv.planning.cost import Cost, lost_flops
 
 NOMINAL_ENTRIES = 1024
 NOMINAL_DEGREE = 8
+#: Operators that one dense product, and one sparse product, take the time of calling.
+DENSE_CALLS, SPARSE_CALLS = 3, 8
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,11 @@ def product_cost(basis: Basis, sizes: Sizes, channels: int, count: int | None) -
     moved = heads * (inputs + outputs) * channels * sizes.itemsize
     if count is None:
         flops, entries = 2 * heads * inputs * outputs * channels, basis.size * inputs * outputs * sizes.itemsize
-        return Cost(flops + _evaluation(basis, heads * inputs * outputs), moved + entries)
+        return Cost(flops + _evaluation(basis, heads * inputs * outputs), moved + entries,
+                    wasted=lost_flops(flops, channels), calls=DENSE_CALLS)
     gathered = heads * count * channels * sizes.itemsize
-    return Cost(2 * heads * count * channels + _evaluation(basis, heads * count), moved, gathered)
+    return Cost(2 * heads * count * channels + _evaluation(basis, heads * count), moved, gathered,
+                calls=SPARSE_CALLS)
 
 
 def _evaluation(basis: Basis, pairs: int) -> int:
@@ -117,6 +122,12 @@ def _registered(register: dict[type, Any], kind: type) -> Any:
 @nonzero_count(Sparse, EdgeScore)
 def _edges(basis: Sparse | EdgeScore, sizes: Sizes) -> int:
     return sizes.edges(basis.graph.num_edges)
+
+
+@nonzero_count(Typed)
+def _typed(basis: Typed, sizes: Sizes) -> int:
+    """Those of the type that has most are unknown; a K-th of all edges, rounded up, is their mean."""
+    return -(-sizes.edges(basis.graph.num_edges) // basis.count)
 
 
 @nonzero_count(Identity, Shift)
@@ -183,9 +194,35 @@ def _composed(basis: Composed, sizes: Sizes, channels: int, mode: str) -> Cost:
     return inner + application(second, sizes, channels * (1 if mode == "synthesis" else first.size), mode)
 
 
+@application_cost(Shift)
+def _shift(basis: Shift, sizes: Sizes, channels: int, mode: str) -> Cost:
+    """Rows gathered and written once for each offset, behind a copy with one more row where there are gaps. Then a sum
+    over the offsets reads its two terms and writes a third; heads side by side are copied once, channels together."""
+    inputs, outputs = sizes.entries(basis)
+    number = sizes.batch * channels * sizes.itemsize
+    copied = 2 * inputs * (1 if mode == "analysis" else basis.size) if basis.padding == "zeros" else 0
+    written = basis.size * outputs * (4 if mode == "synthesis" else 3)
+    return Cost(sizes.batch * basis.size * outputs * channels, number * (copied + written),
+                number * basis.size * outputs)
+
+
 @application_cost(Polynomial)
 def _polynomial(basis: Polynomial, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """`order` products with the operator; `apply` carries all remaining heads through each of them."""
+    """`order` products with the operator, and each head read or written once.
+
+    Analysis runs forward over the inputs and synthesis (Clenshaw) over the outputs, each with the channels that it is
+    given; `apply` carries all remaining heads through each product.
+    """
     step = application(basis.operator, sizes, channels, "analysis")
     heads = 1 if mode != "apply" else (basis.size + 1) / 2
-    return step.repeated(basis.order * heads)
+    moved = 2 * sizes.batch * basis.size * sizes.entries(basis)[0] * channels * sizes.itemsize
+    return step.repeated(basis.order * heads) + Cost(bytes=moved)
+
+
+@application_cost(Typed)
+def _typed_product(basis: Typed, sizes: Sizes, channels: int, mode: str) -> Cost:
+    """One product over all edges; heads are moved where the primitive has them."""
+    inputs, outputs = sizes.entries(basis)
+    rows = inputs * (1 if mode == "analysis" else basis.size) + outputs * (1 if mode == "synthesis" else basis.size)
+    work = sizes.batch * sizes.edges(basis.graph.num_edges) * channels
+    return Cost(2 * work, sizes.batch * rows * channels * sizes.itemsize, work * sizes.itemsize)

@@ -1,4 +1,4 @@
-"""What the machine can do: three rates, measured on demand and kept in the user's cache folder.
+"""What the machine can do: its rates, measured on demand and kept in the user's cache folder.
 
 Nothing is measured unless `measure` is called; until then the planner uses typical rates, which rank paths the same
 way on most machines.
@@ -7,9 +7,6 @@ way on most machines.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +15,10 @@ from pathlib import Path
 import torch
 
 from structconv.errors import ConfigError
+from structconv.planning import store
+from structconv.planning.store import cache_folder
+
+__all__ = ["TYPICAL", "Machine", "cache_folder", "load", "measure", "rates"]
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,18 @@ class Machine:
         copy_gbs: streamed bytes, read plus written, in GB/s.
         gather_gbs: bytes of 256-byte rows read at random indices, in GB/s.
         name: the device.
+        call_us: microseconds that an operator takes before it computes.
     """
 
     gflops: float
     copy_gbs: float
     gather_gbs: float
     name: str = "typical"
+    call_us: float = 3.0
 
 
 TYPICAL = {"cpu": Machine(150.0, 40.0, 15.0), "cuda": Machine(50_000.0, 2_000.0, 800.0)}
 _KNOWN: dict[str, Machine] = {}
-
-
-def cache_folder() -> Path:
-    """`$STRUCTCONV_CACHE`, else `$XDG_CACHE_HOME/structconv`, else `~/.cache/structconv`; not created here."""
-    own = os.environ.get("STRUCTCONV_CACHE")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "structconv"
 
 
 def rates(device: torch.device | str = "cpu") -> Machine:
@@ -68,21 +62,20 @@ def rates(device: torch.device | str = "cpu") -> Machine:
 def load(kind: str = "cpu") -> Machine | None:
     """The stored rates of a kind of device, or `None` where there are none that can be read."""
     try:
-        rates = json.loads(_file().read_text())[kind]
-        found = Machine(**rates)
-        valid = all(value > 0 for value in (found.gflops, found.copy_gbs, found.gather_gbs))
+        found = Machine(**store.read(_file())[kind])
+        valid = all(value > 0 for value in (found.gflops, found.copy_gbs, found.gather_gbs, found.call_us))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if valid else None
 
 
 def measure(device: torch.device | str = "cpu", seconds: float = 0.5) -> Machine:
-    """Measure the device, store the rates, and use them from now on. Takes about three times `seconds`."""
+    """Measure the device, store the rates, and use them from now on. Takes about four times `seconds`."""
     if not seconds > 0:
         raise ConfigError("measure", "seconds must be positive", seconds)
     device = torch.device(device)
     found = Machine(_matmul_gflops(device, seconds), _copy_gbs(device, seconds), _gather_gbs(device, seconds),
-                    _name(device))
+                    _name(device), _call_us(device, seconds))
     _store(device.type, found)
     _KNOWN[device.type] = found
     return found
@@ -113,6 +106,16 @@ def _gather_gbs(device: torch.device, seconds: float) -> float:
     return table.nbytes / _best(lambda: torch.index_select(table, 0, index, out=out), device, seconds) * 1e-9
 
 
+def _call_us(device: torch.device, seconds: float) -> float:
+    a = torch.ones(4, 4, device=device)
+
+    def calls() -> None:
+        for _ in range(100):
+            torch.mm(a, a.t())
+
+    return 1e4 * _best(calls, device, seconds)
+
+
 def _best(work: Callable[[], object], device: torch.device, seconds: float) -> float:
     """The shortest of the runs that fit into `seconds`, at least three."""
     wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
@@ -131,17 +134,10 @@ def _file() -> Path:
 
 
 def _store(kind: str, found: Machine) -> None:
-    """Write beside, flush, then rename, so that a reader never sees half a file."""
+    """Add the rates of one kind of device to the file; one that cannot be read is replaced."""
     path = _file()
     try:
-        stored = json.loads(path.read_text())
+        stored = store.read(path)
     except (OSError, ValueError):
         stored = {}
-    stored = stored if isinstance(stored, dict) else {}
-    stored[kind] = dataclasses.asdict(found)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as handle:
-        json.dump(stored, handle, indent=1)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(handle.name, path)
+    store.write(path, {**stored, kind: dataclasses.asdict(found)})

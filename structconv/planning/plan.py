@@ -8,23 +8,24 @@ and D), and the traced program holds for any number of entries.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError
+from structconv.planning import tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
 from structconv.planning.machine import rates
 from structconv.planning.rules import Problem, Rule, rules_for
-from structconv.structures.graph import Graph
-from structconv.structures.grid import Grid
-from structconv.theta import Theta
+from structconv.planning.signature import coarse, signature, token
+from structconv.theta import Theta, wants_grad
+
+__all__ = ["MEMO_SIZE", "Candidate", "Plan", "decide", "plan_for", "signature"]
 
 #: Plans remembered before the memo starts anew.
 MEMO_SIZE = 4096
@@ -33,13 +34,14 @@ _MEMO: dict[Hashable, Plan] = {}
 
 @dataclass(frozen=True)
 class Candidate:
-    """A path that was weighed: its cost, its predicted time, and why it was left, if it was."""
+    """A path that was weighed: its cost, its predicted time, why it was left, if it was, and its time if measured."""
 
     path: str
     kernel: str
     cost: Cost
     seconds: float
     rejected: str = ""
+    measured: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,22 @@ class Plan:
         """The predicted time of the chosen path."""
         return self.candidates[0].seconds
 
+    @property
+    def measured(self) -> float | None:
+        """The measured time of the chosen path in seconds, if it was timed."""
+        return self.candidates[0].measured
+
     def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
         """Compute (1) as planned: (..., M, P) -> (..., N, Q)."""
         return self.rule.run(x, basis, theta)
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("", "path", "kernel", "GFLOP", "MB moved", "MB held", "ms", "")]
+        rows: list[tuple[str, ...]] = [("", "path", "kernel", "GFLOP", "MB moved", "MB held", "ms", "measured ms", "")]
         rows += [_row(candidate, self.reason) for candidate in self.candidates]
+        if all(candidate.measured is None for candidate in self.candidates):
+            rows = [(*row[:7], row[8]) for row in rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [self.problem, *("  ".join(_aligned(cell, width, i) for i, (cell, width) in
+        lines = [self.problem, *("  ".join(_aligned(cell, width, i, len(widths) - 1) for i, (cell, width) in
                                            enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)]
         for part in self.parts:
             lines += ["  " + line for line in str(part).splitlines()]
@@ -109,68 +118,41 @@ def plan_for(x: Tensor, basis: Basis, theta: Theta, *, path: str | None = None,
     """
     if torch.compiler.is_compiling():
         return decide(_problem(x, basis, theta, max_bytes, nominal=True), path)
-    grad = torch.is_grad_enabled()
-    key = (signature(basis), signature(theta), x.shape, x.dtype, x.device.type, grad and x.requires_grad,
-           grad and any(t.requires_grad for t in theta.tensors), path, max_bytes)
+    grad, tuned = torch.is_grad_enabled(), tuning.Autotuning.enabled
+    key = (token(basis), token(theta), x.shape, x.dtype, x.device, grad and x.requires_grad,
+           grad and wants_grad(theta), path, max_bytes, tuned)
     known = _MEMO.get(key)
     if known is None:
         if len(_MEMO) >= MEMO_SIZE:
             _MEMO.clear()
-        known = _MEMO[key] = decide(_problem(x, basis, theta, max_bytes, nominal=False), path)
+        shapes = (coarse(signature(basis)), coarse(x.shape[:-1]), signature(theta), x.shape[-1], *key[3:-1])
+        problem = _problem(x, basis, theta, max_bytes, nominal=False)
+        known = _MEMO[key] = decide(problem, path, shapes if tuned else None)
     return known
 
 
-def decide(problem: Problem, path: str | None = None) -> Plan:
-    """Weigh the rules that apply to a problem and choose the cheapest; see `plan_for`."""
-    basis, theta = problem.basis, problem.theta
-    rules = [r for r in rules_for(type(basis)) if r.applies(basis, theta, problem.x)]
-    if path is not None:
-        _check_path(path, rules, basis)
-    machine = rates(problem.x.device)
-    weighed = []
-    for r in rules:
-        cost = r.cost(problem)
-        weighed.append((r, cost, cost.seconds(machine, problem.sizes.itemsize)))
-    asked = [w for w in weighed if path is None or w[0].path == path]
-    allowed = [w for w in asked if w[0].unasked(problem)] or asked
-    fitting = [w for w in allowed if problem.max_bytes is None or w[1].peak_bytes <= problem.max_bytes]
-    chosen = _least(fitting, 2) if fitting else _least(allowed, 1)
+def decide(problem: Problem, path: str | None = None, key: Hashable = None) -> Plan:
+    """Weigh the rules that apply to a problem and choose the cheapest; see `plan_for`.
+
+    With `key`, the class of the problem, those within `tuning.LIMIT` of the cheapest are timed, and the fastest taken.
+    """
+    weighed = _weigh(problem, path)
+    asked = [w for w in weighed if path is None or w.rule.path == path]
+    allowed = [w for w in asked if w.rule.unasked(problem)] or asked
+    fitting = [w for w in allowed if problem.max_bytes is None or w.cost.peak_bytes <= problem.max_bytes]
+    chosen = _least(fitting, [w.seconds for w in fitting]) if fitting else _smallest(allowed)
     if torch.compiler.is_compiling():
-        return Plan(chosen[0], "", (_candidate(chosen, ""),), "")
+        return Plan(chosen.rule, "", (_candidate(chosen, ""),), "")
+    times: tuning.Seconds = {}
+    if key is not None:
+        survivors = [w for w in fitting if w.seconds <= tuning.LIMIT * chosen.seconds]
+        times = tuning.measured(problem, [w.rule for w in survivors], key) if len(survivors) > 1 else {}
+        chosen = _least(survivors, [_time(w, times) for w in survivors]) if times else chosen
     reason = "asked for" if path is not None else "cheapest" if fitting else "smallest; all hold more than max_bytes"
-    others = sorted((w for w in weighed if w is not chosen), key=lambda w: w[2])
-    left = [_candidate(w, _rejection(w, chosen, problem, path)) for w in others]
-    return Plan(chosen[0], reason, (_candidate(chosen, ""), *left), _words(problem), chosen[0].parts(problem))
-
-
-def signature(value: Any) -> Hashable:
-    """The shapes and types that a plan for a basis may depend on, as a key. O(nodes of the expression)."""
-    if isinstance(value, Tensor):
-        return value.shape
-    if isinstance(value, Graph):
-        return value.num_edges, value.num_inputs, value.num_outputs
-    if isinstance(value, Grid | int | str | torch.device):
-        return value
-    if isinstance(value, tuple):
-        return value if _holds_integers(value) else tuple(map(signature, value))
-    kind = type(value)
-    if dataclasses.is_dataclass(kind):
-        return kind, *[signature(getattr(value, name)) for name in _field_names(kind)]
-    if isinstance(value, Basis):
-        return kind, value.size, value.num_inputs, value.num_outputs, value.batch_shape
-    return str(getattr(value, "__qualname__", kind))
-
-
-def _holds_integers(value: tuple[Any, ...]) -> bool:
-    """Whether a tuple is one of integers or of tuples of integers (offsets, strides), judged by its first item."""
-    while value and isinstance(value[0], tuple):
-        value = value[0]
-    return bool(value) and type(value[0]) is int
-
-
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+    others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
+    left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
+    return Plan(chosen.rule, "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
+                chosen.rule.parts(problem))
 
 
 def _problem(x: Tensor, basis: Basis, theta: Theta, max_bytes: int | None, nominal: bool) -> Problem:
@@ -180,19 +162,42 @@ def _problem(x: Tensor, basis: Basis, theta: Theta, max_bytes: int | None, nomin
             batch *= size
     grad = torch.is_grad_enabled()
     return Problem(basis, theta, Sizes(batch, x.dtype.itemsize, nominal), x, grad and x.requires_grad,
-                   grad and any(t.requires_grad for t in theta.tensors), max_bytes)
+                   grad and wants_grad(theta), max_bytes)
 
 
-_Weighed = tuple[Rule, Cost, float]
+class _Weighed(NamedTuple):
+    """A rule, its cost, and its predicted time."""
+
+    rule: Rule
+    cost: Cost
+    seconds: float
 
 
-def _least(weighed: list[_Weighed], field: int) -> _Weighed:
-    measure: Callable[[_Weighed], float] = (lambda w: w[2]) if field == 2 else (lambda w: w[1].peak_bytes)
-    best = weighed[0]
-    for other in weighed[1:]:
-        if measure(other) < measure(best):
-            best = other
-    return best
+def _weigh(problem: Problem, path: str | None) -> list[_Weighed]:
+    basis = problem.basis
+    rules = [r for r in rules_for(type(basis)) if r.applies(basis, problem.theta, problem.x)]
+    if path is not None:
+        _check_path(path, rules, basis)
+    machine, costs = rates(problem.x.device), [r.cost(problem) for r in rules]
+    return [_Weighed(r, cost, cost.seconds(machine, problem.sizes.itemsize))
+            for r, cost in zip(rules, costs, strict=True)]
+
+
+def _least(weighed: list[_Weighed], measures: list[float]) -> _Weighed:
+    """The first with the least measure, found in a loop that compilers can trace."""
+    best = 0
+    for i in range(1, len(weighed)):
+        if measures[i] < measures[best]:
+            best = i
+    return weighed[best]
+
+
+def _smallest(weighed: list[_Weighed]) -> _Weighed:
+    return _least(weighed, [w.cost.peak_bytes for w in weighed])
+
+
+def _time(weighed: _Weighed, times: tuning.Seconds) -> float:
+    return times.get(tuning.label(weighed.rule), float("inf"))
 
 
 def _check_path(path: str, rules: list[Rule], basis: Basis) -> None:
@@ -202,19 +207,23 @@ def _check_path(path: str, rules: list[Rule], basis: Basis) -> None:
                           repr(path))
 
 
-def _candidate(weighed: _Weighed, rejected: str) -> Candidate:
-    return Candidate(weighed[0].path, weighed[0].kernel, weighed[1], weighed[2], rejected)
+def _candidate(weighed: _Weighed, rejected: str, times: tuning.Seconds | None = None) -> Candidate:
+    measured = None if times is None else times.get(tuning.label(weighed.rule))
+    return Candidate(weighed.rule.path, weighed.rule.kernel, weighed.cost, weighed.seconds, rejected, measured)
 
 
-def _rejection(weighed: _Weighed, chosen: _Weighed, problem: Problem, path: str | None) -> str:
+def _rejection(weighed: _Weighed, chosen: _Weighed, problem: Problem, path: str | None,
+               times: tuning.Seconds) -> str:
     rule, cost, seconds = weighed
-    if path is not None:
+    if path is not None and rule.path != path:
         return "not asked for"
-    if not rule.unasked(problem):
+    if path is None and not rule.unasked(problem):
         return "only on request"
     if problem.max_bytes is not None and cost.peak_bytes > problem.max_bytes:
         return f"over max_bytes={problem.max_bytes}"
-    return f"{seconds / chosen[2]:.3g}x" if chosen[2] else "not cheaper"
+    if tuning.label(rule) in times:
+        return f"{_time(weighed, times) / _time(chosen, times):.3g}x measured"
+    return f"{seconds / chosen.seconds:.3g}x" if chosen.seconds else "not cheaper"
 
 
 def _words(problem: Problem) -> str:
@@ -229,8 +238,10 @@ def _row(candidate: Candidate, reason: str) -> tuple[str, ...]:
     cost = candidate.cost
     numbers = (cost.flops / 1e9, (cost.bytes + cost.gathered) / 1e6, cost.peak_bytes / 1e6, candidate.seconds * 1e3)
     mark = "" if candidate.rejected else "*"
-    return mark, candidate.path, candidate.kernel, *(f"{n:.3g}" for n in numbers), candidate.rejected or reason
+    measured = "" if candidate.measured is None else f"{candidate.measured * 1e3:.3g}"
+    texts = (f"{n:.3g}" for n in numbers)
+    return mark, candidate.path, candidate.kernel, *texts, measured, candidate.rejected or reason
 
 
-def _aligned(cell: str, width: int, column: int) -> str:
-    return cell.rjust(width) if 3 <= column <= 6 else cell.ljust(width)
+def _aligned(cell: str, width: int, column: int, last: int) -> str:
+    return cell.rjust(width) if 3 <= column < last else cell.ljust(width)

@@ -23,14 +23,17 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.dense import Dense
-from structconv.planning.cost import Cost
+from structconv.bases.dense import Dense, Identity
+from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes, application
-from structconv.theta import EyeTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
+from structconv.primitives.products import product
+from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
 
 if TYPE_CHECKING:
     from structconv.planning.plan import Plan
 
+#: Operators that a product with Theta, and one with the dense operator, take the time of calling.
+CHANNEL_CALLS, OPERATOR_CALLS = 4, 10
 #: Bytes above which the operator (M, P) -> (N, Q) is never built unasked.
 OPERATOR_BYTES = 1 << 28
 
@@ -73,10 +76,16 @@ class Problem:
         """The same x with another basis and Theta."""
         return dataclasses.replace(self, basis=basis, theta=theta)
 
-    def channel_product(self, flops: int, entries: int, heads: int, before: int, after: int) -> Cost:
-        """A product with Theta at so many entries: its forward, and its share of the backward."""
+    def channel_product(self, flops: int, entries: int, heads: int, before: int, after: int,
+                        columns: int = 0) -> Cost:
+        """A product with Theta at so many entries: its forward, and its share of the backward.
+
+        `columns` is the width of its result, where that may be too narrow for the machine's full rate.
+        """
         numel = sum(t.numel() for t in self.theta.tensors) * self.sizes.itemsize
-        once = Cost(self.sizes.batch * entries * flops, self.bytes(entries * (before + heads * after)) + numel)
+        work = self.sizes.batch * entries * flops
+        wasted = lost_flops(work, columns, filled=True)
+        once = Cost(work, self.bytes(entries * (before + heads * after)) + numel, wasted=wasted, calls=CHANNEL_CALLS)
         return once.repeated(1 + self.x_grad + self.theta_grad)
 
     def structure_product(self, channels: int, mode: str, adjoint: bool) -> Cost:
@@ -149,9 +158,10 @@ class Between(Rule):
     def cost(self, problem: Problem) -> Cost:
         theta = cast("LowRankTheta | HeadBlocksTheta", problem.theta)
         inner = problem.channel_product(theta.inner_flops(), problem.inputs, theta.values.shape[0],
-                                        theta.in_channels, theta.head_channels)
+                                        theta.in_channels, theta.head_channels,
+                                        theta.values.shape[0] * theta.head_channels)
         outer = problem.channel_product(theta.outer_flops(), problem.outputs, theta.size,
-                                        theta.out_channels, theta.head_channels)
+                                        theta.out_channels, theta.head_channels, theta.out_channels)
         structure = problem.structure_product(theta.head_channels, "apply", problem.x_grad or problem.theta_grad)
         held = problem.bytes(theta.size * theta.head_channels * (problem.inputs + problem.outputs))
         return inner + structure + outer + Cost(peak_bytes=held)
@@ -167,7 +177,7 @@ class ChannelsFirst(Rule):
     def cost(self, problem: Problem) -> Cost:
         theta, heads = problem.theta, _distinct_heads(problem.theta)
         channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads,
-                                           theta.in_channels, theta.out_channels)
+                                           theta.in_channels, theta.out_channels, heads * theta.out_channels)
         structure = problem.structure_product(theta.out_channels, "synthesis", problem.x_grad or problem.theta_grad)
         fixed = isinstance(theta, EyeTheta)
         held = 0 if fixed else problem.bytes(heads * problem.inputs * theta.out_channels)
@@ -184,13 +194,29 @@ class StructureFirst(Rule):
     def cost(self, problem: Problem) -> Cost:
         theta = problem.theta
         channels = problem.channel_product(theta.contract_flops(), problem.outputs, theta.size,
-                                           theta.out_channels, theta.in_channels)
+                                           theta.out_channels, theta.in_channels, theta.out_channels)
         structure = problem.structure_product(theta.in_channels, "analysis", problem.x_grad)
         held = problem.bytes(theta.size * problem.outputs * theta.in_channels)
         return structure + channels + Cost(peak_bytes=held)
 
     def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
         return theta.contract(basis.analysis(x))
+
+
+@rule(Identity, "channels_first", kernel="one product")
+class OneProduct(ChannelsFirst):
+    """x Theta: one identity has nothing to apply."""
+
+    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
+        return theta.size == 1
+
+    def cost(self, problem: Problem) -> Cost:
+        theta = problem.theta
+        return problem.channel_product(theta.contract_flops(), problem.inputs, 1, theta.in_channels,
+                                       theta.out_channels, theta.out_channels)
+
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        return product(x, theta.theta[0]) if isinstance(theta, FullTheta) else theta.contract(x.unsqueeze(-3))
 
 
 @rule(Basis, "operator_first", kernel="dense operator")
@@ -212,8 +238,9 @@ class OperatorFirst(Rule):
         operator = inputs * outputs * theta.in_channels * theta.out_channels
         held = batch * (operator + theta.size * inputs * outputs) * problem.sizes.itemsize
         moved = problem.bytes(inputs * theta.in_channels + outputs * theta.out_channels)
-        build = Cost(2 * batch * theta.size * operator, 2 * held).repeated(1 + problem.theta_grad)
-        use = Cost(2 * problem.sizes.batch * operator, held + moved).repeated(1 + problem.x_grad + problem.theta_grad)
+        build = Cost(2 * batch * theta.size * operator, 2 * held, calls=OPERATOR_CALLS).repeated(1 + problem.theta_grad)
+        use = Cost(2 * problem.sizes.batch * operator, held + moved, calls=CHANNEL_CALLS)
+        use = use.repeated(1 + problem.x_grad + problem.theta_grad)
         return build + use + Cost(peak_bytes=held)
 
     def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:

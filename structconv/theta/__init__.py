@@ -7,7 +7,7 @@ that the planner compares what is really run.
 
 from __future__ import annotations
 
-from structconv.theta.base import Theta, sum_tensors
+from structconv.theta.base import Theta, sum_tensors, wants_grad
 from structconv.theta.factored import DepthwiseSeparableTheta, HeadBlocksTheta, LowRankTheta, SeparableTheta
 from structconv.theta.whole import (
     ConcatTheta,
@@ -20,4 +20,5 @@ from structconv.theta.whole import (
 )
 
 __all__ = ["ConcatTheta", "DepthwiseSeparableTheta", "DepthwiseTheta", "EyeTheta", "FullTheta", "GroupedTheta",
-           "HeadBlocksTheta", "LowRankTheta", "SeparableTheta", "SharedTheta", "Theta", "as_theta", "sum_tensors"]
+           "HeadBlocksTheta", "LowRankTheta", "SeparableTheta", "SharedTheta", "Theta", "as_theta", "sum_tensors",
+           "wants_grad"]

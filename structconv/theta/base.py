@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
+from structconv.primitives.products import product
 
 
 class Theta(abc.ABC):
@@ -98,12 +99,16 @@ def sum_tensors(terms: list[Tensor]) -> Tensor:
 def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
     """(..., M, P) and (K, P, Q) -> (..., K, M, Q), as one product of matrices."""
     size, _, out = theta.shape
-    return (x @ theta.transpose(0, 1).flatten(1)).unflatten(-1, (size, out)).movedim(-2, -3)
+    if size == 1:
+        return product(x, theta.squeeze(0)).unsqueeze(-3)
+    return product(x, theta.transpose(0, 1).flatten(1)).unflatten(-1, (size, out)).movedim(-2, -3)
 
 
 def contract_heads(r: Tensor, theta: Tensor) -> Tensor:
     """(..., K, N, P) and (K, P, Q) -> (..., N, Q), as one product of matrices."""
-    return r.movedim(-3, -2).flatten(-2) @ theta.flatten(0, 1)
+    if theta.shape[0] == 1:
+        return product(r.squeeze(-3), theta.squeeze(0))
+    return product(r.movedim(-3, -2).flatten(-2), theta.flatten(0, 1))
 
 
 def repeat_head(x: Tensor, size: int) -> Tensor:
@@ -113,7 +118,12 @@ def repeat_head(x: Tensor, size: int) -> Tensor:
 
 def held_tensors(theta: Theta) -> tuple[Tensor, ...]:
     """The tensors among the fields of a value."""
-    return tuple(field for field in vars(theta).values() if isinstance(field, Tensor))
+    return tuple([field for field in theta.__dict__.values() if isinstance(field, Tensor)])
+
+
+def wants_grad(theta: Theta) -> bool:
+    """Whether one of the tensors requires a gradient."""
+    return True in [tensor.requires_grad for tensor in theta.tensors]
 
 
 def check_letters(theta: Theta, /, **letters: str) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from structconv.bases.base import value
 from structconv.errors import ShapeError
+from structconv.primitives.products import product
 from structconv.theta.base import Theta, check_letters, contract_heads, expand_heads
 from structconv.theta.whole import FullTheta
 
@@ -102,7 +103,7 @@ class DepthwiseSeparableTheta(Theta):
         return expand_heads(x, self.depthwise.unsqueeze(-1) * self.pointwise)
 
     def contract(self, r: Tensor) -> Tensor:
-        return (r * self.depthwise.unsqueeze(-2)).sum(-3) @ self.pointwise
+        return product((r * self.depthwise.unsqueeze(-2)).sum(-3), self.pointwise)
 
     def slice(self, start: int, stop: int) -> Theta:
         return DepthwiseSeparableTheta(self.depthwise[start:stop], self.pointwise)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from structconv.bases.base import value
 from structconv.errors import ShapeError
+from structconv.primitives.products import product
 from structconv.theta.base import Theta, check_letters, contract_heads, expand_heads, repeat_head, sum_tensors
 
 
@@ -164,10 +165,10 @@ class SharedTheta(Theta):
         return self.theta.expand(self.size, *self.theta.shape)
 
     def expand(self, x: Tensor) -> Tensor:
-        return repeat_head(x @ self.theta, self.size)
+        return repeat_head(product(x, self.theta), self.size)
 
     def contract(self, r: Tensor) -> Tensor:
-        return r.sum(-3) @ self.theta
+        return product(r.sum(-3), self.theta)
 
     def slice(self, start: int, stop: int) -> Theta:
         return SharedTheta(self.theta, stop - start)

@@ -16,7 +16,9 @@ from structconv.errors import ConfigError
 from structconv.planning import Cost, Machine, Rule, Sizes, plan_for, rule
 from structconv.planning import plan as plans
 from structconv.planning import rules as registry
+from structconv.planning.cost import lost_flops
 from structconv.planning.counts import application, nonzeros
+from structconv.planning.signature import token
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.supports import Causal, Window
@@ -216,3 +218,35 @@ def test_costs_add_and_repeat():
     rates = Machine(gflops=1.0, copy_gbs=2.0, gather_gbs=4.0)
     assert Cost(1e9, 2e9, 4e9).seconds(rates) == pytest.approx(3.0)
     assert Cost(1e9).seconds(rates, itemsize=8) == pytest.approx(2.0)
+
+
+def test_narrow_products_cost_what_they_take():
+    assert lost_flops(100.0, 16) == lost_flops(100.0, 64) == lost_flops(100.0, 1) == 0
+    assert lost_flops(100.0, 8) == pytest.approx(400.0) and lost_flops(100.0, 8, filled=True) == pytest.approx(100.0)
+    assert lost_flops(100.0, 24) == pytest.approx(100 / 3)
+    basis, theta = Dense(torch.zeros(1, 400, 400)), full(1, 8, 16)
+    assert chosen(torch.zeros(400, 8), basis, theta) == "channels_first"
+    assert chosen(torch.zeros(400, 32), basis, full(1, 32, 64)) == "structure_first"
+
+
+def test_calls_count_on_small_inputs():
+    """Three steps take longer than two where there is nothing to compute."""
+    basis, theta = sparse(20, 30, size=2), LowRankTheta(torch.zeros(2, 4, 1), torch.zeros(2, 1, 4))
+    costs = {c.path: c.cost.calls for c in plan_for(torch.zeros(20, 4), basis, theta).candidates}
+    assert costs["between"] > costs["channels_first"] > 0
+    assert chosen(torch.zeros(20, 4), basis, theta) != "between"
+
+
+def test_one_identity_is_its_theta():
+    x, theta = torch.randn(5, 3), FullTheta(torch.randn(1, 3, 2))
+    made = plan_for(x, Identity(5), theta)
+    assert made.kernel == "one product"
+    torch.testing.assert_close(made.run(x, Identity(5), theta), x @ theta.theta[0])
+    assert plan_for(x, Identity(5, 2), full(2, 3, 2)).kernel != "one product"
+
+
+def test_a_basis_keeps_its_token():
+    basis, theta = sparse(), full(1, 16, 8)
+    assert token(basis) is token(basis) is token(sparse())
+    assert token(basis) is not token(sparse(edges=2999))
+    assert token(theta) is token(full(1, 16, 8)) is not token(full(1, 16, 9))

@@ -1,0 +1,44 @@
+"""JSON files in the user's cache folder: where it is, and writes that no reader sees by half."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def cache_folder() -> Path:
+    """`$STRUCTCONV_CACHE`, else `$XDG_CACHE_HOME/structconv`, else `~/.cache/structconv`; not created here."""
+    own = os.environ.get("STRUCTCONV_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "structconv"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is no file.
+
+    Raises:
+        ValueError: if the file holds something else.
+        OSError: if there is a file that cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return found
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write beside, flush, then rename, so that a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as handle:
+        json.dump(content, handle, indent=1)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(handle.name, path)

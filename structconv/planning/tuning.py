@@ -1,0 +1,217 @@
+"""Autotuning: the paths that costs cannot tell apart are timed once per class of shapes, and remembered.
+
+What was measured is kept in memory and in `plans.json` of the user's cache folder, under the machine, the versions of
+torch and of this library, and the sizes of the problem: channels and K as they are, larger sizes of bases and
+batches rounded up to a power of two. Nothing is timed while a program is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from structconv.planning import store
+from structconv.planning.rules import Problem, Rule
+
+#: Paths predicted to take more than this many times the cheapest are not timed.
+LIMIT = 3.0
+#: Entries of one environment that the file keeps, the newest.
+ENTRIES = 5000
+ROUNDS, SAMPLE_SECONDS, LONG_SECONDS = 5, 2e-4, 0.2
+
+Seconds = dict[str, float]
+_MEASURED: dict[str, dict[str, Seconds]] = {}
+
+
+class Autotuning:
+    """The setting of the process, and the context in which `autotune` gave it another value."""
+
+    enabled: bool = os.environ.get("STRUCTCONV_AUTOTUNE", "0") not in ("", "0")
+
+    def __init__(self, enabled: bool) -> None:
+        self._before, Autotuning.enabled = Autotuning.enabled, bool(enabled)
+
+    def __enter__(self) -> Autotuning:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Autotuning.enabled = self._before
+
+
+def autotune(enabled: bool = True) -> Autotuning:
+    """Time the paths within three times the predicted cheapest once per class of shapes, and take the fastest.
+
+    A function and a context manager::
+
+        structconv.planning.autotune(True)         # from now on
+        with structconv.planning.autotune():       # in this block
+            layer(x)
+
+    Off at first, unless the environment has STRUCTCONV_AUTOTUNE=1. The first call with new sizes then runs each
+    survivor several times, forward, or forward and backward where a gradient is wanted, on detached tensors; gradients
+    of the caller's graph and random numbers stay as they are. Nothing is timed while `torch.compile` or `torch.export`
+    trace. The setting is the process's, not a thread's.
+    """
+    return Autotuning(enabled)
+
+
+def label(rule: Rule) -> str:
+    """How a rule is named among measurements."""
+    return f"{rule.path}: {rule.kernel}"
+
+
+def measured(problem: Problem, rules: list[Rule], key: Hashable) -> Seconds:
+    """Seconds of each rule for this class of problems: remembered, or timed now; empty where nothing may be timed.
+
+    Args:
+        problem: its x, basis and Theta are what is timed.
+        rules: the survivors.
+        key: the class.
+    """
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    path, environment = _file(), _environment(problem.x.device)
+    known = _known(environment).get(digest, {})
+    if all(label(rule) in known for rule in rules):
+        return known
+    if not may_time(problem.x):
+        return {}
+    found = {**known, **_timed(problem, rules)}
+    _known(environment)[digest] = found
+    _remember(path, environment, digest, found)
+    return found
+
+
+def may_time(x: Tensor) -> bool:
+    """Whether operators on x compute values: no tracer, no mode that counts or fakes, no functional transform."""
+    return (not torch.compiler.is_compiling() and type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta
+            and x.numel() > 0 and not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack()
+            and torch._C._functorch.peek_interpreter_stack() is None and not torch.jit.is_tracing())
+
+
+def _timed(problem: Problem, rules: list[Rule]) -> Seconds:
+    """The median of a few rounds over all rules, in turns; one that fails, for lack of memory say, takes forever."""
+    wait = torch.cuda.synchronize if problem.x.is_cuda else (lambda: None)
+    times: dict[str, list[float]] = {}
+    with torch.random.fork_rng([problem.x.device] if problem.x.is_cuda else []):
+        work = {label(rule): _work(problem, rule) for rule in rules}
+        for _ in range(2):  # the first run sorts edges, compiles and fills caches
+            first = {name: _seconds(run, wait, 1) for name, run in work.items()}
+        repeats = {name: max(1, int(SAMPLE_SECONDS / max(taken, 1e-7))) for name, taken in first.items()}
+        for _ in range(ROUNDS if max(first.values()) < LONG_SECONDS else 1):
+            for name, run in work.items():
+                times.setdefault(name, []).append(_seconds(run, wait, repeats[name]))
+    return {name: statistics.median(samples) for name, samples in times.items()}
+
+
+def _seconds(run: Callable[[], None], wait: Callable[[], None], repeats: int) -> float:
+    wait()
+    start = time.perf_counter()
+    try:
+        for _ in range(repeats):
+            run()
+        wait()
+    except (RuntimeError, MemoryError):
+        return float("inf")
+    return (time.perf_counter() - start) / repeats
+
+
+def _work(problem: Problem, rule: Rule) -> Callable[[], None]:
+    """The path on tensors of their own, and the gradients of those that want one."""
+    given = problem.x, problem.basis, problem.theta
+    leaves: list[Tensor] = []
+    if torch.is_grad_enabled():
+        given = _detached(problem.x), _detached(problem.basis), _detached(problem.theta)
+        leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    x, basis, theta = given
+
+    def forward() -> None:
+        with torch.no_grad():
+            rule.run(x, basis, theta)
+
+    def both() -> None:
+        y = rule.run(x, basis, theta)
+        torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True)
+
+    return both if leaves else forward
+
+
+def _detached(value: Any) -> Any:
+    """The value with leaves of its own for the tensors that want a gradient; the others stay, with what they know."""
+    leaves, spec = pytree.tree_flatten(value)
+    if not any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+        return value
+    return pytree.tree_unflatten([leaf.detach().requires_grad_() if isinstance(leaf, Tensor) and leaf.requires_grad
+                                  else leaf for leaf in leaves], spec)
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+def _environment(device: torch.device) -> str:
+    """The machine and the versions for which a measurement holds."""
+    return _described(device, torch.get_num_threads())
+
+
+@functools.cache
+def _described(device: torch.device, threads: int) -> str:
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
+    else:
+        where = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {threads} threads"
+    return (f"{platform.node()}, {where}, torch {torch.__version__}, "
+            f"structconv {importlib.metadata.version('structconv')}")
+
+
+def _known(environment: str) -> dict[str, Seconds]:
+    """What was measured here, read from the file once a folder."""
+    path = _file()
+    known = _MEASURED.get(f"{path} {environment}")
+    if known is None:
+        known = _MEASURED[f"{path} {environment}"] = _valid(_stored(path).get(environment))
+    return known
+
+
+def _file() -> Path:
+    return store.cache_folder() / "plans.json"
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    try:
+        return store.read(path)
+    except (OSError, ValueError) as error:
+        warnings.warn(f"structconv: {path} cannot be read ({error}); measured plans start anew", RuntimeWarning,
+                      stacklevel=2)
+        return {}
+
+
+def _valid(entries: Any) -> dict[str, Seconds]:
+    """The well-formed entries of a file."""
+    if not isinstance(entries, dict):
+        return {}
+    return {digest: seconds for digest, seconds in entries.items() if isinstance(seconds, dict)
+            and all(isinstance(taken, int | float) and taken > 0 for taken in seconds.values())}
+
+
+def _remember(path: Path, environment: str, digest: str, found: Seconds) -> None:
+    """Add an entry to the file, where other processes may have added theirs."""
+    finite = {name: taken for name, taken in found.items() if taken < float("inf")}
+    stored = _stored(path)
+    entries = {**_valid(stored.get(environment)), digest: finite}
+    stored[environment] = dict(list(entries.items())[-ENTRIES:])
+    try:
+        store.write(path, stored)
+    except OSError as error:
+        warnings.warn(f"structconv: {path} cannot be written ({error}); measured plans last for this process",
+                      RuntimeWarning, stacklevel=2)

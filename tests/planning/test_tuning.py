@@ -1,0 +1,208 @@
+"""Autotuning: survivors are timed once per class of shapes, remembered on disk, and never while anything is traced."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from structconv import conv
+from structconv.bases.dense import Dense
+from structconv.bases.scores import Bilinear
+from structconv.mechanisms import Identity
+from structconv.nn import Conv
+from structconv.planning import autotune, plan_for, tuning
+from structconv.planning import plan as plans
+from structconv.planning.signature import coarse
+from structconv.theta import FullTheta
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path))
+    monkeypatch.setattr(plans, "_MEMO", {})
+    monkeypatch.setattr(tuning, "_MEASURED", {})
+    monkeypatch.setattr(tuning.Autotuning, "enabled", False)
+    return tmp_path
+
+
+@pytest.fixture
+def timings(monkeypatch):
+    """The problems that were timed."""
+    seen = []
+    original = tuning._timed
+
+    def timed(problem, rules):
+        seen.append(problem)
+        return original(problem, rules)
+
+    monkeypatch.setattr(tuning, "_timed", timed)
+    return seen
+
+
+def problem(entries=40, p=6, q=6, grad=False):
+    a, w = torch.randn(2, entries, entries), torch.randn(2, p, q, requires_grad=grad)
+    return torch.randn(entries, p, requires_grad=grad), Dense(a), FullTheta(w)
+
+
+def test_off_until_asked(timings, folder):
+    made = plan_for(*problem())
+    assert made.measured is None and "measured" not in str(made)
+    assert not timings and not list(folder.iterdir())
+
+
+def test_a_setting_and_a_context():
+    assert not tuning.Autotuning.enabled
+    with autotune():
+        assert tuning.Autotuning.enabled
+        with autotune(False):
+            assert not tuning.Autotuning.enabled
+        assert tuning.Autotuning.enabled
+    assert not tuning.Autotuning.enabled
+    autotune(True)
+    assert tuning.Autotuning.enabled
+
+
+def test_the_fastest_is_taken_and_shown(monkeypatch):
+    monkeypatch.setattr(tuning, "_timed", lambda problem, rules: {
+        tuning.label(rule): 2e-3 if rule.path == "channels_first" else 1e-3 if rule.path == "structure_first" else 5e-3
+        for rule in rules})
+    with autotune():
+        made = plan_for(*problem())
+    assert (made.path, made.reason, made.measured) == ("structure_first", "measured", 1e-3)
+    text = str(made)
+    assert "measured ms" in text and "2x measured" in text
+    other = next(c for c in made.candidates if c.path == "channels_first")
+    assert other.measured == 2e-3 and other.seconds > 0
+    assert plan_for(*problem()).measured is None
+
+
+def test_timed_once_per_class(timings):
+    with autotune():
+        first = plan_for(*problem(100))
+        assert plan_for(*problem(100)) is first
+        plan_for(*problem(120))
+        assert len(timings) == 1
+        plan_for(*problem(130))
+        plan_for(*problem(100, q=5))
+        plan_for(*problem(100, grad=True))
+        assert len(timings) == 4
+
+
+def test_only_what_is_near_the_cheapest_is_timed(monkeypatch):
+    seen = []
+    monkeypatch.setattr(tuning, "_timed", lambda problem, rules: seen.extend(rules) or {
+        tuning.label(rule): 1.0 for rule in rules})
+    with autotune():
+        made = plan_for(*problem(300, 8, 8))
+    near = [c for c in made.candidates if c.seconds <= tuning.LIMIT * min(d.seconds for d in made.candidates)]
+    assert len(seen) == len([c for c in near if "request" not in c.rejected]) < len(made.candidates)
+
+
+def test_remembered_on_disk(timings, folder, monkeypatch):
+    with autotune():
+        first = plan_for(*problem())
+        stored = json.loads((folder / "plans.json").read_text())
+        (environment, entries), = stored.items()
+        assert torch.__version__ in environment and len(entries) == 1
+        monkeypatch.setattr(plans, "_MEMO", {})
+        monkeypatch.setattr(tuning, "_MEASURED", {})
+        again = plan_for(*problem())
+    assert len(timings) == 1
+    assert (again.path, again.measured) == (first.path, first.measured)
+    assert [path.name for path in folder.iterdir()] == ["plans.json"]
+
+
+def test_other_entries_stay(folder, timings):
+    (folder / "plans.json").write_text(json.dumps({"another machine": {"key": {"a: b": 1.0}}}))
+    with autotune():
+        plan_for(*problem())
+        plan_for(*problem(p=5))
+    stored = json.loads((folder / "plans.json").read_text())
+    assert stored.pop("another machine") == {"key": {"a: b": 1.0}}
+    assert len(next(iter(stored.values()))) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_a_corrupt_file_is_ignored_with_a_warning(folder, text, timings):
+    (folder / "plans.json").write_text(text)
+    with autotune(), pytest.warns(RuntimeWarning, match="cannot be read"):
+        assert plan_for(*problem()).measured is not None
+    assert len(timings) == 1
+    assert len(json.loads((folder / "plans.json").read_text())) == 1
+
+
+def test_malformed_entries_are_timed_again(folder, timings):
+    with autotune():
+        plan_for(*problem())
+        stored = json.loads((folder / "plans.json").read_text())
+        (environment, entries), = stored.items()
+        (folder / "plans.json").write_text(json.dumps({environment: {key: {"a": "b"} for key in entries}}))
+        plans._MEMO.clear()
+        tuning._MEASURED.clear()
+        assert plan_for(*problem()).measured > 0
+    assert len(timings) == 2
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, timings):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path / "file" / "below"))
+    with autotune(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert plan_for(*problem()).measured is not None
+
+
+def test_gradients_and_random_numbers_stay(timings):
+    x, _basis, theta = problem(grad=True)
+    query, key = (torch.randn(2, 40, 4, requires_grad=True) for _ in range(2))
+    scores = Bilinear(query * 1.0, key * 1.0).softmax()
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    with autotune():
+        y = conv(x * 1.0, scores, theta)
+    assert len(timings) == 1
+    assert torch.equal(torch.rand(3), expected)
+    assert all(t.grad is None for t in (x, query, key, theta.theta))
+    y.sum().backward()
+    assert all(t.grad is not None for t in (x, query, key, theta.theta))
+
+
+def test_numbers_are_the_same():
+    x, basis, theta = problem()
+    expected = conv(x, basis, theta)
+    with autotune():
+        torch.testing.assert_close(conv(x, basis, theta), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_path_that_fails_is_not_taken(monkeypatch):
+    def run(self, x, basis, theta):
+        raise torch.OutOfMemoryError("no memory")
+
+    x, basis, theta = problem()
+    cheapest = plan_for(x, basis, theta).rule
+    monkeypatch.setattr(type(cheapest), "run", run)
+    with autotune():
+        made = plan_for(x, basis, theta)
+    assert made.rule is not cheapest and made.measured < float("inf")
+
+
+def test_never_timed_while_traced(monkeypatch):
+    monkeypatch.setattr(tuning, "_timed", lambda *_: pytest.fail("timed while traced"))
+    layer, x = Conv(Identity(), 4, 4), torch.randn(3, 4)
+    expected, (_, basis, theta) = layer(x), problem()
+    with autotune():
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), expected)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            conv(torch.randn(40, 6), basis, theta)
+        torch.func.vmap(lambda v: conv(v, basis, theta))(torch.randn(3, 40, 6))
+
+
+def test_classes_of_shapes():
+    assert coarse((1, 64, 65, 128, 129, (1000, "a", torch.Size((70, 3))))) == (1, 64, 128, 128, 256,
+                                                                              (1024, "a", (128, 3)))
+    assert coarse((True, None, 2.5)) == (True, None, 2.5)
