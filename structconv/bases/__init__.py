@@ -16,10 +16,11 @@ from structconv.bases.positions import ClippedShifts, Distance, GaussianBump, Lo
 from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore, PairFunction, Score, Uniform
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
+from structconv.bases.typed import Typed
 
 __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
            "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "Identity",
            "LeakyReLU", "LinearSum", "Lookup", "Mapped", "Masked", "Normalised", "Outer", "PairFunction", "Pairs",
            "Pairwise", "Polynomial", "Pooling", "Product", "Repeated", "Scaled", "Score", "Shift", "ShiftTransposed",
-           "Sparse", "Sum", "Transposed", "Uniform", "adjacency", "cuboid_offsets", "operator", "random_walk",
+           "Sparse", "Sum", "Transposed", "Typed", "Uniform", "adjacency", "cuboid_offsets", "operator", "random_walk",
            "scaled_laplacian", "value", "weights_at"]

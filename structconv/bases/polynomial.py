@@ -8,8 +8,11 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
+from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError, ShapeError
-from structconv.shapes import check_choice
+from structconv.primitives.layout import Csr
+from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
+from structconv.shapes import check_alike, check_choice
 
 KINDS = ("chebyshev", "monomial")
 
@@ -83,6 +86,10 @@ class Polynomial(Basis):
 
     def analysis(self, x: Tensor) -> Tensor:
         self.check_input(x, "Polynomial")
+        edges = self._edges(x)
+        if edges is not None:
+            return polynomial_analysis(*edges, x, order=self.order, first=self.first,
+                                       chebyshev=self.kind == "chebyshev")
         terms = [x]
         while len(terms) <= self.order:
             terms.append(self._next(terms[-1], terms[-2] if len(terms) > 1 else None))
@@ -91,7 +98,10 @@ class Polynomial(Basis):
 
     def synthesis(self, r: Tensor) -> Tensor:
         check_heads(self, r)
-        heads = r.expand(*r.shape[:-3], self.size, *r.shape[-2:]).unbind(-3)
+        r, edges = r.expand(*r.shape[:-3], self.size, *r.shape[-2:]), self._edges(r)
+        if edges is not None:
+            return polynomial_synthesis(*edges, r, first=self.first, chebyshev=self.kind == "chebyshev")
+        heads = r.unbind(-3)
         if self.kind == "monomial":
             return self._horner(heads)
         return self._clenshaw(heads)
@@ -116,6 +126,19 @@ class Polynomial(Basis):
 
     def __repr__(self) -> str:
         return f"Polynomial({self.operator!r}, order={self.order}, kind={self.kind!r}, first={self.first})"
+
+    def _edges(self, x: Tensor) -> tuple[Csr, Csr, Tensor | None] | None:
+        """Both layouts of a `Sparse` operator's edges and its values (E,), if these are constants and not batched."""
+        operator = self.operator
+        if type(operator) is not Sparse or operator.batch_shape:
+            return None
+        graph, values = operator.graph, operator.values
+        if values is not None:
+            if values.requires_grad and torch.is_grad_enabled():
+                return None
+            check_alike("Sparse", x, values, other_name="values")
+            values = values.flatten()
+        return graph.by_target(), graph.by_source(), values
 
     def _times(self, x: Tensor) -> Tensor:
         """L^T x."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from structconv.kernels import composite, dense_attention, grid, sparse_attention
+from structconv.kernels import composite, dense_attention, grid, relational, shifts, sparse_attention
 from structconv.kernels.reference import reference
 
-__all__ = ["composite", "dense_attention", "grid", "reference", "sparse_attention"]
+__all__ = ["composite", "dense_attention", "grid", "reference", "relational", "shifts", "sparse_attention"]

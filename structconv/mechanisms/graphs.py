@@ -17,6 +17,7 @@ from structconv.bases.matrices import (
 )
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
+from structconv.bases.typed import relational
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Mechanism, Setting
 from structconv.shapes import check_choice, check_positive
@@ -161,7 +162,7 @@ class Relation(Mechanism):
 
 
 class Relations(Mechanism):
-    """One matrix a relation of a `KnowledgeGraph`, in its order; "row" is R-GCN's 1 / c_ir.
+    """One matrix a relation of a `KnowledgeGraph`, in its order, as one `Typed` basis; "row" is R-GCN's 1 / c_ir.
 
     (Schlichtkrull et al. 2018, equation 2: c_ir is the number of neighbours of i under r.)
 
@@ -184,7 +185,8 @@ class Relations(Mechanism):
         if knowledge.num_relations != self.count:
             raise StructureError("Relations", f"the structure must have {self.count} relations",
                                  knowledge.num_relations, f"Say Relations({knowledge.num_relations}).")
-        return Sparse.stack([adjacency(graph, self.normalize_by, setting.dtype) for graph in knowledge.graphs()])
+        return derived(knowledge, ("relations", self.normalize_by, setting.dtype),
+                       lambda: relational(knowledge, self.normalize_by, setting.dtype))
 
     def extra_repr(self) -> str:
         return f"{self.count}, normalize={self.normalize_by!r}"

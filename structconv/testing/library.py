@@ -20,6 +20,7 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
+from structconv.bases.typed import Typed
 from structconv.mechanisms import grids, index
 from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
@@ -94,6 +95,11 @@ def _values() -> None:
             sparse_without_edges=lambda: Sparse(empty_graph(), random(2, 0)),
             sparse_of_nothing=lambda: Sparse(empty_graph(0)))
     several(("repeats",), sparse_with_repeated_edges=lambda: Sparse(repeated_graph(), random(2, 7)))
+    several((), typed=lambda: Typed(random_graph(5, 7), torch.arange(13) % 3, 4, random(13)),
+            typed_ones=lambda: Typed(random_graph(dtype=torch.int32), torch.arange(13) % 2, 2),
+            typed_with_repeated_edges=lambda: Typed(repeated_graph(), torch.tensor([0, 0, 1, 1, 0, 1, 0]), 2,
+                                                    random(7)),
+            typed_without_edges=lambda: Typed(empty_graph(), torch.zeros(0, dtype=torch.int64), 2))
     several(("translates",), shift_circular=lambda: Shift(Grid(7, periodic=True), (0, 2, -3)),
             shift_on_a_torus=lambda: Shift(Grid((3, 4), periodic=True), ((0, 1), (2, -1))))
     several((), shift_zeros=lambda: Shift(Grid(7), (0, 2, -3)), shift_off_the_grid=lambda: Shift(Grid(4), (9, -9, 1)),

@@ -7,6 +7,9 @@ from structconv.bases.dense import Dense
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms.graphs import Chebyshev
+from structconv.nn.conv import Conv
+from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
 from structconv.structures import Graph
 
 F64 = torch.float64
@@ -74,3 +77,111 @@ def test_compiles_whole():
 
     a, x = torch.randn(1, 4, 4), torch.randn(2, 4, 3)
     torch.testing.assert_close(torch.compile(product, fullgraph=True, backend="eager")(a, x), product(a, x))
+
+
+def ring(nodes=40, extra=120, **weights):
+    """A ring with random chords, repeated edges and loops among them, and one node without edges."""
+    generator = torch.Generator().manual_seed(3)
+    line = torch.arange(nodes - 1)
+    chords = torch.randint(0, nodes - 1, (2, extra), generator=generator)
+    return Graph(torch.cat([torch.stack([line, line.roll(1)]), chords], 1), num_nodes=nodes, **weights)
+
+
+def over_edges(dtype, order=4, kind="chebyshev", first=0, batch=()):
+    graph, generator = ring(), torch.Generator().manual_seed(5)
+    values = (torch.randn(*batch, graph.num_edges, generator=generator, dtype=F64) / 8).to(dtype)
+    return Polynomial(Sparse(graph, values), order, kind, first)
+
+
+@pytest.mark.parametrize(("kind", "order", "first"), [("chebyshev", 4, 0), ("chebyshev", 5, 2), ("monomial", 4, 1),
+                                                      ("monomial", 0, 0), ("chebyshev", 3, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_edges_by_the_fused_recurrence(dtype, kind, order, first):
+    """Values and gradients of both primitives against the dense polynomial in float64, in units of its terms."""
+    basis = over_edges(dtype, order, kind, first)
+    dense = Polynomial(Sparse(basis.operator.graph, basis.operator.values.double()), order, kind, first).dense()
+    generator = torch.Generator().manual_seed(0)
+    nodes, size = basis.num_inputs, basis.size
+    x = torch.randn(2, nodes, 5, generator=generator, dtype=F64).to(dtype).requires_grad_()
+    r = torch.randn(2, size, nodes, 5, generator=generator, dtype=F64).to(dtype).requires_grad_()
+    for given, run, wanted in ((x, basis.analysis, lambda t: dense.mT @ t.unsqueeze(-3)),
+                               (r, basis.synthesis, lambda t: (dense.mT @ t).sum(-3))):
+        copy = given.detach().double().requires_grad_()
+        y, expected = run(given), wanted(copy)
+        seed = torch.randn(expected.shape, generator=generator, dtype=F64).to(dtype)
+        expected.backward(seed.double())
+        y.backward(seed)
+        for ours, theirs in ((y, expected), (given.grad, copy.grad)):
+            assert ours.dtype == dtype
+            bound = 8 * (order + 1) * torch.finfo(dtype).eps * max(1.0, theirs.abs().max().item())
+            torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=bound)
+
+
+def test_both_operators_differentiate_twice():
+    basis = over_edges(F64, 3, first=1)
+    x = torch.randn(40, 1, dtype=F64, requires_grad=True)
+    r = torch.randn(3, 40, 1, dtype=F64, requires_grad=True)
+    for run, given in ((basis.analysis, x), (basis.synthesis, r)):
+        assert torch.autograd.gradcheck(run, given)
+        assert torch.autograd.gradgradcheck(run, given)
+
+
+@pytest.mark.parametrize("name", ["analysis", "synthesis"])
+def test_values_that_learn_get_their_gradient(name):
+    fixed = over_edges(F64)
+    values = fixed.operator.values.clone().requires_grad_()
+    learnt = Polynomial(Sparse(fixed.operator.graph, values), 4)
+    given = torch.randn(*((5,) if name == "synthesis" else ()), 40, 3, dtype=F64)
+    torch.testing.assert_close(getattr(learnt, name)(given), getattr(fixed, name)(given), rtol=0, atol=1e-10)
+    dense = torch.autograd.functional.jacobian(
+        lambda v: getattr(Polynomial(Dense(Sparse(fixed.operator.graph, v).dense()), 4), name)(given).sum(), values)
+    ours, = torch.autograd.grad(getattr(learnt, name)(given).sum(), values)
+    torch.testing.assert_close(ours, dense, rtol=0, atol=1e-9)
+
+
+def test_operators_pass_torch_checks():
+    graph = ring()
+    edges = (*graph.by_target(), *graph.by_source())
+    values = torch.rand(graph.num_edges)
+    x = torch.randn(2, 40, 3, requires_grad=True)
+    r = torch.randn(2, 40, 4, 3, requires_grad=True)
+    torch.library.opcheck(torch.ops.structconv.polynomial_analysis, (*edges, values, x, 3, 0, True))
+    torch.library.opcheck(torch.ops.structconv.polynomial_synthesis, (*edges, None, r, 4, 1, False))
+
+
+def test_one_degree_returns_a_tensor_of_its_own():
+    graph = ring()
+    r = torch.randn(1, 40, 3)
+    y = polynomial_synthesis(graph.by_target(), graph.by_source(), None, r)
+    torch.testing.assert_close(y, r[0])
+    assert y.data_ptr() != r.data_ptr()
+
+
+def test_operators_refuse_what_does_not_fit():
+    graph = Graph(torch.tensor([[0], [1]]), num_inputs=3, num_outputs=4)
+    with pytest.raises(ShapeError, match="M=3, N=4"):
+        polynomial_analysis(graph.by_target(), graph.by_source(), None, torch.zeros(3, 1), order=2)
+    square = ring()
+    with pytest.raises(ShapeError, match="M=40"):
+        polynomial_synthesis(square.by_target(), square.by_source(), None, torch.zeros(2, 39, 1))
+    with pytest.raises(ShapeError, match="dtype"):
+        over_edges(torch.float32).analysis(torch.zeros(40, 2, dtype=F64))
+
+
+def test_the_side_with_fewer_channels_runs_the_recurrence():
+    graph = ring(1000, 8000)
+    for channels, path in (((128, 16), "channels_first"), ((16, 128), "structure_first")):
+        x = torch.randn(1000, channels[0], requires_grad=True)
+        made = Conv(Chebyshev(order=4), *channels).plan(x, structure=graph)
+        assert made.path == path
+        assert min(c.seconds for c in made.candidates[1:]) > 2 * made.seconds
+
+
+def test_over_edges_compiles_whole():
+    graph = ring()
+    layer = Conv(Chebyshev(order=3), 4, 3)
+    x = torch.randn(2, 40, 4, requires_grad=True)
+    compiled = torch.compile(lambda x: layer(x, structure=graph), fullgraph=True, backend="aot_eager")
+    ours, wanted = compiled(x), layer(x, structure=graph)
+    torch.testing.assert_close(ours, wanted)
+    torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(wanted.sum(), x))

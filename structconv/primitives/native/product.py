@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def spmm_add(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z
     shape = (*x.shape[:-2], outputs, x.shape[-1])
     if z is not None and z.shape != shape:
         raise ShapeError("spmm_add", f"z must have shape {shape}", tuple(z.shape))
-    values_VE = None if values is None else values.reshape(-1, edges)
+    values_VE = None if values is None else values.reshape(math.prod(values.shape[:-1]), edges)
     z_VNC = None if z is None or beta == 0 else z.reshape(rows, outputs, x.shape[-1])
     y = torch.ops.structconv.spmm_add(*by_target, *by_source, values_VE, x_VMC, z_VNC, alpha, beta)
     return y.reshape(shape)

@@ -1,0 +1,381 @@
+"""Relations by their distinct pairs: a sparse product onto them, one matrix product a relation, one off them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.bases.sparse import Sparse
+from structconv.bases.typed import Typed
+from structconv.planning.cost import Cost
+from structconv.planning.counts import application
+from structconv.planning.plan import Plan, decide, plan_for
+from structconv.planning.rules import Problem, Rule, rule
+from structconv.primitives.csr import sddmm, spmm
+from structconv.primitives.grouped import group_outer, group_products
+from structconv.primitives.layout import Csr, compress
+from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.registry import twice_differentiable
+from structconv.shapes import check_alike
+from structconv.structures.cache import derived
+from structconv.theta import (
+    EyeTheta,
+    FullTheta,
+    GroupedTheta,
+    LowRankTheta,
+    SeparableTheta,
+    SharedTheta,
+    Theta,
+    sum_tensors,
+)
+
+#: Bytes that the rows of one block's pairs may take, before and after their matrix product. Smaller blocks hold less,
+#: stay within the cache, and cost a call for each relation and block.
+BLOCK_BYTES = 1 << 26
+#: Blocks of outputs write their results once, where blocks of inputs add them up: worth so many more pairs.
+IN_FAVOUR = 1.1
+#: Channels of a diagonal block below which its product costs more than that of the whole matrix.
+NARROW = 32
+
+
+class Pairs(NamedTuple):
+    """The distinct (output, type) or (input, type) pairs of a block of entries, sorted by type, and their edges.
+
+    Args:
+        onto: edges from inputs to pairs, by pair and by input.
+        off: edges from pairs to outputs, by output and by pair.
+        bounds: where each type's pairs start, and where the last end.
+        edges: the basis's edges among these, in the order of the layouts; `None` for all.
+    """
+
+    onto: tuple[Csr, Csr]
+    off: tuple[Csr, Csr]
+    bounds: tuple[int, ...]
+    edges: Tensor | None
+
+
+class Counts(NamedTuple):
+    """How many distinct (output, type) and (input, type) pairs a basis has."""
+
+    outputs: int
+    inputs: int
+
+
+def counts(basis: Typed) -> Counts:
+    """The numbers of distinct pairs. O(E log E) once, then remembered."""
+    return basis.derived("numbers of pairs", lambda: Counts(
+        *(torch.unique(entry * basis.count + basis.kind).shape[0]
+          for entry in (basis.graph.target.long(), basis.graph.source.long()))))
+
+
+def distinct_pairs(basis: Typed, of_outputs: bool, blocks: int) -> dict[int, Pairs]:
+    """The pairs of so many equal blocks of outputs, or of inputs, by their first entry. O(E log E), remembered."""
+    return basis.derived(("pairs", of_outputs, blocks), lambda: _distinct_pairs(basis, of_outputs, blocks))
+
+
+def blocks_of(entries: int, blocks: int) -> list[slice]:
+    """So many entries cut into at most so many equal blocks, at least one."""
+    step = max(1, -(-entries // blocks))
+    return [slice(start, min(start + step, entries)) for start in range(0, entries, step)] or [slice(0, 0)]
+
+
+def _distinct_pairs(basis: Typed, of_outputs: bool, blocks: int) -> dict[int, Pairs]:
+    entry = basis.graph.target if of_outputs else basis.graph.source
+    spans = blocks_of(basis.num_outputs if of_outputs else basis.num_inputs, blocks)
+    if len(spans) == 1:
+        return {0: _pairs(basis, of_outputs, spans[0], None)}
+    order = torch.argsort(entry.long(), stable=True)
+    last = torch.tensor([span.stop for span in spans], device=entry.device)
+    ends = torch.searchsorted(entry.long()[order], last).tolist()
+    return {span.start: _pairs(basis, of_outputs, span, order[start:end])
+            for span, start, end in zip(spans, [0, *ends[:-1]], ends, strict=True)}
+
+
+def _pairs(basis: Typed, of_outputs: bool, span: slice, edges: Tensor | None) -> Pairs:
+    source, target, kind = basis.graph.source.long(), basis.graph.target.long(), basis.kind
+    if edges is not None:
+        source, target, kind = source[edges], target[edges], kind[edges]
+    size = max(span.stop - span.start, 1)
+    keys, place = torch.unique(kind * size + (target if of_outputs else source) - span.start, return_inverse=True)
+    bounds = torch.searchsorted(keys, torch.arange(basis.count + 1, device=keys.device) * size)
+    count, own = keys.shape[0], torch.arange(keys.shape[0], device=keys.device)
+    if of_outputs:
+        onto, off = _layouts(source, place, basis.num_inputs, count), _layouts(own, keys % size, count, size)
+    else:
+        onto = _layouts(keys % size, own, size, count)
+        off = _layouts(place, target, count, basis.num_outputs)
+    return Pairs(onto, off, tuple(bounds.tolist()), edges)
+
+
+def _layouts(source: Tensor, target: Tensor, inputs: int, outputs: int) -> tuple[Csr, Csr]:
+    """Edges by output and by input."""
+    if max(source.shape[0], inputs, outputs) < 2**31:
+        source, target = source.to(torch.int32), target.to(torch.int32)
+    return compress(target, source, outputs), compress(source, target, inputs)
+
+
+@rule(Typed, "per_relation", kernel="distinct pairs")
+class PerRelation(Rule):
+    """r_u = sum of x_m over the edges onto the pair u = (n, k), then r_u Theta_k, then y_n = their sum over k.
+
+    Or pairs (m, k) the other way round where they are fewer. In blocks of outputs, or of inputs, whose sums r_u the
+    backward forms again: the memory of one block, at most O(pairs (P + Q)), and never (N, K, C) or (E, C). The
+    number of pairs depends on values, so that compiled programs take another path.
+    """
+
+    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
+        whole = isinstance(theta, FullTheta | SeparableTheta | GroupedTheta | LowRankTheta)
+        return whole and not torch.compiler.is_compiling()
+
+    def cost(self, problem: Problem) -> Cost:
+        basis, theta = cast(Typed, problem.basis), problem.theta
+        p, q, edges = theta.in_channels, theta.out_channels, problem.sizes.edges(basis.graph.num_edges)
+        pairs = min(_expected(edges, problem.outputs * basis.count), _expected(edges, problem.inputs * basis.count))
+        once, held = problem.bytes(1), min(problem.bytes(pairs * (p + q)), 2 * BLOCK_BYTES)
+        onto = Cost(2 * edges * p * problem.sizes.batch, once * (problem.inputs + pairs) * p, once * edges * p)
+        off = Cost(2 * pairs * q * problem.sizes.batch, once * (problem.outputs + pairs) * q, once * pairs * q)
+        theta_bytes = theta.size * p * q * problem.sizes.itemsize
+        groups = theta.groups if isinstance(theta, GroupedTheta) and min(theta.theta.shape[2:]) >= NARROW else 1
+        middle = Cost(2 * pairs * p * q // groups * problem.sizes.batch, once * pairs * (p + q) + theta_bytes)
+        through = problem.x_grad or problem.theta_grad
+        return (onto.repeated(1 + problem.x_grad + problem.theta_grad) + off.repeated(1 + through)
+                + middle.repeated(1 + problem.x_grad + problem.theta_grad) + Cost(peak_bytes=held))
+
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        typed, found = cast(Typed, basis), counts(cast(Typed, basis))
+        of_outputs = found.outputs <= IN_FAVOUR * found.inputs
+        lead, batch = x.shape[:-2], math.prod(x.shape[:-2])
+        x_MC = x.movedim(-2, 0).reshape(x.shape[-2], batch * x.shape[-1])
+        wide = batch * (theta.in_channels + theta.out_channels) * x.element_size()
+        entries = typed.num_outputs if of_outputs else typed.num_inputs
+        spans = blocks_of(entries, _power_of_two(min(found) * wide / BLOCK_BYTES))
+        if typed.values is not None:
+            check_alike("Typed", x, typed.values, other_name="values")
+        pairs = distinct_pairs(typed, of_outputs, len(spans))
+        made = Blocks(pairs, spans, of_outputs, batch, typed.num_outputs, _fixed_weights(typed, of_outputs, pairs))
+        y_NC = _Relational.apply(made, x_MC, _matrices(theta), typed.values)
+        return y_NC.reshape(typed.num_outputs, *lead, theta.out_channels).movedim(0, -2)
+
+
+class Blocks(NamedTuple):
+    """The pairs of each span of outputs or inputs, and what is the same for all of them.
+
+    Args:
+        pairs: by the first entry of their span.
+        spans: of outputs or of inputs.
+        of_outputs: whose spans they are.
+        batch: how many elements of the batch are folded into the channels.
+        num_outputs: N.
+        weights: the basis's values in each span, where they need no gradient.
+    """
+
+    pairs: dict[int, Pairs]
+    spans: list[slice]
+    of_outputs: bool
+    batch: int
+    num_outputs: int
+    weights: dict[int, Tensor]
+
+    def values_at(self, span: slice, values: Tensor | None) -> Tensor | None:
+        """The values of a span's edges in their order."""
+        edges = self.pairs[span.start].edges
+        if values is None or edges is None:
+            return values
+        return self.weights[span.start] if self.weights else values.index_select(0, edges)
+
+    def onto(self, pairs: Pairs, x_MC: Tensor, values: Tensor | None) -> Tensor:
+        """What each pair sums of the inputs: (U B, P)."""
+        r = spmm(*pairs.onto, values if self.of_outputs else None, x_MC)
+        return r.reshape(pairs.bounds[-1] * self.batch, x_MC.shape[1] // max(self.batch, 1))
+
+    def product(self, pairs: Pairs, r_UP: Tensor, theta_KGPQ: Tensor) -> Tensor:
+        """Each pair's sum times its type's matrix: (U, B Q)."""
+        y = group_products(r_UP, theta_KGPQ, [self.batch * bound for bound in pairs.bounds])
+        return y.reshape(pairs.bounds[-1], self.batch * _out_channels(theta_KGPQ))
+
+
+class _Relational(torch.autograd.Function):
+    """Block by block, so that the rows of pairs stay within the cache; the backward forms them again."""
+
+    @staticmethod
+    def forward(ctx: Any, blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
+        ctx.blocks = blocks
+        ctx.save_for_backward(x_MC, theta_KGPQ, values)
+        return _forward(blocks, x_MC, theta_KGPQ, values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x_MC, theta_KGPQ, values = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, *twice_differentiable(partial(_composed, ctx.blocks), ctx.saved_tensors,
+                                               ctx.needs_input_grad[1:], grad)
+        return None, *_backward(ctx.blocks, x_MC, theta_KGPQ, values, grad, ctx.needs_input_grad[1:])
+
+
+def _composed(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
+    """The same by differentiable operators, whose graph keeps the pairs of all blocks."""
+    pieces = []
+    for span in blocks.spans:
+        pairs = blocks.pairs[span.start]
+        weights = blocks.values_at(span, values)
+        r_UP = blocks.onto(pairs, x_MC if blocks.of_outputs else x_MC[span], weights)
+        pieces.append(spmm(*pairs.off, None if blocks.of_outputs else weights,
+                           blocks.product(pairs, r_UP, theta_KGPQ)))
+    return torch.cat(pieces)[:blocks.num_outputs] if blocks.of_outputs else sum_tensors(pieces)
+
+
+def _forward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
+    y_NC: Tensor | None = None
+    if blocks.of_outputs and len(blocks.spans) > 1:
+        y_NC = x_MC.new_empty(blocks.num_outputs, blocks.batch * _out_channels(theta_KGPQ))
+    for span in blocks.spans:
+        pairs = blocks.pairs[span.start]
+        weights = blocks.values_at(span, values)
+        r_UP = blocks.onto(pairs, x_MC if blocks.of_outputs else x_MC[span], weights)
+        r_UQ = blocks.product(pairs, r_UP, theta_KGPQ)
+        del r_UP
+        if not blocks.of_outputs:
+            y_NC = _added(*pairs.off, weights, r_UQ, y_NC)
+        elif y_NC is None:
+            y_NC = spmm(*pairs.off, None, r_UQ)
+        else:
+            y_NC[span] = spmm(*pairs.off, None, r_UQ)
+    assert y_NC is not None
+    return y_NC
+
+
+def _backward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None, grad: Tensor,
+              needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Gradients of x, Theta and the values; those towards x are added up as they are formed."""
+    of_outputs = blocks.of_outputs
+    grad_x: Tensor | None = None if of_outputs else torch.empty_like(x_MC)
+    grad_theta = torch.zeros_like(theta_KGPQ)
+    grad_values = torch.empty_like(values) if values is not None and needed[2] else None
+    for span in blocks.spans:
+        pairs = blocks.pairs[span.start]
+        weights = blocks.values_at(span, values)
+        x_span, grad_span = (x_MC, grad[span]) if of_outputs else (x_MC[span], grad)
+        back_UQ = spmm(pairs.off[1], pairs.off[0], None if of_outputs else weights, grad_span)
+        rows_UQ = back_UQ.reshape(blocks.batch * pairs.bounds[-1], _out_channels(theta_KGPQ))
+        r_UP = blocks.onto(pairs, x_span, weights) if needed[1] or grad_values is not None else None
+        bounds = [blocks.batch * bound for bound in pairs.bounds]
+        if needed[1] and r_UP is not None:
+            grad_theta += group_outer(r_UP, rows_UQ, bounds, theta_KGPQ.shape[1])
+        if grad_values is not None and r_UP is not None and not of_outputs:
+            _place(grad_values, pairs, sddmm(*pairs.off, grad, blocks.product(pairs, r_UP, theta_KGPQ)))
+        del r_UP
+        if not needed[0] and not (of_outputs and grad_values is not None):
+            continue
+        back_UP = group_products(rows_UQ, theta_KGPQ.mT, bounds).reshape(pairs.bounds[-1], x_MC.shape[1])
+        del back_UQ, rows_UQ
+        if grad_values is not None and of_outputs:
+            _place(grad_values, pairs, sddmm(*pairs.onto, back_UP, x_MC))
+        if needed[0] and of_outputs:
+            grad_x = _added(pairs.onto[1], pairs.onto[0], weights, back_UP, grad_x)
+        elif needed[0] and grad_x is not None:
+            grad_x[span] = spmm(pairs.onto[1], pairs.onto[0], None, back_UP)
+    return grad_x if needed[0] else None, grad_theta if needed[1] else None, grad_values
+
+
+def _out_channels(theta_KGPQ: Tensor) -> int:
+    return theta_KGPQ.shape[1] * theta_KGPQ.shape[3]
+
+
+def _matrices(theta: Theta) -> Tensor:
+    """Theta as (K, G, P / G, Q / G); blocks so narrow that a product with them is slow are filled up with zeros."""
+    if isinstance(theta, GroupedTheta) and min(theta.theta.shape[2:]) >= NARROW:
+        return theta.theta
+    return theta.dense().unsqueeze(1)
+
+
+def _fixed_weights(basis: Typed, of_outputs: bool, pairs: dict[int, Pairs]) -> dict[int, Tensor]:
+    values = basis.values
+    if values is None or len(pairs) == 1 or values.requires_grad:
+        return {}
+    edges = basis.derived("identity", _Edges)
+    return derived(values, (edges, of_outputs, len(pairs)), lambda: {
+        start: values.index_select(0, each.edges) for start, each in pairs.items() if each.edges is not None})
+
+
+class _Edges:
+    """Stands for typed edges in a key without keeping them alive."""
+
+
+def _added(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z: Tensor | None) -> Tensor:
+    """The product, added to z in the same pass where there is one."""
+    if by_target.indices.shape[0] and z is not None:
+        return spmm_add(by_target, by_source, values, x, z)
+    return spmm(by_target, by_source, values, x) if z is None else z
+
+
+def _place(grad_values: Tensor, pairs: Pairs, found: Tensor) -> None:
+    if pairs.edges is None:
+        grad_values.copy_(found)
+    else:
+        grad_values.index_copy_(0, pairs.edges, found)
+
+
+def _power_of_two(ratio: float) -> int:
+    """The smallest power of two that is at least `ratio`, and at least 1: few numbers of blocks, few layouts."""
+    return 1 << math.ceil(math.log2(ratio)) if ratio > 1 else 1
+
+
+def _expected(edges: int, places: int) -> int:
+    """How many of `places` so many edges are expected to occupy, were they spread at random."""
+    return math.ceil(-places * math.expm1(-edges / places)) if places else 0
+
+
+@rule(Typed, "mixed_first", kernel="one matrix a filter")
+class MixedFirst(Rule):
+    """sum_k mix_kh A_k is one matrix over all edges: H of them and H filters instead of K, for a separable Theta.
+
+    One where all relations share Theta. O(E H) memory beside what the path over those matrices holds.
+    """
+
+    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
+        return isinstance(theta, SeparableTheta | SharedTheta | EyeTheta)
+
+    def cost(self, problem: Problem) -> Cost:
+        basis, edges = cast(Typed, problem.basis), problem.sizes.edges(cast(Typed, problem.basis).graph.num_edges)
+        filters = _filters(problem.theta)
+        plan = decide(problem.part(self._nominal(problem), filters))
+        numbers = edges * filters.size * problem.sizes.itemsize
+        mixing = Cost(edges * filters.size, 3 * numbers).repeated(1 + problem.theta_grad)
+        channels = min(problem.theta.in_channels, problem.theta.out_channels)
+        learnt = isinstance(problem.theta, SeparableTheta) and problem.theta_grad
+        sampled = application(Sparse(basis.graph), problem.sizes, channels).repeated(filters.size * learnt)
+        return plan.cost + mixing + sampled + Cost(peak_bytes=numbers)
+
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        mixed, filters = _mixed(cast(Typed, basis), theta), _filters(theta)
+        return plan_for(x, mixed, filters).run(x, mixed, filters)
+
+    def parts(self, problem: Problem) -> tuple[Plan, ...]:
+        return (decide(problem.part(self._nominal(problem), _filters(problem.theta))),)
+
+    @staticmethod
+    def _nominal(problem: Problem) -> Sparse:
+        """A basis of the mixed one's sizes."""
+        basis, size = cast(Typed, problem.basis), _filters(problem.theta).size
+        return Sparse(basis.graph, problem.x.new_zeros(()).expand(size, basis.graph.num_edges))
+
+
+def _filters(theta: Theta) -> Theta:
+    if isinstance(theta, SeparableTheta):
+        return FullTheta(theta.filters)
+    return EyeTheta(1, theta.in_channels) if isinstance(theta, EyeTheta) else FullTheta(
+        cast(SharedTheta, theta).theta.unsqueeze(0))
+
+
+def _mixed(basis: Typed, theta: Theta) -> Sparse:
+    """The matrices sum_k mix_kh A_k."""
+    if not isinstance(theta, SeparableTheta):
+        return Sparse(basis.graph, basis.values)
+    weights_HE = theta.mix.mT.index_select(1, basis.kind)
+    return Sparse(basis.graph, weights_HE if basis.values is None else weights_HE * basis.values)

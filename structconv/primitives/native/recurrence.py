@@ -1,0 +1,142 @@
+"""Polynomials of one sparse matrix by recurrence: all degrees of x, and the sum over the degrees, its adjoint.
+
+The two operators are each other's gradient with the ends of the edges exchanged, so that derivatives of any order
+work, and a layer trains with one recurrence forward and one backward. Every step is one `spmm_add`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+from structconv.primitives.layout import Csr
+from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.registry import register, register_gradient
+
+__all__ = ["polynomial_analysis", "polynomial_synthesis"]
+
+
+def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, order: int,
+                        first: int = 0, chebyshev: bool = True) -> Tensor:
+    """T_j(A)^T x for each first <= j <= order, by T_(j+1)^T x = 2 A^T T_j^T x - T_(j-1)^T x or by powers.
+
+    Args:
+        by_target, by_source: the two layouts of the edges m -> n of a square matrix A.
+        values: (E,) in the order of the edges, or None for ones; taken for constants, without a gradient.
+        x: (..., M, C).
+        order, first: the highest and the lowest degree.
+        chebyshev: T_j of the first kind (Defferrard et al. 2016, equation 4); else the monomials A^j.
+
+    Returns:
+        (..., K, M, C), K = order - first + 1; in memory each entry's K rows are neighbours, as a product with
+        channels reads them. Differentiable in x any number of times.
+
+    Cost: 2 order E C flops; beyond the result the three rows of the recurrence, 3 M C.
+
+    Raises:
+        ShapeError: if sizes do not fit.
+    """
+    _check("polynomial_analysis", by_target, by_source, x)
+    x_VMC = x.reshape(-1, *x.shape[-2:]) if x.dim() != 3 else x
+    y_VMKC = torch.ops.structconv.polynomial_analysis(*by_target, *by_source, values, x_VMC, order, first, chebyshev)
+    return y_VMKC.reshape(*x.shape[:-1], order - first + 1, x.shape[-1]).movedim(-2, -3)
+
+
+def polynomial_synthesis(by_target: Csr, by_source: Csr, values: Tensor | None, r: Tensor, *, first: int = 0,
+                         chebyshev: bool = True) -> Tensor:
+    """sum_k T_(first + k)(A)^T r_k by Clenshaw's recurrence (Clenshaw 1955), or by Horner's for monomials.
+
+    Args:
+        by_target, by_source, values, first, chebyshev: as in `polynomial_analysis`.
+        r: (..., K, M, C), strided as it may be.
+
+    Returns:
+        (..., M, C). Differentiable in r any number of times.
+
+    Cost: 2 order E C flops; three rows of M C.
+
+    Raises:
+        ShapeError: if sizes do not fit.
+    """
+    _check("polynomial_synthesis", by_target, by_source, r)
+    r_VMKC = r.movedim(-3, -2)
+    lead = r_VMKC.shape[:-3]
+    r_VMKC = r_VMKC.unsqueeze(0) if not lead else r_VMKC.flatten(0, len(lead) - 1)
+    order = first + r.shape[-3] - 1
+    y = torch.ops.structconv.polynomial_synthesis(*by_target, *by_source, values, r_VMKC, order, first, chebyshev)
+    return y.reshape(*lead, *y.shape[1:])
+
+
+def _check(owner: str, by_target: Csr, by_source: Csr, x: Tensor) -> None:
+    entries, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    if entries != outputs:
+        raise ShapeError(owner, "the edges must join as many inputs as outputs", f"M={entries}, N={outputs}")
+    if x.dim() < 2 or x.shape[-2] != entries:
+        raise ShapeError(owner, f"x must have shape (..., M={entries}, C)", tuple(x.shape))
+
+
+def _analysis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T: Tensor, indices_T: Tensor,
+                     order_T: Tensor, values: Tensor | None, x: Tensor, order: int, first: int,
+                     chebyshev: bool) -> Tensor:
+    layouts = Csr(indptr, indices, order_E), Csr(indptr_T, indices_T, order_T)
+    y = _analysis_fake(*layouts[0], *layouts[1], values, x, order, first, chebyshev)
+    before, now = None, x.contiguous()
+    for degree in range(order + 1):
+        if degree >= first:
+            y[:, :, degree - first].copy_(now)
+        if degree < order:
+            fold = chebyshev and before is not None
+            following = spmm_add(*layouts, values, now, before if fold else None, alpha=2.0 if fold else 1.0,
+                                 beta=-1.0)
+            before, now = now, following
+    return y
+
+
+def _synthesis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T: Tensor, indices_T: Tensor,
+                      order_T: Tensor, values: Tensor | None, r: Tensor, order: int, first: int,
+                      chebyshev: bool) -> Tensor:
+    """b_j = r_j + 2 A^T b_(j+1) - b_(j+2), and y = r_0 + A^T b_1 - b_2, with r_j = 0 below `first`."""
+    layouts = Csr(indptr, indices, order_E), Csr(indptr_T, indices_T, order_T)
+    before, now = None, r[:, :, -1].contiguous()
+    for degree in range(order - 1, -1, -1):
+        addend = before if chebyshev else None
+        following = spmm_add(*layouts, values, now, addend, alpha=2.0 if chebyshev and degree else 1.0, beta=-1.0)
+        if degree >= first:
+            following.add_(r[:, :, degree - first])
+        before, now = now, following
+    return now.clone() if now.data_ptr() == r.data_ptr() else now
+
+
+def _analysis_fake(*args: Any) -> Tensor:
+    x, order, first = args[7:10]
+    return x.new_empty((x.shape[0], x.shape[1], order - first + 1, x.shape[2]))
+
+
+def _synthesis_fake(*args: Any) -> Tensor:
+    r = args[7]
+    return r.new_empty((r.shape[0], r.shape[1], r.shape[3]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.options = inputs[8:]
+    ctx.save_for_backward(*inputs[:7])
+
+
+def _adjoint(name: str) -> Any:
+    """The gradient of one operator is the other one over the reversed edges."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *layouts, values = ctx.saved_tensors
+        operator = getattr(torch.ops.structconv, name)
+        return *(None,) * 7, operator(*layouts[3:], *layouts[:3], values, grad, *ctx.options), None, None, None
+
+    return backward
+
+
+_OPTIONS = "int highest, int lowest, bool chebyshev) -> Tensor"
+register("polynomial_analysis", f"Tensor? values, Tensor x, {_OPTIONS}", _analysis_kernel, _analysis_fake)
+register("polynomial_synthesis", f"Tensor? values, Tensor r, {_OPTIONS}", _synthesis_kernel, _synthesis_fake)
+register_gradient("polynomial_analysis", _adjoint("polynomial_synthesis"), _save)
+register_gradient("polynomial_synthesis", _adjoint("polynomial_analysis"), _save)

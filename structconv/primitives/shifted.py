@@ -1,0 +1,104 @@
+"""Products of shifted slices: sum_k x[m + s_k] Theta_k over contiguous ranges of rows, which no step copies.
+
+The two operators are closed under differentiation: the backward of each calls the other or itself, with the shifts'
+signs turned. Both are opaque to `torch.compile` and `torch.export`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+from structconv.primitives.native.registry import register_gradient
+
+__all__ = ["shift_products"]
+
+
+def shift_products(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int | None = None) -> Tensor:
+    """y[b, m] = sum over k of x[b, m + s_k] Theta_k, where a row m + s_k outside [0, M) adds nothing.
+
+    Args:
+        x: (B, M, P).
+        theta: (K, P, Q), in x's dtype.
+        shifts: s_k, one integer for each k.
+        rows: N, how many rows m are computed, from 0 on; by default M.
+
+    Returns:
+        (B, N, Q). Differentiable any number of times. 16-bit types are summed over k in float32.
+
+    Cost: 2 K B N P Q flops, less where ranges are cut; no memory beyond the result.
+
+    Raises:
+        ShapeError: if sizes do not fit.
+    """
+    if x.dim() != 3 or theta.dim() != 3 or theta.shape[1] != x.shape[2]:
+        raise ShapeError("shift_products", "x and theta must have shapes (B, M, P) and (K, P, Q)",
+                         f"{tuple(x.shape)} and {tuple(theta.shape)}")
+    if len(shifts) != theta.shape[0]:
+        raise ShapeError("shift_products", f"shifts must be K={theta.shape[0]} integers", len(shifts))
+    return torch.ops.structconv.shift_products(x, theta, list(shifts), x.shape[1] if rows is None else rows)
+
+
+def _ranges(read: int, written: int, shifts: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
+    """For each shift that hits a row: its number, the rows that are written, and those that are read."""
+    for k, shift in enumerate(shifts):
+        low, high = max(0, -shift), min(written, read - shift)
+        if low < high:
+            yield k, slice(low, high), slice(low + shift, high + shift)
+
+
+def _products_kernel(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int) -> Tensor:
+    narrow = x.dtype in (torch.bfloat16, torch.float16)
+    y = x.new_zeros((x.shape[0], rows, theta.shape[2]), dtype=torch.float32 if narrow else x.dtype)
+    matrices = theta.unsqueeze(1).expand(-1, x.shape[0], -1, -1)
+    for k, written, read in _ranges(x.shape[1], rows, shifts):
+        if narrow:
+            y[:, written].add_(torch.bmm(x[:, read], matrices[k]))
+        else:
+            y[:, written].baddbmm_(x[:, read], matrices[k])
+    return y.to(x.dtype)
+
+
+def _correlation_kernel(x: Tensor, g: Tensor, shifts: Sequence[int]) -> Tensor:
+    """theta[k] = sum over b and m of x[b, m + s_k]^T g[b, m]."""
+    theta = x.new_zeros((len(shifts), x.shape[2], g.shape[2]))
+    for k, written, read in _ranges(x.shape[1], g.shape[1], shifts):
+        torch.sum(torch.bmm(x[:, read].mT, g[:, written]), 0, out=theta[k])
+    return theta
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.shifts = inputs[2]
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, theta = ctx.saved_tensors
+    needs_x, needs_theta = ctx.needs_input_grad[:2]
+    back = [-shift for shift in ctx.shifts]
+    return (torch.ops.structconv.shift_products(grad, theta.mT, back, x.shape[1]) if needs_x else None,
+            torch.ops.structconv.shift_correlation(x, grad, ctx.shifts) if needs_theta else None, None, None)
+
+
+def _correlation_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, g = ctx.saved_tensors
+    needs_x, needs_g = ctx.needs_input_grad[:2]
+    back = [-shift for shift in ctx.shifts]
+    return (torch.ops.structconv.shift_products(g, grad.mT, back, x.shape[1]) if needs_x else None,
+            torch.ops.structconv.shift_products(x, grad, ctx.shifts, g.shape[1]) if needs_g else None, None)
+
+
+_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
+for _name, _schema, _kernel, _fake, _backward in (
+        ("shift_products", "Tensor x, Tensor theta, SymInt[] shifts, SymInt rows", _products_kernel,
+         lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2])), _products_backward),
+        ("shift_correlation", "Tensor x, Tensor g, SymInt[] shifts", _correlation_kernel,
+         lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])), _correlation_backward)):
+    _LIBRARY.define(f"{_name}({_schema}) -> Tensor")
+    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
+    register_gradient(_name, _backward, _save)

@@ -1,0 +1,222 @@
+"""Relations by their distinct pairs, or by mixed matrices: values, gradients and memory against one `Sparse` each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from structconv import nn
+from structconv.bases.sparse import Sparse
+from structconv.bases.typed import Typed
+from structconv.kernels import relational
+from structconv.ops import conv, plan
+from structconv.primitives import grouped
+from structconv.structures import Graph, KnowledgeGraph
+from structconv.theta import EyeTheta, FullTheta, GroupedTheta, LowRankTheta, SeparableTheta, SharedTheta
+
+F64 = torch.float64
+P = 4
+THETAS = {
+    "full": lambda k: FullTheta(torch.randn(k, P, 6, dtype=F64)),
+    "separable": lambda k: SeparableTheta(torch.randn(k, 2, dtype=F64), torch.randn(2, P, 6, dtype=F64)),
+    "grouped": lambda k: GroupedTheta(torch.randn(k, 2, 2, 3, dtype=F64)),
+    "low rank": lambda k: LowRankTheta(torch.randn(1, P, 2, dtype=F64), torch.randn(k, 2, 3, dtype=F64)),
+    "shared": lambda k: SharedTheta(torch.randn(P, 3, dtype=F64), k),
+    "eye": lambda k: EyeTheta(k, P),
+}
+
+
+def typed(m=9, n=7, edges=40, count=5, weighted=True):
+    """Repeated edges; the last input, output and type have none."""
+    index = torch.stack([torch.randint(0, m - 1, (edges,)), torch.randint(0, n - 1, (edges,))])
+    values = torch.randn(edges, dtype=F64) if weighted else None
+    return Typed(Graph(index, num_inputs=m, num_outputs=n), torch.randint(0, count - 1, (edges,)), count, values)
+
+
+CASES = {
+    "bipartite": typed,
+    "few inputs": lambda: typed(m=3, n=20),
+    "few outputs": lambda: typed(m=20, n=3),
+    "ones": lambda: typed(weighted=False),
+    "one type": lambda: Typed(Graph(torch.tensor([[0, 1, 1], [2, 2, 2]]), num_nodes=4),
+                              torch.zeros(3, dtype=torch.int64), 1, torch.randn(3, dtype=F64)),
+    "no edges": lambda: Typed(Graph(torch.zeros(2, 0, dtype=torch.int64), num_inputs=3, num_outputs=2),
+                              torch.zeros(0, dtype=torch.int64), 2, torch.zeros(0, dtype=F64)),
+    "int32": lambda: Typed(Graph(torch.tensor([[0, 2, 1], [1, 1, 0]], dtype=torch.int32), num_nodes=3),
+                           torch.tensor([1, 0, 1]), 3),
+}
+
+
+def parts(basis, values):
+    """The same matrices as one `Sparse` each."""
+    kept = [basis.kind == k for k in range(basis.count)]
+    values = torch.ones(basis.graph.num_edges, dtype=F64) if values is None else values
+    return Sparse.stack([Sparse(basis.graph.select(keep), values[keep]) for keep in kept])
+
+
+def leaves_of(theta):
+    fields = {name: t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t
+              for name, t in vars(theta).items()}
+    return type(theta)(**fields), [t for t in fields.values() if isinstance(t, torch.Tensor)]
+
+
+def paths(theta):
+    found = ["per_relation"] if not isinstance(theta, SharedTheta | EyeTheta) else []
+    return [*found, "mixed_first"] if isinstance(theta, SeparableTheta | SharedTheta | EyeTheta) else found
+
+
+@pytest.mark.parametrize("blocks", [1 << 24, 256])
+@pytest.mark.parametrize("theta_name", THETAS)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(name, theta_name, blocks, monkeypatch):
+    monkeypatch.setattr(relational, "BLOCK_BYTES", blocks)
+    given = CASES[name]()
+    theta, leaves = leaves_of(THETAS[theta_name](given.count))
+    values = None if given.values is None else given.values.clone().requires_grad_()
+    leaves += [] if values is None else [values]
+    basis = Typed(given.graph, given.kind, given.count, values)
+    for lead in ((), (2,)):
+        x = torch.randn(*lead, basis.num_inputs, P, dtype=F64, requires_grad=True)
+        other = parts(given, values)
+        wanted = torch.einsum("kmn,...mp,kpq->...nq", other.dense(F64), x, theta.dense().to(F64))
+        torch.testing.assert_close(conv(x, other, theta), wanted, rtol=0, atol=1e-10)
+        seed = torch.randn_like(wanted)
+        expected = torch.autograd.grad((wanted * seed).sum(), [x, *leaves])
+        for path in (*paths(theta), None):
+            y = conv(x, basis, theta, path=path)
+            torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+            for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, *leaves]), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize("name", ["few inputs", "few outputs"])
+def test_one_gradient_at_a_time(name, wanted, monkeypatch):
+    monkeypatch.setattr(relational, "BLOCK_BYTES", 256)
+    given = CASES[name]()
+    tensors = [torch.randn(given.num_inputs, P, dtype=F64), torch.randn(given.count, P, 3, dtype=F64), given.values]
+    for tensor, need in zip(tensors, wanted, strict=True):
+        tensor.requires_grad_(need)
+    x, theta, values = tensors
+    y = conv(x, Typed(given.graph, given.kind, given.count, values), theta, path="per_relation")
+    expected = torch.einsum("kmn,mp,kpq->nq", parts(given, values).dense(), x, theta)
+    needed = [t for t in tensors if t.requires_grad]
+    for ours, theirs in zip(torch.autograd.grad(y.sin().sum(), needed),
+                            torch.autograd.grad(expected.sin().sum(), needed), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["few inputs", "few outputs"])
+def test_second_derivatives(name, monkeypatch):
+    monkeypatch.setattr(relational, "BLOCK_BYTES", 256)
+    given = CASES[name]()
+    x = torch.randn(given.num_inputs, 2, dtype=F64, requires_grad=True)
+    theta = torch.randn(given.count, 2, 2, dtype=F64, requires_grad=True)
+    values = given.values.clone().requires_grad_()
+
+    def run(x, theta, values):
+        return conv(x, Typed(given.graph, given.kind, given.count, values), theta, path="per_relation")
+
+    assert torch.autograd.gradcheck(run, (x, theta, values), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, (x, theta, values), fast_mode=True)
+
+
+def test_blocks_on_the_diagonal_stay_blocks(monkeypatch):
+    basis, theta, x = typed(), THETAS["grouped"](5), torch.randn(9, P, dtype=F64)
+    padded = conv(x, basis, theta, path="per_relation")
+    monkeypatch.setattr(relational, "NARROW", 1)
+    torch.testing.assert_close(conv(x, basis, theta, path="per_relation"), padded, rtol=0, atol=1e-12)
+
+
+def test_a_stranger_does_not_leak():
+    basis = typed()
+    x = torch.randn(9, P, dtype=F64)
+    x[2] = torch.nan
+    reached = (basis.dense()[:, 2] != 0).any(0)
+    assert reached.any() and not reached.all()
+    for path in ("per_relation", None):
+        y = conv(x, basis, THETAS["full"](5), path=path)
+        assert y.isnan().any(-1).equal(reached)
+        assert not conv(torch.ones(9, P, dtype=F64), basis, THETAS["full"](5), path=path)[-1].any()
+
+
+def test_the_planner_takes_it_for_many_relations():
+    knowledge = large()
+    made = plan(*problem(knowledge, FullTheta(torch.randn(50, 32, 32, requires_grad=True))))
+    assert made.path == "per_relation"
+    mixed = SeparableTheta(torch.randn(50, 2, requires_grad=True), torch.randn(2, 32, 32, requires_grad=True))
+    assert plan(*problem(knowledge, mixed)).path == "mixed_first"
+    assert plan(*problem(knowledge, EyeTheta(50, 32))).path == "mixed_first"
+
+
+def large(entities=2000, triples=20000, relations=50):
+    index = [torch.randint(0, high, (triples,)) for high in (entities, relations, entities)]
+    return KnowledgeGraph(torch.stack(index, 1), entities, [f"r{k}" for k in range(relations)])
+
+
+def problem(knowledge, theta):
+    from structconv.mechanisms.graphs import Relations
+
+    x = torch.randn(knowledge.num_entities, 32, requires_grad=True)
+    return x, Relations(theta.size)(x, structure=knowledge), theta
+
+
+class LargestTensor(TorchDispatchMode):
+    """The largest number of elements that any operation returned, within the products of groups too."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor) and t.is_floating_point():
+                self.elements = max(self.elements, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+@pytest.mark.parametrize("limit", [1 << 24, 1 << 18])
+def test_never_all_heads_of_all_entries_nor_channels_of_edges(limit, monkeypatch):
+    monkeypatch.setattr(relational, "BLOCK_BYTES", limit)
+    knowledge = large(entities=400, triples=20000, relations=10)
+    x, basis, theta = problem(knowledge, FullTheta(torch.randn(10, 32, 32, requires_grad=True)))
+    pairs = min(relational.counts(basis))
+    assert pairs < 400 * 10 < 20000
+    with LargestTensor() as largest:
+        conv(x, basis, theta, path="per_relation").sum().backward()
+    assert 400 * 32 <= largest.elements <= max(min(pairs * 32, limit // 4), 400 * 32, 20000)
+    assert x.grad.isfinite().all() and theta.theta.grad.isfinite().all()
+
+
+def test_layouts_are_made_once():
+    knowledge = large(200, 2000, 5)
+    x, basis, theta = problem(knowledge, FullTheta(torch.randn(5, 32, 4)))
+    again = problem(knowledge, theta)[1]
+    assert relational.distinct_pairs(basis, True, 2) is relational.distinct_pairs(again, True, 2)
+    conv(x, basis, theta, path="per_relation")
+
+
+@pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"num_blocks": 2}])
+def test_the_layer_compiles_whole(options):
+    knowledge = large(30, 100, 4)
+    layer = nn.RelationalConv(4, 6, 4, **options).double()
+    x = torch.randn(30, 4, dtype=F64)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, knowledge), layer(x, knowledge), rtol=0, atol=1e-10)
+
+
+def test_products_of_groups():
+    x = torch.randn(5, 4, dtype=F64, requires_grad=True)
+    theta = torch.randn(3, 2, 2, 1, dtype=F64, requires_grad=True)
+    bounds = [0, 2, 2, 5]
+    y = grouped.group_products(x, theta, bounds)
+    whole = GroupedTheta(theta).dense()
+    torch.testing.assert_close(y, torch.cat([x[:2] @ whole[0], x[2:] @ whole[2]]))
+    assert torch.autograd.gradgradcheck(lambda x, theta: grouped.group_products(x, theta, bounds), (x, theta))
+    torch.library.opcheck(torch.ops.structconv.group_products, (x, theta, bounds))
+    torch.library.opcheck(torch.ops.structconv.group_outer, (x, x.detach(), bounds, 2))
+    for wrong in (lambda: grouped.group_products(x, theta, [0, 2, 5]), lambda: grouped.group_outer(x, x, bounds, 3),
+                  lambda: grouped.group_products(x[:, :3], theta, bounds)):
+        with pytest.raises(ValueError, match="group_"):
+            wrong()

@@ -1,0 +1,163 @@
+"""Shift sets that are no cuboid, by products of slices: every padding, one to four axes, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.bases.cuboid import cuboid_offsets
+from structconv.bases.shift import Shift
+from structconv.kernels import reference
+from structconv.ops import conv, plan
+from structconv.planning import rules_for
+from structconv.primitives.shifted import shift_products
+from structconv.structures.grid import Grid
+from structconv.theta import DepthwiseTheta, FullTheta, LowRankTheta
+
+F64 = torch.float64
+
+
+def numbers(*shape):
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def ours(basis, theta, x):
+    found = [r for r in rules_for(Shift) if r.kernel == "products of slices" and r.applies(basis, theta, x)]
+    return found[0] if found else None
+
+
+SETS = {
+    "line": ((9,), ((0,), (2,), (-3,))),
+    "far along a line": ((5,), ((0,), (4,), (-4,), (1,))),
+    "one side of a line": ((7,), ((1,), (2,), (4,))),
+    "plane": ((5, 6), ((0, 0), (1, -2), (-2, 1))),
+    "cross": ((4, 5), ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))),
+    "twice the same": ((4, 5), ((0, 1), (2, 2), (0, 1))),
+    "space": ((3, 4, 3), ((0, 0, 0), (1, -1, 2), (-2, 0, 1), (0, 3, -1))),
+    "thin": ((1, 6), ((0, 0), (0, 2), (0, -1))),
+    "four axes": ((2, 3, 2, 3), cuboid_offsets((2, 2, 1, 2))),
+}
+PADDINGS = ("zeros", "circular", "reflect", "replicate", "none")
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("grow", [0, -1, 2])
+def test_equals_the_reference(name, padding, grow):
+    shape, offsets = SETS[name]
+    basis = Shift(Grid(shape), offsets, padding, grow=None if padding == "none" else grow)
+    if basis.num_outputs == 0:
+        pytest.skip("no offset stays on so small a grid")
+    x, theta = numbers(2, basis.num_inputs, 4).requires_grad_(), numbers(basis.size, 4, 3).requires_grad_()
+    rule = ours(basis, FullTheta(theta), x)
+    if rule is None:
+        assert basis.as_cuboid() is not None
+        pytest.skip("a cuboid after all")
+    y, wanted = rule.run(x, basis, FullTheta(theta)), reference(x, basis, theta)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+    seed = numbers(*y.shape)
+    for got, right in zip(torch.autograd.grad((y * seed).sum(), [x, theta]),
+                          torch.autograd.grad((wanted * seed).sum(), [x, theta]), strict=True):
+        torch.testing.assert_close(got, right, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_sets(seed):
+    generator = torch.Generator().manual_seed(seed)
+    ndim = seed % 3 + 1
+    shape = tuple(torch.randint(1, 7, (ndim,), generator=generator).tolist())
+    offsets = [tuple(o) for o in torch.randint(-7, 8, (5, ndim), generator=generator).tolist()]
+    for padding in PADDINGS[:4]:
+        basis, theta, x = Shift(Grid(shape), offsets, padding), numbers(5, 2, 3), numbers(basis_size(shape), 2)
+        rule = ours(basis, FullTheta(theta), x)
+        if rule is not None:
+            torch.testing.assert_close(rule.run(x, basis, FullTheta(theta)), reference(x, basis, theta),
+                                       rtol=0, atol=1e-10)
+
+
+def basis_size(shape):
+    return Grid(shape).num_entries
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padding", ["zeros", "circular"])
+def test_narrow_dtypes(dtype, padding):
+    """Values and gradients within the rounding of a sum of K P, K Q or M terms."""
+    basis = Shift(Grid((9, 8)), ((0, 0), (1, -2), (2, 1), (-4, 3)), padding)
+    x, theta, seed = (t.to(dtype) for t in (numbers(2, 72, 16), numbers(4, 16, 8), numbers(2, 72, 8)))
+    grads = []
+    for convert, run in ((lambda t: t.clone(), lambda x, t: ours(basis, FullTheta(t), x).run(x, basis, FullTheta(t))),
+                         (torch.Tensor.double, lambda x, t: reference(x, basis, t))):
+        leaves = [convert(t).requires_grad_() for t in (x, theta)]
+        y = run(*leaves)
+        grads.append([y, *torch.autograd.grad((y * convert(seed)).sum(), leaves)])
+    for got, right in zip(*grads, strict=True):
+        assert got.dtype == dtype
+        bound = 16 * torch.finfo(dtype).eps * right.abs().max().item()
+        torch.testing.assert_close(got.double(), right, rtol=0, atol=bound)
+
+
+def test_the_planner_takes_slices_for_far_offsets_and_convolution_for_cuboids():
+    x = torch.randn(2, 56 * 56, 64, requires_grad=True)
+    theta = torch.randn(5, 64, 64, requires_grad=True)
+    far = Shift(Grid((56, 56)), ((0, 0), (8, -8), (-8, 8), (3, 7), (-5, -2)))
+    assert plan(x, far, theta).kernel == "products of slices"
+    window = Shift(Grid((56, 56)), cuboid_offsets((1, 5), 1, (0, 2)))
+    assert plan(x, window, theta).kernel == "torch.conv"
+    assert "slices" not in str(plan(x, window, theta))
+
+
+@pytest.mark.parametrize("theta", [LowRankTheta(numbers(1, 4, 2), numbers(3, 2, 3)), DepthwiseTheta(numbers(3, 4, 2))])
+def test_factored_theta(theta):
+    basis, x = Shift(Grid((5, 6)), ((0, 0), (1, -2), (-2, 1))), numbers(2, 30, 4)
+    torch.testing.assert_close(ours(basis, theta, x).run(x, basis, theta), reference(x, basis, theta), rtol=0,
+                               atol=1e-10)
+
+
+def test_what_it_leaves_to_others():
+    x, theta = numbers(30, 2), FullTheta(numbers(3, 2, 2))
+    offsets = ((0, 0), (1, -2), (-2, 1))
+    assert ours(Shift(Grid((5, 6)), offsets), theta, x) is not None
+    assert ours(Shift(Grid((5, 6)), offsets, stride=2), theta, x) is None
+    assert ours(Shift(Grid((0, 6)), offsets), theta, numbers(0, 2)) is None
+
+
+def test_a_nan_reaches_only_those_who_read_it():
+    basis = Shift(Grid((6, 7)), ((0, 0), (1, -2), (-2, 1)))
+    x, theta = numbers(42, 2), numbers(3, 2, 2)
+    x[17] = torch.nan
+    y = conv(x, basis, theta, path="per_shift")
+    assert y.isnan().any(-1).equal((basis.dense()[:, 17] != 0).any(0))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "circular", "none"])
+def test_zero_filled_window_on_request(padding):
+    offsets = ((0, 0), (2, -2), (-2, 0), (2, -2))
+    basis, x, theta = Shift(Grid((6, 7)), offsets, padding), numbers(2, 42, 3), numbers(4, 3, 2)
+    made = plan(x, basis, theta, path="operator_first")
+    assert made.kernel == "zero-filled window"
+    torch.testing.assert_close(made.run(x, basis, FullTheta(theta)), reference(x, basis, theta), rtol=0, atol=1e-10)
+    assert plan(x, basis, theta).kernel != "zero-filled window"
+
+
+def test_operators_differentiate_twice_and_pass_torch_checks():
+    x, theta = numbers(2, 7, 3).requires_grad_(), numbers(4, 3, 2).requires_grad_()
+    shifts = [0, 3, -2, 9]
+    run = lambda x, theta: shift_products(x, theta, shifts, 9)  # noqa: E731
+    assert torch.autograd.gradcheck(run, (x, theta))
+    assert torch.autograd.gradgradcheck(run, (x, theta))
+    g = numbers(2, 7, 2).requires_grad_()
+    torch.library.opcheck(torch.ops.structconv.shift_products, (x, theta, shifts, 5))
+    torch.library.opcheck(torch.ops.structconv.shift_correlation, (x, g, shifts))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "circular"])
+def test_compiles_whole(padding):
+    basis = Shift(Grid((8, 9)), ((0, 0), (3, -2), (-2, 4)), padding)
+    x, theta = numbers(2, 72, 8).requires_grad_(), numbers(3, 8, 8).requires_grad_()
+    compiled = torch.compile(lambda x, t: conv(x, basis, t, path="per_shift"), fullgraph=True, backend="aot_eager")
+    y, wanted = compiled(x, theta), conv(x, basis, theta, path="per_shift")
+    torch.testing.assert_close(y, wanted)
+    for got, right in zip(torch.autograd.grad(y.sum(), [x, theta]), torch.autograd.grad(wanted.sum(), [x, theta]),
+                          strict=True):
+        torch.testing.assert_close(got, right)
