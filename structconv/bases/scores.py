@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.attention import Pairwise
-from structconv.bases.base import value
+from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.primitives.segments import segment_sum
 from structconv.structures.graph import Graph
@@ -54,9 +54,8 @@ class Sized(Pairwise):
         return self.outputs
 
 
-@value
-class Bilinear(Score):
-    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
+class QueryKey(Basis):
+    """Entries that come from query (..., K, N, D) and key (..., K, M, D), whose sizes they have."""
 
     query: Tensor
     key: Tensor
@@ -74,13 +73,21 @@ class Bilinear(Score):
         return self.query.shape[-2]
 
     @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.query.shape[:-3], self.key.shape[:-3]))
+
+
+@value
+class Bilinear(QueryKey, Score):
+    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
+
+    query: Tensor
+    key: Tensor
+
+    @property
     def depth(self) -> int:
         """D, by whose square root `scaled()` divides."""
         return self.query.shape[-1]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.query.shape[:-3], self.key.shape[:-3]))
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)

@@ -12,7 +12,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Masked, Normalised
-from structconv.bases.scores import Bilinear
+from structconv.bases.scores import Bilinear, QueryKey
 from structconv.kernels.forms import register_form
 from structconv.structures.supports import Causal, Support
 
@@ -21,7 +21,7 @@ MASK_ELEMENTS = 1 << 27
 
 
 @value
-class ScaledDotProduct(Basis):
+class ScaledDotProduct(QueryKey):
     """softmax_m(scale <query_kn, key_km>) with a causal mask, a table of booleans, or none."""
 
     query: Tensor
@@ -29,22 +29,6 @@ class ScaledDotProduct(Basis):
     scale: float
     causal: bool
     keep: Tensor | None
-
-    @property
-    def size(self) -> int:
-        return max(self.query.shape[-3], self.key.shape[-3])
-
-    @property
-    def num_inputs(self) -> int:
-        return self.key.shape[-2]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.query.shape[-2]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.query.shape[:-3], self.key.shape[:-3]))
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         scores = self.scale * self.key @ self.query.mT
