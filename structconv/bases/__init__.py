@@ -13,7 +13,16 @@ from structconv.bases.pairwise import Dropped, LeakyReLU, Mapped, Masked, Normal
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.positions import ClippedShifts, Distance, GaussianBump, Lookup
-from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore, PairFunction, Score, Uniform
+from structconv.bases.scores import (
+    Additive,
+    Affine,
+    Bilinear,
+    EdgeScore,
+    PairFunction,
+    ProjectedAffine,
+    Score,
+    Uniform,
+)
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
@@ -21,6 +30,6 @@ from structconv.bases.typed import Typed
 __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
            "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "Identity",
            "LeakyReLU", "LinearSum", "Lookup", "Mapped", "Masked", "Normalised", "Outer", "PairFunction", "Pairs",
-           "Pairwise", "Polynomial", "Pooling", "Product", "Repeated", "Scaled", "Score", "Shift", "ShiftTransposed",
+           "Pairwise", "Polynomial", "Pooling", "Product", "ProjectedAffine", "Repeated", "Scaled", "Score", "Shift", "ShiftTransposed",
            "Sparse", "Sum", "Transposed", "Typed", "Uniform", "adjacency", "cuboid_offsets", "operator", "random_walk",
            "scaled_laplacian", "value", "weights_at"]

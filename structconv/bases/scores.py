@@ -93,8 +93,18 @@ class Bilinear(QueryKey, Score):
         return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)
 
 
+class Terms(Score):
+    """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N)."""
+
+    source: Tensor
+    target: Tensor
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return pairs.source(self.source) + pairs.target(self.target)
+
+
 @value
-class Affine(Score):
+class Affine(Terms):
     """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N)."""
 
     source: Tensor
@@ -116,8 +126,44 @@ class Affine(Score):
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(self.source.shape[:-2], self.target.shape[:-2]))
 
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return pairs.source(self.source) + pairs.target(self.target)
+
+@value
+class ProjectedAffine(Terms):
+    """a_kmn = <of_source_k, x_km> + <of_target_k, z_kn>, with x (..., K, M, C), z (..., K, N, C), vectors (K, C).
+
+    A kernel that is applied to this very x computes the terms, and their gradients, as it passes over the rows.
+    """
+
+    x: Tensor
+    z: Tensor
+    of_source: Tensor
+    of_target: Tensor
+
+    @property
+    def source(self) -> Tensor:  # type: ignore[override]
+        """(..., K, M)."""
+        return (self.x @ self.of_source.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def target(self) -> Tensor:  # type: ignore[override]
+        """(..., K, N)."""
+        return (self.z @ self.of_target.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def size(self) -> int:
+        return self.of_source.shape[0]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.x.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.z.shape[-2]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.x.shape[:-3], self.z.shape[:-3]))
 
 
 @value

@@ -11,10 +11,11 @@ from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import exact_graph
 from structconv.bases.pairwise import Dropped, LeakyReLU, Masked, Normalised, Sum, Unary
-from structconv.bases.scores import Affine, Bilinear, EdgeScore
+from structconv.bases.scores import Bilinear, EdgeScore, ProjectedAffine, Terms
 from structconv.kernels.forms import register_form
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.projected import projected_attention
 from structconv.structures.graph import Graph
 
 
@@ -57,8 +58,21 @@ class AffineEdges(EdgeAttention):
     graph: Graph
     p: float
     seed: Tensor | None
-    scores: Affine
+    scores: Terms
     slope: float
+
+    def apply(self, r: Tensor) -> Tensor:
+        scores = self.scores
+        if not isinstance(scores, ProjectedAffine) or r is not scores.x:
+            return super().apply(r)
+        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        x, of_source, of_target = (_entries_first(t, lead, self.size)
+                                   for t in (r, scores.of_source.unsqueeze(-2), scores.of_target.unsqueeze(-2)))
+        z = None if scores.z is r else _entries_first(scores.z, lead, self.size)
+        y = projected_attention(self.graph.by_target(), self.graph.by_source(), x, of_source.squeeze(0),
+                                of_target.squeeze(0), z, slope=self.slope, dropout=self.p, seed=self.seed,
+                                batch_heads=self.size)
+        return y.transpose(0, 1).unflatten(0, (*lead, self.size))
 
     def _attend(self, lead: torch.Size, v: Tensor) -> Tensor:
         source, target = (_entries_first(t.unsqueeze(-1), lead, self.size).squeeze(-1)
@@ -99,13 +113,13 @@ def recognise(basis: Basis) -> EdgeAttention | None:
     if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
         return None
     node = _unmasked(weights.child)
-    if not isinstance(node, LeakyReLU | Affine | Bilinear | Scaled | Sum):
+    if not isinstance(node, LeakyReLU | Terms | Bilinear | Scaled | Sum):
         return None
     graph = exact_graph(weights.child)
     if graph is None:
         return None
     slope, inner = (node.negative_slope, _unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
-    if isinstance(inner, Affine):
+    if isinstance(inner, Terms):
         return AffineEdges(basis, graph, p, seed, inner, slope) if slope >= 0 else None
     if isinstance(node, LeakyReLU):
         return None

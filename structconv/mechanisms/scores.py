@@ -150,7 +150,7 @@ class BiAffine(Score):
         if self.bilinear:
             terms.append(self._bilinear(x, z))
         if self.source or self.target or self.constant:
-            terms.append(values.Affine(*self._affine(x, z)))
+            terms.append(self._affine(x, z))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def _bilinear(self, x: Tensor, z: Tensor) -> Basis:
@@ -158,10 +158,12 @@ class BiAffine(Score):
             return values.Bilinear(z.expand(*z.shape[:-3], self.heads, *z.shape[-2:]), x @ self.weight)
         return values.Bilinear(z @ self.weight_target, x @ self.weight_source)
 
-    def _affine(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        source = _term(x, self.vector_source, self.heads)
-        target = _term(z, self.vector_target, self.heads)
-        return source, target if self.offset is None else target + self.offset.unsqueeze(-1)
+    def _affine(self, x: Tensor, z: Tensor) -> Basis:
+        of_source, of_target = self.vector_source, self.vector_target
+        if self.sees_projection and of_source is not None and of_target is not None and self.offset is None:
+            return values.ProjectedAffine(x, z, of_source, of_target)
+        source, target = _term(x, of_source, self.heads), _term(z, of_target, self.heads)
+        return values.Affine(source, target if self.offset is None else target + self.offset.unsqueeze(-1))
 
 
 class Additive(Score):

@@ -1,6 +1,7 @@
 // Runs every kernel on heap blocks of exactly the right size, for a memory checker to watch: graphs with empty rows,
 // duplicates, loops and one long row, no edges, no entries; channel counts that fill no vector; both storage types.
 // With all rows of x equal to one, weighted means are one: that much of the numbers is checked too.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -144,16 +145,24 @@ void products(const Case& c, int64_t heads, int64_t channels, int half) {
 
 Rows rows(Block& block, int64_t heads, int64_t channels) { return {block.data(), heads * channels, channels}; }
 
-void affine(const Case& c, int64_t heads, int64_t channels, int half, double p) {
-    const int64_t in = c.inputs * heads, out = c.outputs * heads;
+void affine(const Case& c, int64_t heads, int64_t channels, int half, double p, Terms terms) {
+    const int64_t in = c.inputs * heads, out = c.outputs * heads, wide = std::max<int64_t>(128, (channels + 7) / 8 * 8);
     Block source(in, 0, -3, 3), target(out, 0, -3, 3), lse(out, 0, 0, 0), mass(out, 0, 0, 0);
     Block x(in * channels, half, 1, 1), y(out * channels, half, 0, 0), y2(out * channels, half, 0, 0);
+    Block z(out * channels, half, -1, 1), grad_z(out * channels, half, 0, 0), u(heads * channels, 0, -1, 1);
+    Block v(heads * channels, 0, -1, 1), grad_u(heads * channels, 0, 0, 0), grad_v(heads * channels, 0, 0, 0);
     Block grad(out * channels, half, -1, 1), grad_x(in * channels, half, 0, 0), packed(3 * out, 0, 0, 0);
-    Block grad_source(in, 0, 0, 0), grad_target(out, 0, 0, 0);
+    Block grad_source(in, 0, 0, 0), grad_target(out, 0, 0, 0), partial(256 * 2 * wide, 0, 0, 0);
+    const Rows none = {nullptr, 0, 0};
+    const bool apart = terms == kOfXAndZ;
+    VectorArgs vectors{terms, nullptr, nullptr, none, none, nullptr, nullptr, partial.floats()};
+    if (terms != kGiven)
+        vectors = {terms, u.floats(), v.floats(), apart ? rows(z, heads, channels) : none,
+                   apart ? rows(grad_z, heads, channels) : none, grad_u.floats(), grad_v.floats(), partial.floats()};
     DropArgs drop{p, 77, heads, c.outputs, 0};
     const AffineForwardArgs forward{c.by_target.layout(), source.floats(), target.floats(), rows(x, heads, channels),
                                     rows(y, heads, channels), rows(y2, heads, channels), lse.floats(), mass.floats(),
-                                    heads, channels, half, 2, 0.2, drop};
+                                    c.inputs, heads, channels, half, 2, 0.2, drop, vectors};
     CALL(affine_forward)(&forward);
     if (p == 0) expect(means(y, c, heads * channels), "affine means", heads, channels, half);
     drop.source_major = 1;
@@ -161,9 +170,10 @@ void affine(const Case& c, int64_t heads, int64_t channels, int half, double p) 
                                       lse.floats(), mass.floats(), rows(x, heads, channels), rows(y, heads, channels),
                                       rows(y2, heads, channels), rows(grad, heads, channels),
                                       rows(grad_x, heads, channels), grad_source.floats(), grad_target.floats(),
-                                      packed.floats(), heads, channels, half, 2, 0.2, drop};
+                                      packed.floats(), heads, channels, half, 2, 0.2, drop, vectors};
     CALL(affine_backward)(&backward);
     expect(grad_x.finite() && grad_source.finite() && grad_target.finite(), "affine gradients", heads, channels, half);
+    expect(grad_z.finite() && grad_u.finite() && grad_v.finite(), "gradients of vectors", heads, channels, half);
 }
 
 void bilinear(const Case& c, int64_t heads, int64_t channels, int64_t depth, int half, double p) {
@@ -196,13 +206,14 @@ int main() {
     const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
                                  {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};
     const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, {}, 0, 0, 0};
-    const Case cases[] = {make(40, 30, 700), make(5, 9, 12), make(4, 3, 0), nothing};
+    const Case cases[] = {make(40, 30, 700), make(30, 30, 500), make(5, 9, 12), make(4, 3, 0), nothing};
     for (const Case& c : cases)
         for (const auto& [heads, channels, depth] : shapes)
             for (int half = 0; half < 2; ++half) {
                 if (heads) products(c, heads, channels, half);
                 for (double p : {0.0, 0.5}) {
-                    affine(c, heads, channels, half, p);
+                    for (Terms terms : {kGiven, kOfX, kOfXAndZ})
+                        if (terms != kOfX || c.inputs == c.outputs) affine(c, heads, channels, half, p, terms);
                     bilinear(c, heads, channels, depth, half, p);
                 }
             }

@@ -13,6 +13,7 @@ from structconv.primitives.layout import compress
 from structconv.primitives.native import calls, core
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.product import spmm_add
 
 F64 = torch.float64
@@ -93,6 +94,19 @@ def affine_inputs(edges, heads, channels, dtype=torch.float32):
                   dtype=dtype)
 
 
+def projected_inputs(edges, heads, channels, dtype=torch.float32, apart=True):
+    """x, the two vectors, and z where it is apart; without, the edges must be among the same entries."""
+    torch.manual_seed(heads * channels)
+    x, z = (torch.randn(rows, heads, channels) for rows in (edges.m, edges.n))
+    vectors = [torch.randn(heads, channels) * channels**-0.5 for _ in range(2)]
+    return leaves(x, *vectors, *([z] if apart else []), dtype=dtype)
+
+
+def projected_reference(edges, x, of_source, of_target, z=None, slope=0.2, drop=None):
+    source, target = ((rows * vector).sum(-1) for rows, vector in ((x, of_source), (x if z is None else z, of_target)))
+    return affine_reference(edges, source, target, x, slope, drop)
+
+
 def bilinear_inputs(edges, heads, channels, depth, dtype=torch.float32, bias=True):
     torch.manual_seed(heads * channels)
     tensors = [torch.randn(edges.n, heads, depth), torch.randn(edges.m, heads, depth),
@@ -108,6 +122,17 @@ def test_affine_attention(path, heads, channels, depth, index_dtype):
     for slope in (0.2, 1.0, 0.0):
         compare(affine_attention(*edges.layouts, *inputs, slope=slope), affine_reference(edges, *doubles, slope=slope),
                 inputs, doubles)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("heads", "channels", "depth"), SHAPES)
+def test_projected_attention(path, heads, channels, depth, index_dtype, apart):
+    edges = random_edges(n=40 if apart else 60, dtype=index_dtype)
+    inputs, doubles = projected_inputs(edges, heads, channels, apart=apart)
+    for slope in (0.2, 1.0, 0.0):
+        compare(projected_attention(*edges.layouts, *inputs, slope=slope),
+                projected_reference(edges, *doubles, slope=slope), inputs, doubles)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -128,6 +153,9 @@ def test_dropout_is_that_of_the_hash(path, batch_heads):
     inputs, doubles = affine_inputs(edges, 4, 16)
     compare(affine_attention(*edges.layouts, *inputs, **chosen), affine_reference(edges, *doubles, drop=drop), inputs,
             doubles)
+    inputs, doubles = projected_inputs(edges, 4, 16)
+    compare(projected_attention(*edges.layouts, *inputs, **chosen), projected_reference(edges, *doubles, drop=drop),
+            inputs, doubles)
     inputs, doubles = bilinear_inputs(edges, 4, 16, 8)
     got = bilinear_attention(*edges.layouts, *inputs, **chosen)
     compare(got, bilinear_reference(edges, *doubles, drop=drop), inputs, doubles)
@@ -137,6 +165,8 @@ def test_bfloat16(path):
     edges = random_edges()
     inputs, doubles = affine_inputs(edges, 4, 20, torch.bfloat16)
     compare(affine_attention(*edges.layouts, *inputs), affine_reference(edges, *doubles), inputs, doubles, 0.02)
+    inputs, doubles = projected_inputs(edges, 4, 20, torch.bfloat16)
+    compare(projected_attention(*edges.layouts, *inputs), projected_reference(edges, *doubles), inputs, doubles, 0.02)
     inputs, doubles = bilinear_inputs(edges, 2, 20, 8, torch.bfloat16)
     compare(bilinear_attention(*edges.layouts, *inputs), bilinear_reference(edges, *doubles), inputs, doubles, 0.04)
 
@@ -149,6 +179,10 @@ def test_strides_are_read_as_they_are(path):
     compare(affine_attention(*edges.layouts, source, target, other), affine_reference(edges, *doubles),
             [source, target, other], doubles)
     affine_attention(*edges.layouts, source, target, other).sum().backward()  # a gradient without strides
+    (x, *others), doubles = projected_inputs(edges, 4, 16)
+    other = x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    compare(projected_attention(*edges.layouts, other, *others), projected_reference(edges, *doubles),
+            [other, *others], doubles)
     fused = torch.randn(edges.m, 3, 4, 16)
     square = Edges(edges.source % 40, edges.target, 60, 60)
     q, k, v = fused.unbind(1)
@@ -164,6 +198,10 @@ def test_a_node_of_100_000_edges(path):
     edges = Edges(source, target, 300, n)
     (a, b, x), doubles = affine_inputs(edges, 2, 8)
     compare(affine_attention(*edges.layouts, a, b, x), affine_reference(edges, *doubles), (a, b, x), doubles, 1e-3)
+    for square in (edges, Edges(source, target * 6, 300, 300)):
+        inputs, doubles = projected_inputs(square, 2, 8, apart=square is edges)
+        compare(projected_attention(*square.layouts, *inputs), projected_reference(square, *doubles), inputs, doubles,
+                2e-3)
     inputs, doubles = bilinear_inputs(edges, 2, 8, 4, bias=False)
     compare(bilinear_attention(*edges.layouts, *inputs), bilinear_reference(edges, *doubles), inputs, doubles, 1e-3)
 
@@ -175,6 +213,11 @@ def test_without_edges(path, m, n):
     y = affine_attention(*edges.layouts, *inputs)
     assert y.shape == (n, 2, 8) and not y.any()
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), inputs))
+    for apart in (True, False) if m == n else (True,):
+        inputs, _ = projected_inputs(edges, 2, 8, apart=apart)
+        y = projected_attention(*edges.layouts, *inputs)
+        assert y.shape == (n, 2, 8) and not y.any()
+        assert not any(g.any() for g in torch.autograd.grad(y.sum(), inputs))
     inputs, _ = bilinear_inputs(edges, 2, 8, 4)
     y = bilinear_attention(*edges.layouts, *inputs)
     assert y.shape == (n, 2, 8) and not y.any()
@@ -197,6 +240,21 @@ def test_what_is_not_finite_stays_with_its_edges(path, bad):
         grad[0] = 0
         for g in torch.autograd.grad(y, inputs, grad):
             assert g[1:].isfinite().all() and not g[3:].any()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_rows_without_edges_do_not_reach_the_vectors(path, bad, apart):
+    edges = Edges(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), 5, 5)
+    (x, *others), _ = projected_inputs(edges, 2, 16, apart=apart)
+    with torch.no_grad():
+        for rows in (x, *others[2:]):
+            rows[3:] = bad
+    y = projected_attention(*edges.layouts, x, *others)
+    assert y[:3].isfinite().all() and not y[3:].any()
+    grad = torch.ones_like(y)
+    grad[3:] = bad
+    assert all(g.isfinite().all() for g in torch.autograd.grad(y, (x, *others), grad))
 
 
 def test_scores_of_minus_infinity_weigh_nothing(path):
@@ -227,6 +285,10 @@ def test_the_numbers_do_not_depend_on_threads():
             torch.set_num_threads(threads)
             y = affine_attention(*edges.layouts, *inputs)
             found.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+            for apart in (True, False):
+                more, _ = projected_inputs(edges, 4, 32, apart=apart)
+                y = projected_attention(*edges.layouts, *more)
+                found[-1] += (y, *torch.autograd.grad(y.square().sum(), more))
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
@@ -238,6 +300,11 @@ def test_second_derivatives():
     inputs = [t.double().detach().requires_grad_() for t in affine_inputs(edges, 2, 3)[0]]
     assert gradcheck(lambda *t: affine_attention(*edges.layouts, *t), inputs)
     assert gradgradcheck(lambda *t: affine_attention(*edges.layouts, *t), inputs)
+    for square, apart in ((edges, True), (random_edges(7, 7, 20), False)):
+        inputs = [t.double().detach().requires_grad_() for t in projected_inputs(square, 2, 3, apart=apart)[0]]
+        layouts = square.layouts
+        assert gradcheck(lambda *t, layouts=layouts: projected_attention(*layouts, *t), inputs)
+        assert gradgradcheck(lambda *t, layouts=layouts: projected_attention(*layouts, *t), inputs)
     inputs = [t.double().detach().requires_grad_() for t in bilinear_inputs(edges, 2, 3, 2)[0]]
     assert gradcheck(lambda *t: bilinear_attention(*edges.layouts, *t), inputs)
     assert gradgradcheck(lambda *t: bilinear_attention(*edges.layouts, *t), inputs)
@@ -255,6 +322,11 @@ def test_second_derivatives_after_a_native_forward(path):
     expected = slope_of(lambda *t: affine_reference(edges, *t), doubles)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3)
+    inputs, doubles = projected_inputs(edges, 2, 8)
+    found = slope_of(lambda *t: projected_attention(*edges.layouts, *t), inputs)
+    expected = slope_of(lambda *t: projected_reference(edges, *t), doubles)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -264,6 +336,12 @@ def test_operator_contracts(dtype):
     inputs = [t.to(dtype).detach().requires_grad_() for t in affine_inputs(edges, 2, 8)[0]]
     torch.library.opcheck(torch.ops.structconv.affine_attention.default, (*flat, *inputs, 0.2, 0.0, None, 2, True))
     torch.library.opcheck(torch.ops.structconv.affine_attention.default, (*flat, *inputs, 0.2, 0.3, seed, 2, True))
+    projected = torch.ops.structconv.projected_attention.default
+    for m, n in ((9, 8), (9, 9)):
+        other = random_edges(m, n, 30)
+        x, u, v, *z = (t.to(dtype).detach().requires_grad_() for t in projected_inputs(other, 2, 8, apart=m != n)[0])
+        layouts = [t for layout in other.layouts for t in layout]
+        torch.library.opcheck(projected, (*layouts, x, *(z or [None]), u, v, 0.2, 0.3, seed, 2, True))
     inputs = [t.to(dtype).detach().requires_grad_() for t in bilinear_inputs(edges, 2, 8, 4)[0]]
     bilinear = torch.ops.structconv.bilinear_attention.default
     torch.library.opcheck(bilinear, (*flat, *inputs, 0.5, 0.3, seed, 2))
@@ -279,6 +357,7 @@ def test_compiles_whole():
 
     def layer(by_target, by_source, a, b, x, q):
         y = affine_attention(by_target, by_source, a, b, x)
+        y = projected_attention(by_target, by_source, y, q[0], q[1])
         return bilinear_attention(by_target, by_source, q, x, y[: x.shape[0]], scale=0.5).square().sum()
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -342,6 +421,20 @@ def test_affine_refuses(change, error, message):
     given = {"source": torch.ones(60, 2), "target": torch.ones(40, 2), "x": torch.ones(60, 2, 8)} | change
     with pytest.raises(error, match=message):
         affine_attention(*edges.layouts, **given)
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"x": torch.ones(59, 2, 8)}, ShapeError, "M=60"), ({"z": torch.ones(41, 2, 8)}, ShapeError, "N=40"),
+    ({"z": None}, ShapeError, "x must have shape .N=40"), ({"z": torch.ones(40, 2, 8).double()}, ShapeError, "dtype"),
+    ({"of_source": torch.ones(2, 7)}, ShapeError, "of_source"), ({"of_target": torch.ones(8)}, ShapeError, "of_target"),
+    ({"slope": -0.1}, ConfigError, "slope"), ({"dropout": 0.5}, ConfigError, "seed"),
+])
+def test_projected_refuses(change, error, message):
+    edges = random_edges()
+    given = {"x": torch.ones(60, 2, 8), "of_source": torch.ones(2, 8), "of_target": torch.ones(2, 8),
+             "z": torch.ones(40, 2, 8)} | change
+    with pytest.raises(error, match=message):
+        projected_attention(*edges.layouts, **given)
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -64,7 +64,7 @@ def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Ten
 
 # -- kernels ------------------------------------------------------------------------------------------------------
 
-def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
              source: Tensor, target: Tensor, x: Tensor, slope: float, p: float, seed: Tensor | None, batch_heads: int,
              train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     drop, by_target = Drop(p, seed, batch_heads), Csr(indptr, indices, order)
@@ -83,7 +83,7 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     return y, y2, lse, mass
 
 
-def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
               source: Tensor, target: Tensor, x: Tensor, y: Tensor, y2: Tensor, lse: Tensor, mass: Tensor, grad: Tensor,
               slope: float, p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
@@ -117,7 +117,7 @@ def _scores(ends: Ends, source: Tensor, target: Tensor, slope: float) -> tuple[T
     return torch.where(above, raw, raw * slope), torch.full_like(raw, slope).masked_fill(above, 1.0)
 
 
-def _composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float,
+def composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float,
               drop: Drop) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     ends = Ends(by_target, by_source)
@@ -157,7 +157,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Te
     if torch.is_grad_enabled():
         drop = Drop(ctx.p, seed, ctx.batch_heads)
         found = twice_differentiable(
-            lambda s, t, x: _composed(Csr(*tensors[:3]), Csr(*tensors[3:6]), s, t, x, ctx.slope, drop),
+            lambda s, t, x: composed(Csr(*tensors[:3]), Csr(*tensors[3:6]), s, t, x, ctx.slope, drop),
             tensors[6:], needed, grad)
     else:
         found = torch.ops.structconv.affine_attention_backward(*tensors, y, y2, lse, mass, grad, ctx.slope, ctx.p,
@@ -166,8 +166,8 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Te
 
 
 register("affine_attention", "Tensor source, Tensor target, Tensor x, float slope, float p, Tensor? seed, "
-         "SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor)", _forward, _forward_fake)
+         "SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor)", forward, _forward_fake)
 register("affine_attention_backward", "Tensor source, Tensor target, Tensor x, Tensor y, Tensor y2, Tensor lse, "
          "Tensor mass, Tensor grad, float slope, float p, Tensor? seed, SymInt batch_heads) "
-         "-> (Tensor, Tensor, Tensor)", _backward, _backward_fake)
+         "-> (Tensor, Tensor, Tensor)", backward, _backward_fake)
 register_gradient("affine_attention", _differentiate, _save)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +16,15 @@ from structconv.primitives.native.loader import Core, core
 _LAYOUT, _ROWS, _DROP = "PPPqq", "Pqq", "dqqqq"
 _SPMM = struct.Struct(_LAYOUT + "PPPP" + "q" * 8 + "dd")
 _SDDMM = struct.Struct(_LAYOUT + "PPP" + "q" * 7)
-_AFFINE = struct.Struct(_LAYOUT + "PP" + _ROWS * 3 + "PP" + "qqqq" + "d" + _DROP)
-_AFFINE_BACKWARD = struct.Struct(_LAYOUT * 2 + "PPPP" + _ROWS * 5 + "PPP" + "qqqq" + "d" + _DROP)
+_VECTORS = "qPP" + _ROWS * 2 + "PPP"
+_AFFINE = struct.Struct(_LAYOUT + "PP" + _ROWS * 3 + "PP" + "qqqqq" + "d" + _DROP + _VECTORS)
+_AFFINE_BACKWARD = struct.Struct(_LAYOUT * 2 + "PPPP" + _ROWS * 5 + "PPP" + "qqqq" + "d" + _DROP + _VECTORS)
 _BILINEAR = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "qqqqq" + "d" + _DROP)
 _BILINEAR_BACKWARD = struct.Struct(_LAYOUT * 2 + "P" + _ROWS * 8 + "PPPP" + "qqqqq" + "d" + _DROP)
 
 MAX_CHANNELS = 56 * 128
+_SUMMED_PIECES = 256
+_NO_VECTORS = (0,) * 12
 _STORED = (torch.float32, torch.bfloat16)
 Drop = tuple[float, int, int]  # p, seed, heads of one batch entry
 
@@ -58,26 +62,70 @@ def sddmm(kernels: Core, layout: Csr, q: Tensor, k: Tensor, rows: int) -> Tensor
     return s
 
 
+class Vectors(NamedTuple):
+    """What the terms of affine scores are linear in: <source_k, x_mk> and <target_k, z_nk>, z = x where it is None."""
+
+    source: Tensor
+    target: Tensor
+    z: Tensor | None
+
+
 def affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, drop: Drop,
                    train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(y, y2, lse, mass); y2 is empty unless `train`."""
-    x, source, target = _unit(x), _floats(source), _floats(target)
+    return _affine_forward(kernels, by_target, _floats(source), _floats(target), _unit(x), _NO_VECTORS, slope, drop,
+                           train)
+
+
+def projected_forward(kernels: Core, by_target: Csr, x: Tensor, vectors: Vectors, slope: float, drop: Drop,
+                      train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(y, y2, lse, mass, source, target): as `affine_forward`, the terms of the scores computed and returned too."""
+    x, (of_source, of_target, z) = _unit(x), _packable(vectors)
+    source, target = (torch.empty((rows, x.shape[1]), dtype=torch.float32)
+                      for rows in (x.shape[0], by_target.indptr.shape[0] - 1))
+    packed = (_terms(z), of_source.data_ptr(), of_target.data_ptr(), *_rows(z), *_rows(None), 0, 0, 0)
+    return *_affine_forward(kernels, by_target, source, target, x, packed, slope, drop, train), source, target
+
+
+def _affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tensor, x: Tensor, vectors: tuple[int, ...],
+                    slope: float, drop: Drop, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     outputs, heads, channels = target.shape[0], x.shape[1], x.shape[2]
     y = x.new_empty((outputs, heads, channels))
     y2 = x.new_empty((outputs, heads, channels)) if train else x.new_empty((0, heads, channels))
     lse, mass = torch.empty_like(target), torch.empty_like(target)
     packed = _layout(by_target)
     kernels.affine_forward(_AFFINE.pack(
-        *packed, source.data_ptr(), target.data_ptr(), *_rows(x), *_rows(y), *(_rows(y2) if train else (0, 0, 0)),
-        lse.data_ptr(), mass.data_ptr(), heads, channels, _half(x), torch.get_num_threads(), slope,
-        *_drop(drop, outputs, 0)))
+        *packed, source.data_ptr(), target.data_ptr(), *_rows(x), *_rows(y), *_rows(y2 if train else None),
+        lse.data_ptr(), mass.data_ptr(), x.shape[0], heads, channels, _half(x), torch.get_num_threads(), slope,
+        *_drop(drop, outputs, 0), *vectors))
     return y, y2, lse, mass
 
 
 def affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor,
                     saved: Sequence[Tensor], grad: Tensor, slope: float, drop: Drop) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of source, target and x; `saved` is what the forward returned."""
-    x, grad, source, target = _unit(x), _unit(grad), _floats(source), _floats(target)
+    x, scratch = _unit(x), _piece_sums(x)
+    return _affine_backward(kernels, by_target, by_source, _floats(source), _floats(target), x, saved, grad, slope, drop,
+                            (*_NO_VECTORS[:-1], scratch.data_ptr()))
+
+
+def projected_backward(kernels: Core, by_target: Csr, by_source: Csr, x: Tensor, vectors: Vectors,
+                       saved: Sequence[Tensor], grad: Tensor, slope: float,
+                       drop: Drop) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Gradients of x, z, and of the vectors in float32; `saved` is what the forward returned."""
+    x, (of_source, of_target, z) = _unit(x), _packable(vectors)
+    scratch, grads = _piece_sums(x), torch.empty((2, *of_source.shape), dtype=torch.float32)
+    grad_z = None if z is None else z.new_empty(z.shape)
+    packed = (_terms(z), of_source.data_ptr(), of_target.data_ptr(), *_rows(z), *_rows(grad_z), grads[0].data_ptr(),
+              grads[1].data_ptr(), scratch.data_ptr())
+    found = _affine_backward(kernels, by_target, by_source, saved[4], saved[5], x, saved[:4], grad, slope, drop, packed)
+    return found[2], grad_z, grads[0], grads[1]
+
+
+def _affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor,
+                     saved: Sequence[Tensor], grad: Tensor, slope: float, drop: Drop,
+                     vectors: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    grad = _unit(grad)
     y, y2, lse, mass = (t.contiguous() for t in saved)
     outputs, heads, channels = y.shape
     grad_x = x.new_empty(x.shape)
@@ -87,7 +135,7 @@ def affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tenso
     kernels.affine_backward(_AFFINE_BACKWARD.pack(
         *ahead, *back, source.data_ptr(), target.data_ptr(), lse.data_ptr(), mass.data_ptr(), *_rows(x), *_rows(y),
         *_rows(y2), *_rows(grad), *_rows(grad_x), grad_source.data_ptr(), grad_target.data_ptr(), scratch.data_ptr(),
-        heads, channels, _half(x), torch.get_num_threads(), slope, *_drop(drop, outputs, 1)))
+        heads, channels, _half(x), torch.get_num_threads(), slope, *_drop(drop, outputs, 1), *vectors))
     return grad_source, grad_target, grad_x
 
 
@@ -133,8 +181,22 @@ def _layout(layout: Csr) -> tuple[int, int, int, int, int]:
     return indptr.data_ptr(), indices.data_ptr(), order.data_ptr(), indptr.shape[0] - 1, indices.shape[0]
 
 
-def _rows(t: Tensor) -> tuple[int, int, int]:
-    return t.data_ptr(), t.stride(0), t.stride(1)
+def _packable(vectors: Vectors) -> Vectors:
+    return Vectors(_floats(vectors.source), _floats(vectors.target), None if vectors.z is None else _unit(vectors.z))
+
+
+def _terms(z: Tensor | None) -> int:
+    """The interface's number for where the terms of the scores come from."""
+    return 1 if z is None else 2
+
+
+def _piece_sums(x: Tensor) -> Tensor:
+    """Scratch for sums over pieces of the rows."""
+    return torch.empty((_SUMMED_PIECES, 2, max(128, (x.shape[2] + 7) // 8 * 8)), dtype=torch.float32)
+
+
+def _rows(t: Tensor | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if t is None else (t.data_ptr(), t.stride(0), t.stride(1))
 
 
 def _pointer(t: Tensor | None) -> int:

@@ -4,6 +4,8 @@
 // With them the backward is one pass over the edges by source, and nothing has the size of the edges:
 //     D_n = <g_n, y_n>,  grad target_n = <g_n, y2_n> - D_n mass_n,
 //     grad x_m = sum p g_n,  grad source_m = <sum c p g_n, x_m> - sum c p D_n.
+// Where source_m = <u, x_m> and target_n = <v, z_n>, the same passes add u grad source_m to grad x_m and v grad target_n
+// to grad z_n, and sum up grad u = sum grad source_m x_m and grad v = sum grad target_n z_n, piece by piece.
 #include "api.h"
 #include "dropout.h"
 #include "parallel.h"
@@ -16,7 +18,51 @@ template <class T> T* row_of(const Rows& rows, int64_t row, int64_t head) {
     return static_cast<T*>(rows.x) + row * rows.row + head * rows.head;
 }
 
+template <class T> Table table_of(const Rows& rows, int64_t head) {
+    return {row_of<T>(rows, 0, head), rows.row, rows.head};
+}
+
 inline v16 leaky(v16 t, float slope) { return t > 0.0f ? t : t * slope; }
+
+// The two vectors of a block of heads, as `load_row` lays out a row.
+struct Vectors {
+    alignas(64) float source[kMaxChannels], target[kMaxChannels];
+
+    Vectors(const VectorArgs& a, int64_t channels, int64_t head, int heads, const Pieces& pieces) {
+        if (a.terms == kGiven) return;
+        load_row<float>({a.of_source + head * channels, 0, channels}, 0, heads, pieces, source);
+        load_row<float>({a.of_target + head * channels, 0, channels}, 0, heads, pieces, target);
+    }
+};
+
+// The terms of the scores, from the rows.
+template <class T, int HB> struct Scores {
+    const AffineForwardArgs& a;
+    int64_t head;
+    Pieces pieces;
+    const Vectors& vectors;
+
+    void compute() const {
+        const bool square = a.vectors.terms == kOfX;
+        const int64_t bytes = HB * a.channels * int64_t{sizeof(T)};
+        stream_rows(a.inputs, bytes, a.threads, [&](int64_t first, int64_t last) {
+            run(table_of<T>(a.x, head), first, last, vectors.source, a.source, square ? a.target : nullptr);
+        });
+        if (square) return;
+        stream_rows(a.layout.rows, bytes, a.threads, [&](int64_t first, int64_t last) {
+            run(table_of<T>(a.vectors.z, head), first, last, vectors.target, a.target, nullptr);
+        });
+    }
+
+    void run(const Table& x, int64_t first, int64_t last, const float* vector, float* out, float* out_target) const {
+        alignas(64) float entries[kMaxChannels];
+        for (int64_t row = first; row < last; ++row) {
+            load_row<T>(x, row, HB, pieces, entries);
+            row_dots(entries, vector, HB, pieces, out + row * a.heads + head);
+            if (out_target) row_dots(entries, vectors.target, HB, pieces, out_target + row * a.heads + head);
+        }
+    }
+};
 
 template <class T, int HB> struct Forward {
     const AffineForwardArgs& a;
@@ -71,7 +117,7 @@ template <class T, int HB> struct Forward {
             store(w + 16 * i, kept);
             store(w2 + 16 * i, c * kept);
         }
-        const Table x = {row_of<T>(a.x, 0, head), a.x.row, a.x.head};
+        const Table x = table_of<T>(a.x, head);
         if (a.y2.x) accumulate_twice<T>(edges, x, pieces, HB, w, w2, sums, sums2);
         else accumulate_once<T>(edges, x, pieces, HB, w, sums);
     }
@@ -93,7 +139,12 @@ template <class T> void forward(const AffineForwardArgs& a) {
     if (a.y2.x) expect_writes(a.y2.x, bytes);
     for_head_blocks(a.heads, a.channels, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
-        const Forward<T, HB> block{a, head, cut<T>(HB, a.channels), Dropout(a.drop, head, HB)};
+        const Pieces pieces = cut<T>(HB, a.channels);
+        if (a.vectors.terms != kGiven) {
+            const Vectors vectors(a.vectors, a.channels, head, HB, pieces);
+            Scores<T, HB>{a, head, pieces, vectors}.compute();
+        }
+        const Forward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB)};
         parallel_rows(a.layout.indptr, a.layout.rows, HB * (a.channels + 8) * int64_t{sizeof(T)}, a.threads,
                       [&](int64_t first, int64_t last) { block.run(first, last); });
     });
@@ -104,29 +155,46 @@ template <class T, int HB> struct Pack {
     const AffineBackwardArgs& a;
     int64_t head;
     Pieces pieces;
+    const Vectors& vectors;
 
-    void run(int64_t first, int64_t last) const {
+    // grad v of these rows goes to `sums`, where z has rows of its own.
+    void run(int64_t first, int64_t last, float* sums) const {
         alignas(64) float g[kMaxChannels], y[kMaxChannels], d[16], d2[16];
+        const bool apart = a.vectors.terms == kOfXAndZ;
+        if (apart) clear(sums, pieces.floats);
         for (int64_t row = first; row < last; ++row) {
             const int64_t at = row * a.heads + head;
-            float* packed = a.packed + row * 3 * a.heads + head;
-            const bool empty = a.by_target.indptr[row] == a.by_target.indptr[row + 1];
-            if (empty) {
-                for (int h = 0; h < HB; ++h) a.grad_target[at + h] = 0.0f;
+            float *packed = a.packed + row * 3 * a.heads + head, *grad_target = a.grad_target + at;
+            if (a.by_target.indptr[row] == a.by_target.indptr[row + 1]) {
+                for (int h = 0; h < HB; ++h) grad_target[h] = 0.0f;
+                if (apart) finish(row, false, grad_target, y, sums);
                 continue;
             }
-            load_row<T>({row_of<T>(a.grad, 0, head), a.grad.row, a.grad.head}, row, HB, pieces, g);
-            load_row<T>({row_of<T>(a.y, 0, head), a.y.row, a.y.head}, row, HB, pieces, y);
+            load_row<T>(table_of<T>(a.grad, head), row, HB, pieces, g);
+            load_row<T>(table_of<T>(a.y, head), row, HB, pieces, y);
             row_dots(g, y, HB, pieces, d);
-            load_row<T>({row_of<T>(a.y2, 0, head), a.y2.row, a.y2.head}, row, HB, pieces, y);
+            load_row<T>(table_of<T>(a.y2, head), row, HB, pieces, y);
             row_dots(g, y, HB, pieces, d2);
             for (int h = 0; h < HB; ++h) {
-                a.grad_target[at + h] = d2[h] - d[h] * a.mass[at + h];
+                grad_target[h] = d2[h] - d[h] * a.mass[at + h];
                 packed[h] = a.target[at + h];
                 packed[a.heads + h] = a.lse[at + h];
                 packed[2 * a.heads + h] = d[h];
             }
+            if (apart) finish(row, true, grad_target, y, sums);
         }
+    }
+
+    void finish(int64_t row, bool used, const float* grad_target, float* z, float* sums) const {
+        float ones[16];
+        store(ones, splat<v16>(1.0f));
+        if (used) {
+            load_row<T>(table_of<T>(a.vectors.z, head), row, HB, pieces, z);
+            add_row(z, grad_target, HB, pieces, sums);
+        }
+        clear(z, pieces.floats);
+        if (used) add_row(vectors.target, grad_target, HB, pieces, z);
+        store_row(z, ones, HB, pieces, row_of<T>(a.vectors.grad_z, row, head), a.vectors.grad_z.head);
     }
 };
 
@@ -135,10 +203,14 @@ template <class T, int HB> struct Backward {
     int64_t head;
     Pieces pieces;
     Dropout dropout;
+    const Vectors& vectors;
 
-    void run(int64_t first, int64_t last) const {
+    // grad u of these rows goes to `sums_u`; and grad v to `sums_v`, where z is x.
+    void run(int64_t first, int64_t last, float* sums_u, float* sums_v) const {
         alignas(64) float sums[kMaxChannels], sums2[kMaxChannels];
         const int32_t* indptr = a.by_source.indptr;
+        if (a.vectors.terms != kGiven) clear(sums_u, pieces.floats);
+        if (square()) clear(sums_v, pieces.floats);
         for (int64_t row = first; row < last; ++row) {
             v16 d{};
             clear(sums, pieces.floats);
@@ -147,7 +219,7 @@ template <class T, int HB> struct Backward {
                 const int64_t left = indptr[row + 1] - at, count = left < kChunk ? left : kChunk;
                 chunk(row, {a.by_source.index + at, count, indptr[last] - at}, d, sums, sums2);
             }
-            finish(row, indptr[row] == indptr[row + 1], d, sums, sums2);
+            finish(row, d, sums, sums2, sums_u, sums_v);
         }
     }
 
@@ -170,33 +242,77 @@ template <class T, int HB> struct Backward {
             store(w + 16 * i, kept);
             store(w2 + 16 * i, c * kept);
         }
-        const Table grad = {row_of<T>(a.grad, 0, head), a.grad.row, a.grad.head};
-        accumulate_twice<T>(edges, grad, pieces, HB, w, w2, sums, sums2);
+        accumulate_twice<T>(edges, table_of<T>(a.grad, head), pieces, HB, w, w2, sums, sums2);
     }
 
-    void finish(int64_t row, bool empty, v16 d, const float* sums, const float* sums2) const {
+    // Rows that no edge reads are not read here either: what is not finite in them stays there.
+    void finish(int64_t row, v16 d, float* sums, const float* sums2, float* sums_u, float* sums_v) const {
         alignas(64) float x[kMaxChannels], dots[16], d_total[16], ones[16];
+        float* grad_source = a.grad_source + row * a.heads + head;
+        const bool reads = filled(a.by_source, row), read = square() && filled(a.by_target, row);
         store(ones, splat<v16>(1.0f));
+        for (int h = 0; h < HB; ++h) grad_source[h] = 0.0f;
+        if (reads || read) load_row<T>(table_of<T>(a.x, head), row, HB, pieces, x);
+        if (reads) {
+            store(d_total, sum_lanes<HB>(d));
+            row_dots(sums2, x, HB, pieces, dots);
+            for (int h = 0; h < HB; ++h) grad_source[h] = dots[h] - d_total[h];
+        }
+        if (reads && a.vectors.terms != kGiven) {
+            add_row(vectors.source, grad_source, HB, pieces, sums);
+            add_row(x, grad_source, HB, pieces, sums_u);
+        }
+        if (read) {
+            const float* grad_target = a.grad_target + row * a.heads + head;
+            add_row(vectors.target, grad_target, HB, pieces, sums);
+            add_row(x, grad_target, HB, pieces, sums_v);
+        }
         store_row(sums, ones, HB, pieces, row_of<T>(a.grad_x, row, head), a.grad_x.head);
-        store(d_total, sum_lanes<HB>(d));
-        load_row<T>({row_of<T>(a.x, 0, head), a.x.row, a.x.head}, row, HB, pieces, x);
-        row_dots(sums2, x, HB, pieces, dots);
-        for (int h = 0; h < HB; ++h) a.grad_source[row * a.heads + head + h] = empty ? 0.0f : dots[h] - d_total[h];
     }
+
+    bool square() const { return a.vectors.terms == kOfX; }
+
+    static bool filled(const Layout& layout, int64_t row) { return layout.indptr[row] < layout.indptr[row + 1]; }
 };
+
+// A block of heads of (heads, channels) from the sums of the pieces, `stride` floats apart.
+inline void collect(const float* sums, int64_t pieces_of_rows, int64_t stride, int heads, const Pieces& pieces,
+                    int64_t channels, float* out) {
+    alignas(64) float total[kMaxChannels];
+    float ones[16];
+    store(ones, splat<v16>(1.0f));
+    clear(total, pieces.floats);
+    for (int64_t piece = 0; piece < pieces_of_rows; ++piece)
+        add_row(sums + piece * stride, ones, heads, pieces, total);
+    store_row(total, ones, heads, pieces, out, channels);
+}
 
 template <class T> void backward(const AffineBackwardArgs& a) {
     const int64_t size = a.heads * a.channels * int64_t{sizeof(T)};
+    const VectorArgs& v = a.vectors;
     expect_writes(a.grad_x.x, a.by_source.rows * size);
+    if (v.terms == kOfXAndZ) expect_writes(v.grad_z.x, a.by_target.rows * size);
     for_head_blocks(a.heads, a.channels, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
-        const Pack<T, HB> pack{a, head, cut<T>(HB, a.channels)};
-        const Backward<T, HB> block{a, head, pack.pieces, Dropout(a.drop, head, HB)};
-        const int64_t bytes = HB * (a.channels + 8) * int64_t{sizeof(T)};
-        parallel_rows(a.by_target.indptr, a.by_target.rows, bytes, a.threads,
-                      [&](int64_t first, int64_t last) { pack.run(first, last); });
-        parallel_rows(a.by_source.indptr, a.by_source.rows, bytes, a.threads,
-                      [&](int64_t first, int64_t last) { block.run(first, last); });
+        const Pieces pieces = cut<T>(HB, a.channels);
+        const Vectors vectors(v, a.channels, head, HB, pieces);
+        const Pack<T, HB> pack{a, head, pieces, vectors};
+        const Backward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors};
+        const int64_t bytes = HB * (a.channels + 8) * int64_t{sizeof(T)}, stride = 2 * pieces.floats;
+        float *sums_u = v.partial, *sums_v = v.partial + pieces.floats;
+        const int64_t by_target = summed_pieces(
+            a.by_target.indptr, a.by_target.rows, bytes, a.threads,
+            [&](int64_t piece, int64_t first, int64_t last) { pack.run(first, last, sums_v + piece * stride); });
+        if (v.terms == kOfXAndZ)
+            collect(sums_v, by_target, stride, HB, pieces, a.channels, v.grad_target + head * a.channels);
+        const int64_t by_source = summed_pieces(
+            a.by_source.indptr, a.by_source.rows, bytes, a.threads, [&](int64_t piece, int64_t first, int64_t last) {
+                block.run(first, last, sums_u + piece * stride, sums_v + piece * stride);
+            });
+        if (v.terms != kGiven)
+            collect(sums_u, by_source, stride, HB, pieces, a.channels, v.grad_source + head * a.channels);
+        if (v.terms == kOfX)
+            collect(sums_v, by_source, stride, HB, pieces, a.channels, v.grad_target + head * a.channels);
     });
 }
 

@@ -46,14 +46,26 @@ struct DropArgs {
     int64_t seed, heads_per_batch, num_outputs, source_major;
 };
 
+// Where the terms of a score are <of_source, x_m> and <of_target, z_n>, or given.
+enum Terms : int64_t { kGiven, kOfX, kOfXAndZ };  // kOfX: z is x, and grad_z a part of grad_x
+
+struct VectorArgs {
+    int64_t terms;
+    const float *of_source, *of_target;  // (heads, channels)
+    Rows z, grad_z;
+    float *grad_source, *grad_target;  // (heads, channels)
+    float* partial;  // scratch of every backward: 256 times twice the larger of 128 and channels filled up to eights
+};
+
 struct AffineForwardArgs {
     Layout layout;  // by target
-    const float *source, *target;  // (inputs, heads), (outputs, heads)
+    float *source, *target;  // (inputs, heads), (outputs, heads); written where there are vectors
     Rows x, y, y2;  // y2.x null: nothing is saved
     float *lse, *mass;  // (outputs, heads)
-    int64_t heads, channels, half, threads;
+    int64_t inputs, heads, channels, half, threads;
     double slope;
     DropArgs drop;
+    VectorArgs vectors;
 };
 
 struct AffineBackwardArgs {
@@ -64,6 +76,7 @@ struct AffineBackwardArgs {
     int64_t heads, channels, half, threads;
     double slope;
     DropArgs drop;
+    VectorArgs vectors;
 };
 
 struct BilinearForwardArgs {

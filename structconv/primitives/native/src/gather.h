@@ -107,6 +107,15 @@ inline void row_dots(const float* a, const float* b, int heads, const Pieces& pi
     }
 }
 
+// sums[h][c] += scale[h] row[h][c] of two rows in pieces.
+inline void add_row(const float* row, const float* scale, int heads, const Pieces& pieces, float* sums) {
+    for (int p = 0; p < pieces.count; ++p) {
+        const int width = pieces.items[p].width;
+        for (int h = 0; h < heads; ++h, row += width, sums += width)
+            for (int c = 0; c < width; c += 8) store(sums + c, load<v8>(sums + c) + load<v8>(row + c) * scale[h]);
+    }
+}
+
 template <class T>
 inline void accumulate_once(const Edges& e, const Table& t, const Pieces& pieces, int heads, const float* w,
                             float* sums) {

@@ -38,6 +38,31 @@ void parallel_rows(const int32_t* indptr, int64_t rows, int64_t bytes, int64_t t
     }
 }
 
+// Pieces by which `summed_pieces` cuts at most.
+constexpr int64_t kSummedPieces = 256;
+
+// body(piece, first, last) over all rows in pieces whose borders depend on the work alone, so that what is summed over
+// a piece, and then over the pieces in their order, does not depend on threads; returns how many pieces there are.
+template <class Body>
+int64_t summed_pieces(const int32_t* indptr, int64_t rows, int64_t bytes, int64_t threads, const Body& body) {
+    const int64_t work = indptr[rows] + rows, worth = work * bytes >> 17;
+    const int64_t pieces = worth < 1 ? 1 : worth < kSummedPieces ? worth : kSummedPieces;
+    const int team = threads > 1 && worth >= 8 ? static_cast<int>(threads) : 1;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+        const int64_t first = piece ? row_at(indptr, rows, work * piece / pieces) : 0;
+        body(piece, first, piece + 1 == pieces ? rows : row_at(indptr, rows, work * (piece + 1) / pieces));
+    }
+    return pieces;
+}
+
+// body(first, last) over rows of `bytes` bytes each, which are read once in their order.
+template <class Body> void stream_rows(int64_t rows, int64_t bytes, int64_t threads, const Body& body) {
+    const int team = threads > 1 && rows * bytes >= 1 << 20 ? static_cast<int>(threads) : 1;
+#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    for (int64_t part = 0; part < team; ++part) body(rows * part / team, rows * (part + 1) / team);
+}
+
 // A large result is about to be written for the first time: ask for huge pages, as page faults cost more than the
 // writes. Advice only; what the system refuses is no error.
 inline void expect_writes([[maybe_unused]] void* start, [[maybe_unused]] int64_t bytes) {
