@@ -13,6 +13,7 @@ from structconv.bases.shift import Shift
 from structconv.errors import ConfigError, ShapeError
 from structconv.factorisation import decompose, factorise
 from structconv.kernels.forms import fused
+from structconv.kernels.sparse_attention import EdgeAttention
 from structconv.planning.plan import Plan, plan_for
 from structconv.shapes import check_alike, check_entries
 from structconv.structures.grid import Grid
@@ -67,9 +68,12 @@ def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
     return plan_for(x, basis, theta, path=path, max_bytes=max_bytes)
 
 
-def apply(basis: Basis, r: Tensor) -> Tensor:
-    """A_k^T r_k for each head, (..., K, M, C) -> (..., K, N, C), by a fused kernel where one knows the basis."""
-    return fused(basis, r).apply(r)
+def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A_k^T r_k + bias_k for each head, (..., K, M, C) and (K, C) -> (..., K, N, C), by a fused kernel if one knows A."""
+    form = fused(basis, r)
+    if bias is None:
+        return form.apply(r)
+    return form.biased(r, bias) if isinstance(form, EdgeAttention) else form.apply(r) + bias.unsqueeze(-2)
 
 
 def synthesis(basis: Basis, r: Tensor) -> Tensor:

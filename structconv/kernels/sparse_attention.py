@@ -40,6 +40,10 @@ class EdgeAttention(Unary):
     def synthesis(self, r: Tensor) -> Tensor:
         return self.apply(r).sum(-3)
 
+    def biased(self, r: Tensor, bias: Tensor) -> Tensor:
+        """A_k^T r_k + bias_k, with bias (K, C)."""
+        return self.apply(r) + bias.unsqueeze(-2)
+
     def apply(self, r: Tensor) -> Tensor:
         lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
         y = self._attend(lead, _entries_first(r, lead, self.size))
@@ -63,15 +67,25 @@ class AffineEdges(EdgeAttention):
 
     def apply(self, r: Tensor) -> Tensor:
         scores = self.scores
-        if not isinstance(scores, ProjectedAffine) or r is not scores.x:
-            return super().apply(r)
-        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
-        x, of_source, of_target = (_entries_first(t, lead, self.size)
-                                   for t in (r, scores.of_source.unsqueeze(-2), scores.of_target.unsqueeze(-2)))
-        z = None if scores.z is r else _entries_first(scores.z, lead, self.size)
-        y = projected_attention(self.graph.by_target(), self.graph.by_source(), x, of_source.squeeze(0),
-                                of_target.squeeze(0), z, slope=self.slope, dropout=self.p, seed=self.seed,
-                                batch_heads=self.size)
+        if isinstance(scores, ProjectedAffine) and r is scores.x:
+            return self._projected(scores, None)
+        return super().apply(r)
+
+    def biased(self, r: Tensor, bias: Tensor) -> Tensor:
+        scores = self.scores
+        if isinstance(scores, ProjectedAffine) and r is scores.x and r.dtype in (torch.float32, torch.float64):
+            return self._projected(scores, bias)
+        return super().biased(r, bias)
+
+    def _projected(self, scores: ProjectedAffine, bias: Tensor | None) -> Tensor:
+        """What is applied to the very entries that the scores are linear in."""
+        lead = torch.broadcast_shapes(scores.x.shape[:-3], self.batch_shape)
+        x = _entries_first(scores.x, lead, self.size)
+        z = None if scores.z is scores.x else _entries_first(scores.z, lead, self.size)
+        of_source, of_target, bias = (None if t is None else _entries_first(t.unsqueeze(-2), lead, self.size).squeeze(0)
+                                      for t in (scores.of_source, scores.of_target, bias))
+        y = projected_attention(self.graph.by_target(), self.graph.by_source(), x, of_source, of_target, z, bias,
+                                slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
         return y.transpose(0, 1).unflatten(0, (*lead, self.size))
 
     def _attend(self, lead: torch.Size, v: Tensor) -> Tensor:

@@ -152,13 +152,23 @@ void affine(const Case& c, int64_t heads, int64_t channels, int half, double p, 
     Block z(out * channels, half, -1, 1), grad_z(out * channels, half, 0, 0), u(heads * channels, 0, -1, 1);
     Block v(heads * channels, 0, -1, 1), grad_u(heads * channels, 0, 0, 0), grad_v(heads * channels, 0, 0, 0);
     Block grad(out * channels, half, -1, 1), grad_x(in * channels, half, 0, 0), packed(3 * out, 0, 0, 0);
-    Block grad_source(in, 0, 0, 0), grad_target(out, 0, 0, 0), partial(256 * 2 * wide, 0, 0, 0);
+    Block grad_source(in, 0, 0, 0), grad_target(out, 0, 0, 0), partial(256 * 3 * wide, 0, 0, 0);
+    Block bias(heads * channels, 0, 0, 0), grad_bias(heads * channels, 0, 0, 0);
     const Rows none = {nullptr, 0, 0};
     const bool apart = terms == kOfXAndZ;
-    VectorArgs vectors{terms, nullptr, nullptr, none, none, nullptr, nullptr, partial.floats()};
+    VectorArgs vectors{terms,   nullptr, nullptr, nullptr,         none, none,
+                       nullptr, nullptr, nullptr, partial.floats()};
     if (terms != kGiven)
-        vectors = {terms, u.floats(), v.floats(), apart ? rows(z, heads, channels) : none,
-                   apart ? rows(grad_z, heads, channels) : none, grad_u.floats(), grad_v.floats(), partial.floats()};
+        vectors = {terms,
+                   u.floats(),
+                   v.floats(),
+                   half ? nullptr : bias.floats(),
+                   apart ? rows(z, heads, channels) : none,
+                   apart ? rows(grad_z, heads, channels) : none,
+                   grad_u.floats(),
+                   grad_v.floats(),
+                   half ? nullptr : grad_bias.floats(),
+                   partial.floats()};
     DropArgs drop{p, 77, heads, c.outputs, 0};
     const AffineForwardArgs forward{c.by_target.layout(), source.floats(), target.floats(), rows(x, heads, channels),
                                     rows(y, heads, channels), rows(y2, heads, channels), lse.floats(), mass.floats(),
@@ -173,7 +183,7 @@ void affine(const Case& c, int64_t heads, int64_t channels, int half, double p, 
                                       packed.floats(), heads, channels, half, 2, 0.2, drop, vectors};
     CALL(affine_backward)(&backward);
     expect(grad_x.finite() && grad_source.finite() && grad_target.finite(), "affine gradients", heads, channels, half);
-    expect(grad_z.finite() && grad_u.finite() && grad_v.finite(), "gradients of vectors", heads, channels, half);
+    expect(grad_z.finite() && grad_u.finite() && grad_v.finite() && grad_bias.finite(), "gradients of vectors", heads, channels, half);
 }
 
 void bilinear(const Case& c, int64_t heads, int64_t channels, int64_t depth, int half, double p) {

@@ -95,16 +95,18 @@ def affine_inputs(edges, heads, channels, dtype=torch.float32):
 
 
 def projected_inputs(edges, heads, channels, dtype=torch.float32, apart=True):
-    """x, the two vectors, and z where it is apart; without, the edges must be among the same entries."""
+    """x, the two vectors, and z and the bias where z is apart; without, the edges must be among the same entries."""
     torch.manual_seed(heads * channels)
     x, z = (torch.randn(rows, heads, channels) for rows in (edges.m, edges.n))
     vectors = [torch.randn(heads, channels) * channels**-0.5 for _ in range(2)]
-    return leaves(x, *vectors, *([z] if apart else []), dtype=dtype)
+    more = [z] if dtype == torch.bfloat16 else [z, torch.randn(heads, channels)]
+    return leaves(x, *vectors, *(more if apart else []), dtype=dtype)
 
 
-def projected_reference(edges, x, of_source, of_target, z=None, slope=0.2, drop=None):
+def projected_reference(edges, x, of_source, of_target, z=None, bias=None, slope=0.2, drop=None):
     source, target = ((rows * vector).sum(-1) for rows, vector in ((x, of_source), (x if z is None else z, of_target)))
-    return affine_reference(edges, source, target, x, slope, drop)
+    y = affine_reference(edges, source, target, x, slope, drop)
+    return y if bias is None else y + bias
 
 
 def bilinear_inputs(edges, heads, channels, depth, dtype=torch.float32, bias=True):
@@ -133,6 +135,11 @@ def test_projected_attention(path, heads, channels, depth, index_dtype, apart):
     for slope in (0.2, 1.0, 0.0):
         compare(projected_attention(*edges.layouts, *inputs, slope=slope),
                 projected_reference(edges, *doubles, slope=slope), inputs, doubles)
+    bias = inputs[1].detach().clone().requires_grad_()
+    inputs, doubles = [*inputs[:3], bias], [*doubles[:3], bias.detach().double().requires_grad_()]
+    if not apart:
+        compare(projected_attention(*edges.layouts, *inputs[:3], bias=bias),
+                projected_reference(edges, *doubles[:3], bias=doubles[3]), inputs, doubles)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -216,8 +223,9 @@ def test_without_edges(path, m, n):
     for apart in (True, False) if m == n else (True,):
         inputs, _ = projected_inputs(edges, 2, 8, apart=apart)
         y = projected_attention(*edges.layouts, *inputs)
-        assert y.shape == (n, 2, 8) and not y.any()
-        assert not any(g.any() for g in torch.autograd.grad(y.sum(), inputs))
+        assert torch.equal(y, (inputs[4] if apart else torch.zeros(2, 8)).expand(n, 2, 8))
+        *grads, last = torch.autograd.grad(y.sum(), inputs)
+        assert not any(g.any() for g in grads) and bool((last == (n if apart else 0)).all())
     inputs, _ = bilinear_inputs(edges, 2, 8, 4)
     y = bilinear_attention(*edges.layouts, *inputs)
     assert y.shape == (n, 2, 8) and not y.any()
@@ -247,6 +255,7 @@ def test_what_is_not_finite_stays_with_its_edges(path, bad):
 def test_rows_without_edges_do_not_reach_the_vectors(path, bad, apart):
     edges = Edges(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), 5, 5)
     (x, *others), _ = projected_inputs(edges, 2, 16, apart=apart)
+    others = others[:3]
     with torch.no_grad():
         for rows in (x, *others[2:]):
             rows[3:] = bad
@@ -339,9 +348,10 @@ def test_operator_contracts(dtype):
     projected = torch.ops.structconv.projected_attention.default
     for m, n in ((9, 8), (9, 9)):
         other = random_edges(m, n, 30)
-        x, u, v, *z = (t.to(dtype).detach().requires_grad_() for t in projected_inputs(other, 2, 8, apart=m != n)[0])
+        x, u, v, *more = (t.to(dtype).detach().requires_grad_() for t in projected_inputs(other, 2, 8, apart=m != n)[0])
+        z, bias = more or [None, None]
         layouts = [t for layout in other.layouts for t in layout]
-        torch.library.opcheck(projected, (*layouts, x, *(z or [None]), u, v, 0.2, 0.3, seed, 2, True))
+        torch.library.opcheck(projected, (*layouts, x, z, u, v, bias, 0.2, 0.3, seed, 2, True))
     inputs = [t.to(dtype).detach().requires_grad_() for t in bilinear_inputs(edges, 2, 8, 4)[0]]
     bilinear = torch.ops.structconv.bilinear_attention.default
     torch.library.opcheck(bilinear, (*flat, *inputs, 0.5, 0.3, seed, 2))
@@ -427,6 +437,9 @@ def test_affine_refuses(change, error, message):
     ({"x": torch.ones(59, 2, 8)}, ShapeError, "M=60"), ({"z": torch.ones(41, 2, 8)}, ShapeError, "N=40"),
     ({"z": None}, ShapeError, "x must have shape .N=40"), ({"z": torch.ones(40, 2, 8).double()}, ShapeError, "dtype"),
     ({"of_source": torch.ones(2, 7)}, ShapeError, "of_source"), ({"of_target": torch.ones(8)}, ShapeError, "of_target"),
+    ({"bias": torch.ones(8)}, ShapeError, "bias"),
+    ({"x": torch.ones(60, 2, 8).bfloat16(), "z": torch.ones(40, 2, 8).bfloat16(), "bias": torch.ones(2, 8)},
+     ConfigError, "16 bits"),
     ({"slope": -0.1}, ConfigError, "slope"), ({"dropout": 0.5}, ConfigError, "seed"),
 ])
 def test_projected_refuses(change, error, message):

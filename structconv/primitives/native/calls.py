@@ -16,7 +16,7 @@ from structconv.primitives.native.loader import Core, core
 _LAYOUT, _ROWS, _DROP = "PPPqq", "Pqq", "dqqqq"
 _SPMM = struct.Struct(_LAYOUT + "PPPP" + "q" * 8 + "dd")
 _SDDMM = struct.Struct(_LAYOUT + "PPP" + "q" * 7)
-_VECTORS = "qPP" + _ROWS * 2 + "PPP"
+_VECTORS = "qPPP" + _ROWS * 2 + "PPPP"
 _AFFINE = struct.Struct(_LAYOUT + "PP" + _ROWS * 3 + "PP" + "qqqqq" + "d" + _DROP + _VECTORS)
 _AFFINE_BACKWARD = struct.Struct(_LAYOUT * 2 + "PPPP" + _ROWS * 5 + "PPP" + "qqqq" + "d" + _DROP + _VECTORS)
 _BILINEAR = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "qqqqq" + "d" + _DROP)
@@ -24,7 +24,7 @@ _BILINEAR_BACKWARD = struct.Struct(_LAYOUT * 2 + "P" + _ROWS * 8 + "PPPP" + "qqq
 
 MAX_CHANNELS = 56 * 128
 _SUMMED_PIECES = 256
-_NO_VECTORS = (0,) * 12
+_NO_VECTORS = (0,) * 14
 _STORED = (torch.float32, torch.bfloat16)
 Drop = tuple[float, int, int]  # p, seed, heads of one batch entry
 
@@ -63,11 +63,12 @@ def sddmm(kernels: Core, layout: Csr, q: Tensor, k: Tensor, rows: int) -> Tensor
 
 
 class Vectors(NamedTuple):
-    """What the terms of affine scores are linear in: <source_k, x_mk> and <target_k, z_nk>, z = x where it is None."""
+    """Terms <source_k, x_mk> and <target_k, z_nk> of scores, z = x where it is None, and what is added to y."""
 
     source: Tensor
     target: Tensor
     z: Tensor | None
+    bias: Tensor | None
 
 
 def affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, drop: Drop,
@@ -80,10 +81,10 @@ def affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tensor
 def projected_forward(kernels: Core, by_target: Csr, x: Tensor, vectors: Vectors, slope: float, drop: Drop,
                       train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(y, y2, lse, mass, source, target): as `affine_forward`, the terms of the scores computed and returned too."""
-    x, (of_source, of_target, z) = _unit(x), _packable(vectors)
+    x, given = _unit(x), _packable(vectors)
     source, target = (torch.empty((rows, x.shape[1]), dtype=torch.float32)
                       for rows in (x.shape[0], by_target.indptr.shape[0] - 1))
-    packed = (_terms(z), of_source.data_ptr(), of_target.data_ptr(), *_rows(z), *_rows(None), 0, 0, 0)
+    packed = (*_vectors(given), *_rows(None), 0, 0, 0, 0)
     return *_affine_forward(kernels, by_target, source, target, x, packed, slope, drop, train), source, target
 
 
@@ -110,16 +111,17 @@ def affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tenso
 
 
 def projected_backward(kernels: Core, by_target: Csr, by_source: Csr, x: Tensor, vectors: Vectors,
-                       saved: Sequence[Tensor], grad: Tensor, slope: float,
-                       drop: Drop) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients of x, z, and of the vectors in float32; `saved` is what the forward returned."""
-    x, (of_source, of_target, z) = _unit(x), _packable(vectors)
-    scratch, grads = _piece_sums(x), torch.empty((2, *of_source.shape), dtype=torch.float32)
-    grad_z = None if z is None else z.new_empty(z.shape)
-    packed = (_terms(z), of_source.data_ptr(), of_target.data_ptr(), *_rows(z), *_rows(grad_z), grads[0].data_ptr(),
-              grads[1].data_ptr(), scratch.data_ptr())
+                       saved: Sequence[Tensor], grad: Tensor, slope: float, drop: Drop) -> tuple[Tensor | None, ...]:
+    """Gradients of x, z, and in float32 of the vectors and the bias; `saved` is what the forward returned."""
+    x, given = _unit(x), _packable(vectors)
+    scratch = _piece_sums(x)
+    grad_z = None if given.z is None else given.z.new_empty(given.z.shape)
+    of_source, of_target = torch.empty_like(given.source), torch.empty_like(given.target)
+    bias = None if given.bias is None else torch.empty_like(given.bias)
+    packed = (*_vectors(given), *_rows(grad_z), of_source.data_ptr(), of_target.data_ptr(), _pointer(bias),
+              scratch.data_ptr())
     found = _affine_backward(kernels, by_target, by_source, saved[4], saved[5], x, saved[:4], grad, slope, drop, packed)
-    return found[2], grad_z, grads[0], grads[1]
+    return found[2], grad_z, of_source, of_target, bias
 
 
 def _affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor,
@@ -182,17 +184,20 @@ def _layout(layout: Csr) -> tuple[int, int, int, int, int]:
 
 
 def _packable(vectors: Vectors) -> Vectors:
-    return Vectors(_floats(vectors.source), _floats(vectors.target), None if vectors.z is None else _unit(vectors.z))
+    z, bias = vectors.z, vectors.bias
+    return Vectors(_floats(vectors.source), _floats(vectors.target), None if z is None else _unit(z),
+                   None if bias is None else _floats(bias))
 
 
-def _terms(z: Tensor | None) -> int:
-    """The interface's number for where the terms of the scores come from."""
-    return 1 if z is None else 2
+def _vectors(given: Vectors) -> tuple[int, ...]:
+    """Where the terms come from, by the interface's number, and the pointers."""
+    return (1 if given.z is None else 2, given.source.data_ptr(), given.target.data_ptr(), _pointer(given.bias),
+            *_rows(given.z))
 
 
 def _piece_sums(x: Tensor) -> Tensor:
     """Scratch for sums over pieces of the rows."""
-    return torch.empty((_SUMMED_PIECES, 2, max(128, (x.shape[2] + 7) // 8 * 8)), dtype=torch.float32)
+    return torch.empty((_SUMMED_PIECES, 3, max(128, (x.shape[2] + 7) // 8 * 8)), dtype=torch.float32)
 
 
 def _rows(t: Tensor | None) -> tuple[int, int, int]:

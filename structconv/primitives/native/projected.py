@@ -19,7 +19,7 @@ _Edges = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Tensor, of_target: Tensor,
-                        z: Tensor | None = None, *, slope: float = 0.2, dropout: float = 0.0,
+                        z: Tensor | None = None, bias: Tensor | None = None, *, slope: float = 0.2, dropout: float = 0.0,
                         seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
     """`affine_attention` with the terms s_mk = <of_source_k, x_mk> and t_nk = <of_target_k, z_nk> of its scores.
 
@@ -31,6 +31,7 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
         x: (M, K, C), any strides; natively float32 and bfloat16 on a CPU, as in `affine_attention`.
         of_source, of_target: (K, C).
         z: (N, K, C), or None for x.
+        bias: (K, C), added to every output; x of 32 bits or more. A gradient then knows y as exactly as y + bias does.
         slope, dropout, seed, batch_heads: as in `affine_attention`.
 
     Returns:
@@ -52,54 +53,58 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
         raise ShapeError("projected_attention", expected, tuple(entries.shape))
     if entries.dtype != x.dtype:
         raise ShapeError("projected_attention", f"z must have the dtype of x, {x.dtype}", entries.dtype)
-    for name, vector in (("of_source", of_source), ("of_target", of_target)):
-        if vector.shape != heads:
+    for name, vector in (("of_source", of_source), ("of_target", of_target), ("bias", bias)):
+        if vector is not None and vector.shape != heads:
             raise ShapeError("projected_attention", f"{name} must have shape (K={heads[0]}, C={heads[1]})",
                              tuple(vector.shape))
+    if bias is not None and wide(x.dtype) != x.dtype:
+        raise ConfigError("projected_attention", "bias must be absent where x has 16 bits", x.dtype, "Add it to y.")
     if slope < 0:
         raise ConfigError("projected_attention", "slope must be at least 0", slope)
     check_dropout("projected_attention", dropout, seed)
-    train = torch.is_grad_enabled() and any(t.requires_grad for t in (x, entries, of_source, of_target))
-    return torch.ops.structconv.projected_attention(*by_target, *by_source, x, z, of_source, of_target, slope, dropout,
-                                                    seed, heads[0] if batch_heads is None else batch_heads, train)[0]
+    train = torch.is_grad_enabled() and any(t.requires_grad for t in (x, entries, of_source, of_target, bias)
+                                          if t is not None)
+    return torch.ops.structconv.projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope,
+                                                    dropout, seed, heads[0] if batch_heads is None else batch_heads, train)[0]
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
 
 def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-             x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor, slope: float, p: float,
-             seed: Tensor | None, batch_heads: int, train: bool) -> tuple[Tensor, ...]:
+             x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor, bias: Tensor | None, slope: float,
+             p: float, seed: Tensor | None, batch_heads: int, train: bool) -> tuple[Tensor, ...]:
     kernels = calls.usable(x, indices.shape[0])
     if kernels is not None:
-        return calls.projected_forward(kernels, Csr(indptr, indices, order), x, calls.Vectors(of_source, of_target, z),
-                                       slope, Drop(p, seed, batch_heads).plain(), train)
+        vectors = calls.Vectors(of_source, of_target, z, bias)
+        return calls.projected_forward(kernels, Csr(indptr, indices, order), x, vectors, slope,
+                                       Drop(p, seed, batch_heads).plain(), train)
     source, target = _terms(x, z, of_source, of_target)
-    return *affine.forward(indptr, indices, order, indptr_T, indices_T, order_T, source, target, x, slope, p, seed,
-                           batch_heads, train), source, target
+    y, *saved = affine.forward(indptr, indices, order, indptr_T, indices_T, order_T, source, target, x, slope, p, seed,
+                               batch_heads, train)
+    return y if bias is None else y + bias, *saved, source, target
 
 
 def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-              x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor, y: Tensor, y2: Tensor, lse: Tensor,
-              mass: Tensor, source: Tensor, target: Tensor, grad: Tensor, slope: float, p: float, seed: Tensor | None,
-              batch_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+              x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor, bias: Tensor | None, y: Tensor,
+              y2: Tensor, lse: Tensor, mass: Tensor, source: Tensor, target: Tensor, grad: Tensor, slope: float,
+              p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, ...]:
     edges = (indptr, indices, order, indptr_T, indices_T, order_T)
-    kernels = calls.usable(x, indices.shape[0])
+    kernels, nothing = calls.usable(x, indices.shape[0]), x.new_empty((0, *x.shape[1:]))
     if kernels is not None:
-        grad_x, grad_z, grad_u, grad_v = calls.projected_backward(
-            kernels, Csr(*edges[:3]), Csr(*edges[3:]), x, calls.Vectors(of_source, of_target, z),
+        found = calls.projected_backward(
+            kernels, Csr(*edges[:3]), Csr(*edges[3:]), x, calls.Vectors(of_source, of_target, z, bias),
             (y, y2, lse, mass, source, target), grad, slope, Drop(p, seed, batch_heads).plain())
-        grad_z = x.new_empty((0, *x.shape[1:])) if grad_z is None else grad_z
-        return grad_x, grad_z, grad_u.to(of_source.dtype), grad_v.to(of_target.dtype)
+        return tuple(nothing if t is None else t.to(x.dtype) for t in found)
+    y = y if bias is None else y - bias
     grad_source, grad_target, grad_x = affine.backward(*edges, source, target, x, y, y2, lse, mass, grad, slope, p, seed,
                                                        batch_heads)
     dtype = wide(x.dtype)
-    entries = (x if z is None else z).to(dtype)
     more_x, more_z = grad_source.unsqueeze(-1) * of_source.to(dtype), grad_target.unsqueeze(-1) * of_target.to(dtype)
-    grad_u, grad_v = (_used(layout, rows, term) for layout, rows, term in (
-        (indptr_T, x.to(dtype), grad_source), (indptr, entries, grad_target)))
-    grad_z = x.new_empty((0, *x.shape[1:])) if z is None else more_z.to(x.dtype)
-    grad_x = (grad_x + (more_x + more_z if z is None else more_x)).to(x.dtype)
-    return grad_x, grad_z, grad_u.to(of_source.dtype), grad_v.to(of_target.dtype)
+    of_source, of_target = (_used(layout, rows.to(dtype), term) for layout, rows, term in (
+        (indptr_T, x, grad_source), (indptr, x if z is None else z, grad_target)))
+    grad_x = grad_x + (more_x + more_z if z is None else more_x)
+    found = (grad_x, None if z is None else more_z, of_source, of_target, None if bias is None else grad.sum(0))
+    return tuple(nothing if t is None else t.to(x.dtype) for t in found)
 
 
 def _terms(x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,55 +120,56 @@ def _used(indptr: Tensor, rows: Tensor, term: Tensor) -> Tensor:
     return (torch.where(filled, rows, 0) * term.unsqueeze(-1)).sum(0)
 
 
-def _composed(edges: _Edges, x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor, slope: float,
-              drop: Drop) -> Tensor:
+def _composed(edges: _Edges, x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor,
+              bias: Tensor | None, slope: float, drop: Drop) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     source, target = ((rows * vector).sum(-1)
                       for rows, vector in ((x, of_source), (x if z is None else z, of_target)))
-    return affine.composed(Csr(*edges[:3]), Csr(*edges[3:]), source, target, x, slope, drop)
+    y = affine.composed(Csr(*edges[:3]), Csr(*edges[3:]), source, target, x, slope, drop)
+    return y if bias is None else y + bias
 
 
 # -- registration -------------------------------------------------------------------------------------------------
 
 def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
-    indptr, x, z, train = args[0], args[6], args[7], args[14]
+    indptr, x, z, train = args[0], args[6], args[7], args[15]
     rows, dtype = (indptr.shape[0] - 1 if z is None else z.shape[0]), wide(x.dtype)
     y, y2 = (x.new_empty((size, *x.shape[1:])) for size in (rows, rows if train else 0))
     lse, mass, target = (x.new_empty((rows, x.shape[1]), dtype=dtype) for _ in range(3))
     return y, y2, lse, mass, x.new_empty(x.shape[:2], dtype=dtype), target
 
 
-def _backward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, z, of_source, of_target = args[6:10]
-    grad_z = x.new_empty((0, *x.shape[1:])) if z is None else z.new_empty(z.shape)
-    return x.new_empty(x.shape), grad_z, of_source.new_empty(of_source.shape), of_target.new_empty(of_target.shape)
+def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
+    x, z, of_source, of_target, bias = args[6:11]
+    nothing = x.new_empty((0, *x.shape[1:]))
+    return tuple(nothing if t is None else x.new_empty(t.shape) for t in (x, z, of_source, of_target, bias))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.slope, ctx.p, seed, ctx.batch_heads = inputs[10:14]
+    ctx.slope, ctx.p, seed, ctx.batch_heads = inputs[11:15]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:10], seed, *output)
+    ctx.save_for_backward(*inputs[:11], seed, *output)
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 15
+    nothing = (None,) * 16
     if grad is None:
         return nothing
-    tensors, seed, saved = ctx.saved_tensors[:10], ctx.saved_tensors[10], ctx.saved_tensors[11:]
-    needed = ctx.needs_input_grad[6:10]
+    tensors, seed, saved = ctx.saved_tensors[:11], ctx.saved_tensors[11], ctx.saved_tensors[12:]
+    needed = ctx.needs_input_grad[6:11]
     if torch.is_grad_enabled():
         drop = Drop(ctx.p, seed, ctx.batch_heads)
         found = twice_differentiable(lambda *t: _composed(tensors[:6], *t, ctx.slope, drop), tensors[6:], needed, grad)
     else:
         found = torch.ops.structconv.projected_attention_backward(*tensors, *saved, grad, ctx.slope, ctx.p, seed,
                                                                   ctx.batch_heads)
-    return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[10:]
+    return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[11:]
 
 
-register("projected_attention", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, float slope, float p, "
-         "Tensor? seed, SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _forward,
+register("projected_attention", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, "
+         "float slope, float p, Tensor? seed, SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _forward,
          _forward_fake)
-register("projected_attention_backward", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor y, Tensor y2, "
-         "Tensor lse, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, float p, Tensor? seed, "
-         "SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake)
+register("projected_attention_backward", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, "
+         "Tensor y, Tensor y2, Tensor lse, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, float p, Tensor? seed, "
+         "SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake)
 register_gradient("projected_attention", _differentiate, _save)

@@ -5,7 +5,8 @@
 //     D_n = <g_n, y_n>,  grad target_n = <g_n, y2_n> - D_n mass_n,
 //     grad x_m = sum p g_n,  grad source_m = <sum c p g_n, x_m> - sum c p D_n.
 // Where source_m = <u, x_m> and target_n = <v, z_n>, the same passes add u grad source_m to grad x_m and v grad target_n
-// to grad z_n, and sum up grad u = sum grad source_m x_m and grad v = sum grad target_n z_n, piece by piece.
+// to grad z_n, and sum up grad u = sum grad source_m x_m and grad v = sum grad target_n z_n, piece by piece. Where a bias
+// was added to y, D_n is taken of y without it.
 #include "api.h"
 #include "dropout.h"
 #include "parallel.h"
@@ -24,15 +25,24 @@ template <class T> Table table_of(const Rows& rows, int64_t head) {
 
 inline v16 leaky(v16 t, float slope) { return t > 0.0f ? t : t * slope; }
 
-// The two vectors of a block of heads, as `load_row` lays out a row.
+// The vectors of a block of heads, as `load_row` lays out a row.
 struct Vectors {
-    alignas(64) float source[kMaxChannels], target[kMaxChannels];
+    alignas(64) float source[kMaxChannels], target[kMaxChannels], bias[kMaxChannels];
 
     Vectors(const VectorArgs& a, int64_t channels, int64_t head, int heads, const Pieces& pieces) {
-        if (a.terms == kGiven) return;
-        load_row<float>({a.of_source + head * channels, 0, channels}, 0, heads, pieces, source);
-        load_row<float>({a.of_target + head * channels, 0, channels}, 0, heads, pieces, target);
+        const auto load = [&](const float* from, float* to) {
+            load_row<float>({from + head * channels, 0, channels}, 0, heads, pieces, to);
+        };
+        if (a.terms != kGiven) load(a.of_source, source);
+        if (a.terms != kGiven) load(a.of_target, target);
+        if (a.bias) load(a.bias, bias);
     }
+};
+
+// The same factor for every head.
+struct Factors {
+    float each[kMaxHeads];
+    explicit Factors(float factor) { store(each, splat<v16>(factor)); }
 };
 
 // The terms of the scores, from the rows.
@@ -69,6 +79,7 @@ template <class T, int HB> struct Forward {
     int64_t head;
     Pieces pieces;
     Dropout dropout;
+    const Vectors& vectors;
 
     void run(int64_t first, int64_t last) const {
         alignas(64) float sums[kMaxChannels], sums2[kMaxChannels];
@@ -122,14 +133,19 @@ template <class T, int HB> struct Forward {
         else accumulate_once<T>(edges, x, pieces, HB, w, sums);
     }
 
-    void finish(int64_t row, const Online<HB>& online, v16 mass, const float* sums, const float* sums2) const {
+    void finish(int64_t row, const Online<HB>& online, v16 mass, float* sums, const float* sums2) const {
         float inverse[16];
         const v16 scale = finish_softmax<HB>(online, a.lse + row * a.heads + head);
         const v16 share = sum_lanes<HB>(mass) * scale;
         std::memcpy(a.mass + row * a.heads + head, &share, HB * sizeof(float));
         store(inverse, scale);
-        store_row(sums, inverse, HB, pieces, row_of<T>(a.y, row, head), a.y.head);
         if (a.y2.x) store_row(sums2, inverse, HB, pieces, row_of<T>(a.y2, row, head), a.y2.head);
+        if (a.vectors.bias) {
+            rescale(scale, HB, pieces, sums);
+            add_row(vectors.bias, Factors(1.0f).each, HB, pieces, sums);
+            store(inverse, splat<v16>(1.0f));
+        }
+        store_row(sums, inverse, HB, pieces, row_of<T>(a.y, row, head), a.y.head);
     }
 };
 
@@ -140,11 +156,9 @@ template <class T> void forward(const AffineForwardArgs& a) {
     for_head_blocks(a.heads, a.channels, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
         const Pieces pieces = cut<T>(HB, a.channels);
-        if (a.vectors.terms != kGiven) {
-            const Vectors vectors(a.vectors, a.channels, head, HB, pieces);
-            Scores<T, HB>{a, head, pieces, vectors}.compute();
-        }
-        const Forward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB)};
+        const Vectors vectors(a.vectors, a.channels, head, HB, pieces);
+        if (a.vectors.terms != kGiven) Scores<T, HB>{a, head, pieces, vectors}.compute();
+        const Forward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors};
         parallel_rows(a.layout.indptr, a.layout.rows, HB * (a.channels + 8) * int64_t{sizeof(T)}, a.threads,
                       [&](int64_t first, int64_t last) { block.run(first, last); });
     });
@@ -157,45 +171,53 @@ template <class T, int HB> struct Pack {
     Pieces pieces;
     const Vectors& vectors;
 
-    // grad v of these rows goes to `sums`, where z has rows of its own.
-    void run(int64_t first, int64_t last, float* sums) const {
-        alignas(64) float g[kMaxChannels], y[kMaxChannels], d[16], d2[16];
-        const bool apart = a.vectors.terms == kOfXAndZ;
-        if (apart) clear(sums, pieces.floats);
+    // grad v of these rows goes to `sums_v`, where z has rows of its own; grad of the bias to `sums_b`.
+    void run(int64_t first, int64_t last, float* sums_v, float* sums_b) const {
+        alignas(64) float g[kMaxChannels], y[kMaxChannels];
+        const Factors plus(1.0f);
+        if (apart()) clear(sums_v, pieces.floats);
+        if (a.vectors.bias) clear(sums_b, pieces.floats);
         for (int64_t row = first; row < last; ++row) {
-            const int64_t at = row * a.heads + head;
-            float *packed = a.packed + row * 3 * a.heads + head, *grad_target = a.grad_target + at;
-            if (a.by_target.indptr[row] == a.by_target.indptr[row + 1]) {
-                for (int h = 0; h < HB; ++h) grad_target[h] = 0.0f;
-                if (apart) finish(row, false, grad_target, y, sums);
-                continue;
-            }
-            load_row<T>(table_of<T>(a.grad, head), row, HB, pieces, g);
-            load_row<T>(table_of<T>(a.y, head), row, HB, pieces, y);
-            row_dots(g, y, HB, pieces, d);
-            load_row<T>(table_of<T>(a.y2, head), row, HB, pieces, y);
-            row_dots(g, y, HB, pieces, d2);
-            for (int h = 0; h < HB; ++h) {
-                grad_target[h] = d2[h] - d[h] * a.mass[at + h];
-                packed[h] = a.target[at + h];
-                packed[a.heads + h] = a.lse[at + h];
-                packed[2 * a.heads + h] = d[h];
-            }
-            if (apart) finish(row, true, grad_target, y, sums);
+            const bool used = a.by_target.indptr[row] < a.by_target.indptr[row + 1];
+            if (used || a.vectors.bias) load_row<T>(table_of<T>(a.grad, head), row, HB, pieces, g);
+            if (a.vectors.bias) add_row(g, plus.each, HB, pieces, sums_b);
+            pack(row, used, g, y);
+            if (apart()) finish(row, used, y, sums_v);
         }
     }
 
-    void finish(int64_t row, bool used, const float* grad_target, float* z, float* sums) const {
-        float ones[16];
-        store(ones, splat<v16>(1.0f));
+    void pack(int64_t row, bool used, const float* g, float* y) const {
+        float d[16], d2[16];
+        const int64_t at = row * a.heads + head;
+        float *packed = a.packed + row * 3 * a.heads + head, *grad_target = a.grad_target + at;
+        for (int h = 0; h < HB; ++h) grad_target[h] = 0.0f;
+        if (!used) return;
+        load_row<T>(table_of<T>(a.y, head), row, HB, pieces, y);
+        if (a.vectors.bias) add_row(vectors.bias, Factors(-1.0f).each, HB, pieces, y);
+        row_dots(g, y, HB, pieces, d);
+        load_row<T>(table_of<T>(a.y2, head), row, HB, pieces, y);
+        row_dots(g, y, HB, pieces, d2);
+        for (int h = 0; h < HB; ++h) {
+            grad_target[h] = d2[h] - d[h] * a.mass[at + h];
+            packed[h] = a.target[at + h];
+            packed[a.heads + h] = a.lse[at + h];
+            packed[2 * a.heads + h] = d[h];
+        }
+    }
+
+    void finish(int64_t row, bool used, float* z, float* sums_v) const {
+        const float* grad_target = a.grad_target + row * a.heads + head;
         if (used) {
             load_row<T>(table_of<T>(a.vectors.z, head), row, HB, pieces, z);
-            add_row(z, grad_target, HB, pieces, sums);
+            add_row(z, grad_target, HB, pieces, sums_v);
         }
         clear(z, pieces.floats);
         if (used) add_row(vectors.target, grad_target, HB, pieces, z);
-        store_row(z, ones, HB, pieces, row_of<T>(a.vectors.grad_z, row, head), a.vectors.grad_z.head);
+        const Rows& grad_z = a.vectors.grad_z;
+        store_row(z, Factors(1.0f).each, HB, pieces, row_of<T>(grad_z, row, head), grad_z.head);
     }
+
+    bool apart() const { return a.vectors.terms == kOfXAndZ; }
 };
 
 template <class T, int HB> struct Backward {
@@ -247,10 +269,9 @@ template <class T, int HB> struct Backward {
 
     // Rows that no edge reads are not read here either: what is not finite in them stays there.
     void finish(int64_t row, v16 d, float* sums, const float* sums2, float* sums_u, float* sums_v) const {
-        alignas(64) float x[kMaxChannels], dots[16], d_total[16], ones[16];
+        alignas(64) float x[kMaxChannels], dots[16], d_total[16];
         float* grad_source = a.grad_source + row * a.heads + head;
         const bool reads = filled(a.by_source, row), read = square() && filled(a.by_target, row);
-        store(ones, splat<v16>(1.0f));
         for (int h = 0; h < HB; ++h) grad_source[h] = 0.0f;
         if (reads || read) load_row<T>(table_of<T>(a.x, head), row, HB, pieces, x);
         if (reads) {
@@ -267,7 +288,7 @@ template <class T, int HB> struct Backward {
             add_row(vectors.target, grad_target, HB, pieces, sums);
             add_row(x, grad_target, HB, pieces, sums_v);
         }
-        store_row(sums, ones, HB, pieces, row_of<T>(a.grad_x, row, head), a.grad_x.head);
+        store_row(sums, Factors(1.0f).each, HB, pieces, row_of<T>(a.grad_x, row, head), a.grad_x.head);
     }
 
     bool square() const { return a.vectors.terms == kOfX; }
@@ -279,12 +300,11 @@ template <class T, int HB> struct Backward {
 inline void collect(const float* sums, int64_t pieces_of_rows, int64_t stride, int heads, const Pieces& pieces,
                     int64_t channels, float* out) {
     alignas(64) float total[kMaxChannels];
-    float ones[16];
-    store(ones, splat<v16>(1.0f));
+    const Factors one(1.0f);
     clear(total, pieces.floats);
     for (int64_t piece = 0; piece < pieces_of_rows; ++piece)
-        add_row(sums + piece * stride, ones, heads, pieces, total);
-    store_row(total, ones, heads, pieces, out, channels);
+        add_row(sums + piece * stride, one.each, heads, pieces, total);
+    store_row(total, one.each, heads, pieces, out, channels);
 }
 
 template <class T> void backward(const AffineBackwardArgs& a) {
@@ -298,21 +318,23 @@ template <class T> void backward(const AffineBackwardArgs& a) {
         const Vectors vectors(v, a.channels, head, HB, pieces);
         const Pack<T, HB> pack{a, head, pieces, vectors};
         const Backward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors};
-        const int64_t bytes = HB * (a.channels + 8) * int64_t{sizeof(T)}, stride = 2 * pieces.floats;
-        float *sums_u = v.partial, *sums_v = v.partial + pieces.floats;
-        const int64_t by_target = summed_pieces(
-            a.by_target.indptr, a.by_target.rows, bytes, a.threads,
-            [&](int64_t piece, int64_t first, int64_t last) { pack.run(first, last, sums_v + piece * stride); });
-        if (v.terms == kOfXAndZ)
-            collect(sums_v, by_target, stride, HB, pieces, a.channels, v.grad_target + head * a.channels);
-        const int64_t by_source = summed_pieces(
+        const int64_t bytes = HB * (a.channels + 8) * int64_t{sizeof(T)}, stride = 3 * pieces.floats;
+        float *sums_u = v.partial, *sums_v = sums_u + pieces.floats, *sums_b = sums_v + pieces.floats;
+        const auto total = [&](const float* sums, int64_t count, float* out) {
+            collect(sums, count, stride, HB, pieces, a.channels, out + head * a.channels);
+        };
+        int64_t count = summed_pieces(
+            a.by_target.indptr, a.by_target.rows, bytes, a.threads, [&](int64_t piece, int64_t first, int64_t last) {
+                pack.run(first, last, sums_v + piece * stride, sums_b + piece * stride);
+            });
+        if (v.terms == kOfXAndZ) total(sums_v, count, v.grad_target);
+        if (v.bias) total(sums_b, count, v.grad_bias);
+        count = summed_pieces(
             a.by_source.indptr, a.by_source.rows, bytes, a.threads, [&](int64_t piece, int64_t first, int64_t last) {
                 block.run(first, last, sums_u + piece * stride, sums_v + piece * stride);
             });
-        if (v.terms != kGiven)
-            collect(sums_u, by_source, stride, HB, pieces, a.channels, v.grad_source + head * a.channels);
-        if (v.terms == kOfX)
-            collect(sums_v, by_source, stride, HB, pieces, a.channels, v.grad_target + head * a.channels);
+        if (v.terms != kGiven) total(sums_u, count, v.grad_source);
+        if (v.terms == kOfX) total(sums_v, count, v.grad_target);
     });
 }
 

@@ -51,10 +51,10 @@ enum Terms : int64_t { kGiven, kOfX, kOfXAndZ };  // kOfX: z is x, and grad_z a 
 
 struct VectorArgs {
     int64_t terms;
-    const float *of_source, *of_target;  // (heads, channels)
+    const float *of_source, *of_target, *bias;  // (heads, channels); bias is added to y, null: none
     Rows z, grad_z;
-    float *grad_source, *grad_target;  // (heads, channels)
-    float* partial;  // scratch of every backward: 256 times twice the larger of 128 and channels filled up to eights
+    float *grad_source, *grad_target, *grad_bias;  // (heads, channels)
+    float* partial;  // scratch of every backward: 256 times 3 times the larger of 128 and channels filled up to eights
 };
 
 struct AffineForwardArgs {
