@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
+from structconv.primitives import triton
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
 from structconv.primitives.native.registry import register, register_gradient
@@ -213,6 +214,8 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
     kernels = calls.usable(x, indices.shape[0])
     if kernels is not None:
         return calls.spmm(kernels, layout, values, x, None, rows, num_values, 1.0, 0.0)
+    if (gpu := triton.usable_product(x, indices.shape[0], rows * indptr.shape[0])) is not None:
+        return gpu.spmm(layout, values, x, None, rows, num_values, 1.0, 0.0)
     _silence_beta_warning()
     values = x.new_ones((1, *indices.shape)) if values is None else values
     x_wide = x.to(dtype).contiguous()
@@ -240,6 +243,8 @@ def _sddmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tens
     kernels = calls.usable(q, indices.shape[0])
     if kernels is not None:
         return calls.sddmm(kernels, layout, q, k, rows)
+    if (gpu := triton.usable_product(q, indices.shape[0], rows * indptr.shape[0])) is not None:
+        return gpu.sddmm(layout, q, k, rows)
     _silence_beta_warning()
     scores = q.new_empty((rows, indices.shape[0]))
     # torch's sampled product refuses patterns with more slots than the matrix has places (many duplicates)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
+from structconv.primitives import triton
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
 from structconv.primitives.native.edges import Drop, Ends, wide
@@ -71,6 +72,8 @@ def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, in
     kernels = calls.usable(x, indices.shape[0])
     if kernels is not None:
         return calls.affine_forward(kernels, by_target, source, target, x, slope, drop.plain(), train)
+    if (gpu := triton.usable(x, indices.shape[0])) is not None:
+        return gpu.affine_forward(by_target, source, target, x, slope, drop, train)
     dtype = wide(x.dtype)
     ends, x_wide = Ends(by_target, Csr(indptr_T, indices_T, order_T)), x.to(dtype)
     scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
@@ -92,6 +95,9 @@ def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     if kernels is not None:
         found = calls.affine_backward(kernels, by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope,
                                       drop.plain())
+        return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
+    if (gpu := triton.usable(x, indices.shape[0])) is not None:
+        found = gpu.affine_backward(by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope, drop)
         return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
     dtype = wide(x.dtype)
     ends = Ends(by_target, by_source)

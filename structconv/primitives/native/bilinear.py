@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
+from structconv.primitives import triton
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
 from structconv.primitives.native.edges import Drop, Ends, wide
@@ -67,6 +68,10 @@ def _usable(q: Tensor, v: Tensor, edges: int) -> Any:
     return calls.usable(v, edges) and calls.usable(q, edges)
 
 
+def _usable_gpu(q: Tensor, v: Tensor, edges: int) -> Any:
+    return triton.usable(v, edges) and triton.usable(q, edges)
+
+
 def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
              q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, p: float, seed: Tensor | None,
              batch_heads: int) -> tuple[Tensor, Tensor]:
@@ -74,6 +79,8 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     kernels = _usable(q, v, indices.shape[0])
     if kernels is not None:
         return calls.bilinear_forward(kernels, by_target, q, k, v, bias, scale, drop.plain())
+    if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
+        return gpu.bilinear_forward(by_target, q, k, v, bias, scale, drop)
     dtype = wide(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
     p_KE, lse = ends.softmax_parts(_scores(ends, q.to(dtype), k.to(dtype), bias, scale))
@@ -93,6 +100,9 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
         grad_q, grad_k, grad_v, grad_bias = calls.bilinear_backward(
             kernels, by_target, by_source, q, k, v, bias, (y, lse), grad, scale, drop.plain())
         return grad_q, grad_k, grad_v, nothing if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
+    if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
+        *grads, grad_bias = gpu.bilinear_backward(by_target, by_source, q, k, v, bias, (y, lse), grad, scale, drop)
+        return *grads, nothing if bias is None else grad_bias.to(bias.dtype)
     dtype = wide(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)
     q_wide, k_wide = q.to(dtype), k.to(dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
+from structconv.primitives import triton
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
@@ -59,6 +60,9 @@ def _kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, in
     if kernels is not None and x.shape[0]:
         z = None if z is None else z.to(x.dtype)
         return calls.spmm(kernels, by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
+    if x.shape[0] and (gpu := triton.usable_product(x, indices.shape[0], x.shape[0] * indptr.shape[0])) is not None:
+        z = None if z is None else z.to(x.dtype)
+        return gpu.spmm(by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
     y = alpha * spmm(by_target, by_source, values, x).contiguous()
     return y if z is None else y + beta * z
 

@@ -1,0 +1,176 @@
+"""What the kernels share: the rows of a program, dropout, the end of a softmax, and the launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from structconv.primitives.layout import Csr
+from structconv.primitives.native.layout import narrow
+from structconv.primitives.triton.splits import Parts, parts
+
+
+_FIRST, _SECOND, _GOLDEN = tl.constexpr(0x21F0AAAD), tl.constexpr(0x735A2D97), tl.constexpr(0x1E3779B9)
+_LOW = tl.constexpr(0xFFFFFFFF)
+
+
+# -- on the GPU ---------------------------------------------------------------------------------------------------
+
+@triton.jit
+def span(program: tl.tensor, indptr: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
+         LENGTH: tl.constexpr) -> Any:
+    """(row, first slot, last slot + 1, whether this is the whole row): the first `parts` programs take parts of rows
+    longer than LENGTH, the others a row each, those of long rows nothing. LENGTH 0: there are no long rows."""
+    if LENGTH == 0:
+        row = program.to(tl.int64)
+        start, end, whole = tl.load(indptr + row), tl.load(indptr + row + 1), program >= 0
+    else:
+        part = program < parts
+        row = tl.where(part, tl.load(part_row + program, mask=part, other=0), program - parts).to(tl.int64)
+        first, stop = tl.load(indptr + row), tl.load(indptr + row + 1)
+        whole = (program >= parts) & (stop - first <= LENGTH)
+        start = tl.where(part, tl.load(part_start + program, mask=part, other=0), first)
+        end = tl.where(part, tl.minimum(start + LENGTH, stop), tl.where(whole, stop, start))
+    return row, start, end, whole
+
+
+@triton.jit
+def mix(state: tl.tensor, key: tl.tensor) -> tl.tensor:
+    """`structconv.primitives.hashing._mix` on uint32."""
+    state = (state ^ (state >> 16)) * _FIRST
+    state = state ^ key
+    state = (state ^ (state >> 15)) * _SECOND
+    return state ^ (state >> 15)
+
+
+@triton.jit
+def fold(index: tl.tensor) -> tl.tensor:
+    """An int64 as 32 bits, the upper half stirred in."""
+    return (index & _LOW).to(tl.uint32) ^ (((index >> 32) & _LOW).to(tl.uint32) * _FIRST)
+
+
+@triton.jit
+def enter(state: tl.tensor, key: tl.tensor, index: tl.tensor) -> Any:
+    """Take one more index into the generator."""
+    return mix(state ^ index, key), mix(key ^ index ^ _GOLDEN, state)
+
+
+@triton.jit
+def generator(seed: tl.tensor, head: tl.tensor, batch_heads: tl.tensor) -> Any:
+    """The states of `hash_uniform(seed, head // batch_heads, head % batch_heads, .)`, one a head."""
+    value = tl.load(seed)
+    low, high = (value & _LOW).to(tl.uint32), ((value >> 32) & _LOW).to(tl.uint32)
+    state, key = enter(mix(low, high), mix(high ^ _GOLDEN, low), (head // batch_heads).to(tl.uint32))
+    return enter(state, key, (head % batch_heads).to(tl.uint32))
+
+
+@triton.jit
+def kept(state: tl.tensor, key: tl.tensor, pair: tl.tensor, p: tl.tensor, factor: tl.tensor) -> tl.tensor:
+    """What the weights (edges, heads) are multiplied by: 0 with probability p, else `factor`; `pair` is m N + n."""
+    random = mix(state[None, :] ^ fold(pair)[:, None], key[None, :]) >> 8
+    return tl.where(random.to(tl.int32).to(tl.float32) * 5.9604644775390625e-08 >= p, factor, 0.0)
+
+
+@triton.jit
+def write_softmax(row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor, peak: tl.tensor, total: tl.tensor,
+                  share: tl.tensor, sums: tl.tensor, sums2: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor, mass: tl.tensor,
+                  AFFINE: tl.constexpr, TRAIN: tl.constexpr) -> None:
+    """End a row: sums / total, lse = peak + log total; a total of zero gives exact zeros and an infinite lse."""
+    empty, real = total == 0, head < heads
+    inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total))
+    logs = tl.where(peak == -float("inf"), 0.0, peak) + tl.log(tl.where(empty, 1.0, total))
+    at = row * heads + head
+    tl.store(lse + at, tl.where(empty, float("inf"), logs), mask=real)
+    if AFFINE:
+        tl.store(mass + at, share * inverse, mask=real)
+    place = at[:, None] * channels + channel[None, :]
+    inside = real[:, None] & (channel < channels)[None, :]
+    tl.store(y + place, sums * inverse[:, None], mask=inside)
+    if TRAIN:
+        tl.store(y2 + place, sums2 * inverse[:, None], mask=inside)
+
+
+@triton.jit
+def write_part(program: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor, peak: tl.tensor, total: tl.tensor,
+               share: tl.tensor, acc: tl.tensor, acc2: tl.tensor, stats: tl.tensor, sums: tl.tensor, TRAIN: tl.constexpr) -> None:
+    """Leave a part of a long row behind: (peak, total, share) and its sums, not yet divided."""
+    part, real = program.to(tl.int64), head < heads
+    at = part * 3 * heads + head
+    tl.store(stats + at, peak, mask=real)
+    tl.store(stats + at + heads, total, mask=real)
+    tl.store(stats + at + 2 * heads, share, mask=real)
+    inside = real[:, None] & (channel < channels)[None, :]
+    place = (part * (1 + TRAIN) * heads + head)[:, None] * channels + channel[None, :]
+    tl.store(sums + place, acc, mask=inside)
+    if TRAIN:
+        tl.store(sums + place + heads * channels, acc2, mask=inside)
+
+
+@triton.jit
+def load_row(table: tl.tensor, row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor,
+             stride_row: tl.tensor, stride_head: tl.tensor) -> tl.tensor:
+    """(heads, channels) of one row, as float32."""
+    inside = (head < heads)[:, None] & (channel < channels)[None, :]
+    return tl.load(table + row * stride_row + head[:, None] * stride_head + channel[None, :], mask=inside,
+                   other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_rows(table: tl.tensor, rows: tl.tensor, real: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor,
+              stride_row: tl.tensor, stride_head: tl.tensor) -> tl.tensor:
+    """(edges, heads, channels) of the rows that are `real`, as float32; zero elsewhere."""
+    inside = real[:, None, None] & (head < heads)[None, :, None] & (channel < channels)[None, None, :]
+    place = rows[:, None, None] * stride_row + head[None, :, None] * stride_head + channel[None, None, :]
+    return tl.load(table + place, mask=inside, other=0.0).to(tl.float32)
+
+
+# -- on the host --------------------------------------------------------------------------------------------------
+
+class Rows:
+    """A layout as the kernels read it."""
+
+    def __init__(self, layout: Csr) -> None:
+        self.indptr, self.index, self.order = (narrow(index) for index in layout)
+        self.count = self.indptr.shape[0] - 1
+        self.edges = self.index.shape[0]
+        self.parts: Parts = parts(self.indptr)
+
+    @property
+    def programs(self) -> int:
+        """Rows, and parts of long rows."""
+        return self.count + self.parts.count
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+        """What `span` reads, and the index between."""
+        return self.indptr, self.index, self.parts.row, self.parts.start, self.parts.count
+
+    def buffer(self, *sizes: int) -> Tensor:
+        """float32 for what the parts leave behind."""
+        return torch.empty((self.parts.count, *sizes), dtype=torch.float32, device=self.indptr.device)
+
+
+def launch(kernel: Any, programs: int, warps: int, *arguments: Any, **constants: Any) -> None:
+    """Run `programs` programs on the device of the first argument."""
+    if programs:
+        with torch.cuda.device_of(arguments[0]):
+            kernel[(programs,)](*arguments, num_warps=warps, enable_fp_fusion=True, **constants)
+
+
+def unit(t: Tensor) -> Tensor:
+    """The same tensor with contiguous channels."""
+    return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
+
+
+def strides(*tables: Tensor) -> list[int]:
+    """Of rows and of heads."""
+    return [stride for table in tables for stride in table.stride()[:2]]
+
+
+def floats(t: Tensor) -> Tensor:
+    """Contiguous float32."""
+    return t.to(torch.float32).contiguous()
