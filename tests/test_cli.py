@@ -93,6 +93,7 @@ def test_doctor(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["torch_threads"] >= 1
     assert found["safetensors"]
+    assert "triton" in found["gpu_kernels"].lower() or "torch operators" in found["gpu_kernels"]
     assert main(["doctor"]) == 0
     assert "cache folder" in capsys.readouterr().out
 

@@ -39,7 +39,7 @@ def _findings(measure: bool) -> dict[str, Any]:
     import torch
 
     from structconv.planning import machine
-    from structconv.primitives import native
+    from structconv.primitives import native, triton
     from structconv.train.run import version
 
     rates = machine.measure() if measure else machine.load()
@@ -50,6 +50,7 @@ def _findings(measure: bool) -> dict[str, Any]:
             "torch_mkl": torch.backends.mkl.is_available(), "torch_onednn": torch.backends.mkldnn.is_available(),
             "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
             "native_kernels": _core(core), "native_threads": core.threads,
+            "gpu_kernels": triton.status(),
             **{name: _version(name) for name in _EXTRAS}, "cache_folder": str(machine.cache_folder()),
             "matrix_products_gflops": rates and round(rates.gflops, 1),
             "copy_gbs": rates and round(rates.copy_gbs, 1), "gather_gbs": rates and round(rates.gather_gbs, 1)}

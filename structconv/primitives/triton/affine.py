@@ -36,12 +36,12 @@ from structconv.primitives.triton.tiles import tile
 
 
 @triton.jit
-def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor, source: tl.tensor,
-             target: tl.tensor, x: tl.tensor, seed: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor, mass: tl.tensor,
-             stats: tl.tensor, sums: tl.tensor, blocks: tl.tensor, num_rows: tl.tensor, heads: tl.tensor, channels: tl.tensor,
-             x_row: tl.tensor, x_head: tl.tensor, slope: tl.tensor, p: tl.tensor, factor: tl.tensor, batch_heads: tl.tensor,
-             TRAIN: tl.constexpr, DROP: tl.constexpr, LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr,
-             BC: tl.constexpr) -> None:
+def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
+             source: tl.tensor, target: tl.tensor, x: tl.tensor, seed: tl.tensor, y: tl.tensor, y2: tl.tensor,
+             lse: tl.tensor, mass: tl.tensor, stats: tl.tensor, sums: tl.tensor, blocks: tl.tensor, num_rows: tl.tensor,
+             heads: tl.tensor, channels: tl.tensor, x_row: tl.tensor, x_head: tl.tensor, slope: tl.tensor, p: tl.tensor,
+             factor: tl.tensor, batch_heads: tl.tensor, TRAIN: tl.constexpr, DROP: tl.constexpr, LENGTH: tl.constexpr,
+             BE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     row, start, end, whole = span(program, indptr, part_row, part_start, parts, LENGTH)
     head, channel = block * HB + tl.arange(0, HB), tl.arange(0, BC)
@@ -79,10 +79,11 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
 
 
 @triton.jit
-def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor, source: tl.tensor,
-              packed: tl.tensor, x: tl.tensor, grad: tl.tensor, seed: tl.tensor, grad_source: tl.tensor, grad_x: tl.tensor,
-              source_sums: tl.tensor, x_sums: tl.tensor, blocks: tl.tensor, outputs: tl.tensor, heads: tl.tensor, channels: tl.tensor,
-              x_row: tl.tensor, x_head: tl.tensor, g_row: tl.tensor, g_head: tl.tensor, slope: tl.tensor, p: tl.tensor, factor: tl.tensor,
+def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
+              source: tl.tensor, packed: tl.tensor, x: tl.tensor, grad: tl.tensor, seed: tl.tensor,
+              grad_source: tl.tensor, grad_x: tl.tensor, source_sums: tl.tensor, x_sums: tl.tensor, blocks: tl.tensor,
+              outputs: tl.tensor, heads: tl.tensor, channels: tl.tensor, x_row: tl.tensor, x_head: tl.tensor,
+              g_row: tl.tensor, g_head: tl.tensor, slope: tl.tensor, p: tl.tensor, factor: tl.tensor,
               batch_heads: tl.tensor, DROP: tl.constexpr, LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr,
               BC: tl.constexpr) -> None:
     """One row by source; `packed` holds target, lse and D of every output, (N, 3, K)."""
@@ -118,9 +119,9 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
         tl.store(grad_x + (row * heads + head)[:, None] * channels + channel[None, :], acc, mask=inside)
     elif LENGTH > 0:
         if program < parts:
-            at = program.to(tl.int64) * heads + head
-            tl.store(source_sums + at, found, mask=head < heads)
-            tl.store(x_sums + at[:, None] * channels + channel[None, :], acc, mask=inside)
+            left = program.to(tl.int64) * heads + head
+            tl.store(source_sums + left, found, mask=head < heads)
+            tl.store(x_sums + left[:, None] * channels + channel[None, :], acc, mask=inside)
 
 
 def affine_forward(by_target: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, drop: Drop,

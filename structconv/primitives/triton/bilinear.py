@@ -37,13 +37,13 @@ from structconv.primitives.triton.tiles import power, tile
 
 
 @triton.jit
-def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor, order: tl.tensor,
-             q: tl.tensor, k: tl.tensor, v: tl.tensor, bias: tl.tensor, seed: tl.tensor, y: tl.tensor, lse: tl.tensor, stats: tl.tensor,
-             sums: tl.tensor, blocks: tl.tensor, outputs: tl.tensor, edges: tl.tensor, heads: tl.tensor, depth: tl.tensor,
-             channels: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, k_row: tl.tensor, k_head: tl.tensor, v_row: tl.tensor,
-             v_head: tl.tensor, scale: tl.tensor, p: tl.tensor, factor: tl.tensor, batch_heads: tl.tensor, BIAS: tl.constexpr,
-             DROP: tl.constexpr, LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr, BD: tl.constexpr,
-             BC: tl.constexpr) -> None:
+def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
+             order: tl.tensor, q: tl.tensor, k: tl.tensor, v: tl.tensor, bias: tl.tensor, seed: tl.tensor, y: tl.tensor,
+             lse: tl.tensor, stats: tl.tensor, sums: tl.tensor, blocks: tl.tensor, outputs: tl.tensor, edges: tl.tensor,
+             heads: tl.tensor, depth: tl.tensor, channels: tl.tensor, q_row: tl.tensor, q_head: tl.tensor,
+             k_row: tl.tensor, k_head: tl.tensor, v_row: tl.tensor, v_head: tl.tensor, scale: tl.tensor, p: tl.tensor,
+             factor: tl.tensor, batch_heads: tl.tensor, BIAS: tl.constexpr, DROP: tl.constexpr, LENGTH: tl.constexpr,
+             BE: tl.constexpr, HB: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr) -> None:
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     row, start, end, whole = span(program, indptr, part_row, part_start, parts, LENGTH)
     head, deep, channel = block * HB + tl.arange(0, HB), tl.arange(0, BD), tl.arange(0, BC)
@@ -80,12 +80,13 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
 
 
 @triton.jit
-def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor, order: tl.tensor,
-              own_a: tl.tensor, own_b: tl.tensor, far_a: tl.tensor, far_b: tl.tensor, bias: tl.tensor, packed: tl.tensor,
-              seed: tl.tensor, grad_a: tl.tensor, grad_b: tl.tensor, grad_bias: tl.tensor, sums_a: tl.tensor, sums_b: tl.tensor,
-              blocks: tl.tensor, outputs: tl.tensor, edges: tl.tensor, heads: tl.tensor, depth: tl.tensor, channels: tl.tensor,
-              own_a_row: tl.tensor, own_a_head: tl.tensor, own_b_row: tl.tensor, own_b_head: tl.tensor, far_a_row: tl.tensor,
-              far_a_head: tl.tensor, far_b_row: tl.tensor, far_b_head: tl.tensor, scale: tl.tensor, p: tl.tensor, factor: tl.tensor,
+def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
+              order: tl.tensor, own_a: tl.tensor, own_b: tl.tensor, far_a: tl.tensor, far_b: tl.tensor, bias: tl.tensor,
+              packed: tl.tensor, seed: tl.tensor, grad_a: tl.tensor, grad_b: tl.tensor, grad_bias: tl.tensor,
+              sums_a: tl.tensor, sums_b: tl.tensor, blocks: tl.tensor, outputs: tl.tensor, edges: tl.tensor,
+              heads: tl.tensor, depth: tl.tensor, channels: tl.tensor, own_a_row: tl.tensor, own_a_head: tl.tensor,
+              own_b_row: tl.tensor, own_b_head: tl.tensor, far_a_row: tl.tensor, far_a_head: tl.tensor,
+              far_b_row: tl.tensor, far_b_head: tl.tensor, scale: tl.tensor, p: tl.tensor, factor: tl.tensor,
               batch_heads: tl.tensor, BY_SOURCE: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
               LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr) -> None:
     """By target own is (q_n, g_n) and far (k_m, v_m); by source the other way round, and grad v as well."""
@@ -121,8 +122,8 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
             acc_b += tl.sum(dropped[:, :, None] * table_b, axis=0)
         elif BIAS:
             tl.store(grad_bias + edge, ds, mask=read)
-    at = tl.where(whole, row, program.to(tl.int64)) * heads + head
-    place_a, place_b = at[:, None] * depth + deep[None, :], at[:, None] * channels + channel[None, :]
+    out = tl.where(whole, row, program.to(tl.int64)) * heads + head
+    place_a, place_b = out[:, None] * depth + deep[None, :], out[:, None] * channels + channel[None, :]
     inside_a = (head < heads)[:, None] & (deep < depth)[None, :]
     inside_b = (head < heads)[:, None] & (channel < channels)[None, :]
     if whole:

@@ -6,6 +6,7 @@ import importlib
 import os
 import warnings
 from functools import cache
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -39,21 +40,19 @@ def usable_product(x: Tensor, edges: int, programs: int = 0) -> Any:
 
 
 def status() -> str:
-    """One line for `structconv doctor`: Triton's version and the GPUs, or why torch's operators run on them."""
+    """One line for `structconv doctor`: Triton's version and the GPU, or why the kernels are not used."""
     if not torch.cuda.is_available():
-        found = _version()
-        return f"no CUDA device ({'Triton is not installed' if found is None else f'triton {found}'})"
+        return f"no CUDA device; {_version() or 'Triton is not installed'}"
     kernels, reason = _probe(torch.device("cuda", torch.cuda.current_device()))
     if kernels is None:
         return f"torch operators instead: {reason}"
-    major, minor = torch.cuda.get_device_capability()
-    return f"triton {_version()}, {torch.cuda.get_device_name()} (compute capability {major}.{minor})"
+    return f"{_version() or 'triton'}, {torch.cuda.get_device_name()}, capability {torch.cuda.get_device_capability()}"
 
 
 def _version() -> str | None:
     try:
-        return str(importlib.import_module("triton").__version__)
-    except ImportError:
+        return f"triton {metadata.version('triton')}"
+    except metadata.PackageNotFoundError:
         return None
 
 

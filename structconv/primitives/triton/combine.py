@@ -14,9 +14,9 @@ _TILE = 16
 
 
 @triton.jit
-def _add(long: tl.tensor, ends: tl.tensor, sums: tl.tensor, z: tl.tensor, y: tl.tensor, blocks: tl.tensor, outer: tl.tensor,
-         inner: tl.tensor, stride_outer: tl.tensor, alpha: tl.tensor, beta: tl.tensor, ADD: tl.constexpr, BP: tl.constexpr,
-         BW: tl.constexpr) -> None:
+def _add(long: tl.tensor, ends: tl.tensor, sums: tl.tensor, z: tl.tensor, y: tl.tensor, blocks: tl.tensor,
+         outer: tl.tensor, inner: tl.tensor, stride_outer: tl.tensor, alpha: tl.tensor, beta: tl.tensor,
+         ADD: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr) -> None:
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     row = tl.load(long + program).to(tl.int64)
     first, last = tl.load(ends + program), tl.load(ends + program + 1)
@@ -35,9 +35,9 @@ def _add(long: tl.tensor, ends: tl.tensor, sums: tl.tensor, z: tl.tensor, y: tl.
 
 
 @triton.jit
-def _softmax(long: tl.tensor, ends: tl.tensor, stats: tl.tensor, sums: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor,
-             mass: tl.tensor, blocks: tl.tensor, heads: tl.tensor, channels: tl.tensor, AFFINE: tl.constexpr, TRAIN: tl.constexpr,
-             BE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
+def _softmax(long: tl.tensor, ends: tl.tensor, stats: tl.tensor, sums: tl.tensor, y: tl.tensor, y2: tl.tensor,
+             lse: tl.tensor, mass: tl.tensor, blocks: tl.tensor, heads: tl.tensor, channels: tl.tensor,
+             AFFINE: tl.constexpr, TRAIN: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     row = tl.load(long + program).to(tl.int64)
     first, last = tl.load(ends + program), tl.load(ends + program + 1)
@@ -77,7 +77,7 @@ def add_parts(rows: Rows, sums: Tensor, y: Tensor, *, outer: int = 1, stride_out
         sums: (parts, outer, ...) float32.
         y: contiguous (outer, rows, ...), or (rows, ...) where outer is 1; z likewise.
     """
-    if rows.parts.count and sums.numel():
+    if rows.parts.total and sums.numel():
         width = sums.shape[1:].numel()
         columns = min(_COLUMNS, power(width))
         blocks = -(-width // columns)

@@ -13,7 +13,6 @@ from structconv.primitives.layout import Csr
 from structconv.primitives.native.layout import narrow
 from structconv.primitives.triton.splits import Parts, parts
 
-
 _FIRST, _SECOND, _GOLDEN = tl.constexpr(0x21F0AAAD), tl.constexpr(0x735A2D97), tl.constexpr(0x1E3779B9)
 _LOW = tl.constexpr(0xFFFFFFFF)
 
@@ -76,9 +75,9 @@ def kept(state: tl.tensor, key: tl.tensor, pair: tl.tensor, p: tl.tensor, factor
 
 
 @triton.jit
-def write_softmax(row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor, peak: tl.tensor, total: tl.tensor,
-                  share: tl.tensor, sums: tl.tensor, sums2: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor, mass: tl.tensor,
-                  AFFINE: tl.constexpr, TRAIN: tl.constexpr) -> None:
+def write_softmax(row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor,
+                  peak: tl.tensor, total: tl.tensor, share: tl.tensor, sums: tl.tensor, sums2: tl.tensor, y: tl.tensor,
+                  y2: tl.tensor, lse: tl.tensor, mass: tl.tensor, AFFINE: tl.constexpr, TRAIN: tl.constexpr) -> None:
     """End a row: sums / total, lse = peak + log total; a total of zero gives exact zeros and an infinite lse."""
     empty, real = total == 0, head < heads
     inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total))
@@ -95,8 +94,9 @@ def write_softmax(row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl
 
 
 @triton.jit
-def write_part(program: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor, peak: tl.tensor, total: tl.tensor,
-               share: tl.tensor, acc: tl.tensor, acc2: tl.tensor, stats: tl.tensor, sums: tl.tensor, TRAIN: tl.constexpr) -> None:
+def write_part(program: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor,
+               peak: tl.tensor, total: tl.tensor, share: tl.tensor, acc: tl.tensor, acc2: tl.tensor, stats: tl.tensor,
+               sums: tl.tensor, TRAIN: tl.constexpr) -> None:
     """Leave a part of a long row behind: (peak, total, share) and its sums, not yet divided."""
     part, real = program.to(tl.int64), head < heads
     at = part * 3 * heads + head
@@ -111,21 +111,21 @@ def write_part(program: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: t
 
 
 @triton.jit
-def load_row(table: tl.tensor, row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor,
-             stride_row: tl.tensor, stride_head: tl.tensor) -> tl.tensor:
+def load_row(table: tl.tensor, row: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor,
+             channels: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor) -> tl.tensor:
     """(heads, channels) of one row, as float32."""
     inside = (head < heads)[:, None] & (channel < channels)[None, :]
-    return tl.load(table + row * stride_row + head[:, None] * stride_head + channel[None, :], mask=inside,
-                   other=0.0).to(tl.float32)
+    place = row * stride_row + head[:, None].to(tl.int64) * stride_head + channel[None, :]
+    return tl.load(table + place, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_rows(table: tl.tensor, rows: tl.tensor, real: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor, channels: tl.tensor,
-              stride_row: tl.tensor, stride_head: tl.tensor) -> tl.tensor:
+def load_rows(table: tl.tensor, rows: tl.tensor, real: tl.tensor, head: tl.tensor, channel: tl.tensor, heads: tl.tensor,
+              channels: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor) -> tl.tensor:
     """(edges, heads, channels) of the rows that are `real`, as float32; zero elsewhere."""
     inside = real[:, None, None] & (head < heads)[None, :, None] & (channel < channels)[None, None, :]
-    place = rows[:, None, None] * stride_row + head[None, :, None] * stride_head + channel[None, None, :]
-    return tl.load(table + place, mask=inside, other=0.0).to(tl.float32)
+    place = rows[:, None] * stride_row + head[None, :].to(tl.int64) * stride_head
+    return tl.load(table + place[:, :, None] + channel[None, None, :], mask=inside, other=0.0).to(tl.float32)
 
 
 # -- on the host --------------------------------------------------------------------------------------------------
@@ -142,16 +142,16 @@ class Rows:
     @property
     def programs(self) -> int:
         """Rows, and parts of long rows."""
-        return self.count + self.parts.count
+        return self.count + self.parts.total
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
         """What `span` reads, and the index between."""
-        return self.indptr, self.index, self.parts.row, self.parts.start, self.parts.count
+        return self.indptr, self.index, self.parts.row, self.parts.start, self.parts.total
 
     def buffer(self, *sizes: int) -> Tensor:
         """float32 for what the parts leave behind."""
-        return torch.empty((self.parts.count, *sizes), dtype=torch.float32, device=self.indptr.device)
+        return torch.empty((self.parts.total, *sizes), dtype=torch.float32, device=self.indptr.device)
 
 
 def launch(kernel: Any, programs: int, warps: int, *arguments: Any, **constants: Any) -> None:

@@ -15,9 +15,10 @@ from structconv.primitives.triton.tiles import tile
 
 
 @triton.jit
-def _pack(indptr: tl.tensor, grad: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor, target: tl.tensor, mass: tl.tensor,
-          packed: tl.tensor, grad_target: tl.tensor, blocks: tl.tensor, heads: tl.tensor, channels: tl.tensor, g_row: tl.tensor,
-          g_head: tl.tensor, AFFINE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
+def _pack(indptr: tl.tensor, grad: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor, target: tl.tensor,
+          mass: tl.tensor, packed: tl.tensor, grad_target: tl.tensor, blocks: tl.tensor, heads: tl.tensor,
+          channels: tl.tensor, g_row: tl.tensor, g_head: tl.tensor, AFFINE: tl.constexpr, HB: tl.constexpr,
+          BC: tl.constexpr) -> None:
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     head, channel = block * HB + tl.arange(0, HB), tl.arange(0, BC)
     real, at = head < heads, row * heads + head

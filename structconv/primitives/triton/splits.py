@@ -17,7 +17,8 @@ _KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class Parts(NamedTuple):
-    """The parts of long rows, int32: part i is the slots from start[i] of row[i]; long row j owns ends[j] to ends[j + 1].
+    """The parts of long rows, int32: part i is the slots from start[i] of row[i]; the long row long[j] has
+    the parts from ends[j] to ends[j + 1].
 
     `length` is the most slots of a part, 0 where no row is long.
     """
@@ -29,7 +30,7 @@ class Parts(NamedTuple):
     ends: Tensor
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """Parts of all long rows."""
         return self.row.shape[0]
 
