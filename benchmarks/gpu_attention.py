@@ -1,0 +1,176 @@
+"""Times attention along edges on a GPU: against the card's copy bandwidth and PyTorch Geometric on the same card.
+
+    python benchmarks/gpu_attention.py [--edges 2000000] [--repeats 20] [--out FILE]
+
+One JSON object a line: a case (GAT's scores or dot products, heads x channels, float32 or bfloat16, forward or forward
+and backward), the medians of both in milliseconds, their ratio, and the fraction of the measured bandwidth of a copy at
+which the case moves the bytes it must: every edge reads the rows it gathers, every entry is read and written once.
+Where the tables fit the card's cache that fraction may pass 1. Both are the attention alone, without projections; their
+numbers are compared before they are timed. Without a GPU, or without the kernels: one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.bench import peers
+from structconv.bench.graphs import power_law
+from structconv.primitives import triton
+from structconv.primitives.native.affine import affine_attention
+from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.structures import Graph
+
+HEADS = ((4, 32), (8, 64))
+COPIED = 2**30  # bytes
+
+
+class Case(NamedTuple):
+    """Two calls with the same inputs and the same result, and the bytes that one must move."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    ours: Callable[[], Tensor]
+    peer: Callable[[], Tensor] | None
+    forward: int
+    both: int
+
+
+def main() -> int:
+    """Parse, measure, print; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--edges", type=int, default=2_000_000)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="append the lines to this file as well")
+    args = parser.parse_args()
+    if not torch.cuda.is_available() or triton.usable(torch.ones(1, 1, 1, device="cuda"), args.edges) is None:
+        print(f"No GPU kernels to measure: {triton.status()}.")
+        return 2
+    now = datetime.datetime.now(datetime.UTC).isoformat("T", "seconds")
+    common = {"card": torch.cuda.get_device_name(), "date": now,
+              "torch": torch.__version__, "kernels": triton.status(), "edges": args.edges,
+              "copy_gbs": round(copy_bandwidth(args.repeats) / 1e9, 1)}
+    graph = power_law(args.edges).to("cuda")
+    for dtype in (torch.float32, torch.bfloat16):
+        for case in cases(graph, dtype):
+            for found in measured(case, common["copy_gbs"] * 1e9, args.repeats):
+                line = json.dumps({**common, "dtype": str(dtype).removeprefix("torch."), **found})
+                print(line, flush=True)
+                if args.out:
+                    with args.out.open("a") as file:
+                        file.write(line + "\n")
+    return 0
+
+
+def cases(graph: Graph, dtype: torch.dtype) -> Iterator[Case]:
+    """GAT's scores, then scaled dot products."""
+    layouts, edges, nodes = (graph.by_target(), graph.by_source()), graph.num_edges, graph.num_nodes
+    for heads, channels in HEADS:
+        a, b = (leaf(graph, dtype, heads) for _ in range(2))
+        x, q, k = (leaf(graph, dtype, heads, channels) for _ in range(3))
+        row, index = heads * channels * x.element_size(), 4
+        forward = edges * (row + index + 4 * heads) + nodes * row
+        # y2 in the forward; g, y, y2 for D; then the pass by source
+        back = 6 * nodes * row + edges * (row + index + 12 * heads)
+        yield Case(f"gat {heads}x{channels}", (a, b, x), lambda a=a, b=b, x=x: affine_attention(*layouts, a, b, x),
+                   geometric_gat(graph, a, b, x), forward, forward + back)
+        forward, scale = edges * (2 * row + index) + 2 * nodes * row, channels**-0.5
+        back = edges * (4 * row + 2 * index + 8 * heads) + 9 * nodes * row
+        yield Case(f"dot {heads}x{channels}", (q, k, x),
+                   lambda q=q, k=k, x=x, scale=scale: bilinear_attention(*layouts, q, k, x, scale=scale),
+                   geometric_dot(graph, q, k, x), forward, forward + back)
+
+
+def leaf(graph: Graph, dtype: torch.dtype, *sizes: int) -> Tensor:
+    """Standard normal numbers for every node."""
+    return torch.randn(graph.num_nodes, *sizes, device=graph.edge_index.device, dtype=dtype).requires_grad_()
+
+
+def geometric_gat(graph: Graph, a: Tensor, b: Tensor, x: Tensor) -> Callable[[], Tensor] | None:
+    """What GATConv does after its projection."""
+    library = peers.geometric()
+    if library is None:
+        return None
+    layer = library.GATConv(1, x.shape[2], x.shape[1], add_self_loops=False)
+    size = (graph.num_nodes, graph.num_nodes)
+
+    def run() -> Tensor:
+        alpha = layer.edge_updater(graph.edge_index, alpha=(a, b), edge_attr=None, size=size)
+        return layer.propagate(graph.edge_index, x=(x, x), alpha=alpha, size=size)
+
+    return run
+
+
+def geometric_dot(graph: Graph, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor] | None:
+    """What TransformerConv does after its projections; it scales by the square root of the channels."""
+    library = peers.geometric()
+    if library is None:
+        return None
+    layer = library.TransformerConv(1, v.shape[2], v.shape[1])
+    return lambda: layer.propagate(graph.edge_index, query=q, key=k, value=v, edge_attr=None)
+
+
+def measured(case: Case, bandwidth: float, repeats: int) -> Iterator[dict[str, object]]:
+    """Forward without gradients, then forward and backward."""
+    check(case)
+    grad = torch.randn_like(case.ours().detach())
+    for name, least, backward in (("f", case.forward, False), ("f+b", case.both, True)):
+        calls = [step(call, case.inputs, grad if backward else None) for call in (case.ours, case.peer) if call]
+        ours, *others = medians(calls, repeats)
+        yield {"case": case.name, "pass": name, "ours_ms": round(ours, 4), "least_gb": round(least / 1e9, 4),
+               "bandwidth_fraction": round(least / (ours * 1e-3) / bandwidth, 4),
+               **({"pyg_ms": round(others[0], 4), "ratio": round(others[0] / ours, 3)} if others else {})}
+
+
+def check(case: Case) -> None:
+    """Raise where the two differ by more than their dtype explains."""
+    if case.peer is not None:
+        tol = 1e-3 if case.inputs[0].dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(case.ours(), case.peer().view(case.ours().shape), rtol=tol, atol=tol)
+
+
+def step(call: Callable[[], Tensor], inputs: tuple[Tensor, ...], grad: Tensor | None) -> Callable[[], object]:
+    """One forward, or a forward and its gradients."""
+    def run() -> object:
+        if grad is None:
+            with torch.no_grad():
+                return call()
+        y = call()
+        return torch.autograd.grad(y, inputs, grad.view(y.shape))
+
+    return run
+
+
+def medians(calls: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Milliseconds of each, in turns, by the device's clock."""
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(repeats + 3):
+        for call, found in zip(calls, times, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            if turn >= 3:
+                found.append(start.elapsed_time(end))
+    return [statistics.median(found) for found in times]
+
+
+def copy_bandwidth(repeats: int) -> float:
+    """Bytes a second that a large copy reads and writes."""
+    source = torch.ones(COPIED // 4, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * COPIED / (medians([lambda: target.copy_(source)], repeats)[0] * 1e-3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
