@@ -16,6 +16,7 @@ from structconv.primitives.native import calls
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.triton import choice, splits
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: `pip install structconv[gpu]`")
@@ -163,6 +164,13 @@ def test_dropout_drops_what_the_cpu_drops(kernels):
     assert torch.equal(found == 0, expected == 0) and (found == 0).any()
 
 
+def test_attention_with_its_vectors(longest):
+    edges = random_edges()
+    inputs, doubles = leaves(torch.randn(edges.m, 2, 5), torch.randn(2, 5), torch.randn(2, 5),
+                             torch.randn(edges.n, 2, 5), torch.randn(2, 5))
+    compare(lambda *t: projected_attention(*edges.layouts, *t), inputs, doubles, 4e-5)
+
+
 def test_strides_are_read_as_they_are():
     edges = random_edges()
     (a, b, x), (a64, b64, x64) = affine_inputs(edges, 3, 8)
@@ -270,6 +278,17 @@ def test_product_with_addend(longest, values_shape):
     values = [] if values_shape is None else [torch.randn(*values_shape, edges.e)]
     inputs, doubles = leaves(torch.randn(3, edges.m, 20), torch.randn(3, edges.n, 20), *values)
     compare(lambda x, z, values=None: spmm_add(*edges.layouts, values, x, z, alpha=2.0, beta=-0.5), inputs, doubles)
+
+
+def test_what_is_not_finite_stays_in_its_rows(longest):
+    edges = random_edges()
+    x = torch.randn(edges.m, 5, device=DEVICE)
+    expected = spmm(*edges.layouts, None, x)
+    x[4] = torch.nan
+    seen = torch.zeros(edges.n, dtype=torch.bool, device=DEVICE)
+    seen[edges.target[edges.source == 4]] = True
+    found = spmm(*edges.layouts, None, x)
+    assert found[seen].isnan().all() and torch.equal(found[~seen], expected[~seen]) and not seen.all()
 
 
 @pytest.mark.parametrize("depth", [1, 300])

@@ -84,13 +84,15 @@ def _sddmm(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start:
 
 def spmm(layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int, alpha: float,
          beta: float) -> Tensor:
-    """y[v rows // V] += alpha A_v x[v X // V] + beta z, for V = `count`: values None, (1, E) or (V, E); x (X, M, C).
+    """y[v rows // V] += alpha A_v x[v X // V] + beta z for V = `count`.
 
-    Rows of values that share x and go to outputs of their own are taken several at a time: x is gathered once for
-    them. Cost: 2 V E C flops; the gathers are V E C numbers, or E C for each group of values that shares x.
+    values None, (E,), (1, E) or (V, E); x (X, M, C); z and y (Y, N, C) for Y = `rows`. Rows of values that share
+    x and go to outputs of their own are taken several at a time: x is gathered once for them. Cost: 2 V E C flops; the
+    gathers are V E C numbers, or E C for each group of values that shares x.
     """
     layout_rows, x = Rows(layout), x.contiguous()
-    values = None if values is None else values.to(x.dtype).contiguous()
+    if values is not None:
+        values = (values if values.dim() == 2 else values.unsqueeze(0)).to(x.dtype).contiguous()
     z = None if z is None else z.contiguous()
     outputs, inputs, channels = layout_rows.count, x.shape[1], x.shape[2]
     y = x.new_empty((rows, outputs, channels))
