@@ -67,11 +67,11 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
         if reduced is not None:
             return spmm(by_target, by_source, *reduced)
     if x.dim() == 2 and (values is None or values.dim() == 1):  # no leading dimensions: nothing to fold
-        row = None if values is None else values.unsqueeze(0)
-        return torch.ops.structconv.spmm(*by_target, *by_source, row, x.unsqueeze(0), 1).squeeze(0)
+        return torch.ops.structconv.spmm(*by_target, *by_source, values, x.unsqueeze(0), 1).squeeze(0)
     values_lead = () if values is None else tuple(values.shape[:-1])
     folding = _Folding(values_lead, tuple(x.shape[:-2]))
-    values_VE = None if values is None else values.reshape(math.prod(values_lead), edges)
+    keep = values is None or len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
+    values_VE = values if keep else values.reshape(math.prod(values_lead), edges)  # type: ignore[union-attr]
     y = torch.ops.structconv.spmm(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
     return folding.unfold(y, x.shape[-1], sum_heads)
 
@@ -206,9 +206,9 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
                  values: Tensor | None, x: Tensor, rows: int) -> Tensor:
-    """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E); X and rows divide V."""
+    """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E), or (E,); X and rows divide V."""
     layout, dtype = Csr(indptr, indices, order), _wide(x.dtype)
-    num_values = 1 if values is None else values.shape[0]
+    num_values = 1 if values is None or values.dim() == 1 else values.shape[0]
     if x.numel() == 0 or rows == 0 or num_values == 0:
         return x.new_zeros((rows, indptr.shape[0] - 1, x.shape[2]))
     kernels = calls.usable(x, indices.shape[0])
@@ -217,7 +217,7 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
     if (gpu := triton.usable_product(x, indices.shape[0], rows * indptr.shape[0])) is not None:
         return gpu.spmm(layout, values, x, None, rows, num_values, 1.0, 0.0)
     _silence_beta_warning()
-    values = x.new_ones((1, *indices.shape)) if values is None else values
+    values = x.new_ones((1, *indices.shape)) if values is None else values.reshape(num_values, -1)
     x_wide = x.to(dtype).contiguous()
     repeats_x, repeats_y = num_values // x.shape[0], num_values // rows
     y = x.new_empty((rows, indptr.shape[0] - 1, x.shape[2]), dtype=dtype) if rows > 1 else None
@@ -298,7 +298,8 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     ahead, back = layouts[:3], layouts[3:]
     grad_values = grad_x = None
     if ctx.needs_input_grad[6]:
-        grad_values = torch.ops.structconv.sddmm(*ahead, *back, grad, x, values.shape[0])
+        rows = 1 if values.dim() == 1 else values.shape[0]
+        grad_values = torch.ops.structconv.sddmm(*ahead, *back, grad, x, rows).view(values.shape)
     if ctx.needs_input_grad[7]:
         grad_x = torch.ops.structconv.spmm(*back, *ahead, values, grad, x.shape[0])
     return *(None,) * 6, grad_values, grad_x, None

@@ -194,6 +194,7 @@ def test_registered_operators_pass_opcheck():
     torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values, x, 2))
     torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values, x, 6))
     torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, None, x[:1], 1))
+    torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values.detach()[0].requires_grad_(), x[:1], 1))
     q, k = (torch.randn(s, requires_grad=True) for s in ((6, 3, 2), (2, 4, 2)))
     torch.library.opcheck(torch.ops.structconv.sddmm.default, (*flat, q, k, 6))
 

@@ -468,3 +468,20 @@ def test_spmm_add_refuses():
                          (None, torch.ones(60, 2), torch.ones(60, 2))):
         with pytest.raises(ShapeError):
             spmm_add(*edges.layouts, values, x, z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_repeated_products_with_the_same_values_agree_to_the_bit(lead, dtype):
+    """From the second call on the values are read in the order of the slots."""
+    edges = random_edges(300, 200, 1 << 14)
+    values, x = torch.randn(*lead, edges.e).to(dtype), torch.randn(300, 20).to(dtype)
+
+    def product():
+        return spmm(*edges.layouts, values, x), spmm(*reversed(edges.layouts), values, x[:200])
+
+    first = product()
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(product(), first, strict=True))
+    values.mul_(2)
+    assert all(torch.equal(a, 2 * b) for a, b in zip(product(), first, strict=True))

@@ -143,3 +143,25 @@ def test_positions_lead_from_one_layout_to_the_other():
     a, b = compress(target, source, 9), compress(source, target, 9)
     place = layout.positions(a.order, b.order)
     assert torch.equal(a.order[place.long()], b.order) and layout.positions(a.order, b.order) is place
+
+
+def test_values_seen_twice_are_kept_in_the_order_of_the_slots():
+    edges = layout._FEW
+    order = torch.randperm(edges, generator=torch.Generator().manual_seed(0))
+    values = torch.rand(2, edges)
+    assert layout.in_slots(values, order) is None
+    kept = layout.in_slots(values, order)
+    torch.testing.assert_close(kept, values[:, order], rtol=0, atol=0)
+    assert layout.in_slots(values, order) is kept
+    values.add_(1.0)
+    assert layout.in_slots(values, order) is None
+    torch.testing.assert_close(layout.in_slots(values, order), values[:, order], rtol=0, atol=0)
+
+
+def test_learnt_values_and_few_of_them_are_not_kept():
+    order = torch.arange(layout._FEW)
+    learnt = torch.rand(layout._FEW, requires_grad=True)
+    few = torch.rand(layout._FEW - 1)
+    for _ in range(3):
+        assert layout.in_slots(learnt, order) is None
+        assert layout.in_slots(few, order[1:]) is None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.layout import fits, narrow, positions
+from structconv.primitives.native.layout import fits, in_slots, narrow, positions
 from structconv.primitives.native.loader import Core, core
 
 _LAYOUT, _ROWS, _DROP = "PPPqq", "Pqq", "dqqqq"
@@ -38,14 +38,20 @@ def usable(x: Tensor, edges: int) -> Core | None:
 
 def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int,
          alpha: float, beta: float) -> Tensor:
-    """y[v rows // V] += alpha A_v x[v X // V] + beta z, for V = `count`: values None, (1, E) or (V, E); x (X, M, C)."""
+    """y[v rows // V] += alpha A_v x[v X // V] + beta z, for V = `count`: values None, (E,), (1, E) or (V, E).
+
+    x (X, M, C).
+    """
     x = x.contiguous()
+    sorted_values = None if values is None else in_slots(values, layout.order)
+    values = sorted_values if sorted_values is not None else values
     values = None if values is None else values.to(x.dtype).contiguous()
     z = None if z is None else z.contiguous()
     y = x.new_empty((rows, layout.indptr.shape[0] - 1, x.shape[2]))
     edges = layout.indices.shape[0]
-    stride = 0 if values is None or values.shape[0] == 1 else edges
-    packed = _layout(layout)
+    stride = 0 if values is None or values.numel() == edges else edges
+    indptr, indices, order, *sizes = _layout(layout)
+    packed = indptr, indices, order if sorted_values is None else 0, *sizes
     kernels.spmm(_SPMM.pack(*packed, _pointer(values), x.data_ptr(), _pointer(z), y.data_ptr(), x.shape[1], x.shape[2],
                             count, stride, count // x.shape[0], count // rows, _half(x), torch.get_num_threads(),
                             alpha, beta))

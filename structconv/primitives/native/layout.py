@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 _LIMIT = 2**31 - 1
+#: Edges below which values are in the nearest caches anyway, whatever their order.
+_FEW = 1 << 14
+_SEEN = torch.empty(0)
 _KNOWN: dict[tuple[int, ...], tuple[tuple[Any, ...], Tensor]] = {}
 
 
@@ -30,6 +33,22 @@ def positions(order: Tensor, order_T: Tensor) -> Tensor:
     inverse = torch.empty(order.shape[0], dtype=torch.int32, device=order.device)
     inverse[order] = torch.arange(order.shape[0], dtype=torch.int32, device=order.device)
     return _remember(key, inverse.index_select(0, order_T), order, order_T)
+
+
+def in_slots(values: Tensor, order: Tensor) -> Tensor | None:
+    """values[..., order], kept from the second time on that the same unchanged values are asked for, else None.
+
+    A product reads values in the order of its slots; to look each up by its edge costs as much as the rest of it.
+    Values that come once, or that are learnt, are not worth a copy. (V, E) or (E,); E numbers a row while both live.
+    """
+    if order.shape[0] < _FEW or values.requires_grad:
+        return None
+    key = (id(values), id(order))
+    found = _recall(key, values, order)
+    if found is None:
+        _remember(key, _SEEN, values, order)
+        return None
+    return _remember(key, values.index_select(-1, order), values, order) if found is _SEEN else found
 
 
 def fits(*sizes: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -47,9 +46,8 @@ def spmm_add(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z
     shape = (*x.shape[:-2], outputs, x.shape[-1])
     if z is not None and z.shape != shape:
         raise ShapeError("spmm_add", f"z must have shape {shape}", tuple(z.shape))
-    values_VE = None if values is None else values.reshape(math.prod(values.shape[:-1]), edges)
     z_VNC = None if z is None or beta == 0 else z.reshape(rows, outputs, x.shape[-1])
-    y = torch.ops.structconv.spmm_add(*by_target, *by_source, values_VE, x_VMC, z_VNC, alpha, beta)
+    y = torch.ops.structconv.spmm_add(*by_target, *by_source, values, x_VMC, z_VNC, alpha, beta)
     return y.reshape(shape)
 
 
@@ -83,8 +81,9 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_values = grad_x = grad_z = None
     if ctx.needs_input_grad[6]:
         grad_values = ctx.alpha * sddmm(by_target, by_source, grad, x)
-        if values.shape[0] != grad_values.shape[0]:
+        if values.numel() != grad_values.numel():
             grad_values = grad_values.sum(0, keepdim=True)
+        grad_values = grad_values.view(values.shape)
     if ctx.needs_input_grad[7]:
         grad_x = spmm_add(by_source, by_target, values, grad, alpha=ctx.alpha)
     if ctx.needs_input_grad[8]:

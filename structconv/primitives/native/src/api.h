@@ -1,8 +1,9 @@
 // The C interface: one plain struct a call, every field of 8 bytes, packed by the caller (calls.py holds the formats).
 //
 // Layouts are CSR with int32 indices: row r owns the slots indptr[r] to indptr[r + 1]. `order` says to which edge a
-// slot belongs. Strides count elements; channels are contiguous. `half` is 1 for bfloat16 storage, 0 for float32;
-// sums are always float32. Nothing is checked here: sizes and indices are the caller's word.
+// slot belongs; null where values lie in slot order. Strides count elements; channels are contiguous. `half` is 1 for
+// bfloat16 storage, 0 for float32; sums are always float32. Nothing is checked here: sizes and indices are the
+// caller's word.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ struct Rows {
 // y[v / repeats_y] (+)= alpha A_v x[v / repeats_x], plus beta z once; tables are contiguous, (., rows, channels).
 struct SpmmArgs {
     Layout layout;
-    const void *values, *x, *z;  // values in edge order, one row a `values_stride` (0: one for all), or null; z or null
+    const void *values, *x, *z;  // values, one row a `values_stride` (0: one for all), or null; z or null
     void* y;
     int64_t x_rows, channels, num_values, values_stride, repeats_x, repeats_y, half, threads;
     double alpha, beta;

@@ -20,12 +20,25 @@ template <class T> struct Sweep {
         return {x + piece.channel, a.channels, 0};
     }
 
-    void weights(int64_t v, int64_t at, int64_t count, float* w) const {
+    // The weights of a chunk, edge-major: gathered from edge order, or as they lie in slot order.
+    void weights(int64_t v, int64_t at, int64_t count, int64_t left, float* w) const {
         const float alpha = static_cast<float>(a.alpha);
         const T* values = static_cast<const T*>(a.values) + v * a.values_stride;
+        if (!a.layout.order) {
+            for (int64_t e = 0; e < count; ++e)
+                for (int h = 0; h < heads; ++h) w[e * heads + h] = alpha * widen(values[h * a.layout.slots + at + e]);
+            return;
+        }
         const int32_t* order = a.layout.order + at;
-        for (int64_t e = 0; e < count; ++e)
-            for (int h = 0; h < heads; ++h) w[e * heads + h] = alpha * widen(values[h * a.layout.slots + order[e]]);
+        const int64_t far = 64;
+        for (int64_t e = 0; e < count; ++e) {
+            const bool more = e + far < left;
+            for (int h = 0; h < heads; ++h) {
+                const T* row = values + h * a.layout.slots;
+                if (more) __builtin_prefetch(row + order[e + far]);
+                w[e * heads + h] = alpha * widen(row[order[e]]);
+            }
+        }
     }
 
     void run(int64_t first_row, int64_t last_row) const {
@@ -38,7 +51,7 @@ template <class T> struct Sweep {
             for (int64_t v = first; v < first + group; ++v)
                 for (int64_t at = layout.indptr[row]; at < layout.indptr[row + 1]; at += kChunk) {
                     const int64_t left = layout.indptr[row + 1] - at, count = left < kChunk ? left : kChunk;
-                    if (a.values) weights(v, at, count, w);
+                    if (a.values) weights(v, at, count, end - at, w);
                     piece.once({layout.index + at, count, end - at}, table(v), piece.part, w, nullptr, sums, nullptr);
                 }
             finish(row, sums);
