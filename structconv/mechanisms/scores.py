@@ -19,8 +19,16 @@ from structconv.bases.positions import Lookup
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.encodings import Rotary
 from structconv.mechanisms.expression import Channels, Mechanism, Setting
+from structconv.primitives.products import product
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.supports import Window
+
+
+class Linear(nn.Linear):
+    """torch's linear layer, by the faster library."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight.mT, self.bias)
 
 
 class Projection(nn.Module):
@@ -29,7 +37,7 @@ class Projection(nn.Module):
     def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:
         super().__init__()
         self.heads, self.dim = heads, dim
-        self.linear = nn.Linear(channels, heads * dim, bias=bias)
+        self.linear = Linear(channels, heads * dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).unflatten(-1, (self.heads, self.dim)).movedim(-2, -3)

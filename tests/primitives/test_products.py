@@ -1,11 +1,14 @@
-"""Products with narrow matrices: the numbers of `x @ w`, by whichever library."""
+"""Products of tall matrices with small ones: the numbers of `x @ w + bias`, by whichever library."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from structconv.primitives.products import LEAST_NUMBERS, product
+from torch.autograd import gradcheck, gradgradcheck
+
+from structconv.primitives import products
+from structconv.primitives.products import LEAST_NUMBERS, outer, product
 
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 8, 9, 15, 16, 17])
@@ -56,3 +59,70 @@ def test_one_program_for_any_number_of_rows():
     for rows in (10, 300, 500):
         x = torch.randn(rows, 64)
         torch.testing.assert_close(compiled(x, w), x @ w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(params=["small results", "fresh results"])
+def every_branch(request, monkeypatch):
+    """Sizes from which a branch is taken, brought down to those of a test."""
+    monkeypatch.setattr(products, "LEAST_NUMBERS", 64)
+    monkeypatch.setattr(products, "LEAST_PRODUCTS", 1024)
+    monkeypatch.setattr(products, "TALL", 90)
+    monkeypatch.setattr(products, "WIDE", 20)
+    if request.param == "fresh results":
+        monkeypatch.setattr(products, "FRESH_BYTES", 0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("sizes", [(30, 24, 6), (101, 40, 33), (101, 24, 14), (101, 6, 24), (60, 200, 12), (7, 5, 1)])
+def test_every_branch_has_the_numbers_of_the_plain_product(every_branch, sizes, bias):
+    rows, inputs, columns = sizes
+    tensors = [torch.randn(s, requires_grad=True) for s in ((3, rows, inputs), (inputs, columns), (columns,))]
+    tensors = tensors if bias else tensors[:2]
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    y, plain = product(*tensors), doubles[0] @ doubles[1] + (doubles[2] if bias else 0)
+    torch.testing.assert_close(y.double(), plain, rtol=1e-5, atol=1e-4)
+    up = torch.randn_like(y)
+    found = torch.autograd.grad(y, tensors, up, create_graph=True)
+    expected = torch.autograd.grad(plain, doubles, up.double(), create_graph=True)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-3)
+    again = torch.autograd.grad(sum(t.square().sum() for t in found[:2]), tensors[:2])
+    for ours, theirs in zip(again, torch.autograd.grad(sum(t.square().sum() for t in expected[:2]), doubles[:2]),
+                            strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-1)
+
+
+@pytest.mark.parametrize("sizes", [(30, 24, 6), (101, 40, 33), (101, 33, 40), (101, 6, 24), (60, 200, 12), (9, 3, 1)])
+def test_outer_products(every_branch, sizes):
+    rows, p, q = sizes
+    x, y = torch.randn(rows, p), torch.randn(rows, q)
+    for a, b in ((x, y), (torch.randn(p, rows).t(), y), (x, torch.randn(q, rows).t())):
+        torch.testing.assert_close(outer(a, b).double(), a.double().t() @ b.double(), rtol=1e-5, atol=1e-4)
+
+
+def test_operators_in_float64_and_opcheck(every_branch):
+    x, w, bias, y = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((6, 3), (3, 4), (4,), (6, 4)))
+    operators = torch.ops.structconv
+    assert gradcheck(operators.project, (x, w, bias)) and gradgradcheck(operators.project, (x, w, bias))
+    assert gradcheck(operators.outer, (x, y)) and gradgradcheck(operators.outer, (x, y))
+    x, w, bias, y = (torch.randn(s, requires_grad=True) for s in ((30, 24), (24, 6), (6,), (30, 6)))
+    torch.library.opcheck(operators.project.default, (x, w, bias))
+    torch.library.opcheck(operators.outer.default, (x, y))
+
+
+@pytest.mark.parametrize("columns", [5, 40])
+def test_transforms_and_autocast_take_torchs_product(every_branch, columns):
+    x, w = torch.randn(4, 30, 24), torch.randn(24, columns)
+    torch.testing.assert_close(torch.func.vmap(lambda v: product(v, w))(x), x @ w)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert product(x, w).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("columns", [5, 40])
+def test_compiled_with_gradients(every_branch, columns):
+    compiled = torch.compile(product, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (10, 300):
+        x, w = torch.randn(rows, 64, requires_grad=True), torch.randn(64, columns, requires_grad=True)
+        found = torch.autograd.grad(compiled(x, w).square().sum(), (x, w))
+        for a, b in zip(found, torch.autograd.grad((x @ w).square().sum(), (x, w)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-2)

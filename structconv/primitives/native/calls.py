@@ -14,6 +14,7 @@ from structconv.primitives.native.layout import fits, in_slots, narrow, position
 from structconv.primitives.native.loader import Core, core
 
 _LAYOUT, _ROWS, _DROP = "PPPqq", "Pqq", "dqqqq"
+_SPAN = struct.Struct("Pq")
 _SPMM = struct.Struct(_LAYOUT + "PPPP" + "q" * 8 + "dd")
 _SDDMM = struct.Struct(_LAYOUT + "PPP" + "q" * 7)
 _VECTORS = "qPPP" + _ROWS * 2 + "PPPP"
@@ -34,6 +35,13 @@ def usable(x: Tensor, edges: int) -> Core | None:
     if x.device.type != "cpu" or x.dtype not in _STORED or x.shape[-1] > MAX_CHANNELS or not fits(edges, *x.shape):
         return None
     return core()
+
+
+def expect_writes(y: Tensor) -> None:
+    """Say that y, just allocated, is about to be written: large memory is asked for in huge pages, where there are."""
+    kernels = core()
+    if kernels is not None:
+        kernels.expect_writes(_SPAN.pack(y.data_ptr(), y.numel() * y.element_size()))
 
 
 def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int,

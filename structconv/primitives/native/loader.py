@@ -22,7 +22,8 @@ import torch
 
 from structconv.primitives.native import build
 
-_KERNELS = ("spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward", "bilinear_backward")
+_KERNELS = ("expect_writes", "spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward",
+            "bilinear_backward")
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
 _TURNED_OFF = "STRUCTCONV_NATIVE=0 turns it off"
@@ -65,6 +66,7 @@ class Core:
             function.argtypes, function.restype = [ctypes.c_char_p], None
             setattr(self, name, function)
 
+    expect_writes: Callable[[bytes], None]
     spmm: Callable[[bytes], None]
     sddmm: Callable[[bytes], None]
     affine_forward: Callable[[bytes], None]

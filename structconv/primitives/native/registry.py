@@ -16,7 +16,16 @@ _EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("ind
 
 def register(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Define structconv::name(edges, schema with one body for every device, and what it returns for fake tensors."""
-    _LIBRARY.define(f"{name}({_EDGES}, {schema}")
+    _define(f"{name}({_EDGES}, {schema}", name, kernel, fake)
+
+
+def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """The same for an operator without edges, which returns one tensor."""
+    _define(f"{name}({arguments}) -> Tensor", name, kernel, fake)
+
+
+def _define(schema: str, name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    _LIBRARY.define(schema)
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"structconv::{name}", fake, lib=_LIBRARY)
 
