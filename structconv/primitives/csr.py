@@ -71,7 +71,7 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
     values_lead = () if values is None else tuple(values.shape[:-1])
     folding = _Folding(values_lead, tuple(x.shape[:-2]))
     keep = values is None or len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
-    values_VE = values if keep else values.reshape(math.prod(values_lead), edges)  # type: ignore[union-attr]
+    values_VE = values if keep else values.reshape(math.prod(values_lead), edges)
     y = torch.ops.structconv.spmm(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
     return folding.unfold(y, x.shape[-1], sum_heads)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from torch.autograd import gradcheck, gradgradcheck
 
 from structconv.primitives import products
