@@ -4,24 +4,6 @@
 namespace structconv::SC_ISA {
 namespace {
 
-// How many rows ahead to ask for one: far enough for memory. Short rows take less time each.
-constexpr int distance(int bytes) { return bytes <= 128 ? 64 : 28; }
-
-// Into the second cache: it takes more requests at a time than the first one, whose few are left to the loads.
-template <class T, int HB, int BYTES> inline void prefetch(const T* row, int64_t head) {
-    constexpr int step = BYTES >= 64 ? 1 : 64 / BYTES;  // short heads usually share a line
-#pragma GCC unroll 16
-    for (int h = 0; h < HB; h += step)
-#pragma GCC unroll 16
-        for (int byte = 0; byte < BYTES; byte += 64)
-            __builtin_prefetch(reinterpret_cast<const char*>(row + h * head) + byte, 0, 2);
-}
-
-template <class V, bool PART, class T> inline V read(const T* from, int part) {
-    if constexpr (PART) return load_part<V>(from, part);
-    else return load<V>(from);
-}
-
 template <class T, class V, int HB, int NV, bool PART, bool TWO>
 void accumulate(const Edges& edges, const Table& table, int part, const float* w, const float* w2, float* sums,
                 float* sums2) {
