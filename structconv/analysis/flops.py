@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.primitives import csr as _csr  # noqa: F401 - registers the operators counted here
+from structconv.primitives import products as _products  # noqa: F401
 from structconv.primitives.native import affine as _affine  # noqa: F401
 from structconv.primitives.native import bilinear as _bilinear  # noqa: F401
 
@@ -26,8 +27,8 @@ def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
     counted. The function is run once, without gradients.
     """
     ops = torch.ops.structconv
-    counted = {ops.spmm: _spmm_flops, ops.sddmm: _sddmm_flops, ops.affine_attention: _affine_flops,
-               ops.bilinear_attention: _bilinear_flops,
+    counted = {ops.spmm: _spmm_flops, ops.sddmm: _sddmm_flops, ops.project: _project_flops,
+               ops.affine_attention: _affine_flops, ops.bilinear_attention: _bilinear_flops,
                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
     counter = FlopCounterMode(display=False, custom_mapping=counted)
     with torch.no_grad(), counter:
@@ -37,7 +38,11 @@ def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
 
 def _spmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape, order_T: _Shape,
                 values: _Shape | None, x: _Shape, rows: int, **_: Any) -> int:
-    return 2 * (1 if values is None else values[0]) * indices[0] * x[2]
+    return 2 * (1 if values is None else math.prod(values[:-1])) * indices[0] * x[2]
+
+
+def _project_flops(x: _Shape, w: _Shape, *_: Any, **__: Any) -> int:
+    return 2 * x[0] * w[0] * w[1]
 
 
 def _sddmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,

@@ -52,8 +52,8 @@ def lost_flops(flops: float, columns: int, filled: bool = False) -> float:
     """Flops lost by a product with so many columns, beside those that it needs.
 
     From timings in float32: full rate at multiples of 16; 9 to 15 columns take the time of 25, 2 to 8 that of 40, one
-    is a product with a vector. With `filled` a narrow matrix is filled up to 16 columns first, as
-    `primitives.products` does.
+    is a product with a vector. With `filled` a narrow matrix costs as much as one of 16 columns, as it does where
+    `primitives.products` computes it.
     """
     if columns < 2:
         return 0.0

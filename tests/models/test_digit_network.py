@@ -8,6 +8,7 @@ import torch
 from structconv.analysis.fields import receptive_field
 from structconv.analysis.flops import forward_flops
 from structconv.models.digits import VARIANTS, PixelNetwork
+from structconv.primitives.products import product
 from structconv.train.recipes import DIGIT_BASES
 
 
@@ -42,6 +43,8 @@ def test_batched_equals_alone_and_all_parameters_learn(name):
 def test_flops_of_known_products():
     linear = torch.nn.Linear(5, 7)
     assert forward_flops(linear, torch.randn(3, 5)) == 2 * 3 * 5 * 7
+    w = torch.randn(64, 7)
+    assert forward_flops(lambda x: product(x, w), torch.randn(3, 200, 64)) == 2 * 600 * 64 * 7
     network = PixelNetwork(VARIANTS["identity"], (8, 8), channels=8, classes=10)
     hidden = 2 * 64 * 8 * 8
     assert forward_flops(network, torch.rand(1, 64, 1)) == 2 * 64 * 8 + 2 * hidden + 2 * 16 * 10
