@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from structconv.kernels import composite, dense_attention, grid, relational, shifts, sparse_attention
+from structconv.kernels import (
+    blocked_attention,
+    composite,
+    dense_attention,
+    grid,
+    reassociation,
+    relational,
+    shifts,
+    sparse_attention,
+)
 from structconv.kernels.reference import reference
 
-__all__ = ["composite", "dense_attention", "grid", "reference", "relational", "shifts", "sparse_attention"]
+__all__ = ["blocked_attention", "composite", "dense_attention", "grid", "reassociation", "reference",
+           "relational", "shifts", "sparse_attention"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,45 +15,111 @@ from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Masked, Normalised
 from structconv.bases.scores import Bilinear, QueryKey
 from structconv.kernels.forms import register_form
-from structconv.structures.supports import Causal, Support
+from structconv.structures.supports import And, Causal, Padding, Support
 
 #: Booleans of a mask above which blocks are preferred to one table.
 MASK_ELEMENTS = 1 << 27
 
 
+class Existing(NamedTuple):
+    """Which pairs exist, in the parts that kernels know: in order, by input, and by what else there is."""
+
+    causal: bool
+    padding: Tensor | None
+    others: tuple[Support, ...]
+
+    @classmethod
+    def of(cls, support: Support | None, num_inputs: int, num_outputs: int) -> Existing | None:
+        """The parts of a support; `None` where a table of its pairs would be too large."""
+        parts = _parts(support)
+        others = tuple(part for part in parts if not isinstance(part, Causal | Padding))
+        if not torch.compiler.is_compiling() and _entries(others) * num_inputs * num_outputs > MASK_ELEMENTS:
+            return None
+        padding: Tensor | None = None
+        for part in parts:
+            if isinstance(part, Padding):
+                padding = part.keep if padding is None else padding & part.keep
+        return cls(any(isinstance(part, Causal) for part in parts), padding, others)
+
+    @property
+    def masked(self) -> bool:
+        """Whether pairs are absent for another reason than their order."""
+        return self.padding is not None or bool(self.others)
+
+    def table(self, lead: torch.Size, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor | None:
+        """Booleans (B or 1, 1, M, N) of all but the order, B = prod(lead); padding alone has stride 0 along N."""
+        keep: Tensor | None = None
+        if self.others:
+            m, n = (torch.arange(size, device=device) for size in (num_inputs, num_outputs))
+            for part in self.others:
+                found = part.contains(m.unsqueeze(-1), n.unsqueeze(0))
+                keep = found if keep is None else keep & found
+        if self.padding is not None:
+            rows = _flat(self.padding.unsqueeze(-1), lead)
+            if keep is None:
+                return rows.expand(*rows.shape[:-1], num_outputs)
+            return _flat(keep, lead) & rows
+        return None if keep is None else _flat(keep, lead)
+
+
+def _flat(keep: Tensor, lead: torch.Size) -> Tensor:
+    """(..., M, N) -> (B or 1, 1, M, N)."""
+    shape = keep.shape[-2:]
+    if keep.dim() == 2:
+        return keep[None, None]
+    return keep.expand(*lead, *shape).reshape(math.prod(lead), 1, *shape)
+
+
+def _entries(supports: tuple[Support, ...]) -> int:
+    """Entries of the batch for which these have different pairs; none without supports."""
+    shapes = [() if kept is None else kept.shape[:-1] for kept in (part.kept_inputs() for part in supports)]
+    return math.prod(torch.broadcast_shapes(*shapes)) if shapes else 0
+
+
+def _parts(support: Support | None) -> tuple[Support, ...]:
+    if isinstance(support, And):
+        return _parts(support.first) + _parts(support.second)
+    return () if support is None else (support,)
+
+
+def finite(t: Tensor) -> bool:
+    """Whether all numbers are finite: their sum tells in one pass, unless it overflows."""
+    return bool(t.sum().isfinite()) or bool(t.isfinite().all())
+
+
 @value
 class ScaledDotProduct(QueryKey):
-    """softmax_m(scale <query_kn, key_km>) with a causal mask, a table of booleans, or none."""
+    """softmax_m(scale <query_kn, key_km>) with a causal mask, a table of booleans, or none; `child` is the same."""
 
     query: Tensor
     key: Tensor
+    child: Basis
     scale: float
-    causal: bool
-    keep: Tensor | None
+    existing: Existing
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        scores = self.scale * self.key @ self.query.mT
-        keep = self.keep
-        if self.causal:
-            keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu()
-        if keep is not None:
-            scores = scores.masked_fill(~keep, -torch.inf)
-        return scores.softmax(-2).nan_to_num(0.0).to(dtype or scores.dtype)
+        return self.child.dense(dtype)
 
     def apply(self, r: Tensor) -> Tensor:
+        y = self._attend(r)
+        ordered = self.existing.causal and not self.existing.masked and not torch.compiler.is_compiling()
+        return self.child.apply(r) if ordered and not finite(y) else y
+
+    def _attend(self, r: Tensor) -> Tensor:
         lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
-        count = math.prod(lead)
+        count, (inputs, outputs) = math.prod(lead), (self.num_inputs, self.num_outputs)
+        mask, causal = self.existing.table(lead, inputs, outputs, r.device), self.existing.causal
+        if mask is not None and causal:
+            mask, causal = mask & torch.ones((inputs, outputs), dtype=torch.bool, device=r.device).triu(), False
         query, key, values = (t.expand(*lead, self.size, *t.shape[-2:]) for t in (self.query, self.key, r))
-        width = max(query.shape[-1], values.shape[-1])
-        channels = values.shape[-1]
+        if causal and inputs > outputs:
+            key, values = key[..., :outputs, :], values[..., :outputs, :]
+        width, channels = max(query.shape[-1], values.shape[-1]), values.shape[-1]
         query, key, values = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t
                               for t in (query, key, values))
         query, key, values = (t.reshape(count, *t.shape[-3:]) for t in (query, key, values))
-        mask = None
-        if self.keep is not None:
-            mask = self.keep.mT
-            mask = mask.expand(*lead, *mask.shape[-3:]).reshape(count, *mask.shape[-3:])
-        y = F.scaled_dot_product_attention(query, key, values, mask, is_causal=self.causal, scale=self.scale)
+        y = F.scaled_dot_product_attention(query, key, values, None if mask is None else mask.mT, is_causal=causal,
+                                           scale=self.scale)
         return y.reshape(*lead, *y.shape[-3:])[..., :channels]
 
 
@@ -60,7 +127,7 @@ def recognise(basis: Basis) -> ScaledDotProduct | None:
     """The basis as a scaled dot product, or `None` where it is something else or its mask is a list of edges."""
     if not isinstance(basis, Normalised) or basis.kind != "softmax" or basis.over != "inputs":
         return None
-    support, scale, node = basis.child.support(), 1.0, basis.child
+    scale, node = 1.0, basis.child
     while isinstance(node, Masked | Scaled):
         if isinstance(node, Scaled):
             if isinstance(node.factor, Tensor):
@@ -69,33 +136,20 @@ def recognise(basis: Basis) -> ScaledDotProduct | None:
         node = node.child
     if not isinstance(node, Bilinear) or listed_graph(basis.child) is not None:
         return None
-    if support is None or isinstance(support, Causal):
-        return ScaledDotProduct(node.query, node.key, scale, support is not None, None)
-    keep = _table(support, node)
-    return None if keep is None else ScaledDotProduct(node.query, node.key, scale, False, keep)
-
-
-def _table(support: Support, scores: Bilinear) -> Tensor | None:
-    kept = support.kept_inputs()
-    device = scores.key.device
-    m, n = (torch.arange(size, device=device) for size in (scores.num_inputs, scores.num_outputs))
-    pairs = m.unsqueeze(-1), n.unsqueeze(0)
-    batch = 1 if kept is None else math.prod(kept.shape[:-1])
-    if not torch.compiler.is_compiling() and batch * m.numel() * n.numel() > MASK_ELEMENTS:
-        return None
-    return support.contains(*pairs).unsqueeze(-3)
+    existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)
+    return None if existing is None else ScaledDotProduct(node.query, node.key, basis, scale, existing)
 
 
 def suits(form: Basis, r: Tensor) -> bool:
-    """Whether the fused kernel is right for r: it multiplies absent pairs by zero, through which NaN would leak.
+    """Whether what a mask leaves out is finite: the fused kernel multiplies absent pairs by zero, through which NaN
+    would leak. Where only the order leaves pairs out, this shows in the result.
 
-    With a mask it is used on finite tensors only. Compiled programs read no values; there masked-out entries are the
-    layer's care.
+    Compiled programs read no values; there masked-out entries are the layer's care.
     """
     assert isinstance(form, ScaledDotProduct)
-    if torch.compiler.is_compiling() or not (form.causal or form.keep is not None):
+    if torch.compiler.is_compiling() or not form.existing.masked:
         return True
-    return all(bool(t.isfinite().all()) for t in (form.query, form.key, r))
+    return all(finite(t) for t in (form.query, form.key, r))
 
 
 register_form("torch.sdpa", recognise, Normalised, suits=suits)

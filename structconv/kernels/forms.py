@@ -21,11 +21,12 @@ FUSED_SHARE = 0.3
 
 
 class Form(NamedTuple):
-    """How to recognise what a kernel computes, and whether it is right for the values at hand."""
+    """How to recognise what a kernel computes, whether it is right for the values at hand, and what it costs."""
 
     kernel: str
     recognise: Callable[[Basis], Basis | None]
     suits: Callable[[Basis, Tensor], bool]
+    priced: bool
 
     def of(self, basis: Basis, r: Tensor) -> Basis | None:
         """The fused form of a basis where there is one that is right for r."""
@@ -41,17 +42,20 @@ def _always(form: Basis, r: Tensor) -> bool:
 
 
 def register_form(kernel: str, recognise: Callable[[Basis], Basis | None], *types: type[Basis],
-                  suits: Callable[[Basis, Tensor], bool] = _always) -> None:
+                  suits: Callable[[Basis, Tensor], bool] = _always, priced: bool = False) -> None:
     """Register a fused kernel for the types of expression at whose root it may stand.
 
     Args:
         kernel: its name in plans.
         recognise: basis -> the fused form, or `None`; reads types, sizes and options, never values.
         suits: (form, r) -> whether the kernel is right for these values; else the expression is computed as it is.
+        priced: whether the form's type has an `application_cost` of its own, because it does less work than the
+            expression; it is then tried before those that do the same.
     """
-    form = Form(kernel, recognise, suits)
+    form = Form(kernel, recognise, suits, priced)
     for kind in types:
-        FORMS.setdefault(kind, []).append(form)
+        forms = FORMS.setdefault(kind, [])
+        forms.insert(0 if priced else len(forms), form)
         for path in (Between, ChannelsFirst, StructureFirst):
             rule(kind, path.path, kernel=kernel)(_fused_rule(path, form))
 
@@ -73,6 +77,9 @@ def _fused_rule(path: type[Rule], form: Form) -> type[Rule]:
             return super().applies(basis, theta, x) and form.recognise(basis) is not None
 
         def cost(self, problem: Problem) -> Cost:
+            found = form.recognise(problem.basis) if form.priced else None
+            if found is not None:
+                return super().cost(problem.part(found, problem.theta))
             return super().cost(problem).repeated(FUSED_SHARE)
 
         def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:

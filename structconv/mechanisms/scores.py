@@ -68,14 +68,16 @@ class DotProduct(Score):
         shared_by: how many consecutive heads share a key (grouped queries); divides `heads`.
         bias: whether the projections have one.
         rotary: rotate queries and keys by their positions (`Rotary`), or not.
+        feature: a map of queries and keys, channels last, before the product; a positive one with `normalize("sum")`
+            is linear attention (Katharopoulos et al. 2020), which the planner computes in O(M + N).
     """
 
     def __init__(self, heads: int | None = None, dim: int | None = None, *, shared_by: int = 1, bias: bool = False,
-                 rotary: Rotary | None = None) -> None:
+                 rotary: Rotary | None = None, feature: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__(1 if heads is None else heads)
         self.projects = heads is not None or dim is not None
         self.dim = None if dim is None else check_positive("DotProduct", "dim", dim)
-        self.shared_by, self.bias, self.rotary = shared_by, bias, rotary
+        self.shared_by, self.bias, self.rotary, self.feature = shared_by, bias, rotary, feature
         self.key_heads = check_divides("DotProduct", "shared_by", shared_by, "heads", self.heads)
 
     def bind(self, channels: Channels) -> None:
@@ -92,12 +94,14 @@ class DotProduct(Score):
     def queries(self, z: Tensor) -> Tensor:
         """(..., N, P') -> (..., K, N, D)."""
         query = self.query(z) if self.projects else z.unsqueeze(-3)
-        return query if self.rotary is None else self.rotary(query)
+        query = query if self.rotary is None else self.rotary(query)
+        return query if self.feature is None else self.feature(query)
 
     def keys(self, x: Tensor) -> Tensor:
         """(..., M, P) -> (..., K, M, D)."""
         key = self.key(x) if self.projects else x.unsqueeze(-3)
         key = key if self.rotary is None else self.rotary(key)
+        key = key if self.feature is None else self.feature(key)
         return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
 
     def build(self, setting: Setting) -> Basis:

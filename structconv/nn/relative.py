@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from structconv.bases.base import Basis
 from structconv.bases.positions import ClippedShifts
+from structconv.kernels.blocked_attention import bucket_weights
 from structconv.shapes import check_positive
 from structconv.theta import Theta
 
@@ -35,6 +36,9 @@ class RelativeValue(nn.Module):
 
     def forward(self, basis: Basis) -> Tensor:
         """(..., K, N, D)."""
+        found = bucket_weights(basis, "clip", self.clip, self.table)
+        if found is not None:
+            return found @ self.table
         shifts = ClippedShifts(self.table, self.clip, basis.num_inputs, basis.num_outputs)
         ones = self.table.new_ones(basis.num_inputs, 1)
         share = basis.outer(shifts).analysis(ones).squeeze(-1)

@@ -64,10 +64,10 @@ def check_dropout(owner: str, dropout: float, seed: Tensor | None) -> None:
         raise ConfigError(owner, "dropout needs a seed", None, "Pass an integer scalar tensor.")
 
 
-def twice_differentiable(fn: Callable[..., Tensor], tensors: Sequence[Tensor], needed: Sequence[bool],
+def twice_differentiable(fn: Callable[..., Tensor], tensors: Sequence[Tensor | None], needed: Sequence[bool],
                          grad: Tensor) -> list[Tensor | None]:
     """The gradients of fn, computed anew with a graph of their own, so that they can be differentiated again."""
     leaves = [None if t is None else t.view_as(t) for t in tensors]
-    wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
+    wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need and leaf is not None]
     found = iter(torch.autograd.grad(fn(*leaves), wanted, grad, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needed]

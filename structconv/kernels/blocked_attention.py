@@ -1,0 +1,198 @@
+"""Dense attention beyond the fused dot product: relative terms, maps, dropout and other normalisations, in blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis, value
+from structconv.bases.linear import Scaled
+from structconv.bases.pairs import listed_graph
+from structconv.bases.pairwise import Dropped, Mapped, Masked, Normalised, Unary
+from structconv.bases.positions import Distance, Lookup, bucket, bucket_count
+from structconv.bases.scores import Affine, Bilinear
+from structconv.kernels import dense_attention
+from structconv.kernels.dense_attention import Existing, finite
+from structconv.kernels.forms import register_form
+from structconv.kernels.terms import PRODUCTS, Term, by_head, products, sum_terms
+from structconv.primitives.blocked_attention import blocked_attention
+from structconv.primitives.dense_blocks import Maps, Options
+
+_MAPS: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
+    (torch.relu, "relu"), (torch.nn.functional.relu, "relu"), (torch.tanh, "tanh"), (torch.sigmoid, "sigmoid"),
+    (torch.exp, "exp"))
+
+
+class Weighing(NamedTuple):
+    """w = normalised(gain map(terms)), dropped with probability p."""
+
+    weights: str
+    map: str
+    gain: float
+    p: float
+
+
+@value
+class BlockedAttention(Unary):
+    """The expression `child` computed in blocks of scores."""
+
+    child: Basis
+    terms: tuple[Term, ...]
+    weighing: Weighing
+    existing: Existing
+    seed: Tensor | None
+
+    @property
+    def has_scores(self) -> bool:
+        return False
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.child.dense(dtype)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self.apply(x.unsqueeze(-3))
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.apply(r).sum(-3)
+
+    def apply(self, r: Tensor) -> Tensor:
+        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        if self._elsewhere(lead):
+            return self.child.apply(r)
+        y = self._attend(r, lead, None)[0]
+        return y if self._sound(y) else self.child.apply(r)
+
+    def shares(self, kind: str, clip: int, like: Tensor) -> Tensor | None:
+        """The sums of the weights over each bucket, (..., K, N, L); `None` where terms have other buckets."""
+        tables = [leaf for leaf in self._tables() if (leaf.kind, leaf.clip) != (kind, clip)]
+        if tables or self._elsewhere(self.batch_shape):
+            return None
+        found = self._attend(like.new_empty((1, self.num_inputs, 0)), torch.Size(self.batch_shape), (kind, clip))[1]
+        return found if self._sound(found) else None
+
+    def _elsewhere(self, lead: tuple[int, ...]) -> bool:
+        """Whether there is nothing to cut into blocks, or dropout that a batch of r shares."""
+        return self.num_inputs * self.num_outputs == 0 or (self.weighing.p > 0 and tuple(lead) != self.batch_shape)
+
+    def _sound(self, y: Tensor) -> bool:
+        """Whether no number that is not finite can have come through a pair that does not exist."""
+        return torch.compiler.is_compiling() or not (self.existing.causal or self.existing.masked) or finite(y)
+
+    def _attend(self, r: Tensor, lead: torch.Size, counted: tuple[str, int] | None) -> tuple[Tensor, Tensor]:
+        def flat(t: Tensor) -> Tensor:
+            return t.expand(*lead, self.size, *t.shape[-2:]).reshape(math.prod(lead) * self.size, *t.shape[-2:])
+
+        query, key, scale = products(self.terms)
+        tables = self._tables()
+        buckets = counted or next(((table.kind, table.clip) for table in tables), None)
+        diagonal = self._diagonal(r)
+        rows = [leaf.table * by_head(factor, 2) for leaf, factor in self.terms if leaf in tables]
+        terms = Maps(None if diagonal is None else flat(diagonal.unsqueeze(-2)).squeeze(-2),
+                     flat(torch.stack(torch.broadcast_tensors(*rows)).sum(0)) if rows else None,
+                     None if buckets is None else self._bucket(*buckets),
+                     self.existing.table(lead, self.num_inputs, self.num_outputs, r.device), self.seed)
+        weighing = self.weighing
+        options = Options(weighing.weights, weighing.map, weighing.gain, self.existing.causal, scale, weighing.p,
+                          self.size)
+        y, shares = blocked_attention(flat(query), flat(key), flat(r), terms, options,
+                                      buckets=0 if counted is None else bucket_count(*counted))
+        return tuple(t.view(*lead, self.size, *t.shape[-2:]) for t in (y, shares))  # type: ignore[return-value]
+
+    def _diagonal(self, r: Tensor) -> Tensor | None:
+        """What depends on the offset m - n alone, (..., K or 1, N + M - 1)."""
+        total: Tensor | None = None
+        for leaf, factor in self.terms:
+            if isinstance(leaf, Distance):
+                offset = torch.arange(1 - self.num_outputs, self.num_inputs, device=r.device)
+                term = -leaf.slope.to(r.dtype).unsqueeze(-1) * offset.abs()
+            elif isinstance(leaf, Lookup) and leaf.table.shape[-2] == 1:
+                term = leaf.table.squeeze(-2).index_select(-1, self._bucket(leaf.kind, leaf.clip))
+            else:
+                continue
+            term = term * by_head(factor, 1)
+            total = term if total is None else total + term
+        return total
+
+    def _tables(self) -> list[Lookup]:
+        """The relative terms that depend on the output too."""
+        return [leaf for leaf, _ in self.terms if isinstance(leaf, Lookup) and leaf.table.shape[-2] != 1]
+
+    def _bucket(self, kind: str, clip: int) -> Tensor:
+        """The bucket of each offset, (N + M - 1,)."""
+        inputs, outputs = self.num_inputs, self.num_outputs
+        return bucket(kind, clip, torch.arange(inputs + outputs - 1, device=self.device),
+                      torch.full((), outputs - 1, device=self.device))
+
+
+def recognise(basis: Basis) -> BlockedAttention | None:
+    """The basis as attention in blocks; `None` where it is something else, is fused by torch, or lists its pairs."""
+    p, seed, weights = (basis.p, basis.seed, basis.child) if isinstance(basis, Dropped) else (0.0, None, basis)
+    if not isinstance(weights, Normalised) or (weights.over != "inputs" and weights.kind != "sigmoid"):
+        return None
+    mapped = _mapped(weights)
+    terms = None if mapped is None else sum_terms(mapped[3])
+    if mapped is None or terms is None or listed_graph(weights.child) is not None:
+        return None
+    kind, name, gain, _ = mapped
+    existing = Existing.of(weights.child.support(), weights.num_inputs, weights.num_outputs)
+    if existing is None or not _fitting(terms) or dense_attention.recognise(basis) is not None:
+        return None
+    return BlockedAttention(basis, terms, Weighing(kind, name, gain, p), existing, seed)
+
+
+def _mapped(weights: Normalised) -> tuple[str, str, float, Basis] | None:
+    """(normalisation, map, gain, scores) of weights = normalised(gain map(scores))."""
+    kind, node, gain = weights.kind, weights.child, 1.0
+    while isinstance(node, Masked | Scaled):
+        if isinstance(node, Scaled):
+            if isinstance(node.factor, Tensor):
+                break
+            gain *= node.factor
+        node = node.child
+    if isinstance(node, Mapped):
+        name = next((name for fn, name in _MAPS if fn is node.fn), None)
+        return None if name is None or kind == "sigmoid" or gain == 0 else (kind, name, gain, node.child)
+    return ("none", "sigmoid", 1.0, weights.child) if kind == "sigmoid" else (kind, "identity", 1.0, weights.child)
+
+
+def _fitting(terms: tuple[Term, ...]) -> bool:
+    """Whether some term is a product, and those that depend on output and offset have the same buckets."""
+    tables = {(leaf.kind, leaf.clip) for leaf, _ in terms
+              if isinstance(leaf, Lookup) and leaf.table.shape[-2] != 1}
+    return len(tables) <= 1 and any(isinstance(leaf, PRODUCTS) for leaf, _ in terms)
+
+
+def suits(form: Basis, r: Tensor) -> bool:
+    """Whether what a mask leaves out is finite, so that it cannot leak; what order leaves out is found out later."""
+    assert isinstance(form, BlockedAttention)
+    if torch.compiler.is_compiling() or not form.existing.masked:
+        return True
+    held = [t for leaf, _ in form.terms
+            for t in ((leaf.query, leaf.key) if isinstance(leaf, Bilinear) else
+                      (leaf.source, leaf.target) if isinstance(leaf, Affine) else ())]
+    return all(finite(t) for t in (*held, r))
+
+
+def bucket_weights(basis: Basis, kind: str, clip: int, like: Tensor) -> Tensor | None:
+    """s_knl = sum of the weights of n's pairs in the bucket l, (..., K, N, L) in the dtype of `like`.
+
+    What Shaw's values are multiplied by; `None` where the basis is not one for blocks.
+    """
+    found = recognise(basis) or _dot_product(basis)
+    return None if found is None or not suits(found, like) else found.shares(kind, clip, like)
+
+
+def _dot_product(basis: Basis) -> BlockedAttention | None:
+    """What torch would fuse, in blocks."""
+    form = dense_attention.recognise(basis)
+    if form is None:
+        return None
+    terms: tuple[Term, ...] = ((Bilinear(form.query, form.key), form.scale),)
+    return BlockedAttention(basis, terms, Weighing("softmax", "identity", 1.0, 0.0), form.existing, None)
+
+
+register_form("structconv.blocked_attention", recognise, Normalised, Dropped, suits=suits)

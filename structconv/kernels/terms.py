@@ -1,0 +1,62 @@
+"""Sums of scores as lists of leaves with factors, and the leaves that are products as one query and one key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.bases.linear import Scaled
+from structconv.bases.pairwise import Masked, Sum
+from structconv.bases.positions import Distance, Lookup
+from structconv.bases.scores import Affine, Bilinear
+
+#: What is a product of vectors.
+PRODUCTS = (Bilinear, Affine)
+
+Factor = float | Tensor
+Term = tuple[Basis, Factor]
+
+
+def sum_terms(node: Basis, factor: Factor = 1.0) -> tuple[Term, ...] | None:
+    """The leaves of a sum of products and of relative terms with their factors; `None` where there is another."""
+    if isinstance(node, Masked):
+        return sum_terms(node.child, factor)
+    if isinstance(node, Scaled):
+        return sum_terms(node.child, factor * node.factor)
+    if isinstance(node, Sum):
+        first, second = sum_terms(node.first, factor), sum_terms(node.second, factor)
+        return None if first is None or second is None else first + second
+    relative = isinstance(node, Distance) or (isinstance(node, Lookup) and node.kind != "position")
+    return ((node, factor),) if relative or isinstance(node, PRODUCTS) else None
+
+
+def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:
+    """(query, key, c) with c <query_kn, key_km> the sum of the terms that are products: one after the other in D."""
+    found = [(leaf, factor) for leaf, factor in terms if isinstance(leaf, PRODUCTS)]
+    first, factor = found[0]
+    if len(found) == 1 and isinstance(first, Bilinear) and not isinstance(factor, Tensor):
+        return first.query, first.key, factor
+    queries, keys = zip(*(_vectors(leaf, factor) for leaf, factor in found), strict=True)
+    return _joined(queries), _joined(keys), 1.0
+
+
+def by_head(factor: Factor, rank: int) -> Factor:
+    """The factor of each head, against `rank` axes behind theirs."""
+    return factor.view(-1, *(1,) * rank) if isinstance(factor, Tensor) else factor
+
+
+def _vectors(leaf: Basis, factor: Factor) -> tuple[Tensor, Tensor]:
+    """(..., K, N, D) and (..., K, M, D) whose products are the term."""
+    if isinstance(leaf, Bilinear):
+        return leaf.query * by_head(factor, 2), leaf.key
+    assert isinstance(leaf, Affine)
+    source, target = ((t * by_head(factor, 1)).unsqueeze(-1) for t in (leaf.source, leaf.target))
+    return torch.cat([torch.ones_like(target), target], -1), torch.cat([source, torch.ones_like(source)], -1)
+
+
+def _joined(vectors: tuple[Tensor, ...]) -> Tensor:
+    lead = torch.broadcast_shapes(*(t.shape[:-2] for t in vectors))
+    return torch.cat([t.expand(*lead, *t.shape[-2:]) for t in vectors], -1)

@@ -1,0 +1,257 @@
+"""Dense attention in blocks, and by re-association, equals the expression evaluated pair by pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv import ops, plan
+from structconv.bases import Bilinear, Lookup
+from structconv.bases.pairwise import Dropped
+from structconv.bases.positions import Distance
+from structconv.kernels import reassociation
+from structconv.kernels.blocked_attention import BlockedAttention, bucket_weights
+from structconv.kernels.blocked_attention import recognise as blocked
+from structconv.kernels.dense_attention import ScaledDotProduct
+from structconv.kernels.forms import fused
+from structconv.kernels.reassociation import Reassociated, causal_product
+from structconv.kernels.reassociation import recognise as reassociated
+from structconv.mechanisms import ALiBi, BiAffine, ClippedShifts, DotProduct, RelativeBias, RelativeKey
+from structconv.primitives import dense_blocks
+from structconv.primitives.blocked_attention import _composed, blocked_attention
+from structconv.primitives.dense_blocks import Maps, Options
+from structconv.structures import Causal, Padding, Window
+from structconv.theta import EyeTheta
+
+N, P = 19, 8
+DOT = DotProduct(heads=4).scaled()
+KEEP = torch.rand(2, N, generator=torch.Generator().manual_seed(3)) > 0.4
+BLOCKED = {
+    "learnt bias": (DOT + RelativeBias(3)).softmax(),
+    "buckets": (DOT + RelativeBias(6, buckets="log")).softmax(),
+    "causal buckets": (DOT + RelativeBias(4, buckets="log_causal")).masked(keep=Causal()).softmax(),
+    "alibi, padded": (ALiBi() + DOT).masked(keep=Padding(KEEP)).softmax(),
+    "relative keys": (DOT + RelativeKey(2)).softmax(),
+    "keys and bias": (DOT + RelativeKey(2) + 0.5 * RelativeBias(3, heads=4)).masked(keep=Causal()).softmax(),
+    "two masks": (DOT + RelativeKey(2)).masked(keep=Causal()).masked(keep=Padding(KEEP)).softmax(),
+    "a table of pairs": (DOT + RelativeBias(2)).masked(drop=Window(1)).softmax(),
+    "dropout": DOT.softmax().dropout(0.4),
+    "dropout under a mask": (DOT + RelativeBias(2)).masked(keep=Causal()).softmax().dropout(0.4),
+    "sigmoid": DOT.masked(keep=Padding(KEEP)).normalize("sigmoid"),
+    "relu, sum": DOT.relu().masked(keep=Causal()).normalize("sum"),
+    "relu, count": DOT.relu().masked(keep=Causal()).normalize("count"),
+    "softcap": DOT.softcap(2.0).softmax(),
+    "bi-affine": BiAffine(heads=3).softmax(),
+    "two products": (DOT + DotProduct(heads=4, dim=5)).softmax(),
+}
+LOW_RANK = {
+    "as it is": DotProduct(heads=4), "scaled": DOT, "causal": DOT.masked(keep=Causal()),
+    "count": DOT.normalize("count"), "count, causal": DOT.masked(keep=Causal()).normalize("count"),
+    "count, padded": DOT.masked(keep=Padding(KEEP)).normalize("count"),
+    "count over outputs": DOT.normalize("count", over="outputs"),
+    "sum": DotProduct(heads=2, feature=torch.nn.functional.softplus).normalize("sum"),
+    "sum, both masks": DotProduct(heads=2, feature=torch.exp).masked(keep=Causal()).masked(
+        keep=Padding(KEEP)).normalize("sum"),
+    "sum over outputs": DotProduct(heads=2, feature=torch.exp).masked(keep=Padding(KEEP)).normalize("sum", "outputs"),
+    "two products": (DOT + DotProduct(heads=4, dim=3)).normalize("count"),
+}
+OTHERS = {
+    "fused by torch": DOT.softmax(),
+    "listed": (DOT + RelativeBias(2)).masked(keep=Window(2)).softmax(),
+    "over outputs": (DOT + RelativeBias(2)).softmax(over="outputs"),
+    "unknown map": DOT.map(torch.sin).softmax(),
+    "map below a sum": (DOT.tanh() + RelativeBias(2)).softmax(),
+    "positions alone": RelativeBias(2, heads=2).softmax(),
+    "rows of two kinds": (DOT + RelativeKey(2) + RelativeKey(3)).softmax(),
+}
+
+
+@pytest.fixture(params=[(1 << 20, 256), (64, 4), (700, 5)], ids=["one block", "rows", "blocks"])
+def sizes(request, monkeypatch):
+    monkeypatch.setattr(dense_blocks, "BUFFER", request.param[0])
+    monkeypatch.setattr(dense_blocks, "ROWS", request.param[1])
+    monkeypatch.setattr(reassociation, "CHUNK", request.param[1])
+
+
+def built(mechanism, dtype=torch.float64):
+    torch.manual_seed(0)
+    module = mechanism.bound(P).to(dtype)
+    x = torch.randn(2, N, P, dtype=dtype, requires_grad=True)
+    basis = module(x)
+    r = torch.randn(2, basis.size, N, 6, dtype=dtype, requires_grad=True)
+    return basis, [x, *module.parameters()], r
+
+
+def compare(basis, form, leaves, r, tolerance):
+    expected, got = basis.apply(r), form.apply(r)
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    cotangent = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, [r, *leaves], cotangent, retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(got, [r, *leaves], cotangent, allow_unused=True)
+    for a, b in zip(found, wanted, strict=True):
+        if b is not None:
+            torch.testing.assert_close(torch.zeros_like(b) if a is None else a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_blocks_compute_the_same(name, sizes, dtype, tolerance):
+    basis, leaves, r = built(BLOCKED[name], dtype)
+    form = fused(basis, r)
+    assert type(form) is BlockedAttention
+    compare(basis, form, leaves, r, tolerance)
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_reassociation_computes_the_same(name, sizes):
+    basis, leaves, r = built(LOW_RANK[name])
+    form = reassociated(basis)
+    assert type(form) is Reassociated
+    compare(basis, form, leaves, r, 1e-10)
+    torch.testing.assert_close(form.synthesis(r), basis.synthesis(r), rtol=1e-10, atol=1e-10)
+    x = r[:, 0]
+    torch.testing.assert_close(form.analysis(x), basis.analysis(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(form.apply(r), basis.dense().mT @ r, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_blocks_cannot_compute_is_left_alone(name):
+    assert blocked(built(OTHERS[name])[0]) is None
+
+
+@pytest.mark.parametrize("mechanism", [DOT.softmax(), DOT.relu().normalize("sum"), DOT.masked(drop=Window(1)),
+                                       DOT.masked(keep=Causal()).normalize("sum", over="outputs")])
+def test_what_has_no_low_rank_is_not_reassociated(mechanism):
+    assert reassociated(built(mechanism)[0]) is None
+
+
+def test_the_planner_reassociates_where_that_is_cheaper():
+    x = torch.randn(4096, 16)
+    for basis, kernel in ((DotProduct(heads=2, dim=16).bound(16)(x).normalize("count"), "structconv.reassociated"),
+                          (DotProduct(heads=2, dim=16).bound(16)(x), "structconv.reassociated")):
+        assert plan(x, basis, EyeTheta(2, 16)).kernel == kernel
+    small = torch.randn(8, 64)
+    basis = DotProduct(heads=1, dim=64).bound(64)(small).normalize("count")
+    assert plan(small, basis, EyeTheta(1, 64)).kernel != "structconv.reassociated"
+    assert not isinstance(fused(basis, small.unsqueeze(0)), Reassociated)
+
+
+@pytest.mark.parametrize("scores", [DOT, DOT + RelativeBias(2), DOT.relu()], ids=["dot", "bias", "relu"])
+@pytest.mark.parametrize("kind", ["softmax", "count"])
+@pytest.mark.parametrize("mask", [Causal(), Padding(KEEP)], ids=["causal", "padding"])
+def test_strangers_do_not_leak(scores, kind, mask, sizes):
+    """What is not finite at an input reaches the outputs that see it, and no other."""
+    basis, _, r = built(scores.masked(keep=mask).normalize(kind))
+    assert fused(basis, r) is not basis
+    unseen = ~KEEP if isinstance(mask, Padding) else (torch.arange(N) >= N - 3).expand(2, N)
+    reached = torch.zeros_like(unseen) if isinstance(mask, Padding) else unseen
+    dirty = r.detach().masked_fill(unseen[:, None, :, None], torch.nan)
+    y, clean = (ops.apply(basis, t).movedim(1, -1)[~reached] for t in (dirty, r))
+    torch.testing.assert_close(y, clean)
+
+
+def test_an_output_without_inputs_is_zero_and_gives_no_gradient():
+    q, k = (torch.randn(2, N, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    table = torch.zeros(2, 1, 5, dtype=torch.float64, requires_grad=True)
+    nothing = Padding(torch.zeros(N, dtype=torch.bool))
+    basis = (Bilinear(q, k) + Lookup(table, "clip", 2, N, N)).masked(keep=nothing).softmax()
+    r = torch.randn(2, N, 3, dtype=torch.float64)
+    y = fused(basis, r).apply(r)
+    assert not y.any()
+    assert all(not g.any() for g in torch.autograd.grad(y.sum(), [q, k, table]))
+    hidden = Bilinear(q, k) + Lookup(table.detach() - torch.inf, "clip", 2, N, N)
+    assert not fused(hidden.softmax(), r).apply(r).any()
+
+
+def test_a_batch_of_values_shares_the_dropout_of_the_weights():
+    q = torch.randn(2, N, 4, dtype=torch.float64)
+    basis = Dropped(Bilinear(q, q).softmax(), 0.4, torch.tensor(3))
+    r = torch.randn(3, 2, N, 5, dtype=torch.float64)
+    torch.testing.assert_close(fused(basis, r).apply(r), basis.dense().mT @ r)
+
+
+@pytest.mark.parametrize("name", ["learnt bias", "relative keys", "dropout under a mask", "relu, sum"])
+def test_weights_by_offset_are_those_of_the_outer_product(name, sizes):
+    basis, leaves, _ = built(BLOCKED[name])
+    found = bucket_weights(basis, "clip", 2, leaves[0])
+    shifts = ClippedShifts(2).bound(P)(leaves[0])
+    expected = basis.outer(shifts).analysis(leaves[0].new_ones(N, 1)).squeeze(-1).unflatten(-2, (basis.size, 5)).mT
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    cotangent = torch.randn_like(expected)
+    torch.testing.assert_close(*(torch.autograd.grad(t, leaves, cotangent, retain_graph=True, allow_unused=True,
+                                                     materialize_grads=True) for t in (found, expected)))
+
+
+def problem(heads=2, dtype=torch.float64, *, weights="softmax", p=0.0):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2 * heads, size, 3, dtype=dtype, requires_grad=True) for size in (5, 7, 7))
+    diagonal = torch.randn(2 * heads, 11, dtype=dtype, requires_grad=True)
+    rows = torch.randn(2 * heads, 5, 3, dtype=dtype, requires_grad=True)
+    bucket = torch.arange(-4, 7).clamp(-1, 1) + 1
+    keep = torch.rand(1, heads, 7, 5) > 0.3
+    return (q, k, v, Maps(diagonal, rows, bucket, keep, torch.tensor(7)),
+            Options(weights, "tanh", 2.0, False, 0.5, p, heads))
+
+
+@pytest.mark.parametrize("weights", dense_blocks.WEIGHTS)
+def test_the_operator_has_its_derivatives_of_first_and_second_order(weights):
+    q, k, v, terms, options = problem(weights=weights, p=0.3)
+    leaves = (q, k, v, terms.diagonal, terms.rows)
+
+    def value(q, k, v, diagonal, rows):
+        return blocked_attention(q, k, v, terms._replace(diagonal=diagonal, rows=rows), options, buckets=3)
+
+    torch.testing.assert_close(value(*leaves), _composed(q, k, v, terms, options, 3))
+    torch.autograd.gradcheck(value, leaves, fast_mode=True)
+    torch.autograd.gradgradcheck(value, leaves, fast_mode=True)
+
+
+def test_the_operators_pass_opcheck():
+    q, k, v, terms, options = problem()
+    torch.library.opcheck(torch.ops.structconv.blocked_attention, (q, k, v, *terms, *options, 3))
+    plain = [t.detach() for t in (q, k, v, *terms)]
+    y, shares, total = torch.ops.structconv.blocked_attention(*plain, *options, 3)
+    torch.library.opcheck(torch.ops.structconv.blocked_attention_backward,
+                          (*plain, *options, 3, y, shares, total, torch.randn_like(y), None, True, False))
+
+
+def test_bfloat16_is_summed_in_float32():
+    q, k, v, terms, options = problem(dtype=torch.bfloat16)
+    terms = terms._replace(rows=None)
+    y, _ = blocked_attention(q, k, v, terms, options)
+    wide = [t.float() for t in (q, k, v, terms.diagonal)]
+    exact, _ = blocked_attention(*wide[:3], terms._replace(diagonal=wide[3]), options)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), exact.bfloat16().float())
+
+
+def test_compiled_and_exported_attention_is_the_same():
+    q, k, v = (torch.randn(1, 2, N, 4) for _ in range(3))
+    table, slope = torch.randn(2, 1, 5), torch.tensor([0.5, 0.25])
+
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v, table, slope):
+            scores = Bilinear(q, k) * 0.5 + Lookup(table, "clip", 2, N, N) + Distance(slope, N, N)
+            nonlocal_block = Bilinear(q, k).normalize("count")
+            return ops.apply(scores.masked(keep=Causal()).softmax(), v) + ops.apply(nonlocal_block, v)
+
+    arguments, layer = (q, k, v, table, slope), Layer()
+    expected = layer(*arguments)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(*arguments), expected)
+    torch.testing.assert_close(torch.export.export(layer, arguments).module()(*arguments), expected)
+
+
+def test_the_causal_product_takes_more_inputs_than_outputs_and_fewer():
+    for outputs, inputs in ((300, 140), (140, 300)):
+        q, k, v = (torch.randn(2, size, 3, dtype=torch.float64) for size in (outputs, inputs, inputs))
+        expected = (q @ k.mT).tril() @ v
+        torch.testing.assert_close(causal_product(q, k, v), expected)
+
+
+def test_torch_fuses_causal_attention_without_a_table():
+    basis, leaves, r = built(DOT.masked(keep=Causal()).softmax())
+    form = fused(basis, r)
+    assert type(form) is ScaledDotProduct
+    assert form.existing.causal
+    assert not form.existing.masked
+    compare(basis, form, leaves, r, 1e-10)
