@@ -66,13 +66,17 @@ class BlockedAttention(Unary):
         y = self._attend(r, lead, None)[0]
         return y if self._sound(y) else self.child.apply(r)
 
-    def shares(self, kind: str, clip: int, like: Tensor) -> Tensor | None:
-        """The sums of the weights over each bucket, (..., K, N, L); `None` where terms have other buckets."""
-        tables = [leaf for leaf in self._tables() if (leaf.kind, leaf.clip) != (kind, clip)]
-        if tables or self._elsewhere(self.batch_shape):
+    def with_shares(self, r: Tensor, kind: str, clip: int) -> tuple[Tensor, Tensor] | None:
+        """`apply(r)` and the sums of the weights over each bucket, (..., K, N, L), in one pass over the scores.
+
+        `None` where terms have other buckets, or the expression is not to be computed in blocks.
+        """
+        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        others = [leaf for leaf in self._tables() if (leaf.kind, leaf.clip) != (kind, clip)]
+        if others or self._elsewhere(lead):
             return None
-        found = self._attend(like.new_empty((1, self.num_inputs, 0)), torch.Size(self.batch_shape), (kind, clip))[1]
-        return found if self._sound(found) else None
+        found = self._attend(r, lead, (kind, clip))
+        return found if all(map(self._sound, found)) else None
 
     def _elsewhere(self, lead: tuple[int, ...]) -> bool:
         """Whether there is nothing to cut into blocks, or dropout that a batch of r shares."""
@@ -177,13 +181,13 @@ def suits(form: Basis, r: Tensor) -> bool:
     return all(finite(t) for t in (*held, r))
 
 
-def bucket_weights(basis: Basis, kind: str, clip: int, like: Tensor) -> Tensor | None:
-    """s_knl = sum of the weights of n's pairs in the bucket l, (..., K, N, L) in the dtype of `like`.
+def with_shares(basis: Basis, r: Tensor, kind: str, clip: int) -> tuple[Tensor, Tensor] | None:
+    """(A^T r, s) with s_knl the sum of the weights of n's pairs in the bucket l, (..., K, N, L).
 
-    What Shaw's values are multiplied by; `None` where the basis is not one for blocks.
+    s is what Shaw's values are multiplied by; `None` where the basis is not one for blocks.
     """
     found = recognise(basis) or _dot_product(basis)
-    return None if found is None or not suits(found, like) else found.shares(kind, clip, like)
+    return None if found is None or not suits(found, r) else found.with_shares(r, kind, clip)
 
 
 def _dot_product(basis: Basis) -> BlockedAttention | None:

@@ -144,10 +144,8 @@ class Conv(nn.Module):
         source = theta.heads(x) if projected is None else projected[0]
         if self.relative_value is None and theta.sums_heads:
             return ops.synthesis(basis, source)
-        y = ops.apply(basis, source)
-        if self.relative_value is not None:
-            y = y + self.relative_value(basis)
-        return theta.join(y)
+        value = self.relative_value
+        return theta.join(ops.apply(basis, source) if value is None else value.added(basis, source))
 
     def _check(self, x: Tensor, z: Tensor | None, structure: Any) -> None:
         check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)

@@ -7,9 +7,10 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from structconv import ops
 from structconv.bases.base import Basis
 from structconv.bases.positions import ClippedShifts
-from structconv.kernels.blocked_attention import bucket_weights
+from structconv.kernels.blocked_attention import with_shares
 from structconv.shapes import check_positive
 from structconv.theta import Theta
 
@@ -36,11 +37,16 @@ class RelativeValue(nn.Module):
 
     def forward(self, basis: Basis) -> Tensor:
         """(..., K, N, D)."""
-        found = bucket_weights(basis, "clip", self.clip, self.table)
+        found = with_shares(basis, self.table.new_empty((1, basis.num_inputs, 0)), "clip", self.clip)
         if found is not None:
-            return found @ self.table
+            return found[1] @ self.table
         shifts = ClippedShifts(self.table, self.clip, basis.num_inputs, basis.num_outputs)
         ones = self.table.new_ones(basis.num_inputs, 1)
         share = basis.outer(shifts).analysis(ones).squeeze(-1)
         share = share.unflatten(-2, (basis.size, 2 * self.clip + 1))
         return share.mT @ self.table
+
+    def added(self, basis: Basis, r: Tensor) -> Tensor:
+        """A^T r and the term, (..., K, N, D): in one pass over the scores where a kernel can."""
+        found = with_shares(basis, r, "clip", self.clip)
+        return ops.apply(basis, r) + self(basis) if found is None else found[0] + found[1] @ self.table

@@ -10,7 +10,7 @@ from structconv.bases import Bilinear, Lookup
 from structconv.bases.pairwise import Dropped
 from structconv.bases.positions import Distance
 from structconv.kernels import reassociation
-from structconv.kernels.blocked_attention import BlockedAttention, bucket_weights
+from structconv.kernels.blocked_attention import BlockedAttention, with_shares
 from structconv.kernels.blocked_attention import recognise as blocked
 from structconv.kernels.dense_attention import ScaledDotProduct
 from structconv.kernels.forms import fused
@@ -172,11 +172,12 @@ def test_a_batch_of_values_shares_the_dropout_of_the_weights():
 
 @pytest.mark.parametrize("name", ["learnt bias", "relative keys", "dropout under a mask", "relu, sum"])
 def test_weights_by_offset_are_those_of_the_outer_product(name, sizes):
-    basis, leaves, _ = built(BLOCKED[name])
-    found = bucket_weights(basis, "clip", 2, leaves[0])
+    basis, leaves, r = built(BLOCKED[name])
+    y, found = with_shares(basis, r, "clip", 2)
     shifts = ClippedShifts(2).bound(P)(leaves[0])
     expected = basis.outer(shifts).analysis(leaves[0].new_ones(N, 1)).squeeze(-1).unflatten(-2, (basis.size, 5)).mT
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(y, basis.apply(r), rtol=1e-10, atol=1e-10)
     cotangent = torch.randn_like(expected)
     torch.testing.assert_close(*(torch.autograd.grad(t, leaves, cotangent, retain_graph=True, allow_unused=True,
                                                      materialize_grads=True) for t in (found, expected)))

@@ -109,6 +109,49 @@ def _bias(heads: int, dim: int, clip: int, size: Size) -> Contest:
                                   needs=24.0 * heads * length**2),))
 
 
+def _linear(heads: int, dim: int, size: Size) -> Contest:
+    """Linear attention with the feature map elu + 1 (Katharopoulos et al. 2020), written without its re-association."""
+    length = size.pick(1024, 8192)
+    shape = (1, heads, length, dim)
+    ours, pairs, written = (_qkv(*shape) for _ in range(3))
+
+    def run() -> Tensor:
+        q, k, v = ours
+        return ops.apply(scores.Bilinear(F.elu(q) + 1, F.elu(k) + 1).normalize("sum"), v)
+
+    def dense() -> Tensor:
+        weights = (F.elu(pairs[0]) + 1) @ (F.elu(pairs[1]) + 1).mT
+        return weights / weights.sum(-1, keepdim=True) @ pairs[2]
+
+    def by_hand() -> Tensor:
+        q, k = F.elu(written[0]) + 1, F.elu(written[1]) + 1
+        return q @ (k.mT @ written[2]) / (q @ k.sum(-2).unsqueeze(-1))
+
+    return Contest(ours=Entrant(name="ours", run=run, inputs=ours), size=f"{heads} heads of {dim}, N={length}",
+                   peers=(Entrant(name="torch dense", run=dense, inputs=pairs, needs=24.0 * heads * length**2),
+                          Entrant(name="torch by hand", run=by_hand, inputs=written)))
+
+
+def _mapped(heads: int, dim: int, size: Size) -> Contest:
+    """relu(q k / sqrt(D)) divided by its sum: a normalisation that no fused operator has."""
+    length = size.pick(1024, 4096)
+    shape = (1, heads, length, dim)
+    ours, theirs = _qkv(*shape), _qkv(*shape)
+
+    def run() -> Tensor:
+        q, k, v = ours
+        return ops.apply((scores.Bilinear(q, k) * dim**-0.5).relu().normalize("sum"), v)
+
+    def dense() -> Tensor:
+        q, k, v = theirs
+        weights = torch.relu(q @ k.mT * dim**-0.5)
+        total = weights.sum(-1, keepdim=True)
+        return weights / torch.where(total == 0, 1, total) @ v
+
+    return Contest(ours=Entrant(name="ours", run=run, inputs=ours), size=f"{heads} heads of {dim}, N={length}",
+                   peers=(Entrant(name="torch dense", run=dense, inputs=theirs, needs=24.0 * heads * length**2),))
+
+
 def build_multihead(batch: int, length: int, channels: int, heads: int) -> Contest:
     """The multi-head layer on itself, against torch's and against its parts written out."""
     module = nn.MultiheadAttention(channels, heads, batch_first=True).eval()
@@ -145,5 +188,7 @@ CASES = (
     Case(suite="attention", name="sdpa-causal", build=partial(_sdpa, True, 1, 8, 64), headline=False),
     Case(suite="attention", name="additive-64", build=partial(_additive, 64)),
     Case(suite="attention", name="learnt-bias", build=partial(_bias, 2, 64, 128)),
+    Case(suite="attention", name="linear", build=partial(_linear, 4, 64), headline=False),
+    Case(suite="attention", name="relu-sum", build=partial(_mapped, 2, 64), headline=False),
     Case(suite="attention", name="multihead", build=_multihead),
 )
