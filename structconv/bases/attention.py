@@ -17,11 +17,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from structconv.bases.base import Basis
-from structconv.bases.pairs import BLOCK_ELEMENTS, Block, Edges, Pairs, full, listed_graph
+from structconv.bases.pairs import Block, Edges, Pairs, full, listed_graph
 from structconv.bases.sparse import Sparse
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.segments import segment_sum
 from structconv.structures.supports import EdgeSupport, Support
+
+#: Elements that a temporary of one block may have: 8 MB in float32, of which a cache holds a few.
+BLOCK_ELEMENTS = 1 << 21
 
 
 class Pairwise(Basis):

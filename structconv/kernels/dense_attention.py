@@ -102,15 +102,13 @@ class ScaledDotProduct(QueryKey):
 
     def apply(self, r: Tensor) -> Tensor:
         y = self._attend(r)
-        ordered = self.existing.causal and not self.existing.masked and not torch.compiler.is_compiling()
+        ordered = self.existing.causal and not torch.compiler.is_compiling()
         return self.child.apply(r) if ordered and not finite(y) else y
 
     def _attend(self, r: Tensor) -> Tensor:
         lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
         count, (inputs, outputs) = math.prod(lead), (self.num_inputs, self.num_outputs)
         mask, causal = self.existing.table(lead, inputs, outputs, r.device), self.existing.causal
-        if mask is not None and causal:
-            mask, causal = mask & torch.ones((inputs, outputs), dtype=torch.bool, device=r.device).triu(), False
         query, key, values = (t.expand(*lead, self.size, *t.shape[-2:]) for t in (self.query, self.key, r))
         if causal and inputs > outputs:
             key, values = key[..., :outputs, :], values[..., :outputs, :]
@@ -137,6 +135,8 @@ def recognise(basis: Basis) -> ScaledDotProduct | None:
     if not isinstance(node, Bilinear) or listed_graph(basis.child) is not None:
         return None
     existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)
+    if existing is not None and existing.causal and existing.masked:
+        return None  # torch would take a table of numbers
     return None if existing is None else ScaledDotProduct(node.query, node.key, basis, scale, existing)
 
 

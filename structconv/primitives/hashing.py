@@ -28,8 +28,8 @@ def hash_uniform(seed: Tensor, *indices: Tensor) -> Tensor:
         float32 of the broadcast shape, multiples of 2^-24.
 
     Two keys of 32 bits travel with the state, the second entering halfway through each mix, so that two rows (or two
-    seeds) do not hold the same numbers in another order. Integer arithmetic that never overflows, on any device;
-    compiled and eager give the same bits. Not for cryptography. Cost: about 15 integer operations an element.
+    seeds) do not hold the same numbers in another order. Compiled and eager give the same bits, on any device. Not for
+    cryptography. Cost: about 15 integer operations an element, in two tensors of 32 bits, or of 64 where it is traced.
 
     Raises:
         ShapeError: if an index or the seed is not of an integer type, or the seed is not a scalar.
@@ -44,8 +44,28 @@ def hash_uniform(seed: Tensor, *indices: Tensor) -> Tensor:
         index = index.long()
         low = (index ^ (((index >> 32) & _MASK) * _FIRST)) & _MASK
         last = position == len(indices) - 1
+        if last and not torch.compiler.is_compiling():
+            return _uniform(state, low, key)
         state, key = _mix(state ^ low, key), key if last else _mix(key ^ low ^ _GOLDEN, state)
     return (state >> 8).to(torch.float32) * 2.0**-24
+
+
+def _uniform(state: Tensor, low: Tensor, key: Tensor) -> Tensor:
+    """What `_mix(state ^ low, key)` gives as a number, in place and in int32, whose products wrap as 32 bits do."""
+    x = state.to(torch.int32) ^ low.to(torch.int32)
+    shape = torch.broadcast_shapes(x.shape, key.shape)
+    x = x if x.shape == shape else x.expand(shape).clone()
+    shifted = torch.empty_like(x)
+    _xor_shift(x, shifted, 16).mul_(_FIRST).bitwise_xor_(key.to(torch.int32))
+    _xor_shift(x, shifted, 15).mul_(_SECOND)
+    _xor_shift(x, shifted, 15)
+    return x.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2.0**-24)
+
+
+def _xor_shift(x: Tensor, shifted: Tensor, by: int) -> Tensor:
+    """x ^ (x >> by) in place, with zeros shifted in."""
+    torch.bitwise_right_shift(x, by, out=shifted)
+    return x.bitwise_xor_(shifted.bitwise_and_((1 << 32 - by) - 1))
 
 
 def _mix(state: Tensor, key: Tensor) -> Tensor:
