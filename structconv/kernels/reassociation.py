@@ -28,11 +28,12 @@ CHUNK = 128
 
 @value
 class Reassociated(QueryKey):
-    """a_kmn = <query_kn, key_km> for the pairs that exist, divided as `kind` and `over` say; `child` is the same."""
+    """a_kmn = scale <query_kn, key_km> at existing pairs, divided as `kind` and `over` say; `child` is the same."""
 
     query: Tensor
     key: Tensor
     child: Basis
+    scale: float
     kind: str
     over: str
     existing: Existing
@@ -67,7 +68,7 @@ class Reassociated(QueryKey):
 
     def _divided(self) -> tuple[Tensor, Tensor]:
         """Query and key, the one or the other divided by what its row's weights are to be divided by."""
-        query, key = self.query, self._present(self.key)
+        query, key = self.query if self.scale == 1.0 else self.query * self.scale, self._present(self.key)
         if self.kind == "none":
             return query, key
         if self.over == "outputs":
@@ -116,7 +117,7 @@ def recognise(basis: Basis) -> Reassociated | None:
     if existing is None or existing.others or (existing.causal and over == "outputs"):
         return None
     query, key, scale = products(terms)
-    return Reassociated(query if scale == 1.0 else query * scale, key, basis, kind, over, existing)
+    return Reassociated(query, key, basis, scale, kind, over, existing)
 
 
 def suits(form: Basis, r: Tensor) -> bool:

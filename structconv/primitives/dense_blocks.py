@@ -271,7 +271,7 @@ class Blocks:
         head = torch.arange(heads.start, heads.stop, device=device).view(-1, 1, 1)
         n = torch.arange(span.stop - 1, span.start - 1, -1, device=device).unsqueeze(-1)
         pair = torch.arange(span.inputs, device=device) * self.outputs + n
-        kept = hash_uniform(self.terms.seed, entry, head, pair).flatten(0, 1) >= self.options.p
+        kept = hash_uniform(self.terms.seed, entry, head, pair).flatten(0, 1).ge_(self.options.p)
         return kept.to(self.q.dtype).div_(1 - self.options.p)
 
 
