@@ -69,7 +69,7 @@ def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
 
 
 def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A_k^T r_k + bias_k for each head, (..., K, M, C) and (K, C) -> (..., K, N, C), by a fused kernel if one knows A."""
+    """A_k^T r_k + bias_k for each head, (..., K, M, C), (K, C) -> (..., K, N, C), by a fused kernel if there is one."""
     form = fused(basis, r)
     if bias is None:
         return form.apply(r)

@@ -30,6 +30,6 @@ from structconv.bases.typed import Typed
 __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
            "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "Identity",
            "LeakyReLU", "LinearSum", "Lookup", "Mapped", "Masked", "Normalised", "Outer", "PairFunction", "Pairs",
-           "Pairwise", "Polynomial", "Pooling", "Product", "ProjectedAffine", "Repeated", "Scaled", "Score", "Shift", "ShiftTransposed",
-           "Sparse", "Sum", "Transposed", "Typed", "Uniform", "adjacency", "cuboid_offsets", "operator", "random_walk",
-           "scaled_laplacian", "value", "weights_at"]
+           "Pairwise", "Polynomial", "Pooling", "Product", "ProjectedAffine", "Repeated", "Scaled", "Score", "Shift",
+           "ShiftTransposed", "Sparse", "Sum", "Transposed", "Typed", "Uniform", "adjacency", "cuboid_offsets",
+           "operator", "random_walk", "scaled_laplacian", "value", "weights_at"]

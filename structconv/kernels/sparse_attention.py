@@ -82,8 +82,9 @@ class AffineEdges(EdgeAttention):
         lead = torch.broadcast_shapes(scores.x.shape[:-3], self.batch_shape)
         x = _entries_first(scores.x, lead, self.size)
         z = None if scores.z is scores.x else _entries_first(scores.z, lead, self.size)
-        of_source, of_target, bias = (None if t is None else _entries_first(t.unsqueeze(-2), lead, self.size).squeeze(0)
-                                      for t in (scores.of_source, scores.of_target, bias))
+        of_source, of_target = (_entries_first(t.unsqueeze(-2), lead, self.size).squeeze(0)
+                                for t in (scores.of_source, scores.of_target))
+        bias = None if bias is None else _entries_first(bias.unsqueeze(-2), lead, self.size).squeeze(0)
         y = projected_attention(self.graph.by_target(), self.graph.by_source(), x, of_source, of_target, z, bias,
                                 slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
         return y.transpose(0, 1).unflatten(0, (*lead, self.size))

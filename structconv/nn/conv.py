@@ -72,7 +72,7 @@ class Conv(nn.Module):
         else as (..., K, M, N).
         """
         call = recalled(self, x, structure) if z is None else None
-        bias = self.bias
+        bias: Tensor | None = self.bias
         if call is not None:
             basis, y = call.basis, call.plan.run(x, call.basis, call.theta)
         else:

@@ -151,7 +151,7 @@ void affine(const Case& c, int64_t heads, int64_t channels, int half, double p, 
     Block x(in * channels, half, 1, 1), y(out * channels, half, 0, 0), y2(out * channels, half, 0, 0);
     Block z(out * channels, half, -1, 1), grad_z(out * channels, half, 0, 0), u(heads * channels, 0, -1, 1);
     Block v(heads * channels, 0, -1, 1), grad_u(heads * channels, 0, 0, 0), grad_v(heads * channels, 0, 0, 0);
-    Block grad(out * channels, half, -1, 1), grad_x(in * channels, half, 0, 0), packed(3 * out, 0, 0, 0);
+    Block grad(out * channels, half, -1, 1), grad_x(in * channels, half, 0, 0), packed(4 * out, 0, 0, 0);
     Block grad_source(in, 0, 0, 0), grad_target(out, 0, 0, 0), partial(256 * 3 * wide, 0, 0, 0);
     Block bias(heads * channels, 0, 0, 0), grad_bias(heads * channels, 0, 0, 0);
     const Rows none = {nullptr, 0, 0};

@@ -13,8 +13,8 @@ from structconv.primitives.layout import compress
 from structconv.primitives.native import calls, core
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.projected import projected_attention
 
 F64 = torch.float64
 SHAPES = [(4, 32, 32), (8, 8, 8), (1, 7, 5), (3, 20, 12), (2, 64, 64), (1, 300, 16), (5, 1, 1), (17, 8, 3),
@@ -211,6 +211,13 @@ def test_a_node_of_100_000_edges(path):
                 2e-3)
     inputs, doubles = bilinear_inputs(edges, 2, 8, 4, bias=False)
     compare(bilinear_attention(*edges.layouts, *inputs), bilinear_reference(edges, *doubles), inputs, doubles, 1e-3)
+
+
+@pytest.mark.parametrize("channels", [32, 36])
+def test_results_larger_than_the_caches(channels):
+    edges = random_edges(70_000, 70_000, 300)
+    inputs, doubles = projected_inputs(edges, 2, channels)
+    compare(projected_attention(*edges.layouts, *inputs), projected_reference(edges, *doubles), inputs, doubles, 1e-4)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 4), (4, 0), (0, 0), (3, 4)])

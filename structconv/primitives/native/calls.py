@@ -119,9 +119,9 @@ def _affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tenso
 def affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor,
                     saved: Sequence[Tensor], grad: Tensor, slope: float, drop: Drop) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of source, target and x; `saved` is what the forward returned."""
-    x, scratch = _unit(x), _piece_sums(x)
-    return _affine_backward(kernels, by_target, by_source, _floats(source), _floats(target), x, saved, grad, slope, drop,
-                            (*_NO_VECTORS[:-1], scratch.data_ptr()))
+    scratch = _piece_sums(x)
+    return _affine_backward(kernels, by_target, by_source, _floats(source), _floats(target), _unit(x), saved, grad,
+                            slope, drop, (*_NO_VECTORS[:-1], scratch.data_ptr()))
 
 
 def projected_backward(kernels: Core, by_target: Csr, by_source: Csr, x: Tensor, vectors: Vectors,
@@ -146,7 +146,7 @@ def _affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tens
     outputs, heads, channels = y.shape
     grad_x = x.new_empty(x.shape)
     grad_source, grad_target = torch.empty_like(source), torch.empty_like(target)
-    scratch = target.new_empty((outputs, 3, heads))
+    scratch = target.new_empty((outputs, 4, heads))
     ahead, back = _layout(by_target), _layout(by_source)
     kernels.affine_backward(_AFFINE_BACKWARD.pack(
         *ahead, *back, source.data_ptr(), target.data_ptr(), lse.data_ptr(), mass.data_ptr(), *_rows(x), *_rows(y),

@@ -19,8 +19,8 @@ _Edges = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Tensor, of_target: Tensor,
-                        z: Tensor | None = None, bias: Tensor | None = None, *, slope: float = 0.2, dropout: float = 0.0,
-                        seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+                        z: Tensor | None = None, bias: Tensor | None = None, *, slope: float = 0.2,
+                        dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
     """`affine_attention` with the terms s_mk = <of_source_k, x_mk> and t_nk = <of_target_k, z_nk> of its scores.
 
     GAT's layer after its projection (Velickovic et al., 2018, equations 1 to 6). The terms are one pass over the rows,
@@ -64,8 +64,9 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
     check_dropout("projected_attention", dropout, seed)
     train = torch.is_grad_enabled() and any(t.requires_grad for t in (x, entries, of_source, of_target, bias)
                                           if t is not None)
+    batch_heads = heads[0] if batch_heads is None else batch_heads
     return torch.ops.structconv.projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope,
-                                                    dropout, seed, heads[0] if batch_heads is None else batch_heads, train)[0]
+                                                    dropout, seed, batch_heads, train)[0]
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -96,8 +97,8 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
             (y, y2, lse, mass, source, target), grad, slope, Drop(p, seed, batch_heads).plain())
         return tuple(nothing if t is None else t.to(x.dtype) for t in found)
     y = y if bias is None else y - bias
-    grad_source, grad_target, grad_x = affine.backward(*edges, source, target, x, y, y2, lse, mass, grad, slope, p, seed,
-                                                       batch_heads)
+    grad_source, grad_target, grad_x = affine.backward(*edges, source, target, x, y, y2, lse, mass, grad, slope, p,
+                                                       seed, batch_heads)
     dtype = wide(x.dtype)
     more_x, more_z = grad_source.unsqueeze(-1) * of_source.to(dtype), grad_target.unsqueeze(-1) * of_target.to(dtype)
     of_source, of_target = (_used(layout, rows.to(dtype), term) for layout, rows, term in (
@@ -159,17 +160,19 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Te
     needed = ctx.needs_input_grad[6:11]
     if torch.is_grad_enabled():
         drop = Drop(ctx.p, seed, ctx.batch_heads)
-        found = twice_differentiable(lambda *t: _composed(tensors[:6], *t, ctx.slope, drop), tensors[6:], needed, grad)
+        found = twice_differentiable(
+            lambda x, z, u, v, b: _composed(tensors[:6], x, z, u, v, b, ctx.slope, drop), tensors[6:], needed, grad)
     else:
         found = torch.ops.structconv.projected_attention_backward(*tensors, *saved, grad, ctx.slope, ctx.p, seed,
                                                                   ctx.batch_heads)
     return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[11:]
 
 
-register("projected_attention", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, "
-         "float slope, float p, Tensor? seed, SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _forward,
-         _forward_fake)
+register("projected_attention", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, float slope, "
+         "float p, Tensor? seed, SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+         _forward, _forward_fake)
 register("projected_attention_backward", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, "
-         "Tensor y, Tensor y2, Tensor lse, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, float p, Tensor? seed, "
-         "SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake)
+         "Tensor y, Tensor y2, Tensor lse, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, "
+         "float p, Tensor? seed, SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+         _backward, _backward_fake)
 register_gradient("projected_attention", _differentiate, _save)

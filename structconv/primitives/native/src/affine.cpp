@@ -25,6 +25,30 @@ template <class T> Table table_of(const Rows& rows, int64_t head) {
 
 inline v16 leaky(v16 t, float slope) { return t > 0.0f ? t : t * slope; }
 
+// Whether whole vectors of a large result can be written past the caches.
+template <class T> bool streams(const Rows& rows, int64_t bytes, int64_t channels) {
+    const uint64_t offsets = reinterpret_cast<uintptr_t>(rows.x) | (rows.row | rows.head) * sizeof(T);
+    return sizeof(T) == sizeof(float) && bytes >= 1 << 24 && offsets % sizeof(v8) == 0 && channels % 8 == 0;
+}
+
+// `store_row`, or the same past the caches.
+template <class T>
+void write_row(const float* sums, const float* scale, int heads, const Pieces& pieces, const Rows& rows, int64_t row,
+               int64_t head, bool streamed) {
+    T* to = row_of<T>(rows, row, head);
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (streamed) {
+            for (int p = 0; p < pieces.count; ++p)
+                for (int h = 0; h < heads; ++h, sums += pieces.items[p].width) {
+                    T* out = to + h * rows.head + pieces.items[p].channel;
+                    for (int c = 0; c < pieces.items[p].width; c += 8) stream(out + c, load<v8>(sums + c) * scale[h]);
+                }
+            return;
+        }
+    }
+    store_row(sums, scale, heads, pieces, to, rows.head);
+}
+
 // The vectors of a block of heads, as `load_row` lays out a row.
 struct Vectors {
     alignas(64) float source[kMaxChannels], target[kMaxChannels], bias[kMaxChannels];
@@ -80,6 +104,7 @@ template <class T, int HB> struct Forward {
     Pieces pieces;
     Dropout dropout;
     const Vectors& vectors;
+    bool streamed;
 
     void run(int64_t first, int64_t last) const {
         alignas(64) float sums[kMaxChannels], sums2[kMaxChannels];
@@ -96,6 +121,7 @@ template <class T, int HB> struct Forward {
             }
             finish(row, online, mass, sums, sums2);
         }
+        if (streamed) end_stream();
     }
 
     void chunk(int64_t row, const Edges& edges, bool later, Online<HB>& online, v16& mass, float* sums,
@@ -139,13 +165,13 @@ template <class T, int HB> struct Forward {
         const v16 share = sum_lanes<HB>(mass) * scale;
         std::memcpy(a.mass + row * a.heads + head, &share, HB * sizeof(float));
         store(inverse, scale);
-        if (a.y2.x) store_row(sums2, inverse, HB, pieces, row_of<T>(a.y2, row, head), a.y2.head);
+        if (a.y2.x) write_row<T>(sums2, inverse, HB, pieces, a.y2, row, head, streamed);
         if (a.vectors.bias) {
             rescale(scale, HB, pieces, sums);
             add_row(vectors.bias, Factors(1.0f).each, HB, pieces, sums);
             store(inverse, splat<v16>(1.0f));
         }
-        store_row(sums, inverse, HB, pieces, row_of<T>(a.y, row, head), a.y.head);
+        write_row<T>(sums, inverse, HB, pieces, a.y, row, head, streamed);
     }
 };
 
@@ -153,18 +179,20 @@ template <class T> void forward(const AffineForwardArgs& a) {
     const int64_t bytes = a.layout.rows * a.heads * a.channels * static_cast<int64_t>(sizeof(T));
     expect_writes(a.y.x, bytes);
     if (a.y2.x) expect_writes(a.y2.x, bytes);
+    const bool streamed = streams<T>(a.y, bytes, a.channels) && (!a.y2.x || streams<T>(a.y2, bytes, a.channels));
     for_head_blocks(a.heads, a.channels, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
         const Pieces pieces = cut<T>(HB, a.channels);
         const Vectors vectors(a.vectors, a.channels, head, HB, pieces);
         if (a.vectors.terms != kGiven) Scores<T, HB>{a, head, pieces, vectors}.compute();
-        const Forward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors};
+        const Forward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors, streamed};
         parallel_rows(a.layout.indptr, a.layout.rows, HB * (a.channels + 8) * int64_t{sizeof(T)}, a.threads,
                       [&](int64_t first, int64_t last) { block.run(first, last); });
     });
 }
 
-// What the pass by source reads of an output: its target score, lse and D, side by side; and grad target.
+// What the pass by source reads of an output: its target score, lse and D, side by side and one place free, so that
+// four heads fill a cache line; and grad target.
 template <class T, int HB> struct Pack {
     const AffineBackwardArgs& a;
     int64_t head;
@@ -189,7 +217,7 @@ template <class T, int HB> struct Pack {
     void pack(int64_t row, bool used, const float* g, float* y) const {
         float d[16], d2[16];
         const int64_t at = row * a.heads + head;
-        float *packed = a.packed + row * 3 * a.heads + head, *grad_target = a.grad_target + at;
+        float *packed = a.packed + row * 4 * a.heads + head, *grad_target = a.grad_target + at;
         for (int h = 0; h < HB; ++h) grad_target[h] = 0.0f;
         if (!used) return;
         load_row<T>(table_of<T>(a.y, head), row, HB, pieces, y);
@@ -226,6 +254,7 @@ template <class T, int HB> struct Backward {
     Pieces pieces;
     Dropout dropout;
     const Vectors& vectors;
+    bool streamed;
 
     // grad u of these rows goes to `sums_u`; and grad v to `sums_v`, where z is x.
     void run(int64_t first, int64_t last, float* sums_u, float* sums_v) const {
@@ -243,19 +272,17 @@ template <class T, int HB> struct Backward {
             }
             finish(row, d, sums, sums2, sums_u, sums_v);
         }
+        if (streamed) end_stream();
     }
 
     void chunk(int64_t row, const Edges& edges, v16& d, float* sums, float* sums2) const {
         alignas(64) float w[kChunk * HB], lse[kChunk * HB], w2[kChunk * HB];
         alignas(64) uint32_t drop[kChunk * HB];
-        const float slope = static_cast<float>(a.slope), *packed = a.packed + head;
+        const float slope = static_cast<float>(a.slope);
         const v16 source = tile<HB>(a.source + row * a.heads + head);
-        const int64_t stride = 3 * a.heads;
-        const int vectors = gather_heads<HB>(edges, packed, stride, 0.0f, w);
-        gather_heads<HB>(edges, packed + a.heads, stride, INFINITY, lse);
-        gather_heads<HB>(edges, packed + 2 * a.heads, stride, 0.0f, w2);
+        const int count = unpack(edges, a.packed + head, w, lse, w2);
         if (dropout.on()) dropout.pairs(row, edges.index, edges.count, drop);
-        for (int i = 0; i < vectors; ++i) {
+        for (int i = 0; i < count; ++i) {
             const v16 score = leaky(source + load<v16>(w + 16 * i), slope);
             const v16 p = exponential(score - load<v16>(lse + 16 * i));
             const v16 c = score > 0.0f ? splat<v16>(1.0f) : splat<v16>(slope);
@@ -265,6 +292,23 @@ template <class T, int HB> struct Backward {
             store(w2 + 16 * i, c * kept);
         }
         accumulate_twice<T>(edges, table_of<T>(a.grad, head), pieces, HB, w, w2, sums, sums2);
+    }
+
+    // What `Pack` left of the outputs of a chunk, edge-major; returns how many vectors each of the three has.
+    int unpack(const Edges& edges, const float* packed, float* target, float* lse, float* d) const {
+        const int64_t stride = 4 * a.heads, distance = 64;
+        const int count = static_cast<int>((edges.count * HB + 15) / 16);
+        store(target + 16 * (count - 1), v16{});
+        store(lse + 16 * (count - 1), splat<v16>(INFINITY));
+        store(d + 16 * (count - 1), v16{});
+        for (int64_t e = 0; e < edges.count; ++e) {
+            if (e + distance < edges.ahead) __builtin_prefetch(packed + edges.index[e + distance] * stride);
+            const float* from = packed + edges.index[e] * stride;
+            std::memcpy(target + e * HB, from, HB * sizeof(float));
+            std::memcpy(lse + e * HB, from + a.heads, HB * sizeof(float));
+            std::memcpy(d + e * HB, from + 2 * a.heads, HB * sizeof(float));
+        }
+        return count;
     }
 
     // Rows that no edge reads are not read here either: what is not finite in them stays there.
@@ -288,7 +332,7 @@ template <class T, int HB> struct Backward {
             add_row(vectors.target, grad_target, HB, pieces, sums);
             add_row(x, grad_target, HB, pieces, sums_v);
         }
-        store_row(sums, Factors(1.0f).each, HB, pieces, row_of<T>(a.grad_x, row, head), a.grad_x.head);
+        write_row<T>(sums, Factors(1.0f).each, HB, pieces, a.grad_x, row, head, streamed);
     }
 
     bool square() const { return a.vectors.terms == kOfX; }
@@ -311,13 +355,14 @@ template <class T> void backward(const AffineBackwardArgs& a) {
     const int64_t size = a.heads * a.channels * int64_t{sizeof(T)};
     const VectorArgs& v = a.vectors;
     expect_writes(a.grad_x.x, a.by_source.rows * size);
+    const bool streamed = streams<T>(a.grad_x, a.by_source.rows * size, a.channels);
     if (v.terms == kOfXAndZ) expect_writes(v.grad_z.x, a.by_target.rows * size);
     for_head_blocks(a.heads, a.channels, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
         const Pieces pieces = cut<T>(HB, a.channels);
         const Vectors vectors(v, a.channels, head, HB, pieces);
         const Pack<T, HB> pack{a, head, pieces, vectors};
-        const Backward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors};
+        const Backward<T, HB> block{a, head, pieces, Dropout(a.drop, head, HB), vectors, streamed};
         const int64_t bytes = HB * (a.channels + 8) * int64_t{sizeof(T)}, stride = 3 * pieces.floats;
         float *sums_u = v.partial, *sums_v = sums_u + pieces.floats, *sums_b = sums_v + pieces.floats;
         const auto total = [&](const float* sums, int64_t count, float* out) {

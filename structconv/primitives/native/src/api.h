@@ -78,7 +78,7 @@ struct AffineBackwardArgs {
     Layout by_target, by_source;
     const float *source, *target, *lse, *mass;
     Rows x, y, y2, grad, grad_x;
-    float *grad_source, *grad_target, *packed;  // packed: (outputs, 3, heads), scratch
+    float *grad_source, *grad_target, *packed;  // packed: (outputs, 4, heads), scratch
     int64_t heads, channels, half, threads;
     double slope;
     DropArgs drop;

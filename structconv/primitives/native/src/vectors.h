@@ -84,6 +84,22 @@ template <> inline v8 load_part<v8, float>(const float* from, int part) {
 
 template <class V> inline void store(float* to, V v) { std::memcpy(to, &v, sizeof v); }
 
+// Past the caches, for what is read again only after they have been filled with other things: `to` is a multiple of 32.
+inline void stream(float* to, v8 v) {
+#if defined(__AVX2__)
+    _mm256_stream_ps(to, reinterpret_cast<__m256>(v));
+#else
+    store(to, v);
+#endif
+}
+
+// Before another thread may read what was streamed.
+inline void end_stream() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 template <class V> inline void store(bfloat16* to, V v) {
     typedef typename Lanes<V>::Bits Bits;
     const Bits bits = reinterpret_cast<Bits>(v);
