@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from structconv.kernels import (
+    additive_attention,
     blocked_attention,
     composite,
     dense_attention,
@@ -14,5 +15,5 @@ from structconv.kernels import (
 )
 from structconv.kernels.reference import reference
 
-__all__ = ["blocked_attention", "composite", "dense_attention", "grid", "reassociation", "reference",
+__all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "grid", "reassociation", "reference",
            "relational", "shifts", "sparse_attention"]

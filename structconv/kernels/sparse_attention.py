@@ -19,11 +19,10 @@ from structconv.primitives.native.projected import projected_attention
 from structconv.structures.graph import Graph
 
 
-class EdgeAttention(Unary):
-    """The expression `child` computed along the edges of `graph`; p and seed are those of its dropout."""
+class FusedAttention(Unary):
+    """The expression `child` computed by one operator; p and seed are those of its dropout."""
 
     child: Basis
-    graph: Graph
     p: float
     seed: Tensor | None
 
@@ -46,12 +45,18 @@ class EdgeAttention(Unary):
 
     def apply(self, r: Tensor) -> Tensor:
         lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
-        y = self._attend(lead, _entries_first(r, lead, self.size))
+        y = self.attend(lead, entries_first(r, lead, self.size))
         return y.transpose(0, 1).unflatten(0, (*lead, self.size))
 
-    def _attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
         """(M, B K, C) -> (N, B K, C), with the batch folded into the heads."""
         raise NotImplementedError
+
+
+class EdgeAttention(FusedAttention):
+    """The same along the edges of `graph`."""
+
+    graph: Graph
 
 
 @value
@@ -80,17 +85,17 @@ class AffineEdges(EdgeAttention):
     def _projected(self, scores: ProjectedAffine, bias: Tensor | None) -> Tensor:
         """What is applied to the very entries that the scores are linear in."""
         lead = torch.broadcast_shapes(scores.x.shape[:-3], self.batch_shape)
-        x = _entries_first(scores.x, lead, self.size)
-        z = None if scores.z is scores.x else _entries_first(scores.z, lead, self.size)
-        of_source, of_target = (_entries_first(t.unsqueeze(-2), lead, self.size).squeeze(0)
+        x = entries_first(scores.x, lead, self.size)
+        z = None if scores.z is scores.x else entries_first(scores.z, lead, self.size)
+        of_source, of_target = (entries_first(t.unsqueeze(-2), lead, self.size).squeeze(0)
                                 for t in (scores.of_source, scores.of_target))
-        bias = None if bias is None else _entries_first(bias.unsqueeze(-2), lead, self.size).squeeze(0)
+        bias = None if bias is None else entries_first(bias.unsqueeze(-2), lead, self.size).squeeze(0)
         y = projected_attention(self.graph.by_target(), self.graph.by_source(), x, of_source, of_target, z, bias,
                                 slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
         return y.transpose(0, 1).unflatten(0, (*lead, self.size))
 
-    def _attend(self, lead: torch.Size, v: Tensor) -> Tensor:
-        source, target = (_entries_first(t.unsqueeze(-1), lead, self.size).squeeze(-1)
+    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+        source, target = (entries_first(t.unsqueeze(-1), lead, self.size).squeeze(-1)
                           for t in (self.scores.source, self.scores.target))
         return affine_attention(self.graph.by_target(), self.graph.by_source(), source, target, v, slope=self.slope,
                                 dropout=self.p, seed=self.seed, batch_heads=self.size)
@@ -108,8 +113,8 @@ class BilinearEdges(EdgeAttention):
     bias: EdgeScore | None
     scale: float
 
-    def _attend(self, lead: torch.Size, v: Tensor) -> Tensor:
-        query, key = (_entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
+    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+        query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
         bias = None
         if self.bias is not None:
             bias = self.bias.values.expand(*lead, self.size, self.graph.num_edges).flatten(0, -2)
@@ -117,7 +122,7 @@ class BilinearEdges(EdgeAttention):
                                   scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
 
-def _entries_first(t: Tensor, lead: torch.Size, size: int) -> Tensor:
+def entries_first(t: Tensor, lead: torch.Size, size: int) -> Tensor:
     """(..., K or 1, M, C) -> (M, B K, C)."""
     return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
 

@@ -22,12 +22,23 @@ _AFFINE = struct.Struct(_LAYOUT + "PP" + _ROWS * 3 + "PP" + "qqqqq" + "d" + _DRO
 _AFFINE_BACKWARD = struct.Struct(_LAYOUT * 2 + "PPPP" + _ROWS * 5 + "PPP" + "qqqq" + "d" + _DROP + _VECTORS)
 _BILINEAR = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "qqqqq" + "d" + _DROP)
 _BILINEAR_BACKWARD = struct.Struct(_LAYOUT * 2 + "P" + _ROWS * 8 + "PPPP" + "qqqqq" + "d" + _DROP)
+_ADDITIVE = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "q" * 7 + "d" + _DROP)
+_ADDITIVE_BACKWARD = struct.Struct(_LAYOUT * 2 + _ROWS * 8 + "PPPPP" + "q" * 7 + "d" + _DROP)
 
 MAX_CHANNELS = 56 * 128
 _SUMMED_PIECES = 256
 _NO_VECTORS = (0,) * 14
 _STORED = (torch.float32, torch.bfloat16)
 Drop = tuple[float, int, int]  # p, seed, heads of one batch entry
+_RANGES = 256  # of rows, each with its own part of a gradient that all rows share
+
+
+class Dense(NamedTuple):
+    """All pairs of `rows` rows with `every`, the numbers 0, 1, ... in int32; `causal`: only those with m <= n."""
+
+    rows: int
+    every: Tensor
+    causal: bool
 
 
 def usable(x: Tensor, edges: int) -> Core | None:
@@ -189,6 +200,49 @@ def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, 
         *ahead, *back, position.data_ptr(), *tables, _pointer(bias), lse.data_ptr(), _pointer(grad_bias),
         pairs.data_ptr(), heads, depth, v.shape[2], _half(q), torch.get_num_threads(), scale, *_drop(drop, outputs, 0)))
     return grads[0], grads[1], grads[2], grad_bias
+
+
+def additive_forward(kernels: Core, by_target: Csr | Dense, q: Tensor, k: Tensor, x: Tensor, vector: Tensor,
+                     activation: int, parameter: float, drop: Drop) -> tuple[Tensor, Tensor]:
+    """(y, lse)."""
+    q, k, x, vector = _unit(q), _unit(k), _unit(x), _floats(vector)
+    outputs, heads, depth = q.shape
+    y = x.new_empty((outputs, heads, x.shape[2]))
+    lse = torch.empty((outputs, heads), dtype=torch.float32)
+    packed = _pairs(by_target)
+    kernels.additive_forward(_ADDITIVE.pack(
+        *packed, *_rows(q), *_rows(k), *_rows(x), *_rows(y), vector.data_ptr(), lse.data_ptr(), heads, depth,
+        x.shape[2], activation, _causal(by_target), _half(x), torch.get_num_threads(), parameter,
+        *_drop(drop, outputs, 0)))
+    return y, lse
+
+
+def additive_backward(kernels: Core, by_target: Csr | Dense, by_source: Csr | Dense, q: Tensor, k: Tensor, x: Tensor,
+                      vector: Tensor, saved: Sequence[Tensor], grad: Tensor, activation: int, parameter: float,
+                      drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, x and vector (float32)."""
+    q, k, x, grad, vector = _unit(q), _unit(k), _unit(x), _unit(grad), _floats(vector)
+    outputs, heads, depth = q.shape
+    y, lse = (t.contiguous() for t in saved)
+    grads, grad_vector = [t.new_empty(t.shape) for t in (q, k, x)], torch.empty_like(vector)
+    scratch = lse.new_empty((outputs, 2, heads)), lse.new_empty((_RANGES, heads, depth))
+    ahead, back = _pairs(by_target), _pairs(by_source)
+    tables = [number for t in (q, k, x, y, grad, *grads) for number in _rows(t)]
+    kernels.additive_backward(_ADDITIVE_BACKWARD.pack(
+        *ahead, *back, *tables, vector.data_ptr(), lse.data_ptr(), grad_vector.data_ptr(), scratch[0].data_ptr(),
+        scratch[1].data_ptr(), heads, depth, x.shape[2], activation, _causal(by_target), _half(x),
+        torch.get_num_threads(), parameter, *_drop(drop, outputs, 0)))
+    return grads[0], grads[1], grads[2], grad_vector
+
+
+def _pairs(pairs: Csr | Dense) -> tuple[int, int, int, int, int]:
+    if isinstance(pairs, Dense):
+        return 0, pairs.every.data_ptr(), 0, pairs.rows, pairs.every.shape[0]
+    return _layout(pairs)
+
+
+def _causal(pairs: Csr | Dense) -> int:
+    return int(isinstance(pairs, Dense) and pairs.causal)
 
 
 def _layout(layout: Csr) -> tuple[int, int, int, int, int]:

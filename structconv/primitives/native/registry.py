@@ -14,9 +14,13 @@ _LIBRARY = torch.library.Library("structconv", "FRAGMENT")
 _EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
 
 
-def register(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define structconv::name(edges, schema with one body for every device, and what it returns for fake tensors."""
-    _define(f"{name}({_EDGES}, {schema}", name, kernel, fake)
+def register(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], *,
+             edges: bool = True) -> None:
+    """Define structconv::name(edges, schema with one body for every device, and what it returns for fake tensors.
+
+    Without `edges` the operator takes what the schema says and no layouts.
+    """
+    _define(f"{name}({_EDGES}, {schema}" if edges else f"{name}({schema}", name, kernel, fake)
 
 
 def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:

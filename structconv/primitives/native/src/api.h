@@ -106,4 +106,26 @@ struct BilinearBackwardArgs {
     DropArgs drop;
 };
 
+// Without `indptr` a layout is dense: `index` holds 0, 1, ..., slots - 1, and every row has all of them as its entries,
+// or with `causal` those inputs m and outputs n with m <= n.
+struct AdditiveForwardArgs {
+    Layout layout;  // by target
+    Rows q, k, x, y;
+    const float* vector;  // (heads, depth)
+    float* lse;           // (outputs, heads)
+    int64_t heads, depth, channels, activation, causal, half, threads;
+    double parameter;
+    DropArgs drop;
+};
+
+struct AdditiveBackwardArgs {
+    Layout by_target, by_source;
+    Rows q, k, x, y, grad, grad_q, grad_k, grad_x;
+    const float *vector, *lse;
+    float *grad_vector, *packed, *partial;  // packed (outputs, 2, heads) and partial (256, heads, depth), scratch
+    int64_t heads, depth, channels, activation, causal, half, threads;
+    double parameter;
+    DropArgs drop;
+};
+
 }  // namespace structconv

@@ -16,6 +16,7 @@ namespace structconv::SC_ISA {
 
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t i8 __attribute__((vector_size(32)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef uint32_t u8 __attribute__((vector_size(32)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
@@ -28,11 +29,13 @@ template <class V> struct Lanes;
 template <> struct Lanes<v8> {
     static constexpr int count = 8;
     typedef u8 Bits;
+    typedef i8 Ints;
     typedef uint16_t Half __attribute__((vector_size(16)));
 };
 template <> struct Lanes<v16> {
     static constexpr int count = 16;
     typedef u16 Bits;
+    typedef i16 Ints;
     typedef uint16_t Half __attribute__((vector_size(32)));
 };
 
@@ -125,19 +128,20 @@ inline v16 maximum(v16 a, v16 b) { return a > b ? a : b; }
 
 // exp(x) for x <= 88, exactly zero below -87: 2^n e^f with n = round(x / ln 2) and a polynomial of degree 6 on
 // |f| <= ln(2) / 2; relative error below 2^-22. NaN stays NaN.
-inline v16 exponential(v16 x) {
+template <class V> inline V exponential(V x) {
+    typedef typename Lanes<V>::Ints Ints;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds, and leaves n in the low bits
-    const v16 shifted = x * 1.44269504088896341f + shift;
-    const v16 n = shifted - shift;
-    const v16 f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    v16 poly = f * 1.3888889e-3f + 8.3333333e-3f;
+    const V shifted = x * 1.44269504088896341f + shift;
+    const V n = shifted - shift;
+    const V f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    V poly = f * 1.3888889e-3f + 8.3333333e-3f;
     poly = poly * f + 4.1666667e-2f;
     poly = poly * f + 1.6666667e-1f;
     poly = poly * f + 5.0e-1f;
     poly = poly * f + 1.0f;
     poly = poly * f + 1.0f;
-    const v16 result = reinterpret_cast<v16>(reinterpret_cast<i16>(poly) + (reinterpret_cast<i16>(shifted) << 23));
-    return x < -87.0f ? v16{} : result;
+    const V result = reinterpret_cast<V>(reinterpret_cast<Ints>(poly) + (reinterpret_cast<Ints>(shifted) << 23));
+    return x < -87.0f ? V{} : result;
 }
 
 // log(x) for normal x > 0: x = 2^n m with m in [sqrt(1/2), sqrt(2)), and the series of atanh in (m - 1) / (m + 1);

@@ -1,0 +1,222 @@
+"""`dense_additive_attention`: scores <v, act(q_n + k_m)> over all pairs, without (N, M) or (N, M, D) tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.primitives.blocks import recompute_blocks
+from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.native import calls
+from structconv.primitives.native.additive import (
+    ACTIVATIONS,
+    BLOCK,
+    OPTIONS,
+    activate,
+    as_logistic,
+    check_operands,
+    derivative,
+)
+from structconv.primitives.native.edges import Drop, wide
+from structconv.primitives.native.registry import check_dropout, register, register_gradient, twice_differentiable
+from structconv.shapes import check_choice
+
+__all__ = ["dense_additive_attention"]
+
+_LOGISTIC, _PRODUCT = 1, 2
+#: Exponents up to which a factor exp(-rate k) is a normal number, so that a product of two is right or saturates.
+_FACTOR = 80.0
+
+
+def dense_additive_attention(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, *, activation: str = "tanh",
+                             slope: float = 0.2, causal: bool = False, dropout: float = 0.0,
+                             seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+    """y_nh = sum_m p_hmn x_mh, p = softmax over m of <v_h, act(q_nh + k_mh)> (Bahdanau et al. 2015, appendix A.1.2).
+
+    Args:
+        q, k, x, vector, activation, slope: as for `additive_attention`.
+        causal: only the inputs m <= n.
+        dropout, seed, batch_heads: as for `affine_attention`.
+
+    Returns:
+        (N, K, C) of the dtype of x; exactly zero without inputs.
+
+    With the factors a_n = exp(-2 q_n) and b_m = exp(-2 k_m) an activation tanh(q_n + k_m) = 2 / (1 + a_n b_m) - 1
+    takes one product and one reciprocal; its absolute error stays below 2^-20, whatever cancels in q + k. Where some
+    |2 q| or |2 k| is above 80, or is no number, exponentials of the sums are taken.
+
+    Cost: N M K (4 D + 2 C) flops; memory O((M + N) K (D + C)), as every pass computes the scores again. Derivatives
+    of higher order go through blocks of (N, M, K, D).
+
+    Raises:
+        ShapeError: if sizes or dtypes do not fit each other.
+        ConfigError: for an unknown activation, a p outside [0, 1), or dropout without a seed.
+    """
+    check_operands("dense_additive_attention", k.shape[0], q.shape[0], q, k, x, vector)
+    check_choice("dense_additive_attention", "activation", activation, ACTIVATIONS)
+    check_dropout("dense_additive_attention", dropout, seed)
+    return torch.ops.structconv.dense_additive_attention(q, k, x, vector, activation, slope, dropout, seed,
+                                                         q.shape[1] if batch_heads is None else batch_heads, causal)[0]
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+def _usable(q: Tensor, x: Tensor) -> Any:
+    return calls.usable(x, q.shape[0]) and calls.usable(q, x.shape[0])
+
+
+def _small(t: Tensor, rate: float) -> bool:
+    return t.numel() == 0 or bool(t.abs().amax() * rate <= _FACTOR)
+
+
+def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float) -> tuple[Tensor, Tensor, Tensor, int]:
+    """What the kernel reads of q, k and x, and how: factors in float32 where they can be had."""
+    if kind != _LOGISTIC or not (_small(q, rate) and _small(k, rate)):
+        return q, k, x, kind
+    return torch.exp(q.float() * -rate), torch.exp(k.float() * -rate), x.float(), _PRODUCT
+
+
+def _sides(q: Tensor, k: Tensor, causal: bool) -> tuple[calls.Dense, calls.Dense]:
+    every = torch.arange(max(q.shape[0], k.shape[0]), dtype=torch.int32)
+    return (calls.Dense(q.shape[0], every[:k.shape[0]], causal), calls.Dense(k.shape[0], every[:q.shape[0]], causal))
+
+
+def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, p: float,
+             seed: Tensor | None, batch_heads: int, causal: bool) -> tuple[Tensor, Tensor]:
+    drop, kernels = Drop(p, seed, batch_heads), _usable(q, x)
+    if kernels is not None:
+        kind, parameter, amplitude = as_logistic(activation, slope)
+        *operands, kind = _operands(q, k, x, kind, parameter)
+        y, lse = calls.additive_forward(kernels, _sides(q, k, causal)[0], *operands, vector * amplitude, kind,
+                                        parameter, drop.plain())
+        return y.to(x.dtype), lse
+    dtype, pieces, logs = wide(q.dtype), [], []
+    q, k, values, vector = (t.to(dtype) for t in (q, k, x, vector))
+    for rows in _blocks(q, k):
+        scores = _scores(rows, q, k, vector, activation, slope, causal)
+        lse = scores.logsumexp(-1)
+        logs.append(lse.masked_fill(lse == -torch.inf, torch.inf))
+        weights = torch.exp(scores - logs[-1].unsqueeze(-1)) * _kept(rows, q, k, drop)
+        pieces.append(torch.einsum("nhm,mhc->nhc", weights, values))
+    return torch.cat(pieces).to(x.dtype), torch.cat(logs)
+
+
+def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: Tensor, grad: Tensor, activation: str,
+              slope: float, p: float, seed: Tensor | None, batch_heads: int,
+              causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    drop, kernels, stored = Drop(p, seed, batch_heads), _usable(q, x), (q, k, x, vector)
+    if kernels is not None:
+        kind, parameter, amplitude = as_logistic(activation, slope)
+        q, k, x, kind = _operands(q, k, x, kind, parameter)
+        saved = y.to(x.dtype), lse
+        *found, last = calls.additive_backward(kernels, *_sides(q, k, causal), q, k, x, vector * amplitude, saved,
+                                               grad.to(x.dtype), kind, parameter, drop.plain())
+        found.append(last * amplitude)
+    else:
+        dtype = wide(q.dtype)
+        found = _gradients(*(t.to(dtype) for t in (*stored, y, grad)), lse, drop, activation, slope, causal)
+    first, second, third, fourth = (g.to(t.dtype) for g, t in zip(found, stored, strict=True))
+    return first, second, third, fourth
+
+
+def _gradients(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, g: Tensor, lse: Tensor, drop: Drop,
+               activation: str, slope: float, causal: bool) -> list[Tensor]:
+    found = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, x, vector)]
+    for rows in _blocks(q, k):
+        p = torch.exp(_scores(rows, q, k, vector, activation, slope, causal) - lse[rows].unsqueeze(-1))
+        weights, shift = p * _kept(rows, q, k, drop), (g[rows] * y[rows]).sum(-1, keepdim=True)
+        found[2] += torch.einsum("nhm,nhc->mhc", weights, g[rows])
+        ds = weights * torch.einsum("nhc,mhc->nhm", g[rows], x) - p * shift
+        value, rate = derivative(_sums(rows, q, k), activation, slope)
+        found[3] += torch.einsum("nhm,nmhd->hd", ds, value)
+        part = ds.transpose(1, 2).unsqueeze(-1) * rate * vector
+        found[0][rows] = part.sum(1)
+        found[1] += part.sum(0)
+    return found
+
+
+def _blocks(q: Tensor, k: Tensor) -> list[slice]:
+    """Blocks of outputs."""
+    step = max(1, BLOCK // max(1, k.numel()))
+    return [slice(start, min(start + step, len(q))) for start in range(0, len(q), step)] or [slice(0, 0)]
+
+
+def _sums(rows: slice, q: Tensor, k: Tensor) -> Tensor:
+    """q_n + k_m, (n, M, K, D)."""
+    return q[rows].unsqueeze(1) + k
+
+
+def _scores(rows: slice, q: Tensor, k: Tensor, vector: Tensor, activation: str, slope: float, causal: bool) -> Tensor:
+    """(n, K, M), -inf where there is no pair."""
+    scores = torch.einsum("nmhd,hd->nhm", activate(_sums(rows, q, k), activation, slope),
+                          vector.to(q.dtype))
+    return scores.masked_fill(_absent(rows, q, k), -torch.inf) if causal else scores
+
+
+def _absent(rows: slice, q: Tensor, k: Tensor) -> Tensor:
+    m, n = (torch.arange(size, device=q.device) for size in (len(k), len(q)))
+    return m > n[rows].view(-1, 1, 1)
+
+
+def _kept(rows: slice, q: Tensor, k: Tensor, drop: Drop) -> Tensor | float:
+    """What the weights are multiplied by, 0 or 1 / (1 - p)."""
+    if drop.p == 0 or drop.seed is None:
+        return 1.0
+    m, n, head = (torch.arange(size, device=q.device) for size in (len(k), len(q), q.shape[1]))
+    head, pair = head.unsqueeze(-1), m * len(q) + n[rows].view(-1, 1, 1)
+    uniform = hash_uniform(drop.seed, head // drop.batch_heads, head % drop.batch_heads, pair)
+    return (uniform >= drop.p).to(q.dtype) / (1 - drop.p)
+
+
+def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, causal: bool,
+              drop: Drop) -> Tensor:
+    """The same numbers by differentiable operators: what a second derivative is taken of."""
+    def of(rows: slice, q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:
+        scores = _scores(rows, q, k, vector, activation, slope, causal)
+        return torch.einsum("nhm,mhc->nhc", scores.softmax(-1) * _kept(rows, q, k, drop), x)
+
+    return recompute_blocks(of, [q, k, x, vector], _blocks(q, k), reduce="cat", dim=0)
+
+
+# -- registration -------------------------------------------------------------------------------------------------
+
+def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    q, _, x = args[:3]
+    return x.new_empty((*q.shape[:2], x.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
+
+
+def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in args[:4])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.activation, ctx.slope, ctx.p, seed, ctx.batch_heads, ctx.causal = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, seed, *output)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * 10
+    if grad is None:
+        return nothing
+    *tensors, seed, y, lse = ctx.saved_tensors
+    needed = ctx.needs_input_grad[:4]
+    if torch.is_grad_enabled():
+        drop = Drop(ctx.p, seed, ctx.batch_heads)
+        found = twice_differentiable(
+            lambda q, k, x, v: _composed(q, k, x, v, ctx.activation, ctx.slope, ctx.causal, drop), tensors, needed,
+            grad)
+    else:
+        found = torch.ops.structconv.dense_additive_attention_backward(
+            *tensors, y, lse, grad, ctx.activation, ctx.slope, ctx.p, seed, ctx.batch_heads, ctx.causal)
+    return *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[4:]
+
+
+register("dense_additive_attention", f"Tensor q, Tensor k, Tensor x, Tensor vector, {OPTIONS}, bool causal) "
+         "-> (Tensor, Tensor)", _forward, _forward_fake, edges=False)
+register("dense_additive_attention_backward", "Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, Tensor lse, "
+         f"Tensor grad, {OPTIONS}, bool causal) -> (Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake,
+         edges=False)
+register_gradient("dense_additive_attention", _differentiate, _save)

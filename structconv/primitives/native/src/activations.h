@@ -1,0 +1,32 @@
+// The inner loops of additive scores <v, act(q_n + k_m)>: the scores of one row with gathered rows, and the sums that
+// their gradients need, a range of channels at a time.
+#pragma once
+
+#include "gather.h"
+
+namespace structconv::SC_ISA {
+
+// How a score follows from an own number a and another b; `parameter` is the slope, or the rate.
+enum Activation : int64_t {
+    kPiecewise,  // x > 0 ? x : slope x, with x = a + b
+    kLogistic,   // 1 / (1 + exp(-rate x))
+    kProduct,    // 1 / (1 + a b): the same of factors a = exp(-rate a'), b = exp(-rate b')
+};
+
+// products[e][h] += <vector[h], act(own[h], x[index_e][h])>
+using Score = void (*)(const Edges&, const Table&, int part, int heads, float parameter, const float* own,
+                       const float* vector, float* products);
+// slopes[h][c] += sum_e ds[e][h] act'(own[h][c], x[index_e][h][c]), without the rate, and the same of act - constant
+// where `values` is given.
+using Slopes = void (*)(const Edges&, const Table&, int part, int heads, float parameter, const float* own,
+                        const float* ds, float* slopes, float* values);
+
+struct Activated {
+    Score score;
+    Slopes slopes;
+};
+
+// The loops for a piece of storage T.
+template <class T> Activated activated(const Piece& piece, int64_t activation);
+
+}  // namespace structconv::SC_ISA
