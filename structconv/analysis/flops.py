@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.primitives import csr as _csr  # noqa: F401 - registers the operators counted here
 from structconv.primitives import products as _products  # noqa: F401
+from structconv.primitives.native import additive as _additive  # noqa: F401
+from structconv.primitives.native import additive_dense as _additive_dense  # noqa: F401
 from structconv.primitives.native import affine as _affine  # noqa: F401
 from structconv.primitives.native import bilinear as _bilinear  # noqa: F401
 
@@ -29,6 +31,7 @@ def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
     ops = torch.ops.structconv
     counted = {ops.spmm: _spmm_flops, ops.sddmm: _sddmm_flops, ops.project: _project_flops,
                ops.affine_attention: _affine_flops, ops.bilinear_attention: _bilinear_flops,
+               ops.additive_attention: _bilinear_flops, ops.dense_additive_attention: _dense_additive_flops,
                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
     counter = FlopCounterMode(display=False, custom_mapping=counted)
     with torch.no_grad(), counter:
@@ -58,6 +61,10 @@ def _affine_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Sha
 def _bilinear_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,
                     order_T: _Shape, q: _Shape, k: _Shape, v: _Shape, *_: Any, **__: Any) -> int:
     return 2 * indices[0] * q[1] * (q[2] + v[2])
+
+
+def _dense_additive_flops(q: _Shape, k: _Shape, x: _Shape, *_: Any, **__: Any) -> int:
+    return 2 * q[0] * k[0] * q[1] * (q[2] + x[2])
 
 
 def _attention_flops(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:

@@ -15,5 +15,5 @@ from structconv.kernels import (
 )
 from structconv.kernels.reference import reference
 
-__all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "grid", "reassociation", "reference",
-           "relational", "shifts", "sparse_attention"]
+__all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "grid", "reassociation",
+           "reference", "relational", "shifts", "sparse_attention"]

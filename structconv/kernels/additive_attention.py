@@ -17,6 +17,7 @@ from structconv.kernels.forms import register_form
 from structconv.kernels.sparse_attention import EdgeAttention, FusedAttention, entries_first
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
+from structconv.primitives.native.calls import usable
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Causal
 
@@ -107,4 +108,16 @@ def recognise(basis: Basis) -> FusedAttention | None:
     return AdditivePairs(basis, p, seed, node, *found, support is not None)
 
 
-register_form("structconv.additive_attention", recognise, Normalised, Dropped)
+def suits(form: Basis, r: Tensor) -> bool:
+    """Whether the operator is right for r: without native kernels a NaN would pass a causal mask.
+
+    Compiled programs read no values; there masked-out entries are the layer's care.
+    """
+    if torch.compiler.is_compiling() or not (isinstance(form, AdditivePairs) and form.causal):
+        return True
+    if usable(r, form.num_outputs) is not None:
+        return True
+    return all(bool(t.isfinite().all()) for t in (form.scores.source, form.scores.target, r))
+
+
+register_form("structconv.additive_attention", recognise, Normalised, Dropped, suits=suits)

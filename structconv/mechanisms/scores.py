@@ -179,23 +179,47 @@ class BiAffine(Score):
 
 
 class Additive(Score):
-    """a_kmn = v_k^T activation(W_k z_n + U_k x_m), D channels (Bahdanau et al. 2015).
+    """a_kmn = v_k^T activation(W_k z_n + U_k x_m), D channels (Bahdanau et al. 2015; GATv2: Brody et al. 2022, eq. 7).
 
-    Never holds an (M, N, D) tensor: blocks of pairs are evaluated and evaluated again in the backward pass.
+    Never holds an (M, N, D) tensor. tanh, sigmoid, ReLU and leaky ReLU (`functools.partial` with a `negative_slope`)
+    run in one operator with the softmax; with any other activation blocks of pairs are evaluated, and evaluated again
+    in the backward pass.
+
+    Args:
+        dim: D; with on="projected" it is the output's channels, and is left out.
+        heads: K.
+        activation: maps each element.
+        on: "entries": U_k is a parameter; "projected": U_k is the layer's Theta_k, as in GATv2, whose values are the
+            projected sources.
     """
 
-    def __init__(self, dim: int, heads: int = 1, *, activation: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+    def __init__(self, dim: int | None = None, heads: int = 1, *, activation: Callable[[Tensor], Tensor] = torch.tanh,
+                 on: str = "entries") -> None:
         super().__init__(heads)
-        self.dim = check_positive("Additive", "dim", dim)
+        check_choice("Additive", "on", on, ("entries", "projected"))
+        self.sees_projection = on == "projected"
+        if (dim is None) != self.sees_projection:
+            raise ConfigError("Additive", "dim must be given with on='entries', and only there",
+                              f"{dim} with on={on!r}")
+        self.dim = None if dim is None else check_positive("Additive", "dim", dim)
         self.activation = activation
 
     def bind(self, channels: Channels) -> None:
-        self.target = Projection(channels.others, self.heads, self.dim, bias=True)
-        self.source = Projection(channels.inputs, self.heads, self.dim)
-        self.vector = _parameter((self.heads, self.dim), self.dim)
+        dim = channels.outputs if self.dim is None else self.dim
+        self.target = Projection(channels.others, self.heads, dim, bias=True)
+        if not self.sees_projection:
+            self.source = Projection(channels.inputs, self.heads, dim)
+        self.vector = _parameter((self.heads, dim), dim)
 
     def build(self, setting: Setting) -> Basis:
-        return values.Additive(self.source(setting.x), self.target(setting.z), self.vector, self.activation)
+        if not self.sees_projection:
+            source = self.source(setting.x)
+        elif setting.projected is None:
+            raise ConfigError("Additive(on='projected')", "a layer must provide x Theta", "none",
+                              "Use it inside Conv.")
+        else:
+            source = setting.projected[0]
+        return values.Additive(source, self.target(setting.z), self.vector, self.activation)
 
 
 class Location(Score):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from structconv.nn.attention import MultiheadAttention, NonLocalBlock
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
-from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GCNConv, RelationalConv
+from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
 from structconv.nn.grids import (
     AvgPool1d,
     AvgPool2d,
@@ -22,5 +22,5 @@ from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.relative import RelativeValue
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
-           "ConvLSTMCell", "DiffusionConv", "GATConv", "GCNConv", "MultiheadAttention", "NonLocalBlock", "OnGrid",
-           "RelationalConv", "RelativeValue", "SeparableConv2d", "compose", "to_entries", "to_image"]
+           "ConvLSTMCell", "DiffusionConv", "GATConv", "GATv2Conv", "GCNConv", "MultiheadAttention", "NonLocalBlock",
+           "OnGrid", "RelationalConv", "RelativeValue", "SeparableConv2d", "compose", "to_entries", "to_image"]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
 
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import STRUCTURE, Mechanism
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Powers, Relations
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.positions import EdgeBias
-from structconv.mechanisms.scores import BiAffine
+from structconv.mechanisms.scores import Additive, BiAffine
 from structconv.nn.conv import Conv
 from structconv.shapes import check_positive
 from structconv.structures.graph import Graph
@@ -125,7 +127,29 @@ class RelationalConv(_GraphLayer):
         super().__init__(Conv(mechanism, in_channels, out_channels, weight=weights, bias=bias))
 
 
-class GATConv(nn.Module):
+class _AttentionLayer(nn.Module):
+    """softmax of scores along the edges, applied to x Theta_k; the heads side by side, or their mean."""
+
+    def __init__(self, scores: Mechanism, in_channels: int, out_channels: int, heads: int, concat: bool,
+                 dropout: float, add_self_loops: bool, bias: bool) -> None:
+        super().__init__()
+        attention = scores.masked(keep=STRUCTURE).softmax()
+        attention = attention.dropout(dropout) if dropout else attention
+        self.add_self_loops, self.scale = add_self_loops, 1.0 if concat else 1.0 / heads
+        self.conv = (Conv(attention, in_channels, heads * out_channels, weight=HeadBlocks(), bias=bias) if concat
+                     else Conv(attention * self.scale, in_channels, out_channels, bias=bias))
+
+    def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *, return_weights: bool = False) -> Any:
+        """y, or (y, weights)."""
+        if not isinstance(graph, Graph):
+            raise StructureError(type(self).__name__, "the second argument must be a Graph", type(graph).__name__,
+                                 "Make one, for example Graph(edge_index, num_nodes=...).")
+        graph = graph.with_self_loops() if self.add_self_loops else graph
+        y = self.conv(x, z, graph, return_weights=return_weights)
+        return (y[0], y[1] / self.scale) if return_weights else y
+
+
+class GATConv(_AttentionLayer):
     """y_n = ||_k sum_m a_kmn x_m Theta_k + b with a = softmax_m leaky_relu(u_k^T x_m Theta_k + v_k^T x_n Theta_k).
 
     (Velickovic et al. 2018, eq. 3 to 6; Andreoli 2019, section 3.2: the mechanism sees x Theta_k.)
@@ -147,21 +171,27 @@ class GATConv(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
                  edge_dim: int | None = None, bias: bool = True) -> None:
-        super().__init__()
         scores: Mechanism = BiAffine(heads=heads, bilinear=False, on="projected")
         if edge_dim is not None:
             scores = scores + EdgeBias(edge_dim)
-        attention = scores.leaky_relu(negative_slope).masked(keep=STRUCTURE).softmax()
-        attention = attention.dropout(dropout) if dropout else attention
-        self.add_self_loops, self.scale = add_self_loops, 1.0 if concat else 1.0 / heads
-        self.conv = (Conv(attention, in_channels, heads * out_channels, weight=HeadBlocks(), bias=bias) if concat
-                     else Conv(attention * self.scale, in_channels, out_channels, bias=bias))
+        super().__init__(scores.leaky_relu(negative_slope), in_channels, out_channels, heads, concat, dropout,
+                         add_self_loops, bias)
 
-    def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *, return_weights: bool = False) -> Any:
-        """y, or (y, weights)."""
-        if not isinstance(graph, Graph):
-            raise StructureError("GATConv", "the second argument must be a Graph", type(graph).__name__,
-                                 "Make one, for example Graph(edge_index, num_nodes=...).")
-        graph = graph.with_self_loops() if self.add_self_loops else graph
-        y = self.conv(x, z, graph, return_weights=return_weights)
-        return (y[0], y[1] / self.scale) if return_weights else y
+
+class GATv2Conv(_AttentionLayer):
+    """y_n = ||_k sum_m a_kmn x_m Theta_k + b, a = softmax_m v_k^T leaky_relu(x_m Theta_k + x_n W_k + c_k).
+
+    (Brody et al. 2022, eq. 7, with a matrix for each end of an edge, as in section 4.) The sources are projected once,
+    for scores and values, and their rows gathered once.
+
+    Args: as for `GATConv`, without `edge_dim`.
+
+    x (..., M, P), z (..., N, P) or none -> (..., N, K Q); with return_weights also the weights (..., K, E'), in the
+    order of the input edges, then the appended loops. O(M P K Q) memory, and nothing of the size of the edges.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
+                 negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
+                 bias: bool = True) -> None:
+        scores = Additive(heads=heads, activation=partial(leaky_relu, negative_slope=negative_slope), on="projected")
+        super().__init__(scores, in_channels, out_channels, heads, concat, dropout, add_self_loops, bias)

@@ -18,6 +18,8 @@ DECLARE(affine_forward, AffineForwardArgs);
 DECLARE(affine_backward, AffineBackwardArgs);
 DECLARE(bilinear_forward, BilinearForwardArgs);
 DECLARE(bilinear_backward, BilinearBackwardArgs);
+DECLARE(additive_forward, AdditiveForwardArgs);
+DECLARE(additive_backward, AdditiveBackwardArgs);
 #define CALL(name) SC_JOIN(name, SC_ISA)
 
 using namespace structconv;
@@ -210,6 +212,40 @@ void bilinear(const Case& c, int64_t heads, int64_t channels, int64_t depth, int
            channels, half);
 }
 
+// Along the edges, or over all pairs.
+void additive(const Case& c, int64_t heads, int64_t channels, int64_t depth, int half, double p, int64_t activation,
+              bool dense, int64_t causal) {
+    const int64_t in = c.inputs * heads, out = c.outputs * heads;
+    const float low = activation == 2 ? 0.1f : -1.0f;
+    Block q(out * depth, half, low, 1), k(in * depth, half, low, 1), x(in * channels, half, 1, 1);
+    Block y(out * channels, half, 0, 0), lse(out, 0, 0, 0), vector(heads * depth, 0, -1, 1);
+    Block grad(out * channels, half, -1, 1), packed(2 * out, 0, 0, 0), partial(256 * heads * depth, 0, 0, 0);
+    Block grad_q(out * depth, half, 0, 0), grad_k(in * depth, half, 0, 0), grad_x(in * channels, half, 0, 0);
+    Block grad_vector(heads * depth, 0, 0, 0);
+    std::vector<int32_t> all_inputs(c.inputs), all_outputs(c.outputs);
+    for (int64_t m = 0; m < c.inputs; ++m) all_inputs[m] = static_cast<int32_t>(m);
+    for (int64_t n = 0; n < c.outputs; ++n) all_outputs[n] = static_cast<int32_t>(n);
+    const Layout by_target = dense ? Layout{nullptr, all_inputs.data(), nullptr, c.outputs, c.inputs}
+                                   : c.by_target.layout();
+    const Layout by_source = dense ? Layout{nullptr, all_outputs.data(), nullptr, c.inputs, c.outputs}
+                                   : c.by_source.layout();
+    const DropArgs drop{p, 77, heads, c.outputs, 0};
+    const AdditiveForwardArgs forward{by_target, rows(q, heads, depth), rows(k, heads, depth),
+                                      rows(x, heads, channels), rows(y, heads, channels), vector.floats(),
+                                      lse.floats(), heads, depth, channels, activation, causal, half, 2, 0.2, drop};
+    CALL(additive_forward)(&forward);
+    if (p == 0) expect(dense || means(y, c, heads * channels), "additive means", heads, channels, half);
+    const AdditiveBackwardArgs backward{by_target, by_source, rows(q, heads, depth), rows(k, heads, depth),
+                                        rows(x, heads, channels), rows(y, heads, channels),
+                                        rows(grad, heads, channels), rows(grad_q, heads, depth),
+                                        rows(grad_k, heads, depth), rows(grad_x, heads, channels), vector.floats(),
+                                        lse.floats(), grad_vector.floats(), packed.floats(), partial.floats(), heads,
+                                        depth, channels, activation, causal, half, 2, 0.2, drop};
+    CALL(additive_backward)(&backward);
+    expect(y.finite() && grad_q.finite() && grad_k.finite() && grad_x.finite() && grad_vector.finite(),
+           "additive gradients", heads, channels, half);
+}
+
 }  // namespace
 
 int main() {
@@ -225,6 +261,10 @@ int main() {
                     for (Terms terms : {kGiven, kOfX, kOfXAndZ})
                         if (terms != kOfX || c.inputs == c.outputs) affine(c, heads, channels, half, p, terms);
                     bilinear(c, heads, channels, depth, half, p);
+                    for (int64_t activation = 0; activation < 3; ++activation) {
+                        additive(c, heads, channels, depth, half, p, activation, false, 0);
+                        additive(c, heads, channels, depth, half, p, activation, true, activation % 2);
+                    }
                 }
             }
     std::printf("%s\n", failures ? "native kernels: FAILED" : "native kernels: all hold");

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.nn import ChebConv, DiffusionConv, GATConv, GCNConv, RelationalConv
+from structconv.nn import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
 from structconv.structures import Graph, KnowledgeGraph, batch
 
 F64 = torch.float64
@@ -178,7 +178,7 @@ def test_gat_dropout_in_training_only(x):
 
 
 @pytest.mark.parametrize("make", [lambda: GCNConv(P, Q), lambda: ChebConv(P, Q, 3), lambda: DiffusionConv(P, Q, 3),
-                                  lambda: GATConv(P, Q, 2)])
+                                  lambda: GATConv(P, Q, 2), lambda: GATv2Conv(P, Q, 2)])
 def test_batched_is_alone(x, make):
     layer = make().to(F64)
     other, x_other = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3, edge_weight=WEIGHTS[:3]), x[:3] * 2
@@ -188,7 +188,8 @@ def test_batched_is_alone(x, make):
 
 
 def test_every_layer_differentiates(x):
-    for layer in (GCNConv(P, Q), ChebConv(P, Q, 3), DiffusionConv(P, Q, 2), GATConv(P, Q, 2, concat=False)):
+    for layer in (GCNConv(P, Q), ChebConv(P, Q, 3), DiffusionConv(P, Q, 2), GATConv(P, Q, 2, concat=False),
+                  GATv2Conv(P, Q, 2, concat=False)):
         layer = layer.to(F64)
         assert torch.autograd.gradcheck(lambda x, layer=layer: layer(x, graph()), x.requires_grad_())
 
@@ -213,6 +214,37 @@ def test_gat_equals_pytorch_geometrics(x):
     close(ours(x, graph()), theirs(x, EDGES))
 
 
+@pytest.mark.parametrize("concat", [True, False])
+def test_gatv2_equals_pytorch_geometrics(x, concat):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    theirs, ours = pyg.GATv2Conv(P, Q, 2, concat=concat).to(F64), GATv2Conv(P, Q, 2, concat=concat).to(F64)
+    score = next(module for module in ours.modules() if hasattr(module, "vector"))
+    theta = theirs.lin_l.weight.mT.unflatten(-1, (2, Q)).movedim(1, 0)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_()
+        (ours.conv.weight.values if concat else ours.conv.weight.theta).copy_(theta)
+        score.target.linear.weight.copy_(theirs.lin_r.weight)
+        score.target.linear.bias.copy_(theirs.lin_l.bias + theirs.lin_r.bias)  # a bias of the sources moves every sum
+        score.vector.copy_(theirs.att[0])
+        offset = theirs.lin_l.bias if concat else theirs.lin_l.bias.unflatten(-1, (2, Q)).mean(0)
+        ours.conv.bias.copy_(theirs.bias + offset)  # and every mean, as each node has its loop
+    close(ours(x, graph()), theirs(x, EDGES))
+
+
+def test_gatv2_weights_and_bipartite_graphs(x):
+    layer, z = GATv2Conv(P, Q, heads=2, add_self_loops=False).to(F64), torch.randn(3, P, dtype=F64)
+    edges = torch.tensor([[0, 1, 5, 2], [0, 0, 2, 1]])
+    y, weights = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z, return_weights=True)
+    score = next(module for module in layer.modules() if hasattr(module, "vector"))
+    for k in range(2):
+        h, target = x @ layer.conv.weight.values[k], score.target.linear(z)[:, k * Q:(k + 1) * Q]
+        raw = torch.nn.functional.leaky_relu(h[edges[0]] + target[edges[1]], 0.2) @ score.vector[k]
+        expected = raw[:2].softmax(0)
+        close(weights[k], torch.cat([expected, torch.ones(2, dtype=F64)]))
+        close(y[0, k * Q:(k + 1) * Q], expected @ h[:2] + layer.conv.bias[k * Q:(k + 1) * Q])
+
+
 @pytest.mark.parametrize(("error", "call"), [
     (StructureError, lambda: GCNConv(P, Q)(torch.randn(M, P), EDGES)),
     (StructureError, lambda: GATConv(P, Q)(torch.randn(M, P), EDGES)),
@@ -225,6 +257,7 @@ def test_gat_equals_pytorch_geometrics(x):
     (ConfigError, lambda: ChebConv(P, Q, 3, normalize="rw")),
     (ConfigError, lambda: DiffusionConv(P, Q, 0)),
     (ConfigError, lambda: GATConv(P, Q, 0)),
+    (ConfigError, lambda: GATv2Conv(P, Q, 0)),
     (ConfigError, lambda: RelationalConv(P, Q, 3, num_bases=2, num_blocks=2)),
     (ConfigError, lambda: RelationalConv(P, Q, 3, aggr="max")),
 ])

@@ -21,7 +21,7 @@ from structconv.bench.suites.graph_peers import (
     leaf,
 )
 from structconv.mechanisms import STRUCTURE, Additive, DotProduct
-from structconv.nn import ChebConv, Conv, GATConv, GCNConv
+from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv
 from structconv.primitives.csr import spmm
 from structconv.structures import Graph
 from structconv.weights import HeadBlocks
@@ -122,12 +122,10 @@ def _gat_kernel(heads: int, channels: int, size: Size) -> Contest:
 def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Contest:
     """Additive attention with a leaky ReLU along edges; the values are the projected sources."""
     graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
-    scores = Additive(channels, heads, activation=partial(nn.functional.leaky_relu, negative_slope=0.2))
-    ours: Any = Conv(scores.masked(keep=STRUCTURE).softmax(), in_channels, wide, weight=HeadBlocks(), bias=False)
+    ours: Any = GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
     score = next(part for part in ours.modules() if isinstance(part, Additive))
     nn.init.zeros_(score.target.linear.bias)
-    rows = heads_to_rows(ours.weight.values)
-    copied(score.source.linear.weight, rows)
+    rows = heads_to_rows(ours.conv.weight.values)
     x, found = leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
         pyg = library.GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
@@ -145,8 +143,9 @@ def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Contest:
         copied(dgl.attn, score.vector[None])
         found.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl, needs=_GATHERED * 4
                              * graph.num_edges * wide))
-    return Contest(ours=entrant("ours", ours, lambda: ours(x, structure=graph), x), peers=tuple(found),
-                   edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"))
+    return Contest(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+                   edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
+                   least=_least(graph.num_edges, graph.num_nodes, wide, 2 * in_channels * wide))
 
 
 def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Contest:

@@ -116,7 +116,8 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
         return calls.additive_forward(kernels, by_target, q, k, x, vector * amplitude, kind, parameter, drop.plain())
     dtype = wide(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
-    p_KE, lse = ends.softmax_parts(_scores(ends, *(t.to(dtype) for t in (q, k, vector)), activation, slope))
+    scores = _scores(ends, q.to(dtype), k.to(dtype), vector, activation, slope)
+    p_KE, lse = ends.softmax_parts(scores)
     kept = ends.kept(drop, q.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
     return ends.collect(w_KE, x.to(dtype)).to(x.dtype).contiguous(), lse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,6 +48,9 @@ def dense_additive_attention(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, *,
     takes one product and one reciprocal; its absolute error stays below 2^-20, whatever cancels in q + k. Where some
     |2 q| or |2 k| is above 80, or is no number, exponentials of the sums are taken.
 
+    Native kernels never read the pairs that `causal` leaves out; torch's operators, which stand in for other dtypes and
+    devices, multiply their values by zero, through which a NaN passes.
+
     Cost: N M K (4 D + 2 C) flops; memory O((M + N) K (D + C)), as every pass computes the scores again. Derivatives
     of higher order go through blocks of (N, M, K, D).
 
@@ -88,12 +92,12 @@ def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, s
     drop, kernels = Drop(p, seed, batch_heads), _usable(q, x)
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
-        *operands, kind = _operands(q, k, x, kind, parameter)
-        y, lse = calls.additive_forward(kernels, _sides(q, k, causal)[0], *operands, vector * amplitude, kind,
+        a, b, values, kind = _operands(q, k, x, kind, parameter)
+        y, lse = calls.additive_forward(kernels, _sides(q, k, causal)[0], a, b, values, vector * amplitude, kind,
                                         parameter, drop.plain())
         return y.to(x.dtype), lse
-    dtype, pieces, logs = wide(q.dtype), [], []
-    q, k, values, vector = (t.to(dtype) for t in (q, k, x, vector))
+    pieces, logs = [], []
+    q, k, values, vector = (t.to(wide(q.dtype)) for t in (q, k, x, vector))
     for rows in _blocks(q, k):
         scores = _scores(rows, q, k, vector, activation, slope, causal)
         lse = scores.logsumexp(-1)
@@ -111,30 +115,32 @@ def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: T
         kind, parameter, amplitude = as_logistic(activation, slope)
         q, k, x, kind = _operands(q, k, x, kind, parameter)
         saved = y.to(x.dtype), lse
-        *found, last = calls.additive_backward(kernels, *_sides(q, k, causal), q, k, x, vector * amplitude, saved,
-                                               grad.to(x.dtype), kind, parameter, drop.plain())
-        found.append(last * amplitude)
+        found = calls.additive_backward(kernels, *_sides(q, k, causal), q, k, x, vector * amplitude, saved,
+                                        grad.to(x.dtype), kind, parameter, drop.plain())
+        found = *found[:3], found[3] * amplitude
     else:
         dtype = wide(q.dtype)
-        found = _gradients(*(t.to(dtype) for t in (*stored, y, grad)), lse, drop, activation, slope, causal)
+        found = _gradients([t.to(dtype) for t in stored], y.to(dtype), lse, grad.to(dtype), drop, activation, slope,
+                           causal)
     first, second, third, fourth = (g.to(t.dtype) for g, t in zip(found, stored, strict=True))
     return first, second, third, fourth
 
 
-def _gradients(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, g: Tensor, lse: Tensor, drop: Drop,
-               activation: str, slope: float, causal: bool) -> list[Tensor]:
-    found = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, x, vector)]
+def _gradients(operands: Sequence[Tensor], y: Tensor, lse: Tensor, g: Tensor, drop: Drop, activation: str,
+               slope: float, causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, k, x, vector = operands
+    grad_q, grad_k, grad_x, grad_vector = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in operands)
     for rows in _blocks(q, k):
         p = torch.exp(_scores(rows, q, k, vector, activation, slope, causal) - lse[rows].unsqueeze(-1))
         weights, shift = p * _kept(rows, q, k, drop), (g[rows] * y[rows]).sum(-1, keepdim=True)
-        found[2] += torch.einsum("nhm,nhc->mhc", weights, g[rows])
+        grad_x += torch.einsum("nhm,nhc->mhc", weights, g[rows])
         ds = weights * torch.einsum("nhc,mhc->nhm", g[rows], x) - p * shift
         value, rate = derivative(_sums(rows, q, k), activation, slope)
-        found[3] += torch.einsum("nhm,nmhd->hd", ds, value)
+        grad_vector += torch.einsum("nhm,nmhd->hd", ds, value)
         part = ds.transpose(1, 2).unsqueeze(-1) * rate * vector
-        found[0][rows] = part.sum(1)
-        found[1] += part.sum(0)
-    return found
+        grad_q[rows] = part.sum(1)
+        grad_k += part.sum(0)
+    return grad_q, grad_k, grad_x, grad_vector
 
 
 def _blocks(q: Tensor, k: Tensor) -> list[slice]:
