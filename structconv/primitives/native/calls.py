@@ -25,9 +25,14 @@ _BILINEAR_BACKWARD = struct.Struct(_LAYOUT * 2 + "P" + _ROWS * 8 + "PPPP" + "qqq
 _ADDITIVE = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "q" * 7 + "d" + _DROP)
 _ADDITIVE_BACKWARD = struct.Struct(_LAYOUT * 2 + _ROWS * 8 + "PPPPP" + "q" * 7 + "d" + _DROP)
 
+_WINDOW = "PPP" * 2 + _ROWS * 3 + "PP" + "q" * 12 + "d" + _DROP
+_WINDOW_FORWARD = struct.Struct(_WINDOW + _ROWS + "P")
+_WINDOW_BACKWARD = struct.Struct(_WINDOW + _ROWS * 5 + "PPP")
+
 MAX_CHANNELS = 56 * 128
 _SUMMED_PIECES = 256
 _NO_VECTORS = (0,) * 14
+_WINDOW_SPAN = 256  # kSpan of src/window.cpp
 _STORED = (torch.float32, torch.bfloat16)
 Drop = tuple[float, int, int]  # p, seed, heads of one batch entry
 _RANGES = 256  # of rows, each with its own part of a gradient that all rows share
@@ -243,6 +248,61 @@ def _pairs(pairs: Csr | Dense) -> tuple[int, int, int, int, int]:
 
 def _causal(pairs: Csr | Dense) -> int:
     return int(isinstance(pairs, Dense) and pairs.causal)
+
+
+class WindowCall(NamedTuple):
+    """What both passes of `window_attention` share.
+
+    Args:
+        lines: indptr, line and combination by target, then by source, int32; see src/api.h.
+        tables: the offsets' bias by falling and by rising offset, float32 (K or 1, combinations, below + above + 31).
+        size, step, below, above: entries of the last axis, its dilation and its offsets.
+    """
+
+    lines: tuple[Tensor, ...]
+    tables: tuple[Tensor, Tensor]
+    size: int
+    step: int
+    below: int
+    above: int
+    scale: float
+    drop: Drop
+
+    def tasks(self) -> int:
+        """How many parts the rows of one head are computed in: as many tables of gradients are added up."""
+        return (self.lines[0].shape[0] - 1) * self.step * -(-self.size // (_WINDOW_SPAN * self.step))
+
+    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, ...]:
+        """The fields of `WindowArgs`."""
+        entries, heads, depth = q.shape
+        falling, rising = self.tables
+        one = falling[0].numel()
+        return (*(index.data_ptr() for index in self.lines), *_rows(q), *_rows(k), *_rows(v), falling.data_ptr(),
+                rising.data_ptr(), 0 if falling.shape[0] == 1 else one, one, self.lines[0].shape[0] - 1, self.size,
+                self.step, self.below, self.above, heads, depth, v.shape[2], _half(q), torch.get_num_threads(),
+                self.scale, *_drop(self.drop, entries, 0))
+
+
+def window_forward(kernels: Core, call: WindowCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(y, lse)."""
+    q, k, v = _unit(q), _unit(k), _unit(v)
+    y = v.new_empty((*q.shape[:2], v.shape[2]))
+    lse = torch.empty(q.shape[:2], dtype=torch.float32)
+    kernels.window_forward(_WINDOW_FORWARD.pack(*call.pack(q, k, v), *_rows(y), lse.data_ptr()))
+    return y, lse
+
+
+def window_backward(kernels: Core, call: WindowCall, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor,
+                    grad: Tensor, table_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k and v, and of the table by falling offset, (K, combinations, below + above + 31)."""
+    q, k, v, y, grad, lse = _unit(q), _unit(k), _unit(v), _unit(y), _unit(grad), lse.contiguous()
+    grads = [t.new_empty(t.shape) for t in (q, k, v)]
+    delta = torch.empty_like(lse)
+    parts = torch.zeros((q.shape[1], call.tasks(), *call.tables[0].shape[1:])) if table_grad else None
+    rows = [number for t in (y, grad, *grads) for number in _rows(t)]
+    kernels.window_backward(_WINDOW_BACKWARD.pack(*call.pack(q, k, v), *rows, lse.data_ptr(), delta.data_ptr(),
+                                                  _pointer(parts)))
+    return grads[0], grads[1], grads[2], None if parts is None else parts.sum(1)
 
 
 def _layout(layout: Csr) -> tuple[int, int, int, int, int]:

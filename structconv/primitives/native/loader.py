@@ -23,7 +23,7 @@ import torch
 from structconv.primitives.native import build
 
 _KERNELS = ("expect_writes", "spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward",
-            "bilinear_backward", "additive_forward", "additive_backward")
+            "bilinear_backward", "additive_forward", "additive_backward", "window_forward", "window_backward")
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
 _TURNED_OFF = "STRUCTCONV_NATIVE=0 turns it off"
@@ -75,6 +75,8 @@ class Core:
     bilinear_backward: Callable[[bytes], None]
     additive_forward: Callable[[bytes], None]
     additive_backward: Callable[[bytes], None]
+    window_forward: Callable[[bytes], None]
+    window_backward: Callable[[bytes], None]
 
 
 def core() -> Core | None:

@@ -128,4 +128,37 @@ struct AdditiveBackwardArgs {
     DropArgs drop;
 };
 
+constexpr int64_t kWindowChannels = 256;
+
+// The lines of a grid (its entries along the last axis) near each line, and at which offset: its row in the table.
+struct WindowLines {
+    const int32_t *indptr, *line, *combination;
+};
+
+// Output n and input m are a pair where the table, at the offset m - n, is not -inf. `falling` and `rising` hold it for
+// each head and combination of offsets on the leading axes, by falling and by rising offset on the last one, between
+// 15 numbers -inf on either side; below and above count the offsets, by `step` entries, before and behind zero.
+struct WindowArgs {
+    WindowLines by_target, by_source;
+    Rows q, k, v;
+    const float *falling, *rising;
+    int64_t table_head, table_size;  // numbers from head to head (0: all alike); of one head
+    int64_t lines, size, step, below, above, heads, depth, channels, half, threads;
+    double scale;
+    DropArgs drop;
+};
+
+struct WindowForwardArgs {
+    WindowArgs window;
+    Rows y;
+    float* lse;  // (entries, heads)
+};
+
+struct WindowBackwardArgs {
+    WindowArgs window;
+    Rows y, grad, grad_q, grad_k, grad_v;
+    const float* lse;
+    float *delta, *grad_table;  // (entries, heads), scratch; (heads, tasks a head, table_size), zero, by falling offset
+};
+
 }  // namespace structconv

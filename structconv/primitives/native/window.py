@@ -1,0 +1,286 @@
+"""`window_attention`: attention within a window of a grid, without a list of pairs and without pair-sized tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.native import calls
+from structconv.primitives.native.edges import Drop, wide
+from structconv.primitives.native.registry import check_dropout, register_gradient, twice_differentiable
+from structconv.primitives.segments import masked_softmax
+
+__all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
+
+#: Channels of queries and of values that the native kernel holds: kWindowChannels of src/api.h.
+MAX_WINDOW_CHANNELS = 256
+_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
+
+
+def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None, *, shape: Sequence[int],
+                     below: Sequence[int], above: Sequence[int], dilation: Sequence[int], scale: float = 1.0,
+                     dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+    """y_nh = sum_o p_noh v_(n + o)h, p = softmax over the offsets o of scale <q_nh, k_(n + o)h> + table_ho.
+
+    Neighbourhood attention (Hassani et al. 2023) with windows that shrink at the border, on a sequence the sliding
+    window of Longformer (Beltagy et al. 2020, section 3.1), dilated or not. Offsets off the grid do not exist, nor do
+    those whose number in the table is -inf: what the entries there hold, NaN included, reaches nothing.
+
+    Args:
+        q, k: (N, K, D), v (N, K, C), any strides, of one dtype. Entries are the points of the grid, row-major.
+            float32 and bfloat16 (sums in float32), up to `MAX_WINDOW_CHANNELS` of D and C, run natively on a CPU;
+            anything else by one torch operator after the other an offset, with (N, K) numbers for each.
+        table: (K or 1, B_1 + A_1 + 1, ...) a bias for each offset, with a gradient; `None` for zeros.
+        shape: of the grid, (S_1, ..., S_L).
+        below, above: B and A: offsets -B_l d_l, ..., A_l d_l along axis l, A = 0 on a sequence being a causal window.
+        dilation: d.
+        scale: of the products.
+        dropout, seed, batch_heads: as for `affine_attention`.
+
+    Returns:
+        (N, K, C) of the dtype of v.
+
+    Cost: 2 N W K (D + C) flops for W offsets, those on the last axis counted as 15 more; memory O(N K (D + C)).
+    Derivatives of higher order hold (W, N, K) tensors.
+
+    Raises:
+        ShapeError: if the sizes do not fit each other or the grid.
+        ConfigError: for a p outside [0, 1), dropout without a seed, or offsets that are not one each axis.
+    """
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+    grid.check()
+    if q.dim() != 3 or q.shape[0] != math.prod(shape):
+        raise ShapeError("window_attention", f"q must have shape (N={math.prod(shape)}, K, D)", tuple(q.shape))
+    if k.shape != q.shape:
+        raise ShapeError("window_attention", f"k must have shape {tuple(q.shape)}", tuple(k.shape))
+    if v.dim() != 3 or v.shape[:2] != q.shape[:2]:
+        raise ShapeError("window_attention", f"v must have shape {(*q.shape[:2], 'C')}", tuple(v.shape))
+    if not q.dtype == k.dtype == v.dtype:
+        raise ShapeError("window_attention", "q, k and v must share one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}")
+    if table is None:
+        table = q.new_zeros((1, *grid.widths), dtype=wide(q.dtype))
+    if table.shape[0] not in (1, q.shape[1]) or tuple(table.shape[1:]) != grid.widths:
+        raise ShapeError("window_attention", f"table must have shape (K={q.shape[1]} or 1, {grid.widths})",
+                         tuple(table.shape))
+    check_dropout("window_attention", dropout, seed)
+    heads = q.shape[1] if batch_heads is None else batch_heads
+    return torch.ops.structconv.window_attention(q, k, v, table, *grid, scale, dropout, seed, heads)[0]
+
+
+class _Grid(NamedTuple):
+    """The offsets of a window on a grid."""
+
+    shape: tuple[int, ...]
+    below: tuple[int, ...]
+    above: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many offsets there are on each axis."""
+        return tuple(b + a + 1 for b, a in zip(self.below, self.above, strict=True))
+
+    def check(self) -> None:
+        """Raise `ConfigError` unless each axis has its offsets."""
+        for name, numbers, least in (("below", self.below, 0), ("above", self.above, 0),
+                                     ("dilation", self.dilation, 1)):
+            if len(numbers) != len(self.shape) or not self.shape or min(numbers) < least:
+                raise ConfigError("window_attention", f"{name} must have a number of at least {least} for each of the "
+                                  f"{len(self.shape)} axes", numbers)
+
+    def offsets(self) -> Iterator[tuple[int, ...]]:
+        """In entries along each axis, in the order of a flattened table."""
+        axes = [[d * i for i in range(-b, a + 1)]
+                for b, a, d in zip(self.below, self.above, self.dilation, strict=True)]
+        return itertools.product(*axes)
+
+    def shifted(self, x: Tensor, offset: Sequence[int]) -> Tensor:
+        """y_n = x_(n + offset) of (N, ...), zero where there is no such entry."""
+        if any(abs(o) >= size for o, size in zip(offset, self.shape, strict=True)):
+            return torch.zeros_like(x)
+        y, padding = x.unflatten(0, self.shape), [0, 0] * (x.dim() - 1)
+        for axis, (o, size) in reversed(list(enumerate(zip(offset, self.shape, strict=True)))):
+            y = y.narrow(axis, max(o, 0), size - abs(o))
+            padding += [max(-o, 0), max(o, 0)]
+        return F.pad(y, padding).flatten(0, len(self.shape) - 1)
+
+
+# -- one operator after the other, an offset at a time -------------------------------------------------------------
+
+def _keep(grid: _Grid, q: Tensor, table: Tensor) -> Tensor:
+    """Which pairs exist: (W, N, K)."""
+    inside = torch.stack([grid.shifted(q.new_ones(q.shape[0]), offset) for offset in grid.offsets()]) > 0
+    return inside.unsqueeze(-1) & (table.flatten(1) != -torch.inf).t().unsqueeze(1).expand(-1, -1, q.shape[1])
+
+
+def _scores(grid: _Grid, q: Tensor, k: Tensor, table: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """scale <q_n, k_(n + o)> + table_o of the pairs that exist, -inf at the others: (W, N, K)."""
+    found = []
+    for o, kept, bias in zip(grid.offsets(), keep, table.flatten(1).unbind(1), strict=True):
+        near = torch.where(kept.unsqueeze(-1), grid.shifted(k, o), 0)
+        found.append(torch.where(kept, scale * (q * near).sum(-1) + bias, -torch.inf))
+    return torch.stack(found)
+
+
+def _factors(grid: _Grid, drop: Drop, q: Tensor) -> Tensor | None:
+    """What dropout multiplies the weights by, (W, N, K); `None` without."""
+    if drop.p == 0 or drop.seed is None:
+        return None
+    n, head = torch.arange(q.shape[0], device=q.device), torch.arange(q.shape[1], device=q.device)
+    pairs = torch.stack([grid.shifted(n, offset) * q.shape[0] + n for offset in grid.offsets()]).unsqueeze(-1)
+    uniform = hash_uniform(drop.seed, head // drop.batch_heads, head % drop.batch_heads, pairs)
+    return (uniform >= drop.p).to(q.dtype) / (1 - drop.p)
+
+
+def _composed(grid: _Grid, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, drop: Drop) -> Tensor:
+    """y by differentiable operators: what a second derivative is taken of."""
+    keep, factors = _keep(grid, q, table), _factors(grid, drop, q)
+    weights = masked_softmax(_scores(grid, q, k, table, keep, scale), keep, 0)
+    return _collect(grid, weights if factors is None else weights * factors, keep, v)
+
+
+def _collect(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
+    """sum_o w_on x_(n + o)."""
+    parts = (w.unsqueeze(-1) * torch.where(kept.unsqueeze(-1), grid.shifted(x, o), 0)
+             for o, w, kept in zip(grid.offsets(), weights, keep, strict=True))
+    return sum(parts, x.new_zeros(()))
+
+
+def _spread(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
+    """sum_o w_on x_n at m = n + o: the adjoint of `_collect`."""
+    parts = (grid.shifted(torch.where(kept.unsqueeze(-1), w.unsqueeze(-1) * x, 0), [-i for i in o])
+             for o, w, kept in zip(grid.offsets(), weights, keep, strict=True))
+    return sum(parts, x.new_zeros(()))
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+def _native(q: Tensor, v: Tensor) -> Any:
+    """The kernels if they take these."""
+    small = 0 < q.shape[-1] <= MAX_WINDOW_CHANNELS and 0 < v.shape[-1] <= MAX_WINDOW_CHANNELS and q.numel() > 0
+    return calls.usable(v, 0) if small and q.dtype == v.dtype else None
+
+
+def _call(grid: _Grid, table: Tensor, scale: float, drop: Drop) -> calls.WindowCall:
+    combined = table.detach().to(torch.float32).reshape(table.shape[0], -1, table.shape[-1])
+    falling, rising = (F.pad(t, (15, 15), value=-torch.inf).contiguous() for t in (combined.flip(-1), combined))
+    lines = _lines((1, *grid.shape[:-1]), (0, *grid.below[:-1]), (0, *grid.above[:-1]), (1, *grid.dilation[:-1]))
+    return calls.WindowCall(lines, (falling, rising), grid.shape[-1],
+                            grid.dilation[-1], grid.below[-1], grid.above[-1], scale, drop.plain())
+
+
+@lru_cache(maxsize=64)
+def _lines(shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...], dilation: tuple[int, ...]
+           ) -> tuple[Tensor, ...]:
+    """Of each line along the last axis the lines near it and the offsets to them, by target and by source."""
+    count, sizes = math.prod(shape), torch.tensor(shape, dtype=torch.int64)
+    strides = torch.tensor([math.prod(shape[axis + 1:]) for axis in range(len(shape))], dtype=torch.int64)
+    line = torch.arange(count).unsqueeze(-1) // strides % sizes
+    offsets = torch.tensor(list(_Grid(shape, below, above, dilation).offsets()), dtype=torch.int64)
+    found: list[Tensor] = []
+    for sign in (1, -1):
+        near = line.unsqueeze(1) + sign * offsets.view(1, -1, len(shape))
+        owner, combination = ((near >= 0) & (near < sizes)).all(-1).nonzero(as_tuple=True)
+        entries = (near * strides).sum(-1)[owner, combination]
+        indptr = torch.searchsorted(owner, torch.arange(count + 1))
+        found += [t.to(torch.int32).contiguous() for t in (indptr, entries, combination)]
+    return tuple(found)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
+             above: Sequence[int], dilation: Sequence[int], scale: float, p: float, seed: Tensor | None,
+             batch_heads: int) -> tuple[Tensor, Tensor]:
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+    drop, kernels = Drop(p, seed, batch_heads), _native(q, v)
+    if kernels is not None:
+        return calls.window_forward(kernels, _call(grid, table, scale, drop), q, k, v)
+    dtype = wide(q.dtype)
+    keep, factors = _keep(grid, q, table), _factors(grid, drop, q)
+    scores = _scores(grid, q.to(dtype), k.to(dtype), table.to(dtype), keep, scale)
+    weights = masked_softmax(scores, keep, 0)
+    lse = torch.where(weights.sum(0) == 0, torch.inf, scores.logsumexp(0))
+    weights = weights if factors is None else weights * factors
+    return _collect(grid, weights, keep, v.to(dtype)).to(v.dtype).contiguous(), lse
+
+
+def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Tensor, grad: Tensor,
+              shape: Sequence[int], below: Sequence[int], above: Sequence[int], dilation: Sequence[int], scale: float,
+              p: float, seed: Tensor | None, batch_heads: int, table_grad: bool
+              ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+    drop, kernels, heads = Drop(p, seed, batch_heads), _native(q, v), table.shape[0]
+    if kernels is not None:
+        *grads, found = calls.window_backward(kernels, _call(grid, table, scale, drop), q, k, v, y, lse, grad,
+                                              table_grad)
+        if found is None:
+            return *grads, table.new_zeros(table.shape)
+        found = found[..., 15:-15].flip(-1)
+        return *grads, (found if heads > 1 else found.sum(0)).reshape(table.shape).to(table.dtype)
+    dtype = wide(q.dtype)
+    q_, k_, v_, g = (t.to(dtype) for t in (q, k, v, grad))
+    keep, factors = _keep(grid, q, table), _factors(grid, drop, q_)
+    weights = torch.where(keep, torch.exp(_scores(grid, q_, k_, table.to(dtype), keep, scale) - lse), 0)
+    through = torch.stack([(g * grid.shifted(v_, offset)).sum(-1) for offset in grid.offsets()])
+    through = through if factors is None else through * factors
+    ds = torch.where(keep, weights * (through - (g * y).sum(-1)), 0)
+    grads = [scale * _collect(grid, ds, keep, k_), scale * _spread(grid, ds, keep, q_),
+             _spread(grid, weights if factors is None else weights * factors, keep, g)]
+    sums = ds.sum(1).t()
+    grad_table = (sums if heads > 1 else sums.sum(0)).reshape(table.shape).to(table.dtype)
+    return *(t.to(q.dtype).contiguous() for t in grads), grad_table.contiguous()  # type: ignore[return-value]
+
+
+# -- registration -------------------------------------------------------------------------------------------------
+
+def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    q, _, v = args[:3]
+    return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
+
+
+def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in args[:4])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *grid, ctx.scale, ctx.p, seed, ctx.batch_heads = inputs[4:]
+    ctx.grid = _Grid(*(tuple(numbers) for numbers in grid))
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:4], seed, *output)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * 12
+    if grad is None:
+        return nothing
+    *tensors, seed, y, lse = ctx.saved_tensors
+    needed = ctx.needs_input_grad[:4]
+    if torch.is_grad_enabled():
+        drop = Drop(ctx.p, seed, ctx.batch_heads)
+        found = twice_differentiable(lambda q, k, v, table: _composed(ctx.grid, q, k, v, table, ctx.scale, drop),
+                                     tensors, needed, grad)
+    else:
+        found = torch.ops.structconv.window_attention_backward(*tensors, y, lse, grad, *ctx.grid, ctx.scale, ctx.p,
+                                                               seed, ctx.batch_heads, needed[3])
+    return *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[4:]
+
+
+_OPTIONS = "int[] below, int[] above, int[] dilation, float scale, float p, Tensor? seed, SymInt batch_heads"
+for _name, _schema, _kernel, _fake in (
+        ("window_attention", f"Tensor q, Tensor k, Tensor v, Tensor table, SymInt[] shape, {_OPTIONS}) "
+         "-> (Tensor, Tensor)", _forward, _forward_fake),
+        ("window_attention_backward", "Tensor q, Tensor k, Tensor v, Tensor table, Tensor y, Tensor lse, Tensor grad, "
+         f"SymInt[] shape, {_OPTIONS}, bool table_grad) -> (Tensor, Tensor, Tensor, Tensor)", _backward,
+         _backward_fake)):
+    _LIBRARY.define(f"{_name}({_schema}")
+    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
+register_gradient("window_attention", _differentiate, _save)
