@@ -12,8 +12,9 @@ from structconv.kernels import (
     relational,
     shifts,
     sparse_attention,
+    window_attention,
 )
 from structconv.kernels.reference import reference
 
 __all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "grid", "reassociation",
-           "reference", "relational", "shifts", "sparse_attention"]
+           "reference", "relational", "shifts", "sparse_attention", "window_attention"]

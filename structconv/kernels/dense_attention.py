@@ -14,6 +14,7 @@ from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Masked, Normalised
 from structconv.bases.scores import Bilinear, QueryKey
+from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
 from structconv.structures.supports import And, Causal, Padding, Support
 
@@ -132,7 +133,7 @@ def recognise(basis: Basis) -> ScaledDotProduct | None:
                 return None
             scale *= node.factor
         node = node.child
-    if not isinstance(node, Bilinear) or listed_graph(basis.child) is not None:
+    if not isinstance(node, Bilinear) or window_attention.recognise(basis) or listed_graph(basis.child) is not None:
         return None
     existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)
     if existing is not None and existing.causal and existing.masked:

@@ -10,9 +10,11 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import exact_graph
-from structconv.bases.pairwise import Dropped, LeakyReLU, Masked, Normalised, Sum, Unary
+from structconv.bases.pairwise import Dropped, LeakyReLU, Normalised, Sum, Unary
 from structconv.bases.scores import Bilinear, EdgeScore, ProjectedAffine, Terms
+from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
+from structconv.kernels.window_attention import scaled_product, unmasked
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.projected import projected_attention
@@ -132,41 +134,30 @@ def recognise(basis: Basis) -> EdgeAttention | None:
     p, seed, weights = (basis.p, basis.seed, basis.child) if isinstance(basis, Dropped) else (0.0, None, basis)
     if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
         return None
-    node = _unmasked(weights.child)
+    node = unmasked(weights.child)
     if not isinstance(node, LeakyReLU | Terms | Bilinear | Scaled | Sum):
+        return None
+    if window_attention.recognise(basis) is not None:  # which needs no list
         return None
     graph = exact_graph(weights.child)
     if graph is None:
         return None
-    slope, inner = (node.negative_slope, _unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
+    slope, inner = (node.negative_slope, unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
     if isinstance(inner, Terms):
         return AffineEdges(basis, graph, p, seed, inner, slope) if slope >= 0 else None
     if isinstance(node, LeakyReLU):
         return None
     product, bias = _product_and_bias(node, graph)
-    scale, scores = _scale(product)
+    scale, scores = scaled_product(product)
     return BilinearEdges(basis, graph, p, seed, scores, bias, scale) if scores is not None else None
-
-
-def _unmasked(node: Basis) -> Basis:
-    while isinstance(node, Masked):
-        node = node.child
-    return node
 
 
 def _product_and_bias(node: Basis, graph: Graph) -> tuple[Basis, EdgeScore | None]:
     if isinstance(node, Sum):
         for product, bias in ((node.first, node.second), (node.second, node.first)):
             if isinstance(bias, EdgeScore) and bias.graph.edge_index is graph.edge_index:
-                return _unmasked(product), bias
+                return unmasked(product), bias
     return node, None
-
-
-def _scale(node: Basis) -> tuple[float, Bilinear | None]:
-    scale = 1.0
-    while isinstance(node, Scaled) and not isinstance(node.factor, Tensor):
-        scale, node = scale * node.factor, _unmasked(node.child)
-    return scale, node if isinstance(node, Bilinear) else None
 
 
 register_form("structconv.edge_attention", recognise, Normalised, Dropped)

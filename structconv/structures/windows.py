@@ -62,7 +62,7 @@ class Window(Support):
         return dataclasses.replace(self, grid=grid)
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
-        axes = self._axes()
+        axes = self.axes()
         if self.centre is not None:
             return (m - self.centre[..., n]).abs() <= axes[0][0]
         if self.grid is None:
@@ -87,7 +87,7 @@ class Window(Support):
         periodic = self.grid is not None and self.grid.periodic
         axes = [enumeration.circle_pairs(size, radius, dilation, device) if periodic
                 else enumeration.window_pairs(size, size if self.grid else num_outputs, radius, dilation, device)
-                for (radius, dilation), size in zip(self._axes(), shape, strict=True)]
+                for (radius, dilation), size in zip(self.axes(), shape, strict=True)]
         return listed(enumeration.product_pairs(axes, shape), num_inputs, num_outputs)
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
@@ -95,7 +95,7 @@ class Window(Support):
             return None
         sizes = (num_inputs,) if self.grid is None else self.grid.shape
         bound = num_outputs
-        for (radius, _), size in zip(self._axes(), sizes, strict=True):
+        for (radius, _), size in zip(self.axes(), sizes, strict=True):
             bound *= min(2 * radius + 1, size)
         return bound
 
@@ -105,11 +105,11 @@ class Window(Support):
     def _edges_near(self, centre: Tensor, num_inputs: int) -> Graph | None:
         if centre.dim() > 1 or torch.compiler.is_compiling():
             return None
-        wider = enumeration.near_pairs(num_inputs, centre, self._axes()[0][0] + 1)
+        wider = enumeration.near_pairs(num_inputs, centre, self.axes()[0][0] + 1)
         graph = listed(wider, num_inputs, centre.shape[0])
         return filtered(graph, self.to(centre.device).contains(graph.source, graph.target))
 
-    def _axes(self) -> list[tuple[int, int]]:
+    def axes(self) -> list[tuple[int, int]]:
         """(radius, dilation) of each axis."""
         self._check_axes()
         axes = 1 if self.grid is None else self.grid.ndim

@@ -20,6 +20,8 @@ DECLARE(bilinear_forward, BilinearForwardArgs);
 DECLARE(bilinear_backward, BilinearBackwardArgs);
 DECLARE(additive_forward, AdditiveForwardArgs);
 DECLARE(additive_backward, AdditiveBackwardArgs);
+DECLARE(window_forward, WindowForwardArgs);
+DECLARE(window_backward, WindowBackwardArgs);
 #define CALL(name) SC_JOIN(name, SC_ISA)
 
 using namespace structconv;
@@ -246,13 +248,65 @@ void additive(const Case& c, int64_t heads, int64_t channels, int64_t depth, int
            "additive gradients", heads, channels, half);
 }
 
+// A window of radius 1 over `lines` lines, and of `below` and `above` entries by `step` on a line.
+void window(int64_t lines, int64_t size, int64_t step, int64_t below, int64_t above, int64_t heads, int64_t channels,
+            int64_t depth, int half, double p) {
+    std::vector<int32_t> indptr{0}, near, ahead, behind;
+    for (int64_t line = 0; line < lines; ++line) {
+        for (int64_t other = line ? line - 1 : 0; other < lines && other <= line + 1; ++other) {
+            near.push_back(static_cast<int32_t>(other));
+            ahead.push_back(static_cast<int32_t>(other - line + 1));
+            behind.push_back(static_cast<int32_t>(line - other + 1));
+        }
+        indptr.push_back(static_cast<int32_t>(near.size()));
+    }
+    const int64_t entries = lines * size, width = below + above + 31, one = 3 * width, in = entries * heads;
+    Block falling(heads * one, 0, -1, 1), rising(heads * one, 0, 0, 0);
+    for (int64_t row = 0; row < 3 * heads; ++row)
+        for (int64_t i = 0; i < width; ++i) {
+            if (i < 15 || i >= width - 15) falling.set(row * width + i, -INFINITY);
+            rising.set(row * width + width - 1 - i, falling.get(row * width + i));
+        }
+    Block q(in * depth, half, -1, 1), k(in * depth, half, -1, 1), v(in * channels, half, 1, 1);
+    Block y(in * channels, half, 0, 0), grad(in * channels, half, -1, 1), lse(in, 0, 0, 0), delta(in, 0, 0, 0);
+    Block grad_q(in * depth, half, 0, 0), grad_k(in * depth, half, 0, 0), grad_v(in * channels, half, 0, 0);
+    const int64_t tasks = lines * step * ((size + 256 * step - 1) / (256 * step));
+    Block grad_table(heads * tasks * one, 0, 0, 0);
+    const WindowArgs shared{{indptr.data(), near.data(), ahead.data()}, {indptr.data(), near.data(), behind.data()},
+                            rows(q, heads, depth), rows(k, heads, depth), rows(v, heads, channels), falling.floats(),
+                            rising.floats(), one, one, lines, size, step, below, above, heads, depth, channels, half, 2,
+                            0.3, {p, 77, heads, entries, 0}};
+    const WindowForwardArgs forward{shared, rows(y, heads, channels), lse.floats()};
+    CALL(window_forward)(&forward);
+    for (int64_t i = 0; p == 0 && i < y.size(); ++i)
+        expect(std::fabs(y.get(i) - 1.0f) <= 1e-2f, "window means", heads, channels, half);
+    const WindowBackwardArgs backward{shared, rows(y, heads, channels), rows(grad, heads, channels),
+                                      rows(grad_q, heads, depth), rows(grad_k, heads, depth),
+                                      rows(grad_v, heads, channels), lse.floats(), delta.floats(), grad_table.floats()};
+    CALL(window_backward)(&backward);
+    expect(grad_q.finite() && grad_k.finite() && grad_v.finite() && grad_table.finite(), "window gradients", heads,
+           channels, half);
+}
+
+void windows() {
+    const int64_t grids[][5] = {{1, 700, 1, 70, 70}, {3, 40, 1, 9, 9}, {2, 37, 3, 20, 0}, {4, 5, 2, 1, 3},
+                                {2, 3, 7, 1, 1}};
+    const int64_t shapes[][3] = {{2, 7, 5}, {1, 32, 32}, {1, 256, 1}, {1, 3, 256}};
+    for (const auto& [lines, size, step, below, above] : grids)
+        for (const auto& [heads, channels, depth] : shapes)
+            for (int half = 0; half < 2; ++half)
+                for (double p : {0.0, 0.5}) window(lines, size, step, below, above, heads, channels, depth, half, p);
+}
+
 }  // namespace
 
 int main() {
+    windows();
     const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
                                  {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};
     const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, {}, 0, 0, 0};
-    const Case cases[] = {make(40, 30, 700), make(30, 30, 500), make(5, 9, 12), make(4, 3, 0), nothing};
+    const Case cases[] = {make(40, 30, 700), make(30, 30, 500), make(60, 20, 4000), make(5, 9, 12), make(4, 3, 0),
+                          nothing};
     for (const Case& c : cases)
         for (const auto& [heads, channels, depth] : shapes)
             for (int half = 0; half < 2; ++half) {

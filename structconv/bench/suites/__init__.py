@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "cases"]
 
-SUITES = ("grid", "graph", "attention", "relational", "planner", "dispatch", "models")
+SUITES = ("grid", "graph", "attention", "windows", "relational", "planner", "dispatch", "models")
 
 
 def cases(suite: str) -> tuple[Case | Probe, ...]:

@@ -219,12 +219,11 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
     drop, kernels, heads = Drop(p, seed, batch_heads), _native(q, v), table.shape[0]
     if kernels is not None:
-        *grads, found = calls.window_backward(kernels, _call(grid, table, scale, drop), q, k, v, y, lse, grad,
-                                              table_grad)
-        if found is None:
-            return *grads, table.new_zeros(table.shape)
-        found = found[..., 15:-15].flip(-1)
-        return *grads, (found if heads > 1 else found.sum(0)).reshape(table.shape).to(table.dtype)
+        grad_q, grad_k, grad_v, found = calls.window_backward(kernels, _call(grid, table, scale, drop), q, k, v, y,
+                                                              lse, grad, table_grad)
+        sums = table.new_zeros(table.shape) if found is None else found[..., 15:-15].flip(-1)
+        sums = sums if heads > 1 or found is None else sums.sum(0)
+        return grad_q, grad_k, grad_v, sums.reshape(table.shape).to(table.dtype)
     dtype = wide(q.dtype)
     q_, k_, v_, g = (t.to(dtype) for t in (q, k, v, grad))
     keep, factors = _keep(grid, q, table), _factors(grid, drop, q_)
@@ -232,11 +231,12 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
     through = torch.stack([(g * grid.shifted(v_, offset)).sum(-1) for offset in grid.offsets()])
     through = through if factors is None else through * factors
     ds = torch.where(keep, weights * (through - (g * y).sum(-1)), 0)
-    grads = [scale * _collect(grid, ds, keep, k_), scale * _spread(grid, ds, keep, q_),
-             _spread(grid, weights if factors is None else weights * factors, keep, g)]
+    kept = weights if factors is None else weights * factors
     sums = ds.sum(1).t()
-    grad_table = (sums if heads > 1 else sums.sum(0)).reshape(table.shape).to(table.dtype)
-    return *(t.to(q.dtype).contiguous() for t in grads), grad_table.contiguous()  # type: ignore[return-value]
+    grad_table = (sums if heads > 1 else sums.sum(0)).reshape(table.shape).to(table.dtype).contiguous()
+    return ((scale * _collect(grid, ds, keep, k_)).to(q.dtype).contiguous(),
+            (scale * _spread(grid, ds, keep, q_)).to(q.dtype).contiguous(),
+            _spread(grid, kept, keep, g).to(q.dtype).contiguous(), grad_table)
 
 
 # -- registration -------------------------------------------------------------------------------------------------

@@ -59,43 +59,6 @@ void dots(const Others& others, const float* lanes, int64_t channels, v16* out) 
     }
 }
 
-// sums[c][lane] += weight[j][lane] row_j[c]; a weight of zero passes on nothing, whatever the row holds.
-template <int G, bool kFinite> void collect_group(const Others& others, const v16* weight, int64_t c, float* sums) {
-    v16 held[G];
-    for (int i = 0; i < G; ++i) held[i] = load<v16>(sums + 16 * (c + i));
-    for (int j = 0; j < others.count; ++j) {
-        const v16 w = weight[j];
-        const float* row = others.row[j] + c;
-        for (int i = 0; i < G; ++i) {
-            if constexpr (kFinite) held[i] += w * row[i];
-            else held[i] += w == 0.0f ? v16{} : w * row[i];
-        }
-    }
-    for (int i = 0; i < G; ++i) store(sums + 16 * (c + i), held[i]);
-}
-
-template <bool kFinite> void collect_all(const Others& others, const v16* weight, int64_t channels, float* sums) {
-    int64_t c = 0;
-    for (; c + kGroup <= channels; c += kGroup) collect_group<kGroup, kFinite>(others, weight, c, sums);
-    for (; c < channels; ++c) collect_group<1, kFinite>(others, weight, c, sums);
-}
-
-bool finite(const Others& others, int64_t channels) {
-    uint32_t odd = 0;
-    for (int j = 0; j < others.count; ++j)
-        for (int64_t c = 0; c < channels; ++c) {
-            uint32_t bits;
-            std::memcpy(&bits, others.row[j] + c, sizeof bits);
-            odd |= (bits & 0x7fffffff) >= 0x7f800000;
-        }
-    return !odd;
-}
-
-void collect(const Others& others, const v16* weight, int64_t channels, float* sums) {
-    if (finite(others, channels)) collect_all<true>(others, weight, channels, sums);
-    else collect_all<false>(others, weight, channels, sums);
-}
-
 void clear_lanes(float* lanes, int64_t channels) { std::memset(lanes, 0, 16 * channels * sizeof(float)); }
 
 // The entries first + step t of a line, t from `begin` on, in as many lanes, and the windows around them.
@@ -168,6 +131,50 @@ template <class T> struct Tile {
     }
 };
 
+bool finite(const Others& others, int64_t channels) {
+    uint32_t odd = 0;
+    for (int j = 0; j < others.count; ++j)
+        for (int64_t c = 0; c < channels; ++c) {
+            uint32_t bits;
+            std::memcpy(&bits, others.row[j] + c, sizeof bits);
+            odd |= (bits & 0x7fffffff) >= 0x7f800000;
+        }
+    return !odd;
+}
+
+// sums[c][lane] += weight[j][lane] row_j[c]; lanes that are no pair are left out where a row might hold anything.
+template <class T, int G, bool kFinite>
+void collect_group(const Tile<T>& tile, const float* table, const Others& others, const v16* weight, int64_t c,
+                   float* sums) {
+    v16 held[G];
+    for (int i = 0; i < G; ++i) held[i] = load<v16>(sums + 16 * (c + i));
+    for (int j = 0; j < others.count; ++j) {
+        const v16 w = weight[j];
+        const float* row = others.row[j] + c;
+        for (int i = 0; i < G; ++i) {
+            if constexpr (kFinite) held[i] += w * row[i];
+            else held[i] += tile.bias(table, j) == -INFINITY ? v16{} : w * row[i];
+        }
+    }
+    for (int i = 0; i < G; ++i) store(sums + 16 * (c + i), held[i]);
+}
+
+template <bool kFinite, class T>
+void collect_all(const Tile<T>& tile, const float* table, const Others& others, const v16* weight, int64_t channels,
+                 float* sums) {
+    int64_t c = 0;
+    for (; c + kGroup <= channels; c += kGroup)
+        collect_group<T, kGroup, kFinite>(tile, table, others, weight, c, sums);
+    for (; c < channels; ++c) collect_group<T, 1, kFinite>(tile, table, others, weight, c, sums);
+}
+
+template <class T>
+void collect(const Tile<T>& tile, const float* table, const Others& others, const v16* weight, int64_t channels,
+             float* sums) {
+    if (finite(others, channels)) collect_all<true>(tile, table, others, weight, channels, sums);
+    else collect_all<false>(tile, table, others, weight, channels, sums);
+}
+
 template <class T> void forward_tile(const Tile<T>& tile, const WindowForwardArgs& f, const Dropout& dropout) {
     const WindowArgs& a = f.window;
     alignas(64) float query[16 * kWindowChannels], sums[16 * kWindowChannels], space[kRows * kWindowChannels];
@@ -197,7 +204,7 @@ template <class T> void forward_tile(const Tile<T>& tile, const WindowForwardArg
             w[j] = dropout.on() ? p * tile.kept(dropout, others.entry[j], false) : p;
         }
         fetch<T>(a.v, tile.head, a.channels, space, others);
-        collect(others, w, a.channels, sums);
+        collect(tile, table, others, w, a.channels, sums);
     });
     tile.store_lanes(sums, a.channels, sum == 0.0f ? v16{} : 1.0f / sum, f.y);
     tile.store_numbers(sum == 0.0f ? splat<v16>(INFINITY) : base + logarithm(sum), f.lse);
@@ -228,7 +235,7 @@ void query_tile(const Tile<T>& tile, const WindowBackwardArgs& b, const Dropout&
             ds[j] = bias == -INFINITY ? v16{} : weight * (through - delta);
             if (grad_table) store(grad_table + start - j, load<v16>(grad_table + start - j) + ds[j]);
         }
-        collect(others, ds, a.depth, sums);
+        collect(tile, table, others, ds, a.depth, sums);
     });
     tile.store_lanes(sums, a.depth, splat<v16>(static_cast<float>(a.scale)), b.grad_q);
 }
@@ -255,9 +262,9 @@ template <class T> void key_tile(const Tile<T>& tile, const WindowBackwardArgs& 
             p[j] = bias == -INFINITY ? v16{} : weight * factor;
             ds[j] = bias == -INFINITY ? v16{} : weight * (factor * ds[j] - b.delta[at]);
         }
-        collect(others, p, a.channels, grad_v);
+        collect(tile, table, others, p, a.channels, grad_v);
         fetch<T>(a.q, tile.head, a.depth, space, others);
-        collect(others, ds, a.depth, grad_k);
+        collect(tile, table, others, ds, a.depth, grad_k);
     });
     tile.store_lanes(grad_k, a.depth, splat<v16>(static_cast<float>(a.scale)), b.grad_k);
     tile.store_lanes(grad_v, a.channels, splat<v16>(1.0f), b.grad_v);

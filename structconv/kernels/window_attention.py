@@ -1,0 +1,169 @@
+"""Attention within a window of a sequence or a grid, recognised from its tree of values: no list of pairs is made.
+
+Wide windows are computed by `window_attention`, 16 neighbouring outputs at once, which see W + 15 offsets on the last
+axis for W that count; narrow ones stay with the list of pairs and its kernel, which is then the faster of the two.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from structconv.bases.attention import Pairwise
+from structconv.bases.base import Basis, value
+from structconv.bases.linear import Scaled
+from structconv.bases.pairwise import Dropped, Masked, Normalised, Sum, Unary
+from structconv.bases.positions import Distance, Lookup, bucket
+from structconv.bases.scores import Bilinear
+from structconv.kernels.forms import register_form
+from structconv.primitives.native.window import MAX_WINDOW_CHANNELS, window_attention
+from structconv.structures.supports import And, Causal, Support, Window
+
+#: Offsets on the last axis from which on the kernel is at least as fast as a list of pairs, forward and backward.
+LEAST_WIDTH = 17
+#: What the native kernel takes; anything else is computed from lists, with the same numbers.
+STORED = (torch.float32, torch.bfloat16)
+
+
+@value
+class WindowAttention(Unary):
+    """softmax over the offsets of a window of scale <query_n, key_m> + table[m - n]; `child` is the expression.
+
+    Args:
+        p, seed: of the dropout.
+        shape, below, above, dilation: the grid and the offsets on each axis, as for `window_attention`.
+        table: (..., K or 1, *offsets), or `None`.
+    """
+
+    child: Basis
+    p: float
+    seed: Tensor | None
+    scores: Bilinear
+    table: Tensor | None
+    scale: float
+    shape: tuple[int, ...]
+    below: tuple[int, ...]
+    above: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def has_scores(self) -> bool:
+        return False
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.child.dense(dtype)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self.apply(x.unsqueeze(-3).expand(*x.shape[:-2], self.size, *x.shape[-2:]))
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.apply(r).sum(-3)
+
+    def apply(self, r: Tensor) -> Tensor:
+        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        count = math.prod(lead) * self.size
+        query, key, values = (t.expand(*lead, self.size, *t.shape[-2:]).reshape(count, *t.shape[-2:]).transpose(0, 1)
+                              for t in (self.scores.query, self.scores.key, r))
+        table, axes = self.table, len(self.shape)
+        if table is not None and math.prod(table.shape[:-axes]) > 1:
+            table = table.expand(*lead, self.size, *table.shape[-axes:])
+        table = None if table is None else table.reshape(-1, *table.shape[-axes:])
+        y = window_attention(query, key, values, table, shape=self.shape, below=self.below, above=self.above,
+                             dilation=self.dilation, scale=self.scale, dropout=self.p, seed=self.seed,
+                             batch_heads=self.size)
+        return y.transpose(0, 1).unflatten(0, (*lead, self.size))
+
+
+def recognise(basis: Basis) -> WindowAttention | None:
+    """The basis as attention within a wide window, or `None` where it is something else or lists are faster."""
+    p, seed, weights = (basis.p, basis.seed, basis.child) if isinstance(basis, Dropped) else (0.0, None, basis)
+    if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
+        return None
+    found = _window(weights.child.support())
+    if found is None or weights.num_inputs != weights.num_outputs:
+        return None
+    window, causal = found
+    product, bias = _product_and_bias(unmasked(weights.child))
+    scale, scores = scaled_product(product)
+    if scores is None or not _native(scores):
+        return None
+    shape = (weights.num_inputs,) if window.grid is None else window.grid.shape
+    dilation = tuple(step for _, step in window.axes())
+    below = tuple(min(radius, max(size - 1, 0) // step)
+                  for (radius, step), size in zip(window.axes(), shape, strict=True))
+    above = (0,) if causal else below
+    if below[-1] + above[-1] + 1 < LEAST_WIDTH:
+        return None
+    table = None if bias is None else _table(bias, shape, below, above, dilation)
+    return WindowAttention(basis, p, seed, scores, table, scale, shape, below, above, dilation)
+
+
+def _window(support: Support | None) -> tuple[Window, bool] | None:
+    """The window of a support that is one, and whether it is causal too."""
+    if isinstance(support, And):
+        for window, other in ((support.first, support.second), (support.second, support.first)):
+            if isinstance(window, Window) and isinstance(other, Causal) and len(window.axes()) == 1:
+                found = _window(window)
+                return None if found is None else (window, True)
+        return None
+    if not isinstance(support, Window) or support.centre is not None:
+        return None
+    return None if support.grid is not None and support.grid.periodic else (support, False)
+
+
+def _native(scores: Bilinear) -> bool:
+    """Whether the native kernel computes these."""
+    q, k = scores.query, scores.key
+    stored = q.device.type == "cpu" and q.dtype == k.dtype and q.dtype in STORED
+    return stored and 0 < q.shape[-1] <= MAX_WINDOW_CHANNELS
+
+
+def unmasked(node: Basis) -> Basis:
+    """What is below the masks."""
+    while isinstance(node, Masked):
+        node = node.child
+    return node
+
+
+def _product_and_bias(node: Basis) -> tuple[Basis, Pairwise | None]:
+    """The product, and the bias beside it that is a function of the offset."""
+    if isinstance(node, Sum):
+        for product, bias in ((node.first, node.second), (node.second, node.first)):
+            if isinstance(bias, Distance) or (isinstance(bias, Lookup) and bias.kind != "position"
+                                              and bias.table.shape[-2] == 1):
+                return unmasked(product), bias
+    return node, None
+
+
+def scaled_product(node: Basis) -> tuple[float, Bilinear | None]:
+    """The scale and the scores where the node is a product scaled by numbers, else `None` for the scores."""
+    scale = 1.0
+    while isinstance(node, Scaled) and not isinstance(node.factor, Tensor):
+        scale, node = scale * node.factor, unmasked(node.child)
+    return scale, node if isinstance(node, Bilinear) else None
+
+
+def _table(bias: Pairwise, shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...],
+           dilation: tuple[int, ...]) -> Tensor:
+    """The bias at each offset: (..., K, *offsets). On a grid m - n is that of the entries' numbers."""
+    offset, stride = torch.zeros((), dtype=torch.int64), 1
+    for axis in range(len(shape) - 1, -1, -1):
+        steps = torch.arange(-below[axis], above[axis] + 1) * (dilation[axis] * stride)
+        offset = steps.view(-1, *(1,) * (len(shape) - 1 - axis)) + offset
+        stride *= shape[axis]
+    if isinstance(bias, Distance):
+        return -bias.slope.view(-1, *(1,) * len(shape)) * offset.abs()
+    assert isinstance(bias, Lookup)
+    index = bucket(bias.kind, bias.clip, offset.flatten(), torch.zeros((), dtype=torch.int64))
+    return bias.table.squeeze(-2).index_select(-1, index).unflatten(-1, offset.shape)
+
+
+def suits(form: Basis, r: Tensor) -> bool:
+    """Whether the kernel takes the values, too."""
+    assert isinstance(form, WindowAttention)
+    return r.dtype == form.scores.query.dtype and 0 < r.shape[-1] <= MAX_WINDOW_CHANNELS
+
+
+register_form("structconv.window_attention", recognise, Normalised, Dropped, suits=suits)

@@ -1,0 +1,286 @@
+"""Attention within a window by one operator equals the expression evaluated as dense matrices, values and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from structconv import ops
+from structconv.bases.pairwise import Dropped
+from structconv.bases.positions import Distance, Lookup
+from structconv.bases.scores import Bilinear
+from structconv.errors import ConfigError, ShapeError
+from structconv.kernels import dense_attention, sparse_attention, window_attention
+from structconv.kernels.forms import fused
+from structconv.planning.plan import plan_for
+from structconv.primitives.native import core
+from structconv.primitives.native import window as native
+from structconv.structures import Blocks, Causal, Grid, Window
+from structconv.theta import EyeTheta
+
+F64 = torch.float64
+SEQUENCE, IMAGE = Grid((70,)), Grid((5, 40))
+WINDOWS = {
+    "sequence": (70, Window(9)),
+    "wider than the sequence": (70, Window(200)),
+    "many chunks": (300, Window(120)),
+    "dilated": (70, Window(8, dilation=3)),
+    "causal": (70, Window(17) & Causal()),
+    "causal, dilated": (70, Causal() & Window(20, dilation=2)),
+    "grid of one axis": (70, Window(9, grid=SEQUENCE)),
+    "image": (200, Window((3, 19), grid=IMAGE)),
+    "image, dilated": (200, Window((3, 19), dilation=(2, 1), grid=IMAGE)),
+    "image, dilated along lines": (200, Window((5, 19), dilation=(1, 2), grid=IMAGE)),
+    "three axes": (120, Window((3, 1, 19), grid=Grid((2, 3, 20)))),
+}
+HEADS = 3
+
+
+def scores_of(name, lead=(), dtype=F64, kind=None, depth=6):
+    """Scores in a window with their leaves."""
+    length, window = WINDOWS[name]
+    generator = torch.Generator().manual_seed(len(name))
+
+    def leaf(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
+
+    q, k = leaf(*lead, HEADS, length, depth), leaf(HEADS, length, depth)
+    basis, leaves = Bilinear(q, k) * depth**-0.5, [q, k]
+    if kind in ("clip", "log"):
+        table = leaf(HEADS, 1, 15 if kind == "clip" else 14)
+        basis, leaves = basis + Lookup(table, kind, 7, length, length), [*leaves, table]
+    elif kind == "distance":
+        slope = (leaf(HEADS).detach() * 0.1).requires_grad_()
+        basis, leaves = Distance(slope, length, length) + basis, [*leaves, slope]
+    r = leaf(*lead, HEADS, length, 5)
+    return basis.masked(keep=window).softmax(over="inputs"), [*leaves, r]
+
+
+def form_of(basis, r):
+    form = fused(basis, r)
+    assert type(form) is window_attention.WindowAttention
+    return form
+
+
+def check(basis, leaves, wide_basis, wide_leaves, tolerance):
+    """The form against a product with the dense matrices of the same expression in float64."""
+    got = form_of(basis, leaves[-1]).apply(leaves[-1])
+    expected = wide_basis.dense(F64).mT @ wide_leaves[-1]
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+    cotangent = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, wide_leaves, cotangent)
+    for a, b in zip(torch.autograd.grad(got, leaves, cotangent.to(got.dtype)), wanted, strict=True):
+        summed = 100 if b.dim() == 1 else 1  # the gradient of a slope adds up all pairs, times their distances
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=summed * tolerance)
+
+
+@pytest.fixture
+def doubles(monkeypatch):
+    """Float64 is given to the operator too, which computes it by torch's operators."""
+    monkeypatch.setattr(window_attention, "STORED", (F64,))
+
+
+@pytest.mark.parametrize("kind", [None, "clip", "log", "distance"])
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("name", [name for name in WINDOWS if name != "many chunks"])
+def test_equals_dense_matrices_in_float64(doubles, name, lead, kind):
+    check(*scores_of(name, lead, F64, kind), *scores_of(name, lead, F64, kind), 1e-10)
+
+
+@pytest.mark.parametrize("kind", [None, "clip", "distance"])
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_equals_dense_matrices_natively(name, lead, kind):
+    if core() is None:
+        pytest.skip("the native core cannot be built here")
+    check(*scores_of(name, lead, torch.float32, kind), *scores_of(name, lead, F64, kind), 2e-5)
+
+
+@pytest.mark.parametrize("depth", [1, 20, 64, 200])
+def test_any_number_of_channels_in_either_storage(depth):
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.03)):
+        _, leaves = scores_of("image", (), F64, None, depth)
+        stored = [t.detach().to(dtype).requires_grad_() for t in leaves]
+        wide = [t.detach().double().requires_grad_() for t in stored]
+        found = []
+        for q, k, r in (stored, wide):
+            basis = (Bilinear(q, k) * depth**-0.5).masked(keep=WINDOWS["image"][1]).softmax(over="inputs")
+            y = form_of(basis, r).apply(r) if dtype == q.dtype else basis.apply(r)
+            assert y.dtype == q.dtype
+            found.append((y, *torch.autograd.grad(y, (q, k, r), torch.ones_like(y) / 7)))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_dropout_falls_where_the_pair_says(monkeypatch, dtype):
+    monkeypatch.setattr(window_attention, "STORED", (torch.float32, F64))
+    basis, leaves = scores_of("dilated", (2,), dtype, "clip")
+    seed, r = torch.tensor(11), leaves[-1]
+    dropped = Dropped(basis, 0.4, seed)
+    expected = dropped.dense(dtype).mT @ r
+    got = form_of(dropped, r).apply(r)
+    tolerance = 1e-10 if dtype == F64 else 2e-5
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    torch.testing.assert_close(torch.autograd.grad(got.square().sum(), leaves), wanted, rtol=10 * tolerance,
+                               atol=10 * tolerance)
+
+
+def test_what_lies_outside_the_windows_does_not_leak(monkeypatch):
+    for stored in (torch.float32, F64):
+        monkeypatch.setattr(window_attention, "STORED", (stored,))
+        for bad in (torch.nan, torch.inf):
+            basis, leaves = scores_of("image", (), stored)
+            with torch.no_grad():
+                for t in leaves:
+                    t[..., 5, :] = bad  # point (0, 5): a neighbour of lines 0, 1 and columns 0 to 14
+            r = leaves[-1]
+            y = form_of(basis, r).apply(r)
+            touched = torch.zeros(5, 40, dtype=torch.bool)
+            touched[:2, :15] = True
+            assert y[:, ~touched.flatten()].isfinite().all() and not y[:, touched.flatten()].isfinite().all(-1).any()
+            grad = torch.zeros_like(y).index_fill_(1, torch.tensor([160]), 1.0)  # (4, 0), far from all of these
+            for g in torch.autograd.grad(y, leaves, grad):
+                assert g[:, 120:].isfinite().all()
+
+
+def test_at_the_borders_windows_shrink():
+    q = torch.zeros(1, 40, 2)
+    values = torch.arange(40.0).view(1, 40, 1)
+    basis = Bilinear(q, q).masked(keep=Window(10)).softmax(over="inputs")
+    y = form_of(basis, values).apply(values).flatten()
+    near = [torch.arange(max(0, n - 10), min(40, n + 11)).float().mean() for n in range(40)]
+    torch.testing.assert_close(y, torch.stack(near))
+
+
+def test_derivatives_of_the_operator():
+    torch.manual_seed(0)
+    shape, widths = (3, 6), (2, 3)
+    tensors = [torch.randn(18, 2, c, dtype=F64, requires_grad=True) for c in (3, 3, 2)]
+    seed = torch.tensor(3)
+    for heads in (1, 2):
+        table = torch.randn(heads, *widths, dtype=F64)
+        table[0, 0, 0] = -torch.inf
+        fixed = torch.isinf(table)
+        bias = torch.randn(heads, *widths, dtype=F64, requires_grad=True)
+
+        def call(q, k, v, b, fixed=fixed):
+            return native.window_attention(q, k, v, b.masked_fill(fixed, -torch.inf), shape=shape, below=(1, 1),
+                                           above=(0, 1), dilation=(1, 2), scale=0.7, dropout=0.2, seed=seed)
+
+        assert gradcheck(call, (*tensors, bias))
+        assert gradgradcheck(call, (*tensors, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_operator_contracts(dtype):
+    q, k, v = (torch.randn(24, 2, c, dtype=dtype, requires_grad=True) for c in (8, 8, 5))
+    table, seed = torch.randn(2, 3, 7, dtype=dtype, requires_grad=True), torch.tensor(3)
+    grid = ([4, 6], [1, 3], [1, 3], [1, 1])
+    for p, given in ((0.0, None), (0.3, seed)):
+        torch.library.opcheck(torch.ops.structconv.window_attention.default,
+                              (q, k, v, table, *grid, 0.5, p, given, 2))
+
+
+def test_compiles_whole():
+    torch._dynamo.reset()
+
+    def layer(q, k, v, table):
+        basis = Bilinear(q, k) * 0.5 + Lookup(table, "clip", 4, q.shape[-2], q.shape[-2])
+        return fused(basis.masked(keep=Window(12)).softmax(over="inputs"), v).apply(v)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (50, 77):
+        tensors = [torch.randn(2, length, 4, requires_grad=True) for _ in range(3)]
+        tensors.append(torch.randn(2, 1, 9, requires_grad=True))
+        expected, got = layer(*tensors), compiled(*tensors)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(torch.autograd.grad(got.square().sum(), tensors),
+                                   torch.autograd.grad(expected.square().sum(), tensors))
+
+
+def test_the_numbers_do_not_depend_on_threads():
+    basis, leaves = scores_of("many chunks", (2,), torch.float32, "clip")
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            y = form_of(basis, leaves[-1]).apply(leaves[-1])
+            found.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_no_pairs_are_listed(monkeypatch):
+    basis, leaves = scores_of("sequence", (), torch.float32)
+    x = torch.randn(70, 6)
+    monkeypatch.setattr(Window, "edges", lambda *_: pytest.fail("pairs were listed"))
+    plan = plan_for(x, basis, EyeTheta(HEADS, 6))
+    assert plan.kernel == "structconv.window_attention" and "structconv.edge_attention" not in str(plan)
+    assert plan.run(x, basis, EyeTheta(HEADS, 6)).shape == (70, 6)
+    assert ops.apply(basis, leaves[-1]).shape == (HEADS, 70, 5)
+    assert dense_attention.recognise(basis) is None and sparse_attention.recognise(basis) is None
+
+
+@pytest.mark.parametrize("window", [Window(3), Window(20, grid=Grid(70, periodic=True)), Window(20) & Blocks(30),
+                                    Window(20, centre=torch.arange(70.0)), Window((21, 7), grid=Grid((7, 10)))])
+def test_narrow_and_other_windows_stay_with_their_lists(window):
+    q = torch.randn(1, 70, 4)
+    basis = Bilinear(q, q).masked(keep=window).softmax(over="inputs")
+    assert window_attention.recognise(basis) is None
+    assert type(fused(basis, q)) is sparse_attention.BilinearEdges
+
+
+def test_scores_that_are_no_scaled_product_with_a_bias_by_offset():
+    q = torch.randn(2, 70, 4)
+    window = Window(20)
+    by_output = Lookup(torch.randn(2, 70, 15), "clip", 7, 70, 70)
+    by_position = Lookup(torch.randn(2, 1, 70), "position", 70, 70, 70)
+    for scores in (Bilinear(q, q) + by_output, Bilinear(q, q) + by_position, Bilinear(q, q).leaky_relu(0.2),
+                   Bilinear(q.double(), q.double())):
+        assert window_attention.recognise(scores.masked(keep=window).softmax(over="inputs")) is None
+    assert window_attention.recognise(Bilinear(q, q).masked(keep=window).softmax(over="outputs")) is None
+    assert window_attention.recognise(Bilinear(q, q[:, :60]).masked(keep=window).softmax(over="inputs")) is None
+
+
+def test_large_scores_after_none():
+    """A window whose first offsets are dropped and whose others score far below zero."""
+    q = torch.full((200, 1, 1), 30.0)
+    table = torch.zeros(1, 201)
+    table[:, :90] = -torch.inf
+    y = native.window_attention(q, -q, torch.ones(200, 1, 3), table, shape=(200,), below=(100,), above=(100,),
+                                dilation=(1,))
+    torch.testing.assert_close(y, torch.ones(200, 1, 3))
+    none = native.window_attention(q, q, q, torch.full((1, 3), -torch.inf), shape=(200,), below=(1,), above=(1,),
+                                   dilation=(1,))
+    assert not none.any()
+
+
+@pytest.mark.parametrize("change", [{"q": torch.ones(9, 2, 4)}, {"k": torch.ones(10, 2, 5)},
+                                    {"v": torch.ones(10, 3, 8)}, {"table": torch.ones(2, 4)},
+                                    {"v": torch.ones(10, 2, 8).double()}])
+def test_sizes_are_checked(change):
+    given = {"q": torch.ones(10, 2, 4), "k": torch.ones(10, 2, 4), "v": torch.ones(10, 2, 8)} | change
+    with pytest.raises(ShapeError):
+        native.window_attention(**given, shape=(10,), below=(1,), above=(1,), dilation=(1,))
+
+
+@pytest.mark.parametrize("change", [{"below": (1, 1)}, {"above": (-1,)}, {"dilation": (0,)}, {"dropout": 0.5}])
+def test_options_are_checked(change):
+    q = torch.ones(10, 2, 4)
+    with pytest.raises(ConfigError):
+        native.window_attention(q, q, q, **{"shape": (10,), "below": (1,), "above": (1,), "dilation": (1,)} | change)
+
+
+def test_without_entries():
+    for length in (0, 1):
+        q = torch.randn(length, 2, 4, requires_grad=True)
+        y = native.window_attention(q, q, q, shape=(length,), below=(3,), above=(3,), dilation=(1,))
+        assert y.shape == q.shape and math.prod(y.shape) == 8 * length
+        torch.testing.assert_close(y, q)
+        y.sum().backward()
