@@ -101,14 +101,15 @@ def _pairs(basis: Typed, of_outputs: bool, span: slice, edges: Tensor | None) ->
     source, target, kind = basis.graph.source.long(), basis.graph.target.long(), basis.kind
     if edges is not None:
         source, target, kind = source[edges], target[edges], kind[edges]
-    size = max(span.stop - span.start, 1)
+    rows = span.stop - span.start
+    size = max(rows, 1)
     keys, place = torch.unique(kind * size + (target if of_outputs else source) - span.start, return_inverse=True)
     bounds = torch.searchsorted(keys, torch.arange(basis.count + 1, device=keys.device) * size)
     count, own = keys.shape[0], torch.arange(keys.shape[0], device=keys.device)
     if of_outputs:
-        onto, off = _layouts(source, place, basis.num_inputs, count), _layouts(own, keys % size, count, size)
+        onto, off = _layouts(source, place, basis.num_inputs, count), _layouts(own, keys % size, count, rows)
     else:
-        onto = _layouts(keys % size, own, size, count)
+        onto = _layouts(keys % size, own, rows, count)
         off = _layouts(place, target, count, basis.num_outputs)
     return Pairs(onto, off, tuple(bounds.tolist()), edges)
 

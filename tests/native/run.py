@@ -1,6 +1,6 @@
 """Compiles the kernels with a driver and runs them under AddressSanitizer, else valgrind; one run an instruction set.
 
-    python tests/native/run.py
+    python tests/native/run.py [valgrind]
 
 Exit status 0 if nothing is found. Says which checker watched, and says so when there is none.
 """
@@ -73,7 +73,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sanitized = sanitizes(cxx, folder)
+        sanitized = "valgrind" not in sys.argv[1:] and sanitizes(cxx, folder)
         valgrind = None if sanitized else shutil.which("valgrind")
         checker = "AddressSanitizer" if sanitized else "valgrind" if valgrind else "no memory checker"
         # valgrind knows no AVX-512; libgomp keeps its pool, which is no leak

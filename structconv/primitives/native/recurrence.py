@@ -6,6 +6,7 @@ work, and a layer trains with one recurrence forward and one backward. Every ste
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x
         ShapeError: if sizes do not fit.
     """
     _check("polynomial_analysis", by_target, by_source, x)
-    x_VMC = x.reshape(-1, *x.shape[-2:]) if x.dim() != 3 else x
+    x_VMC = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) if x.dim() != 3 else x
     y_VMKC = torch.ops.structconv.polynomial_analysis(*by_target, *by_source, values, x_VMC, order, first, chebyshev)
     return y_VMKC.reshape(*x.shape[:-1], order - first + 1, x.shape[-1]).movedim(-2, -3)
 
