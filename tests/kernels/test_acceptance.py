@@ -21,6 +21,7 @@ from structconv.primitives.native import core
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
 from structconv.structures import Graph
 from structconv.theta import FullTheta
@@ -69,6 +70,8 @@ KERNELS = {
         *g.layouts, a, r), square=True, weighted=True, constant=True),
     "affine": Kernel(lambda g: [(g.m, 3), (g.n, 3), (g.m, 3, 20)],
                      lambda g, s, t, x: affine_attention(*g.layouts, s, t, x)),
+    "projected": Kernel(lambda g: [(g.m, 3, 20), (3, 20), (3, 20), (g.n, 3, 20)],
+                        lambda g, x, a, b, z: projected_attention(*g.layouts, x, a, b, z)),
     "bilinear": Kernel(lambda g: [(g.n, 3, 12), (g.m, 3, 12), (g.m, 3, 20), (3, g.e)],
                        lambda g, q, k, v, b: bilinear_attention(*g.layouts, q, k, v, b, scale=12**-0.5)),
     "relational": Kernel(lambda g: [(g.e,), (g.m, 12), (3, 12, 8)], _relational, weighted=True),
