@@ -52,6 +52,7 @@ class Kernel(NamedTuple):
     square: bool = False
     weighted: bool = False  # the first tensor is a weight for each edge
     constant: bool = False  # and gets no gradient
+    vectors: tuple[int, ...] = ()  # tensors whose products with rows are scores, of unit size like all others
 
 
 def _relational(edges: Edges, values: Tensor, x: Tensor, theta: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ KERNELS = {
     "affine": Kernel(lambda g: [(g.m, 3), (g.n, 3), (g.m, 3, 20)],
                      lambda g, s, t, x: affine_attention(*g.layouts, s, t, x)),
     "projected": Kernel(lambda g: [(g.m, 3, 20), (3, 20), (3, 20), (g.n, 3, 20)],
-                        lambda g, x, a, b, z: projected_attention(*g.layouts, x, a, b, z)),
+                        lambda g, x, a, b, z: projected_attention(*g.layouts, x, a, b, z), vectors=(1, 2)),
     "bilinear": Kernel(lambda g: [(g.n, 3, 12), (g.m, 3, 12), (g.m, 3, 20), (3, g.e)],
                        lambda g, q, k, v, b: bilinear_attention(*g.layouts, q, k, v, b, scale=12**-0.5)),
     "relational": Kernel(lambda g: [(g.e,), (g.m, 12), (3, 12, 8)], _relational, weighted=True),
@@ -126,6 +127,8 @@ def tensors_of(kernel: Kernel, edges: Edges, dtype: torch.dtype) -> list[Tensor]
     found = [torch.randn(shape) for shape in kernel.shapes(edges)]
     if kernel.weighted:
         found[0] = edges.values()
+    for i in kernel.vectors:
+        found[i] = found[i] * found[i].shape[-1]**-0.5
     return [t.to(dtype).requires_grad_(not (kernel.constant and i == 0)) for i, t in enumerate(found)]
 
 
