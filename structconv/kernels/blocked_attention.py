@@ -15,7 +15,7 @@ from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Dropped, Mapped, Masked, Normalised, Unary
 from structconv.bases.positions import Distance, Lookup, bucket, bucket_count
 from structconv.bases.scores import Affine, Bilinear
-from structconv.kernels import dense_attention
+from structconv.kernels import dense_attention, window_attention
 from structconv.kernels.dense_attention import Existing, finite
 from structconv.kernels.forms import register_form
 from structconv.kernels.terms import PRODUCTS, Term, by_head, products, sum_terms
@@ -139,7 +139,9 @@ def recognise(basis: Basis) -> BlockedAttention | None:
         return None
     mapped = _mapped(weights)
     terms = None if mapped is None else sum_terms(mapped[3])
-    if mapped is None or terms is None or listed_graph(weights.child) is not None:
+    if mapped is None or terms is None or window_attention.recognise(basis) is not None:
+        return None
+    if listed_graph(weights.child) is not None:
         return None
     kind, name, gain, _ = mapped
     existing = Existing.of(weights.child.support(), weights.num_inputs, weights.num_outputs)
