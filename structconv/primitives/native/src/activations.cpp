@@ -64,11 +64,6 @@ struct Product : Ratio {
     }
 };
 
-template <class V, bool PART, class T> inline V read(const T* from, int part) {
-    if constexpr (PART) return load_part<V>(from, part);
-    else return load<V>(from);
-}
-
 template <class Act, class T, class V, int NV, bool PART>
 void score(const Edges& edges, const Table& table, int part, int heads, float parameter, const float* own,
            const float* vector, float* products) {
