@@ -72,13 +72,10 @@ class Conv(nn.Module):
         else as (..., K, M, N).
         """
         call = recalled(self, x, structure) if z is None else None
-        bias: Tensor | None = self.bias
         if call is not None:
-            basis, y = call.basis, call.plan.run(x, call.basis, call.theta)
+            basis, y = call.basis, call.run(x, self.bias)
         else:
-            basis, y, bias = self._computed(x, z, structure)
-        if bias is not None:
-            y = y + bias
+            basis, y = self._computed(x, z, structure)
         return (y, weights_at(basis, x.dtype)) if return_weights else y
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
@@ -105,18 +102,19 @@ class Conv(nn.Module):
             self.weight.scale_(float((x.var() / variance).sqrt()))
         return self
 
-    def _computed(self, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Basis, Tensor, Tensor | None]:
-        """The basis, y, and the bias if y lacks it yet; what the next call of this kind can use is kept."""
+    def _computed(self, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Basis, Tensor]:
+        """The basis, and y; what the next call of this kind can use is kept."""
         basis, seen, theta, projected = self._basis(x, z, structure)
         if projected is not None and self.relative_value is None and isinstance(theta, HeadBlocksTheta):
             bias = None if self.bias is None else self.bias.view(theta.size, theta.head_channels)
-            return basis, theta.join(ops.apply(basis, projected[0], bias)), None
+            return basis, theta.join(ops.apply(basis, projected[0], bias))
         if projected is not None or self.relative_value is not None:
-            return basis, self._by_heads(seen, basis, theta, projected), self.bias
+            y = self._by_heads(seen, basis, theta, projected)
+            return basis, y if self.bias is None else y + self.bias
         plan = ops.plan(seen, basis, theta, path=self.path, max_bytes=self.max_bytes)
         if z is None and not torch.compiler.is_compiling():
             keep(self, x, structure, basis, theta, plan)
-        return basis, plan.run(seen, basis, theta), self.bias
+        return basis, plan.biased(seen, basis, theta, self.bias)
 
     def _basis(self, x: Tensor, z: Tensor | None,
                structure: Any) -> tuple[Basis, Tensor, Theta, tuple[Tensor, Tensor] | None]:

@@ -7,12 +7,14 @@ from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from structconv import ops
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import Conv
+from structconv.nn.recall import keep_image, recalled_image
 from structconv.structures.grid import Grid
 from structconv.theta import EyeTheta
 from structconv.weights import DepthwiseSeparable, Full, Grouped, Weight
@@ -48,10 +50,18 @@ class OnGrid(nn.Module):
     def __init__(self, conv: Conv, ndim: int) -> None:
         super().__init__()
         self.conv, self.ndim = conv, ndim
+
     def forward(self, image: Tensor) -> Tensor:
         """(..., P, *S) -> (..., Q, *S')."""
+        conv = self.conv
+        call = recalled_image(conv, image)
+        if call is not None:
+            return call.run(image, conv.bias)
         x, grid = to_entries(image, self.ndim)
-        return to_image(self.conv(x, structure=grid), self.conv.mechanism.output_structure(grid))
+        y = to_image(conv(x, structure=grid), conv.mechanism.output_structure(grid))
+        if not is_compiling():
+            keep_image(conv, image, x, grid)
+        return y
 
 
 class _ConvNd(OnGrid):

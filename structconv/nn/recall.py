@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 
 from structconv.bases.base import Basis
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers, Relation, Relations, Walks
 from structconv.mechanisms.grids import Cuboid, Pool, Shifts
 from structconv.mechanisms.index import Identity
-from structconv.planning import Plan
+from structconv.planning import Plan, Run
 from structconv.planning.tuning import Autotuning, may_time
 from structconv.structures.grid import Grid
 from structconv.theta import Theta
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 #: Numbers of a structure above which nothing is kept: there the arithmetic is what costs, and memory counts.
 LARGEST = 1 << 16
 #: Kinds of call that a layer keeps.
-KINDS = 4
+KINDS = 8
 #: Mechanisms that read the structure and the number of x's entries, and have no parameters.
 STRUCTURAL = frozenset((Adjacency, Chebyshev, Cuboid, Identity, Incidence, Pool, Powers, Relation, Relations, Shifts,
                         Walks))
@@ -39,22 +41,21 @@ class Call(NamedTuple):
 
     structure: Any
     versions: tuple[tuple[Tensor, int], ...]
-    parameters: tuple[tuple[nn.Parameter, bool], ...]
+    parameters: tuple[tuple[str, nn.Parameter, bool], ...]
     basis: Basis
     theta: Theta
     plan: Plan
+    run: Run
 
-    def holds(self, layer: Conv, x: Tensor, structure: Any) -> bool:
-        """Whether nothing that it was made of has changed."""
-        if structure is not self.structure and not (type(structure) is Grid and structure == self.structure):
-            return False
+    def holds(self, layer: Conv, x: Tensor) -> bool:
+        """Whether nothing that it was made of has changed, the structure's identity aside."""
         weight: Any = layer._modules["weight"]
-        held = weight._parameters
-        if len(held) != len(self.parameters) or weight._forward_hooks or weight._forward_pre_hooks:
+        if weight._forward_hooks or weight._forward_pre_hooks:
             return False
-        for now, (parameter, wanted) in zip(held.values(), self.parameters, strict=True):
-            if (now is not parameter or parameter.requires_grad != wanted or parameter.dtype != x.dtype
-                    or parameter.device != x.device):
+        held, dtype, device = weight._parameters, x.dtype, x.device
+        for name, parameter, wanted in self.parameters:
+            if (held.get(name) is not parameter or parameter.requires_grad is not wanted
+                    or parameter.dtype is not dtype or parameter.device != device):
                 return False
         return not self.versions or all(t._version == version and not t.requires_grad for t, version in self.versions)
 
@@ -74,10 +75,21 @@ class Calls(dict[Hashable, Call]):
 
 def recalled(layer: Conv, x: Tensor, structure: Any) -> Call | None:
     """The kept call that this one repeats, if there is one."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor:
+    if is_compiling() or type(x) is not Tensor:
         return None
     call = layer._calls.get(_kind(layer, x))
-    return call if call is not None and call.holds(layer, x, structure) else None
+    if call is None or not call.holds(layer, x):
+        return None
+    same = structure is call.structure or (type(structure) is Grid and structure == call.structure)
+    return call if same else None
+
+
+def recalled_image(layer: Conv, image: Tensor) -> Call | None:
+    """As `recalled`, for a call of `layer` with an image, whose kernel takes images as they are."""
+    if is_compiling() or type(image) is not Tensor or watched(layer):
+        return None
+    call = layer._calls.get(("image", *_kind(layer, image)))
+    return call if call is not None and call.holds(layer, image) else None
 
 
 def keep(layer: Conv, x: Tensor, structure: Any, basis: Basis, theta: Theta, plan: Plan) -> None:
@@ -87,12 +99,31 @@ def keep(layer: Conv, x: Tensor, structure: Any, basis: Basis, theta: Theta, pla
     versions, parameters = _versions(structure), _parameters(layer, theta)
     if versions is None or parameters is None:
         return
+    run = plan.rule.prepared(x, basis, theta)
+    _add(layer, _kind(layer, x), Call(structure, versions, parameters, basis, theta, plan, run))
+
+
+def keep_image(layer: Conv, image: Tensor, x: Tensor, structure: Any) -> None:
+    """Keep the call of `layer` with an image that was just computed from its entries x, where a kernel takes images."""
+    call = recalled(layer, x, structure)
+    run = None if call is None else call.plan.rule.prepared_image(image, call.basis, call.theta)
+    if call is not None and run is not None:
+        _add(layer, ("image", *_kind(layer, image)), call._replace(run=run))
+
+
+def watched(module: nn.Module) -> bool:
+    """Whether somebody is to be told of calls of this module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+                or module._backward_pre_hooks or _has_any_global_hook())
+
+
+def _add(layer: Conv, kind: Hashable, call: Call) -> None:
     if len(layer._calls) >= KINDS:
         layer._calls.clear()
-    layer._calls[_kind(layer, x)] = Call(structure, versions, parameters, basis, theta, plan)
+    layer._calls[kind] = call
 
 
-def _kind(layer: Conv, x: Tensor) -> Hashable:
+def _kind(layer: Conv, x: Tensor) -> tuple[Hashable, ...]:
     grad = torch.is_grad_enabled()
     return x.shape, x.dtype, x.device, grad, grad and x.requires_grad, layer.path, layer.max_bytes, Autotuning.enabled
 
@@ -110,10 +141,10 @@ def _versions(structure: Any) -> tuple[tuple[Tensor, int], ...] | None:
     return tuple((t, t._version) for t in tensors)
 
 
-def _parameters(layer: Conv, theta: Theta) -> tuple[tuple[nn.Parameter, bool], ...] | None:
+def _parameters(layer: Conv, theta: Theta) -> tuple[tuple[str, nn.Parameter, bool], ...] | None:
     """The parameters that Theta holds as they are; `None` where it is computed from them."""
-    held = layer.weight._parameters.values()
-    kept = [parameter for parameter in held if parameter is not None]
-    if len(kept) != len(held) or any(all(t is not p for p in kept) for t in theta.tensors):
+    held = layer.weight._parameters
+    kept = [(name, parameter) for name, parameter in held.items() if parameter is not None]
+    if len(kept) != len(held) or any(all(t is not p for _, p in kept) for t in theta.tensors):
         return None
-    return tuple((parameter, parameter.requires_grad) for parameter in kept)
+    return tuple((name, parameter, parameter.requires_grad) for name, parameter in kept)

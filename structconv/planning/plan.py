@@ -8,12 +8,15 @@ and D), and the traced program holds for any number of entries.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+import weakref
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError
@@ -23,13 +26,18 @@ from structconv.planning.counts import Sizes
 from structconv.planning.machine import rates
 from structconv.planning.rules import Problem, Rule, rules_for
 from structconv.planning.signature import coarse, signature, token
+from structconv.planning.tuning import Autotuning
 from structconv.theta import Theta, wants_grad
 
 __all__ = ["MEMO_SIZE", "Candidate", "Plan", "decide", "plan_for", "signature"]
 
+_grad_enabled = torch.is_grad_enabled
 #: Plans remembered before the memo starts anew.
 MEMO_SIZE = 4096
 _MEMO: dict[Hashable, Plan] = {}
+#: Plans by the objects that they were asked for, with what reads which of Theta's tensors want a gradient, and what
+#: it read then.
+_RECENT: dict[Hashable, tuple[weakref.ref[Basis], weakref.ref[Theta], Callable[[Any], Any], Any, Plan]] = {}
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class Plan:
         """Compute (1) as planned: (..., M, P) -> (..., N, Q)."""
         return self.rule.run(x, basis, theta)
 
+    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
+        """`run`, and b (Q) added where there is one."""
+        return self.rule.biased(x, basis, theta, bias)
+
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("", "path", "kernel", "GFLOP", "MB moved", "MB held", "ms", "measured ms", "")]
         rows += [_row(candidate, self.reason) for candidate in self.candidates]
@@ -116,9 +128,25 @@ def plan_for(x: Tensor, basis: Basis, theta: Theta, *, path: str | None = None,
     Raises:
         ConfigError: if no rule has this path.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return decide(_problem(x, basis, theta, max_bytes, nominal=True), path)
-    grad, tuned = torch.is_grad_enabled(), tuning.Autotuning.enabled
+    key = (id(basis), id(theta), x.shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), path, max_bytes,
+           Autotuning.enabled)
+    recent = _RECENT.get(key)
+    if recent is not None:
+        known_basis, known_theta, grads, wanted, plan = recent
+        if known_basis() is basis and known_theta() is theta and grads(theta) == wanted:
+            return plan
+    made, grads = _remembered(x, basis, theta, path, max_bytes), _grads_of(theta)
+    if len(_RECENT) >= MEMO_SIZE:
+        _RECENT.clear()
+    _RECENT[key] = weakref.ref(basis), weakref.ref(theta), grads, grads(theta), made
+    return made
+
+
+def _remembered(x: Tensor, basis: Basis, theta: Theta, path: str | None, max_bytes: int | None) -> Plan:
+    """The plan made before for these shapes, whatever the objects, or a new one."""
+    grad, tuned = torch.is_grad_enabled(), Autotuning.enabled
     key = (token(basis), token(theta), x.shape, x.dtype, x.device, grad and x.requires_grad,
            grad and wants_grad(theta), path, max_bytes, tuned)
     known = _MEMO.get(key)
@@ -129,6 +157,14 @@ def plan_for(x: Tensor, basis: Basis, theta: Theta, *, path: str | None = None,
         problem = _problem(x, basis, theta, max_bytes, nominal=False)
         known = _MEMO[key] = decide(problem, path, shapes if tuned else None)
     return known
+
+
+def _grads_of(theta: Theta) -> Callable[[Any], Any]:
+    """What reads from Theta which of its tensors want a gradient; tensors within its parts are asked one by one."""
+    fields = vars(theta).values()
+    if theta.tensors and all(isinstance(field, Tensor) for field in fields):
+        return attrgetter(*(f"{name}.requires_grad" for name in vars(theta)))
+    return wants_grad
 
 
 def decide(problem: Problem, path: str | None = None, key: Hashable = None) -> Plan:

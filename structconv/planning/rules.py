@@ -28,6 +28,7 @@ from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes, application
 from structconv.primitives.products import product
 from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
+from structconv.theta.base import contract_heads
 
 if TYPE_CHECKING:
     from structconv.planning.plan import Plan
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 CHANNEL_CALLS, OPERATOR_CALLS = 4, 10
 #: Bytes above which the operator (M, P) -> (N, Q) is never built unasked.
 OPERATOR_BYTES = 1 << 28
+
+
+#: (x, b or none) -> y.
+Run = Callable[[Tensor, "Tensor | None"], Tensor]
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class Rule(abc.ABC):
 
     path: ClassVar[str]
     kernel: ClassVar[str]
+
     def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
         """Whether the rule can run these at all; reads types, sizes and options, never values."""
         return True
@@ -113,6 +119,23 @@ class Rule(abc.ABC):
     @abc.abstractmethod
     def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
         """(..., M, P) -> (..., N, Q)."""
+
+    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
+        """`run`, and b (Q) added where there is one; a kernel that adds it in passing overrides this."""
+        y = self.run(x, basis, theta)
+        return y if bias is None else y + bias
+
+    def prepared(self, x: Tensor, basis: Basis, theta: Theta) -> Run:
+        """(x, b) -> `biased` for any x of this shape; a kernel that can derive more from the basis overrides this.
+
+        What is returned may hold the basis and Theta, and whatever tensors these have now: whoever keeps it calls it
+        only while none of those has changed.
+        """
+        return lambda x, bias: self.biased(x, basis, theta, bias)
+
+    def prepared_image(self, image: Tensor, basis: Basis, theta: Theta) -> Run | None:
+        """As `prepared`, for inputs and outputs as images (..., C, *S); `None` where the kernel takes none."""
+        return None
 
     def parts(self, problem: Problem) -> tuple[Plan, ...]:
         """Plans of the parts, where the rule runs a basis in parts."""
@@ -202,6 +225,11 @@ class StructureFirst(Rule):
     def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
         return theta.contract(basis.analysis(x))
 
+    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
+        if type(theta) is FullTheta and type(self).run is StructureFirst.run:
+            return contract_heads(basis.analysis(x), theta.theta, bias)
+        return super().biased(x, basis, theta, bias)
+
 
 @rule(Identity, "channels_first", kernel="one product")
 class OneProduct(ChannelsFirst):
@@ -217,6 +245,11 @@ class OneProduct(ChannelsFirst):
 
     def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
         return product(x, theta.theta[0]) if isinstance(theta, FullTheta) else theta.contract(x.unsqueeze(-3))
+
+    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
+        if isinstance(theta, FullTheta) and type(self).run is OneProduct.run:
+            return product(x, theta.theta[0], bias)
+        return super().biased(x, basis, theta, bias)
 
 
 @rule(Basis, "operator_first", kernel="dense operator")

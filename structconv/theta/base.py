@@ -104,11 +104,11 @@ def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
     return product(x, theta.transpose(0, 1).flatten(1)).unflatten(-1, (size, out)).movedim(-2, -3)
 
 
-def contract_heads(r: Tensor, theta: Tensor) -> Tensor:
-    """(..., K, N, P) and (K, P, Q) -> (..., N, Q), as one product of matrices."""
+def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(..., K, N, P) and (K, P, Q) -> (..., N, Q), as one product of matrices; b (Q) is added where it is given."""
     if theta.shape[0] == 1:
-        return product(r.squeeze(-3), theta.squeeze(0))
-    return product(r.movedim(-3, -2).flatten(-2), theta.flatten(0, 1))
+        return product(r.squeeze(-3), theta.squeeze(0), bias)
+    return product(r.movedim(-3, -2).flatten(-2), theta.flatten(0, 1), bias)
 
 
 def repeat_head(x: Tensor, size: int) -> Tensor:
