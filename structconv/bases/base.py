@@ -194,6 +194,13 @@ class Basis(ScoreMaps, abc.ABC):
         """sum_k A_k^T r_k: (..., K, M, C) -> (..., N, C)."""
         return self.apply(r).sum(-3)
 
+    def ready(self, primitive: str) -> Callable[[Tensor], Tensor]:
+        """The primitive of this name, with all looked up that depends on the basis alone.
+
+        It holds as long as no tensor of the basis changes, and leaves the checks of its argument to its caller.
+        """
+        return getattr(self, primitive)
+
     def pattern(self) -> Graph | None:
         """The pairs outside which every entry is zero, listed; `None` where any pair may count."""
         return None

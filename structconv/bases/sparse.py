@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from structconv.bases.base import OPERATORS, Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Edges, Pairs
 from structconv.errors import ConfigError, ShapeError
-from structconv.primitives.csr import spmm
+from structconv.primitives.csr import edge_product, spmm
 from structconv.shapes import check_alike
 from structconv.structures.cache import derived
 from structconv.structures.graph import Graph
@@ -107,6 +107,20 @@ class Sparse(Basis):
 
     def synthesis(self, r: Tensor) -> Tensor:
         return self._product(r, sum_heads=True)
+
+    def ready(self, primitive: str) -> Callable[[Tensor], Tensor]:
+        ahead, back, values = self.graph.by_target(), self.graph.by_source(), self.values
+        row = values.unsqueeze(0) if values is not None and values.dim() == 1 else values
+        summed, single = primitive == "synthesis", self.size == 1 and (row is None or row.dim() == 2)
+
+        def product(r: Tensor) -> Tensor:
+            r = r.unsqueeze(-3) if primitive == "analysis" else r
+            if single and r.dim() == 3 and r.shape[0] == 1:
+                y = edge_product(*ahead, *back, row, r, 1)
+                return y.squeeze(0) if summed else y
+            return spmm(ahead, back, values, r, sum_heads=summed)
+
+        return product
 
     def pattern(self) -> Graph:
         return self.graph

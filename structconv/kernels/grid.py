@@ -92,7 +92,8 @@ class Window(NamedTuple):
     def of(cls, shift: Shift) -> Window:
         """The window that the offsets of a shift form."""
         spec = cast(CuboidSpec, shift.as_cuboid())
-        ndim, padding, pads = len(spec.kernel_size), (0,) * len(spec.kernel_size), ()
+        ndim, pads = len(spec.kernel_size), tuple[int, ...]()
+        padding = (0,) * ndim
         if spec.padding == "zeros" and spec.pad_low == spec.pad_high and min(spec.pad_low) >= 0:
             padding = spec.pad_low
         else:

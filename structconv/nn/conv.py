@@ -13,7 +13,7 @@ from structconv.bases.attention import weights_at
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Mechanism, Setting
-from structconv.nn.recall import Calls, keep, recalled
+from structconv.nn.recall import Calls, bias_of, keep, recalled
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.shapes import check_alike, check_entries, check_positive
@@ -73,7 +73,7 @@ class Conv(nn.Module):
         """
         call = recalled(self, x, structure) if z is None else None
         if call is not None:
-            basis, y = call.basis, call.run(x, self.bias)
+            basis, y = call.basis, call.run(x, bias_of(self))
         else:
             basis, y = self._computed(x, z, structure)
         return (y, weights_at(basis, x.dtype)) if return_weights else y

@@ -15,6 +15,7 @@ from structconv.mechanisms.index import Identity
 from structconv.mechanisms.positions import EdgeBias
 from structconv.mechanisms.scores import Additive, BiAffine
 from structconv.nn.conv import Conv
+from structconv.nn.recall import bias_of, recalled, watched
 from structconv.shapes import check_positive
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
@@ -32,10 +33,14 @@ class _GraphLayer(nn.Module):
 
     def forward(self, x: Tensor, graph: Any) -> Tensor:
         """x (..., M, P) and a structure -> (..., N, Q)."""
+        conv: Any = self._modules["conv"]
+        call = None if watched(conv) else recalled(conv, x, graph)
+        if call is not None:
+            return call.run(x, bias_of(conv))
         if not isinstance(graph, self.kind):
             raise StructureError(type(self).__name__, f"the second argument must be a {self.kind.__name__}",
                                  type(graph).__name__, "Make one, for example Graph(edge_index, num_nodes=...).")
-        return self.conv(x, structure=graph)
+        return conv(x, structure=graph)
 
 
 class GCNConv(_GraphLayer):

@@ -14,7 +14,7 @@ from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import Conv
-from structconv.nn.recall import keep_image, recalled_image
+from structconv.nn.recall import bias_of, keep_image, recalled_image
 from structconv.structures.grid import Grid
 from structconv.theta import EyeTheta
 from structconv.weights import DepthwiseSeparable, Full, Grouped, Weight
@@ -53,10 +53,10 @@ class OnGrid(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., P, *S) -> (..., Q, *S')."""
-        conv = self.conv
+        conv = cast(Conv, self._modules["conv"])
         call = recalled_image(conv, image)
         if call is not None:
-            return call.run(image, conv.bias)
+            return call.run(image, bias_of(conv))
         x, grid = to_entries(image, self.ndim)
         y = to_image(conv(x, structure=grid), conv.mechanism.output_structure(grid))
         if not is_compiling():

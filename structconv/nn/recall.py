@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Numbers of a structure above which nothing is kept: there the arithmetic is what costs, and memory counts.
 LARGEST = 1 << 16
+#: Stands for a bias that is no ordinary parameter.
+_ELSEWHERE: Any = object()
 #: Kinds of call that a layer keeps.
 KINDS = 8
 #: Mechanisms that read the structure and the number of x's entries, and have no parameters.
@@ -57,7 +59,7 @@ class Call(NamedTuple):
             if (held.get(name) is not parameter or parameter.requires_grad is not wanted
                     or parameter.dtype is not dtype or parameter.device != device):
                 return False
-        return not self.versions or all(t._version == version and not t.requires_grad for t, version in self.versions)
+        return True not in [t._version != version or t.requires_grad for t, version in self.versions]
 
 
 class Calls(dict[Hashable, Call]):
@@ -74,7 +76,7 @@ class Calls(dict[Hashable, Call]):
 
 
 def recalled(layer: Conv, x: Tensor, structure: Any) -> Call | None:
-    """The kept call that this one repeats, if there is one."""
+    """The kept call of `layer.forward` that this one repeats, if there is one."""
     if is_compiling() or type(x) is not Tensor:
         return None
     call = layer._calls.get(_kind(layer, x))
@@ -90,6 +92,12 @@ def recalled_image(layer: Conv, image: Tensor) -> Call | None:
         return None
     call = layer._calls.get(("image", *_kind(layer, image)))
     return call if call is not None and call.holds(layer, image) else None
+
+
+def bias_of(layer: Conv) -> Tensor | None:
+    """`layer.bias`; quicker where it is an ordinary parameter, since modules look attributes up in Python."""
+    bias = layer._parameters.get("bias", _ELSEWHERE)
+    return layer.bias if bias is _ELSEWHERE else bias
 
 
 def keep(layer: Conv, x: Tensor, structure: Any, basis: Basis, theta: Theta, plan: Plan) -> None:

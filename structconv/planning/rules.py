@@ -193,26 +193,12 @@ class Between(Rule):
         return theta.join(basis.apply(theta.heads(x)))
 
 
-@rule(Basis, "channels_first", kernel="expand, synthesis")
-class ChannelsFirst(Rule):
-    """x Theta_k for every k, then sum_k A_k^T: right where Q is small."""
-
-    def cost(self, problem: Problem) -> Cost:
-        theta, heads = problem.theta, _distinct_heads(problem.theta)
-        channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads,
-                                           theta.in_channels, theta.out_channels, heads * theta.out_channels)
-        structure = problem.structure_product(theta.out_channels, "synthesis", problem.x_grad or problem.theta_grad)
-        fixed = isinstance(theta, EyeTheta)
-        held = 0 if fixed else problem.bytes(heads * problem.inputs * theta.out_channels)
-        return channels + structure + Cost(peak_bytes=held)
-
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        return basis.synthesis(theta.expand(x))
-
-
 @rule(Basis, "structure_first", kernel="analysis, contract")
 class StructureFirst(Rule):
-    """A_k^T x for every k, then sum_k . Theta_k: right where P is small, or x needs no gradient."""
+    """A_k^T x for every k, then sum_k . Theta_k: right where P is small, or x needs no gradient.
+
+    Of two paths that cost the same it is taken, because the last product may add b in passing.
+    """
 
     def cost(self, problem: Problem) -> Cost:
         theta = problem.theta
@@ -229,6 +215,40 @@ class StructureFirst(Rule):
         if type(theta) is FullTheta and type(self).run is StructureFirst.run:
             return contract_heads(basis.analysis(x), theta.theta, bias)
         return super().biased(x, basis, theta, bias)
+
+    def prepared(self, x: Tensor, basis: Basis, theta: Theta) -> Run:
+        if type(theta) is not FullTheta or type(self).run is not StructureFirst.run:
+            return super().prepared(x, basis, theta)
+        analysis, whole = basis.ready("analysis"), theta.theta
+        return lambda x, bias: contract_heads(analysis(x), whole, bias)
+
+
+@rule(Basis, "channels_first", kernel="expand, synthesis")
+class ChannelsFirst(Rule):
+    """x Theta_k for every k, then sum_k A_k^T: right where Q is small."""
+
+    def cost(self, problem: Problem) -> Cost:
+        theta, heads = problem.theta, _distinct_heads(problem.theta)
+        channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads,
+                                           theta.in_channels, theta.out_channels, heads * theta.out_channels)
+        structure = problem.structure_product(theta.out_channels, "synthesis", problem.x_grad or problem.theta_grad)
+        fixed = isinstance(theta, EyeTheta)
+        held = 0 if fixed else problem.bytes(heads * problem.inputs * theta.out_channels)
+        return channels + structure + Cost(peak_bytes=held)
+
+    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
+        return basis.synthesis(theta.expand(x))
+
+    def prepared(self, x: Tensor, basis: Basis, theta: Theta) -> Run:
+        if type(self).run is not ChannelsFirst.run:
+            return super().prepared(x, basis, theta)
+        synthesis = basis.ready("synthesis")
+
+        def run(x: Tensor, bias: Tensor | None) -> Tensor:
+            y = synthesis(theta.expand(x))
+            return y if bias is None else y + bias
+
+        return run
 
 
 @rule(Identity, "channels_first", kernel="one product")

@@ -23,7 +23,7 @@ from structconv.primitives.native import calls
 from structconv.primitives.native.registry import register, register_gradient
 from structconv.shapes import check_entries
 
-__all__ = ["sddmm", "spmm"]
+__all__ = ["edge_product", "sddmm", "spmm"]
 
 _GATHER_BYTES = 16 * 2**20
 
@@ -67,12 +67,12 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
         if reduced is not None:
             return spmm(by_target, by_source, *reduced)
     if x.dim() == 2 and (values is None or values.dim() == 1):  # no leading dimensions: nothing to fold
-        return torch.ops.structconv.spmm(*by_target, *by_source, values, x.unsqueeze(0), 1).squeeze(0)
+        return edge_product(*by_target, *by_source, values, x.unsqueeze(0), 1).squeeze(0)
     values_lead = () if values is None else tuple(values.shape[:-1])
     folding = _Folding(values_lead, tuple(x.shape[:-2]))
     keep = values is None or len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
     values_VE = values if keep else values.reshape(math.prod(values_lead), edges)
-    y = torch.ops.structconv.spmm(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
+    y = edge_product(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
     return folding.unfold(y, x.shape[-1], sum_heads)
 
 
@@ -98,7 +98,7 @@ def sddmm(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor) -> Tensor:
     q, k = _promote(q, k)
     lead = _broadcast("sddmm", tuple(q.shape[:-2]), tuple(k.shape[:-2]))
     q_VND, k_VMD = _flatten_rows(q, lead), _flatten_rows(k, lead)
-    scores = torch.ops.structconv.sddmm(*by_target, *by_source, q_VND, k_VMD, math.prod(lead))
+    scores = _sddmm(*by_target, *by_source, q_VND, k_VMD, math.prod(lead))
     return scores.reshape(*lead, scores.shape[-1])
 
 
@@ -299,9 +299,9 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_values = grad_x = None
     if ctx.needs_input_grad[6]:
         rows = 1 if values.dim() == 1 else values.shape[0]
-        grad_values = torch.ops.structconv.sddmm(*ahead, *back, grad, x, rows).view(values.shape)
+        grad_values = _sddmm(*ahead, *back, grad, x, rows).view(values.shape)
     if ctx.needs_input_grad[7]:
-        grad_x = torch.ops.structconv.spmm(*back, *ahead, values, grad, x.shape[0])
+        grad_x = edge_product(*back, *ahead, values, grad, x.shape[0])
     return *(None,) * 6, grad_values, grad_x, None
 
 
@@ -310,14 +310,14 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     ahead, back = layouts[:3], layouts[3:]
     grad_q = grad_k = None
     if ctx.needs_input_grad[6]:
-        grad_q = torch.ops.structconv.spmm(*ahead, *back, grad, k, q.shape[0])
+        grad_q = edge_product(*ahead, *back, grad, k, q.shape[0])
     if ctx.needs_input_grad[7]:
-        grad_k = torch.ops.structconv.spmm(*back, *ahead, grad, q, k.shape[0])
+        grad_k = edge_product(*back, *ahead, grad, q, k.shape[0])
     return *(None,) * 6, grad_q, grad_k, None
 
 
-for _name, _schema, _kernel, _fake, _backward in (
-        ("spmm", "Tensor? values, Tensor x, SymInt rows) -> Tensor", _spmm_kernel, _spmm_fake, _spmm_backward),
-        ("sddmm", "Tensor q, Tensor k, SymInt rows) -> Tensor", _sddmm_kernel, _sddmm_fake, _sddmm_backward)):
-    register(_name, _schema, _kernel, _fake)
-    register_gradient(_name, _backward, _save)
+register("spmm", "Tensor? values, Tensor x, SymInt rows) -> Tensor", _spmm_kernel, _spmm_fake)
+register("sddmm", "Tensor q, Tensor k, SymInt rows) -> Tensor", _sddmm_kernel, _sddmm_fake)
+#: What `spmm` runs on (V, E) or no values and x (X, M, C), without its checks; arguments are those of the kernel.
+edge_product = register_gradient("spmm", _spmm_backward, _save)
+_sddmm = register_gradient("sddmm", _sddmm_backward, _save)

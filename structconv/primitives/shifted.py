@@ -40,7 +40,7 @@ def shift_products(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int | 
                          f"{tuple(x.shape)} and {tuple(theta.shape)}")
     if len(shifts) != theta.shape[0]:
         raise ShapeError("shift_products", f"shifts must be K={theta.shape[0]} integers", len(shifts))
-    return torch.ops.structconv.shift_products(x, theta, list(shifts), x.shape[1] if rows is None else rows)
+    return _products(x, theta, list(shifts), x.shape[1] if rows is None else rows)
 
 
 def _ranges(read: int, written: int, shifts: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
@@ -80,25 +80,26 @@ def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, theta = ctx.saved_tensors
     needs_x, needs_theta = ctx.needs_input_grad[:2]
     back = [-shift for shift in ctx.shifts]
-    return (torch.ops.structconv.shift_products(grad, theta.mT, back, x.shape[1]) if needs_x else None,
-            torch.ops.structconv.shift_correlation(x, grad, ctx.shifts) if needs_theta else None, None, None)
+    return (_products(grad, theta.mT, back, x.shape[1]) if needs_x else None,
+            _correlation(x, grad, ctx.shifts) if needs_theta else None, None, None)
 
 
 def _correlation_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, g = ctx.saved_tensors
     needs_x, needs_g = ctx.needs_input_grad[:2]
     back = [-shift for shift in ctx.shifts]
-    return (torch.ops.structconv.shift_products(g, grad.mT, back, x.shape[1]) if needs_x else None,
-            torch.ops.structconv.shift_products(x, grad, ctx.shifts, g.shape[1]) if needs_g else None, None)
+    return (_products(g, grad.mT, back, x.shape[1]) if needs_x else None,
+            _products(x, grad, ctx.shifts, g.shape[1]) if needs_g else None, None)
 
 
 _LIBRARY = torch.library.Library("structconv", "FRAGMENT")
-for _name, _schema, _kernel, _fake, _backward in (
+for _name, _schema, _kernel, _fake in (
         ("shift_products", "Tensor x, Tensor theta, SymInt[] shifts, SymInt rows", _products_kernel,
-         lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2])), _products_backward),
+         lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2]))),
         ("shift_correlation", "Tensor x, Tensor g, SymInt[] shifts", _correlation_kernel,
-         lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])), _correlation_backward)):
+         lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])))):
     _LIBRARY.define(f"{_name}({_schema}) -> Tensor")
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
-    register_gradient(_name, _backward, _save)
+_products = register_gradient("shift_products", _products_backward, _save, _products_kernel)
+_correlation = register_gradient("shift_correlation", _correlation_backward, _save, _correlation_kernel)

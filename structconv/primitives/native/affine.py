@@ -59,7 +59,7 @@ def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Ten
         raise ConfigError("affine_attention", "slope must be at least 0", slope)
     check_dropout("affine_attention", dropout, seed)
     train = torch.is_grad_enabled() and (source.requires_grad or target.requires_grad or x.requires_grad)
-    return torch.ops.structconv.affine_attention(*by_target, *by_source, source, target, x, slope, dropout, seed,
+    return _affine_attention(*by_target, *by_source, source, target, x, slope, dropout, seed,
                                                  x.shape[1] if batch_heads is None else batch_heads, train)[0]
 
 
@@ -176,4 +176,4 @@ register("affine_attention", "Tensor source, Tensor target, Tensor x, float slop
 register("affine_attention_backward", "Tensor source, Tensor target, Tensor x, Tensor y, Tensor y2, Tensor lse, "
          "Tensor mass, Tensor grad, float slope, float p, Tensor? seed, SymInt batch_heads) "
          "-> (Tensor, Tensor, Tensor)", backward, _backward_fake)
-register_gradient("affine_attention", _differentiate, _save)
+_affine_attention = register_gradient("affine_attention", _differentiate, _save)

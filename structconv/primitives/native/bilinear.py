@@ -58,7 +58,7 @@ def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: 
     if bias is not None and bias.shape != (q.shape[1], edges):
         raise ShapeError("bilinear_attention", f"bias must have shape (K={q.shape[1]}, E={edges})", tuple(bias.shape))
     check_dropout("bilinear_attention", dropout, seed)
-    return torch.ops.structconv.bilinear_attention(*by_target, *by_source, q, k, v, bias, scale, dropout, seed,
+    return _bilinear_attention(*by_target, *by_source, q, k, v, bias, scale, dropout, seed,
                                                    q.shape[1] if batch_heads is None else batch_heads)[0]
 
 
@@ -172,4 +172,4 @@ register("bilinear_attention", "Tensor q, Tensor k, Tensor v, Tensor? bias, floa
 register("bilinear_attention_backward", "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, Tensor lse, "
          "Tensor grad, float scale, float p, Tensor? seed, SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor)",
          _backward, _backward_fake)
-register_gradient("bilinear_attention", _differentiate, _save)
+_bilinear_attention = register_gradient("bilinear_attention", _differentiate, _save)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.layout import fits, in_slots, narrow, positions
+from structconv.primitives.native.layout import fits, in_slots, narrow, positions, remembered
 from structconv.primitives.native.loader import Core, core
 
 _LAYOUT, _ROWS, _DROP = "PPPqq", "Pqq", "dqqqq"
@@ -48,7 +48,7 @@ class Dense(NamedTuple):
 
 def usable(x: Tensor, edges: int) -> Core | None:
     """The kernels, if they can take x (., rows, channels): on the CPU, float32 or bfloat16, of bearable size."""
-    if x.device.type != "cpu" or x.dtype not in _STORED or x.shape[-1] > MAX_CHANNELS or not fits(edges, *x.shape):
+    if not x.is_cpu or x.dtype not in _STORED or x.shape[-1] > MAX_CHANNELS or not fits(edges, *x.shape):
         return None
     return core()
 
@@ -66,18 +66,20 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
 
     x (X, M, C).
     """
+    batch, inputs, channels = x.shape
     x = x.contiguous()
-    sorted_values = None if values is None else in_slots(values, layout.order)
-    values = sorted_values if sorted_values is not None else values
-    values = None if values is None else values.to(x.dtype).contiguous()
+    indptr, indices, order, outputs, edges = _layout(layout)
+    if values is not None:
+        sorted_values = in_slots(values, layout.order)
+        values, order = (values, order) if sorted_values is None else (sorted_values, 0)
+        if values.dtype is not x.dtype or not values.is_contiguous():
+            values = values.to(x.dtype).contiguous()
     z = None if z is None else z.contiguous()
-    y = x.new_empty((rows, layout.indptr.shape[0] - 1, x.shape[2]))
-    edges = layout.indices.shape[0]
+    y = x.new_empty((rows, outputs, channels))
     stride = 0 if values is None or values.numel() == edges else edges
-    indptr, indices, order, *sizes = _layout(layout)
-    packed = indptr, indices, order if sorted_values is None else 0, *sizes
-    kernels.spmm(_SPMM.pack(*packed, _pointer(values), x.data_ptr(), _pointer(z), y.data_ptr(), x.shape[1], x.shape[2],
-                            count, stride, count // x.shape[0], count // rows, _half(x), torch.get_num_threads(),
+    kernels.spmm(_SPMM.pack(indptr, indices, order, outputs, edges, _pointer(values), x.data_ptr(), _pointer(z),
+                            y.data_ptr(), inputs, channels, count, stride, count // batch, count // rows, _half(x),
+                            torch.get_num_threads(),
                             alpha, beta))
     return y
 
@@ -307,6 +309,10 @@ def window_backward(kernels: Core, call: WindowCall, q: Tensor, k: Tensor, v: Te
 
 def _layout(layout: Csr) -> tuple[int, int, int, int, int]:
     """Pointers and sizes; the narrowed arrays live as long as those they were made of."""
+    return remembered(layout, _addresses)
+
+
+def _addresses(layout: Csr) -> tuple[int, int, int, int, int]:
     indptr, indices, order = (narrow(index) for index in layout)
     return indptr.data_ptr(), indices.data_ptr(), order.data_ptr(), indptr.shape[0] - 1, indices.shape[0]
 

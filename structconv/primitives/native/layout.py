@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from structconv.primitives.layout import Csr
 
 _LIMIT = 2**31 - 1
 #: Edges below which values are in the nearest caches anyway, whatever their order.
 _FEW = 1 << 14
 _SEEN = torch.empty(0)
-_KNOWN: dict[tuple[int, ...], tuple[tuple[Any, ...], Tensor]] = {}
+_KNOWN: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
+T = TypeVar("T")
 
 
 def narrow(index: Tensor) -> Tensor:
@@ -51,6 +55,14 @@ def in_slots(values: Tensor, order: Tensor) -> Tensor | None:
     return _remember(key, values.index_select(-1, order), values, order) if found is _SEEN else found
 
 
+def remembered(layout: Csr, build: Callable[[Csr], T]) -> T:
+    """`build(layout)`, once for each three arrays as long as they live and do not change. O(1) when remembered."""
+    indptr, indices, order = layout
+    key = (id(indptr), id(indices), id(order))
+    found = _recall(key, indptr, indices, order)
+    return _remember(key, build(layout), indptr, indices, order) if found is None else found
+
+
 def fits(*sizes: int) -> bool:
     """Whether all sizes can be counted in int32."""
     return max(sizes) < _LIMIT
@@ -60,18 +72,18 @@ def _state(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _recall(key: tuple[int, ...], *owners: Tensor) -> Tensor | None:
+def _recall(key: tuple[int, ...], *owners: Tensor) -> Any:
     found = _KNOWN.get(key)
     if found is None:
         return None
     marks, made = found
     for (ref, version), owner in zip(marks, owners, strict=True):
-        if ref() is not owner or version != _state(owner):
+        if ref() is not owner or version != (0 if owner.is_inference() else owner._version):
             return None
     return made
 
 
-def _remember(key: tuple[int, ...], made: Tensor, *owners: Tensor) -> Tensor:
+def _remember(key: tuple[int, ...], made: T, *owners: Tensor) -> T:
     def forget(_: object) -> None:
         _KNOWN.pop(key, None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
@@ -47,7 +46,7 @@ def spmm_add(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z
     if z is not None and z.shape != shape:
         raise ShapeError("spmm_add", f"z must have shape {shape}", tuple(z.shape))
     z_VNC = None if z is None or beta == 0 else z.reshape(rows, outputs, x.shape[-1])
-    y = torch.ops.structconv.spmm_add(*by_target, *by_source, values, x_VMC, z_VNC, alpha, beta)
+    y = _spmm_add(*by_target, *by_source, values, x_VMC, z_VNC, alpha, beta)
     return y.reshape(shape)
 
 
@@ -92,4 +91,4 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 register("spmm_add", "Tensor? values, Tensor x, Tensor? z, float alpha, float beta) -> Tensor", _kernel, _fake)
-register_gradient("spmm_add", _differentiate, _save)
+_spmm_add = register_gradient("spmm_add", _differentiate, _save)

@@ -65,7 +65,7 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
     train = torch.is_grad_enabled() and any(t.requires_grad for t in (x, entries, of_source, of_target, bias)
                                           if t is not None)
     batch_heads = heads[0] if batch_heads is None else batch_heads
-    return torch.ops.structconv.projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope,
+    return _projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope,
                                                     dropout, seed, batch_heads, train)[0]
 
 
@@ -175,4 +175,4 @@ register("projected_attention_backward", "Tensor x, Tensor? z, Tensor of_source,
          "Tensor y, Tensor y2, Tensor lse, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, "
          "float p, Tensor? seed, SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
          _backward, _backward_fake)
-register_gradient("projected_attention", _differentiate, _save)
+_projected_attention = register_gradient("projected_attention", _differentiate, _save)

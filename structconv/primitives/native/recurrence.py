@@ -42,7 +42,7 @@ def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x
     """
     _check("polynomial_analysis", by_target, by_source, x)
     x_VMC = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) if x.dim() != 3 else x
-    y_VMKC = torch.ops.structconv.polynomial_analysis(*by_target, *by_source, values, x_VMC, order, first, chebyshev)
+    y_VMKC = _analysis(*by_target, *by_source, values, x_VMC, order, first, chebyshev)
     return y_VMKC.reshape(*x.shape[:-1], order - first + 1, x.shape[-1]).movedim(-2, -3)
 
 
@@ -67,7 +67,7 @@ def polynomial_synthesis(by_target: Csr, by_source: Csr, values: Tensor | None, 
     lead = r_VMKC.shape[:-3]
     r_VMKC = r_VMKC.unsqueeze(0) if not lead else r_VMKC.flatten(0, len(lead) - 1)
     order = first + r.shape[-3] - 1
-    y = torch.ops.structconv.polynomial_synthesis(*by_target, *by_source, values, r_VMKC, order, first, chebyshev)
+    y = _synthesis(*by_target, *by_source, values, r_VMKC, order, first, chebyshev)
     return y.reshape(*lead, *y.shape[1:])
 
 
@@ -139,5 +139,5 @@ def _adjoint(name: str) -> Any:
 _OPTIONS = "int highest, int lowest, bool chebyshev) -> Tensor"
 register("polynomial_analysis", f"Tensor? values, Tensor x, {_OPTIONS}", _analysis_kernel, _analysis_fake)
 register("polynomial_synthesis", f"Tensor? values, Tensor r, {_OPTIONS}", _synthesis_kernel, _synthesis_fake)
-register_gradient("polynomial_analysis", _adjoint("polynomial_synthesis"), _save)
-register_gradient("polynomial_synthesis", _adjoint("polynomial_analysis"), _save)
+_analysis = register_gradient("polynomial_analysis", _adjoint("polynomial_synthesis"), _save)
+_synthesis = register_gradient("polynomial_synthesis", _adjoint("polynomial_analysis"), _save)

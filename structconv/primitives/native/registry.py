@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn import Parameter
 
 from structconv.errors import ConfigError
 
 _LIBRARY = torch.library.Library("structconv", "FRAGMENT")
+_OWN = frozenset((Tensor, Parameter, int, float, bool, type(None)))
+_KERNELS: dict[str, Callable[..., Any]] = {}
 _EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
 
 
@@ -32,19 +36,32 @@ def _define(schema: str, name: str, kernel: Callable[..., Any], fake: Callable[.
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"structconv::{name}", fake, lib=_LIBRARY)
+    _KERNELS[name] = kernel
 
 
-def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..., None]) -> None:
+def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..., None],
+                      kernel: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Define the gradient of structconv::name by an `autograd.Function` of its own.
 
     `torch.library.register_autograd` does the same with several times the overhead, which counts on small graphs: it
     completes the arguments from the schema at every call.
+
+    Args:
+        kernel: what computes the operator, where it was registered by other means than `register`.
+
+    Returns:
+        The operator without the dispatcher, which takes longer than a kernel on few entries: the kernel, or the
+        `autograd.Function`, where the inputs are tensors of torch's own and nothing is to see or to transform the
+        operator (a tracer, a mode, a functional transform, a profiler), and else the operator.
     """
-    operator = getattr(torch.ops.structconv, name).default
+    operator, compute = getattr(torch.ops.structconv, name).default, kernel or _KERNELS[name]
 
     def forward(ctx: Any, *inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = operator(*inputs)
+        if _unseen(inputs) is None:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = operator(*inputs)
+        else:
+            output = compute(*inputs)
         save(ctx, inputs, output)
         return output
 
@@ -57,7 +74,29 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*inputs)
 
+    def call(*inputs: Any) -> Any:
+        wanted = _unseen(inputs)
+        if wanted is None:
+            return operator(*inputs)
+        return function.apply(*inputs) if wanted else compute(*inputs)
+
     _LIBRARY.impl(name, differentiable, "Autograd")
+    return call
+
+
+def _unseen(inputs: Sequence[Any]) -> bool | None:
+    """Whether a gradient is wanted; `None` where the operator is to be seen or transformed."""
+    if (is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+            or torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None
+            or torch.autograd._profiler_enabled()):
+        return None
+    if not _OWN.issuperset(map(type, inputs)) and not all(_own(value) for value in inputs):
+        return None
+    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
+
+
+def _own(value: Any) -> bool:
+    return type(value) in _OWN or not isinstance(value, Tensor)
 
 
 def check_dropout(owner: str, dropout: float, seed: Tensor | None) -> None:
