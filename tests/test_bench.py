@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from structconv.bench.rates import Work
 from structconv.bench.records import HEADERS, Line, from_json, row
 from structconv.bench.runner import Probe, Settings, run
 from structconv.bench.session import Session
-from structconv.bench.suites import SUITES, cases
+from structconv.bench.suites import SUITES, cases, planner
 from structconv.bench.timing import Times, alternate
 from structconv.cli import main
 from structconv.errors import ConfigError
@@ -219,15 +220,38 @@ def test_planner_lines_carry_the_regret():
     assert not any(line.failed for line in each)
     mean = sum(line.extra["regret"] for line in each) / len(each)
     assert total.extra["regret"] == pytest.approx(mean)
+    assert all(line.extra["predicted_regret"] >= 1 for line in each)
     assert 0 <= total.extra["within_10_percent"] <= 1
+    assert "predicted" in total.size
+
+
+def test_planner_measurements_leave_the_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path))
+    first, again = (planner.configuration_line("dense", 3, BRIEF) for _ in range(2))
+    assert first.size == again.size
+    assert not list(tmp_path.glob("plans.json*"))
+    assert os.environ["STRUCTCONV_CACHE"] == str(tmp_path)
 
 
 def test_quick_runs_headlines_and_whatever_is_named_in_full():
     quick = Session(settings=BRIEF)
     assert all(case.headline for case in quick.chosen())
     assert {case.suite for case in quick.chosen()} == set(SUITES)
-    assert [case.name for case in Session(settings=BRIEF, case="gat-8x64").chosen()] == ["gat-8x64"]
+    assert [case.name for case in Session(settings=BRIEF, patterns=("gat-8x64",)).chosen()] == ["gat-8x64"]
     assert len(Session().chosen()) > len(quick.chosen())
+
+
+def test_cases_may_be_named_one_after_the_other(capsys):
+    two = Session(settings=BRIEF, patterns=("gat-8x64", "conv2d-3*"))
+    assert {case.name for case in two.chosen()} == {"gat-8x64", "conv2d-3x3"}
+    assert [two.arguments()[at + 1] for at, word in enumerate(two.arguments()) if word == "--case"] == [*two.patterns]
+    words = ["bench", "--suite", "dispatch", "--case", "linear", "--case", "plan-lookup-shift", "--repeats", "1",
+             "--seconds", "0.01", "--huge-pages", "off", "--json"]
+    assert main(words) == 0
+    found = {json.loads(line)["case"] for line in capsys.readouterr().out.splitlines()}
+    assert found == {"linear", "plan-lookup-shift"}
+    assert main(["bench", "--case", "linear", "--case", "nothing"]) == 2
+    assert "'nothing'" in capsys.readouterr().err
 
 
 def test_a_sweep_runs_swept_cases_at_every_size(tmp_path):

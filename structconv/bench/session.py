@@ -38,7 +38,7 @@ class Session:
     """What was asked for.
 
     Args:
-        suites, case: names of suites, all where there are none, and a pattern of case names.
+        suites, patterns: names of suites, all where there are none, and of cases, where "*" and "?" stand for any.
         settings: how to measure.
         threads: of torch; as it is where absent.
         plot: where to draw the sweep over sizes; without it there is none.
@@ -47,7 +47,7 @@ class Session:
     """
 
     suites: tuple[str, ...] = ()
-    case: str = "*"
+    patterns: tuple[str, ...] = ("*",)
     settings: Settings = field(default_factory=Settings)
     threads: int | None = None
     plot: Path | None = None
@@ -55,13 +55,17 @@ class Session:
     as_json: bool = False
 
     def chosen(self) -> list[Case | Probe]:
-        """The cases; in a quick run the headline ones, unless the pattern names a case in full."""
-        found = [case for suite in self.suites or SUITES for case in cases(suite)
-                 if fnmatch.fnmatch(case.name, self.case)
-                 and (case.headline or not self.settings.quick or case.name == self.case)]
+        """The cases; in a quick run the headline ones, unless a pattern names a case in full."""
+        listed = [case for suite in self.suites or SUITES for case in cases(suite)]
+        for pattern in self.patterns:
+            if not fnmatch.filter([case.name for case in listed], pattern):
+                raise ConfigError("structconv bench", "--case must match a case of the suites", repr(pattern),
+                                  "structconv bench --list shows them.")
+        found = [case for case in listed if any(fnmatch.fnmatch(case.name, pattern) for pattern in self.patterns)
+                 and (case.headline or not self.settings.quick or case.name in self.patterns)]
         if not found:
-            raise ConfigError("structconv bench", "--case must match a case of the suites", repr(self.case),
-                              "structconv bench --list shows them.")
+            raise ConfigError("structconv bench", "--case must match a headline case in a quick run",
+                              ", ".join(map(repr, self.patterns)), "Name it in full, or leave --quick out.")
         return found
 
     def sizes(self, case: Case | Probe) -> tuple[int | None, ...]:
@@ -72,7 +76,8 @@ class Session:
 
     def arguments(self) -> list[str]:
         """The command line of the same run in another process, as JSON and without the plot."""
-        words = [word for suite in self.suites for word in ("--suite", suite)] + ["--case", self.case, "--json"]
+        words = [word for suite in self.suites for word in ("--suite", suite)]
+        words += [word for pattern in self.patterns for word in ("--case", pattern)] + ["--json"]
         words += ["--quick"] if self.settings.quick else []
         for flag, value in (("--repeats", self.settings.repeats), ("--seconds", self.settings.seconds),
                             ("--threads", self.threads)):

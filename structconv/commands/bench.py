@@ -20,7 +20,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
                                      "The exit code is 1 where one of them disagrees.")
     parser.add_argument("--quick", action="store_true", help="headline cases, small: about a minute")
     parser.add_argument("--suite", action="append", default=[], choices=SUITES, help="may be repeated (default: all)")
-    parser.add_argument("--case", default="*", metavar="GLOB", help="names of cases, for example 'gat-*'")
+    parser.add_argument("--case", action="append", default=[], metavar="GLOB",
+                        help="names of cases, for example 'gat-*'; may be repeated (default: all)")
     parser.add_argument("--repeats", type=int, metavar="N", help="samples of each (default: 9; 5 with --quick)")
     parser.add_argument("--seconds", type=float, metavar="S",
                         help="about how long a phase of a case may be sampled (default: 60; 1 with --quick)")
@@ -49,8 +50,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     picture = check(args.plot) if args.plot else Path() if args.sweep else None
     pages = args.huge_pages or ("off" if args.quick else "both")
     settings = Settings(quick=args.quick, repeats=args.repeats, seconds=args.seconds)
-    return execute(Session(suites=tuple(args.suite), case=args.case, settings=settings, threads=args.threads,
-                           plot=picture, pages=pages, as_json=args.json))
+    return execute(Session(suites=tuple(args.suite), patterns=tuple(args.case) or ("*",), settings=settings,
+                           threads=args.threads, plot=picture, pages=pages, as_json=args.json))
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ from torch.nn.utils import parametrizations
 from structconv import Graph, Grid
 from structconv.errors import ShapeError
 from structconv.mechanisms import Adjacency, DotProduct, Identity, Shifts
-from structconv.nn import Conv
-from structconv.nn.recall import KINDS, LARGEST, Calls, recalled
+from structconv.nn import Conv, Conv1d, Conv2d, GCNConv, OnGrid, SeparableConv2d
+from structconv.nn.recall import KINDS, LARGEST, Calls, recalled, recalled_image
 
 
 def ring(entries=6, weight=None):
@@ -136,3 +136,84 @@ def test_compile_after_a_kept_call():
     layer(x[0], structure=graph)
     expected = torch.stack([layer(row, structure=graph) for row in x])
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(x, structure=graph), expected)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Conv2d(4, 6, 3, padding=1), lambda: Conv2d(4, 6, 3, stride=2, padding="same", padding_mode="circular"),
+    lambda: Conv2d(4, 8, (3, 2), groups=2), lambda: Conv2d(4, 6, 3, bias=False), lambda: SeparableConv2d(4, 6, 3),
+    lambda: OnGrid(Conv(Shifts([(0, 1), (0, -1), (0, 0)]), 4, 6), 2)])
+def test_images_are_recalled_as_they_are(make):
+    layer = make()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    image = torch.randn(2, 4, 7, 8, requires_grad=True)
+
+    def computed():
+        y = layer(image)
+        return y, *torch.autograd.grad(y.square().sum(), [image, *layer.parameters()])
+
+    assert recalled_image(layer.conv, image) is None
+    first = computed()
+    assert recalled_image(layer.conv, image) is not None
+    for one, other in zip(first, computed(), strict=True):
+        torch.testing.assert_close(one, other)
+    other = torch.randn(2, 4, 7, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(other), copy.deepcopy(layer)(other))
+
+
+def test_kept_images_follow_the_layer():
+    layer, image = Conv2d(2, 3, 3, padding=1), torch.randn(1, 2, 5, 5)
+    layer(image)
+    with torch.no_grad():
+        layer.conv.weight.theta.zero_()
+        layer.conv.bias.fill_(2)
+    assert torch.equal(layer(image), torch.full((1, 3, 5, 5), 2.0))
+    called = []
+    handle = layer.conv.register_forward_hook(lambda *_: called.append(1))
+    layer(image)
+    handle.remove()
+    assert called
+    layer.double()
+    assert layer(image.double()).dtype == torch.float64
+    with pytest.raises(ShapeError):
+        layer(image)
+    layer.float()
+    for wrong in (torch.randn(1, 3, 5, 5), torch.randn(5)):
+        with pytest.raises(ShapeError):
+            layer(wrong)
+    swapped = {name: torch.zeros_like(value) for name, value in layer.named_parameters()}
+    assert not torch.func.functional_call(layer, swapped, (image,)).any()
+    assert layer(image[0]).shape == (3, 5, 5)
+
+
+def test_functional_transforms_after_a_kept_call():
+    layer, graph, x = GCNConv(3, 4), ring(), torch.randn(5, 6, 3)
+    expected = torch.stack([layer(row, graph) for row in x])
+    torch.testing.assert_close(torch.func.vmap(lambda row: layer(row, graph))(x), expected)
+    conv, images = Conv1d(3, 4, 3), torch.randn(5, 2, 3, 9)
+    expected = torch.stack([conv(image) for image in images])
+    torch.testing.assert_close(torch.func.vmap(conv)(images), expected)
+    image = images[0].clone().requires_grad_()
+    wanted = torch.autograd.grad(conv(image).square().sum(), image)[0]
+    torch.testing.assert_close(torch.func.grad(lambda image: conv(image).square().sum())(images[0]), wanted)
+
+
+def test_modes_see_the_operators_of_kept_calls():
+    layer, graph, x = GCNConv(3, 4), ring(), torch.randn(6, 3)
+    layer(x, graph)
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    expected = layer(x, graph)
+    with Watch():
+        watched = layer(x, graph)
+    assert any(name.startswith("structconv.spmm") for name in seen)
+    assert torch.equal(watched, expected)
+    with torch.profiler.profile() as profile:
+        layer(x, graph)
+    assert any(event.name == "structconv::spmm" for event in profile.events())

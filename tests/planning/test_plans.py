@@ -13,7 +13,9 @@ from structconv.bases.scores import Bilinear
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError
-from structconv.planning import Cost, Machine, Rule, Sizes, plan_for, rule
+from structconv.mechanisms import Powers
+from structconv.nn import Conv
+from structconv.planning import Cost, Machine, Rule, Sizes, autotune, plan_for, rule
 from structconv.planning import plan as plans
 from structconv.planning import rules as registry
 from structconv.planning.cost import lost_flops
@@ -250,3 +252,33 @@ def test_a_basis_keeps_its_token():
     assert token(basis) is token(basis) is token(sparse())
     assert token(basis) is not token(sparse(edges=2999))
     assert token(theta) is token(full(1, 16, 8)) is not token(full(1, 16, 9))
+
+
+def test_a_lookup_sees_what_a_plan_depends_on():
+    basis, theta, x = sparse(), full(1, 32, 24), torch.zeros(500, 32)
+    first = plan_for(x, basis, theta)
+    assert plan_for(x, basis, theta) is first
+    theta.theta.requires_grad_()
+    learnt = plan_for(x, basis, theta)
+    assert "backward to theta" in learnt.problem and "backward" not in first.problem
+    with torch.no_grad():
+        assert plan_for(x, basis, theta) is first
+    assert "backward to x and theta" in plan_for(x.clone().requires_grad_(), basis, theta).problem
+    assert plan_for(x, basis, theta, max_bytes=1) is not learnt
+    factors = LowRankTheta(torch.zeros(1, 32, 4), torch.zeros(1, 4, 24))
+    assert plan_for(x, basis, factors).problem != learnt.problem
+
+
+def test_a_layer_shows_its_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path))
+    layer = Conv(Powers(3), 64, 8, max_bytes=10**9)
+    index = torch.randint(0, 200, (2, 1000))
+    graph, x = Graph(index, num_nodes=200), torch.randn(200, 64)
+    with autotune():
+        made = layer.plan(x, structure=graph)
+    timed = [candidate for candidate in made.candidates if candidate.measured is not None]
+    assert len(timed) >= 2 and made.measured == min(candidate.measured for candidate in timed)
+    assert all(candidate.seconds > 0 and candidate.cost.peak_bytes >= 0 for candidate in made.candidates)
+    assert "measured ms" in str(made) and "MB held" in str(made)
+    layer.max_bytes = min(candidate.cost.peak_bytes for candidate in made.candidates)
+    assert layer.plan(x, structure=graph).cost.peak_bytes == layer.max_bytes

@@ -60,7 +60,7 @@ def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Ten
     check_dropout("affine_attention", dropout, seed)
     train = torch.is_grad_enabled() and (source.requires_grad or target.requires_grad or x.requires_grad)
     return _affine_attention(*by_target, *by_source, source, target, x, slope, dropout, seed,
-                                                 x.shape[1] if batch_heads is None else batch_heads, train)[0]
+                             x.shape[1] if batch_heads is None else batch_heads, train)[0]
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
     train = torch.is_grad_enabled() and any(t.requires_grad for t in (x, entries, of_source, of_target, bias)
                                           if t is not None)
     batch_heads = heads[0] if batch_heads is None else batch_heads
-    return _projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope,
-                                                    dropout, seed, batch_heads, train)[0]
+    return _projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope, dropout, seed,
+                                batch_heads, train)[0]
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
