@@ -92,15 +92,14 @@ class Window(NamedTuple):
     def of(cls, shift: Shift) -> Window:
         """The window that the offsets of a shift form."""
         spec = cast(CuboidSpec, shift.as_cuboid())
-        ndim, pads = len(spec.kernel_size), tuple[int, ...]()
-        padding = (0,) * ndim
-        if spec.padding == "zeros" and spec.pad_low == spec.pad_high and min(spec.pad_low) >= 0:
-            padding = spec.pad_low
-        else:
-            ends = zip(reversed(spec.pad_low), reversed(spec.pad_high), strict=True)
-            pads = tuple(amount for pair in ends for amount in pair)
+        ndim = len(spec.kernel_size)
+        none = (0,) * ndim
+        alike = spec.padding == "zeros" and spec.pad_low == spec.pad_high and min(spec.pad_low) >= 0
+        ends = zip(reversed(spec.pad_low), reversed(spec.pad_high), strict=True)
+        pads = none if alike else tuple(amount for pair in ends for amount in pair)
         order = list(spec.permutation)
-        return cls(ndim, spec.kernel_size, spec.stride, padding, spec.dilation, pads if any(pads) else (),
+        return cls(ndim, spec.kernel_size, spec.stride, spec.pad_low if alike else none, spec.dilation,
+                   pads if any(pads) else (),
                    "constant" if spec.padding == "zeros" else spec.padding,
                    None if order == list(range(len(order))) else order)
 
