@@ -47,17 +47,18 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
     completes the arguments from the schema at every call.
 
     Args:
-        kernel: what computes the operator, where it was registered by other means than `register`.
+        kernel: what computes the operator, where it was registered by other means than `register`; without one
+            what is returned goes through the dispatcher.
 
     Returns:
         The operator without the dispatcher, which takes longer than a kernel on few entries: the kernel, or the
         `autograd.Function`, where the inputs are tensors of torch's own and nothing is to see or to transform the
         operator (a tracer, a mode, a functional transform, a profiler), and else the operator.
     """
-    operator, compute = getattr(torch.ops.structconv, name).default, kernel or _KERNELS[name]
+    operator, compute = getattr(torch.ops.structconv, name).default, kernel or _KERNELS.get(name)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
-        if _unseen(inputs) is None:
+        if compute is None or _unseen(inputs) is None:
             with torch._C._AutoDispatchBelowAutograd():
                 output = operator(*inputs)
         else:
@@ -76,7 +77,7 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
 
     def call(*inputs: Any) -> Any:
         wanted = _unseen(inputs)
-        if wanted is None:
+        if compute is None or wanted is None:
             return operator(*inputs)
         return function.apply(*inputs) if wanted else compute(*inputs)
 
