@@ -18,6 +18,7 @@ from structconv.ops import conv
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.layout import compress
 from structconv.primitives.native import core
+from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.product import spmm_add
@@ -73,6 +74,8 @@ KERNELS = {
                      lambda g, s, t, x: affine_attention(*g.layouts, s, t, x)),
     "projected": Kernel(lambda g: [(g.m, 3, 20), (3, 20), (3, 20), (g.n, 3, 20)],
                         lambda g, x, a, b, z: projected_attention(*g.layouts, x, a, b, z), vectors=(1, 2)),
+    "additive": Kernel(lambda g: [(g.n, 3, 12), (g.m, 3, 12), (g.m, 3, 20), (3, 12)], lambda g, q, k, x, v:
+                       additive_attention(*g.layouts, q, k, x, v, activation="tanh"), vectors=(3,)),
     "bilinear": Kernel(lambda g: [(g.n, 3, 12), (g.m, 3, 12), (g.m, 3, 20), (3, g.e)],
                        lambda g, q, k, v, b: bilinear_attention(*g.layouts, q, k, v, b, scale=12**-0.5)),
     "relational": Kernel(lambda g: [(g.e,), (g.m, 12), (3, 12, 8)], _relational, weighted=True),
@@ -197,6 +200,7 @@ def test_what_is_not_finite_stays_with_its_neighbours(kernel_name, dtype, bad):
 
 def test_no_native_kernel_is_left_out():
     """Each function of the core is one of those that the kernels above run, or has its own such tests."""
-    covered = {"spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward", "bilinear_backward"}
+    covered = {"spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward", "bilinear_backward",
+               "additive_forward", "additive_backward"}
     elsewhere = {"window_forward", "window_backward", "expect_writes"}  # no edges: test_window_attention.py; advice
     assert {name for name in vars(core()) if callable(getattr(core(), name))} == covered | elsewhere
