@@ -115,6 +115,8 @@ def _values() -> None:
 def _leaves() -> None:
     several((), bilinear=lambda: scores.Bilinear(random(2, HEADS, 5, 3), random(2, 1, M, 3)),
             affine=lambda: scores.Affine(random(HEADS, M), random(2, HEADS, 5)),
+            projected_affine=lambda: scores.ProjectedAffine(random(HEADS, M, 3), random(2, HEADS, 5, 3),
+                                                            random(HEADS, 3), random(HEADS, 3)),
             additive=lambda: scores.Additive(random(HEADS, M, 3), random(HEADS, 5, 3), random(HEADS, 3)),
             edge_score=lambda: scores.EdgeScore(random_graph(), random(HEADS, 13)),
             uniform=lambda: scores.Uniform(torch.ones((), dtype=F64), M, 5),
