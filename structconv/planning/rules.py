@@ -90,7 +90,9 @@ class Problem:
         numel = sum(t.numel() for t in self.theta.tensors) * self.sizes.itemsize
         work = self.sizes.batch * entries * flops
         wasted = lost_flops(work, columns, filled=True)
-        once = Cost(work, self.bytes(entries * (before + heads * after)) + numel, wasted=wasted, calls=CHANNEL_CALLS)
+        copied = 2 * heads * max(before, after) if self.theta.rearranges_heads else 0
+        once = Cost(work, self.bytes(entries * (before + heads * after + copied)) + numel, wasted=wasted,
+                    calls=CHANNEL_CALLS)
         return once.repeated(1 + self.x_grad + self.theta_grad)
 
     def structure_product(self, channels: int, mode: str, adjoint: bool) -> Cost:

@@ -57,6 +57,11 @@ class Theta(abc.ABC):
         """The output from what the heads gathered: (..., K, N, head_channels) -> (..., N, Q)."""
         return r.sum(-3)
 
+    @property
+    def rearranges_heads(self) -> bool:
+        """Whether `expand` and `contract` copy their K heads, because these do not lie as products take them."""
+        return False
+
     @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Theta:
         """The matrices start <= k < stop, in the same factors."""

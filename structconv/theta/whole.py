@@ -80,6 +80,10 @@ class GroupedTheta(Theta):
         eye = torch.eye(self.groups, dtype=self.dtype, device=self.device)
         return torch.einsum("kgpq,gf->kgpfq", self.theta, eye).flatten(1, 2).flatten(-2)
 
+    @property
+    def rearranges_heads(self) -> bool:
+        return self.size > 1 and self.groups > 1
+
     def expand(self, x: Tensor) -> Tensor:
         x_GMP = x.unflatten(-1, (self.groups, self.theta.shape[2])).movedim(-2, -3)
         r_GMKQ = (x_GMP @ self.theta.permute(1, 2, 0, 3).flatten(-2)).unflatten(-1, (self.size, self.theta.shape[3]))
