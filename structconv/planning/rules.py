@@ -90,7 +90,7 @@ class Problem:
         numel = sum(t.numel() for t in self.theta.tensors) * self.sizes.itemsize
         work = self.sizes.batch * entries * flops
         wasted = lost_flops(work, columns, filled=True)
-        copied = 2 * heads * max(before, after) if self.theta.rearranges_heads else 0
+        copied = 2 * heads * max(before, after) if self.theta.rearranges_heads and heads > 1 else 0
         once = Cost(work, self.bytes(entries * (before + heads * after + copied)) + numel, wasted=wasted,
                     calls=CHANNEL_CALLS)
         return once.repeated(1 + self.x_grad + self.theta_grad)

@@ -44,6 +44,9 @@ class Theta(abc.ABC):
     #: Whether `join` sums the heads, so that they need not be told apart once the structure is applied.
     sums_heads: bool = True
 
+    #: Whether `expand` and `contract` copy their K heads, because these do not lie as products take them.
+    rearranges_heads: bool = False
+
     @property
     def head_channels(self) -> int:
         """What one head carries through the structure: D where Theta_k has two factors, else Q."""
@@ -56,11 +59,6 @@ class Theta(abc.ABC):
     def join(self, r: Tensor) -> Tensor:
         """The output from what the heads gathered: (..., K, N, head_channels) -> (..., N, Q)."""
         return r.sum(-3)
-
-    @property
-    def rearranges_heads(self) -> bool:
-        """Whether `expand` and `contract` copy their K heads, because these do not lie as products take them."""
-        return False
 
     @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Theta:

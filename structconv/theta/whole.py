@@ -55,6 +55,7 @@ class GroupedTheta(Theta):
     """Block diagonal: theta (K, G, P/G, Q/G), K P Q / G numbers; group g of P feeds group g of Q."""
 
     theta: Tensor
+    rearranges_heads = True
 
     def __post_init__(self) -> None:
         check_letters(self, theta="KGPQ")
@@ -79,10 +80,6 @@ class GroupedTheta(Theta):
     def dense(self) -> Tensor:
         eye = torch.eye(self.groups, dtype=self.dtype, device=self.device)
         return torch.einsum("kgpq,gf->kgpfq", self.theta, eye).flatten(1, 2).flatten(-2)
-
-    @property
-    def rearranges_heads(self) -> bool:
-        return self.size > 1 and self.groups > 1
 
     def expand(self, x: Tensor) -> Tensor:
         x_GMP = x.unflatten(-1, (self.groups, self.theta.shape[2])).movedim(-2, -3)
