@@ -283,6 +283,17 @@ def test_scores_of_minus_infinity_weigh_nothing(path):
     assert not y[1].any()
 
 
+def test_low_scores_behind_many_of_minus_infinity(path):
+    """Where the first edges of a row weigh nothing, the largest score may still lie far below zero."""
+    q, k, v = torch.ones(1, 1, 8), torch.zeros(300, 1, 8), torch.randn(300, 1, 8)
+    edges = (compress(torch.zeros(300, dtype=torch.int64), torch.arange(300), 1),
+             compress(torch.arange(300), torch.zeros(300, dtype=torch.int64), 300))
+    bias = torch.full((1, 300), -torch.inf)
+    bias[:, 290:] = -88.8  # whose reciprocal of the exponential is infinite
+    y = bilinear_attention(*edges, q, k, v, bias)
+    torch.testing.assert_close(y[0], v[290:].mean(0))
+
+
 def test_large_scores_do_not_overflow(path):
     edges = random_edges()
     inputs, doubles = affine_inputs(edges, 2, 8)

@@ -59,11 +59,11 @@ template <int HB> struct Online {
 
     // Take in the largest scores of a chunk; returns what earlier sums, if any, must be multiplied by (a tile).
     v16 advance(v16 top, bool later) {
-        const v16 before = base;
+        const v16 last = peak, before = base;
         peak = maximum(peak, fold_lanes<HB>(top, maximum));
         base = peak == -INFINITY ? v16{} : peak;
         if (!later) return v16{};
-        const v16 scale = exponential(before - base);
+        const v16 scale = last == -INFINITY ? v16{} : exponential(before - base);
         sum *= scale;
         return scale;
     }
