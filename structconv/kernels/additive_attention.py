@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import exact_graph, listed_graph
-from structconv.bases.pairwise import Dropped, Masked, Normalised
+from structconv.bases.pairwise import Dropped, Normalised
 from structconv.bases.scores import Additive
 from structconv.kernels.forms import register_form
-from structconv.kernels.sparse_attention import EdgeAttention, FusedAttention, entries_first
+from structconv.kernels.fused import FusedAttention, entries_first, softmax_over_inputs, unmasked
+from structconv.kernels.sparse_attention import EdgeAttention
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.calls import usable
@@ -91,12 +92,11 @@ def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:
 
 def recognise(basis: Basis) -> FusedAttention | None:
     """The basis as additive attention, or `None` where it is something else or its mask is one of another kind."""
-    p, seed, weights = (basis.p, basis.seed, basis.child) if isinstance(basis, Dropped) else (0.0, None, basis)
-    if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
+    softmax = softmax_over_inputs(basis)
+    if softmax is None:
         return None
-    node = weights.child
-    while isinstance(node, Masked):
-        node = node.child
+    weights, p, seed = softmax
+    node = unmasked(weights.child)
     found = known(node.activation) if isinstance(node, Additive) else None
     if not isinstance(node, Additive) or found is None:
         return None

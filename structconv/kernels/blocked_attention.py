@@ -12,12 +12,13 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
-from structconv.bases.pairwise import Dropped, Mapped, Masked, Normalised, Unary
+from structconv.bases.pairwise import Dropped, Mapped, Masked, Normalised
 from structconv.bases.positions import Distance, Lookup, bucket, bucket_count
 from structconv.bases.scores import Affine, Bilinear
 from structconv.kernels import dense_attention, window_attention
 from structconv.kernels.dense_attention import Existing, finite
 from structconv.kernels.forms import register_form
+from structconv.kernels.fused import Fused, undropped
 from structconv.kernels.terms import PRODUCTS, Term, by_head, products, sum_terms
 from structconv.primitives.blocked_attention import blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
@@ -37,7 +38,7 @@ class Weighing(NamedTuple):
 
 
 @value
-class BlockedAttention(Unary):
+class BlockedAttention(Fused):
     """The expression `child` computed in blocks of scores."""
 
     child: Basis
@@ -46,18 +47,8 @@ class BlockedAttention(Unary):
     existing: Existing
     seed: Tensor | None
 
-    @property
-    def has_scores(self) -> bool:
-        return False
-
-    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.child.dense(dtype)
-
     def analysis(self, x: Tensor) -> Tensor:
         return self.apply(x.unsqueeze(-3))
-
-    def synthesis(self, r: Tensor) -> Tensor:
-        return self.apply(r).sum(-3)
 
     def apply(self, r: Tensor) -> Tensor:
         lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
@@ -134,7 +125,7 @@ class BlockedAttention(Unary):
 
 def recognise(basis: Basis) -> BlockedAttention | None:
     """The basis as attention in blocks; `None` where it is something else, is fused by torch, or lists its pairs."""
-    p, seed, weights = (basis.p, basis.seed, basis.child) if isinstance(basis, Dropped) else (0.0, None, basis)
+    weights, p, seed = undropped(basis)
     if not isinstance(weights, Normalised) or (weights.over != "inputs" and weights.kind != "sigmoid"):
         return None
     mapped = _mapped(weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,53 +10,26 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import exact_graph
-from structconv.bases.pairwise import Dropped, LeakyReLU, Normalised, Sum, Unary
+from structconv.bases.pairwise import Dropped, LeakyReLU, Normalised, Sum
 from structconv.bases.scores import Bilinear, EdgeScore, ProjectedAffine, Terms
 from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
-from structconv.kernels.window_attention import scaled_product, unmasked
+from structconv.kernels.fused import (
+    FusedAttention,
+    entries_first,
+    product_and_bias,
+    scaled_product,
+    softmax_over_inputs,
+    unmasked,
+)
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.projected import projected_attention
 from structconv.structures.graph import Graph
 
 
-class FusedAttention(Unary):
-    """The expression `child` computed by one operator; p and seed are those of its dropout."""
-
-    child: Basis
-    p: float
-    seed: Tensor | None
-
-    @property
-    def has_scores(self) -> bool:
-        return False
-
-    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.child.dense(dtype)
-
-    def analysis(self, x: Tensor) -> Tensor:
-        return self.apply(x.unsqueeze(-3).expand(*x.shape[:-2], self.size, *x.shape[-2:]))
-
-    def synthesis(self, r: Tensor) -> Tensor:
-        return self.apply(r).sum(-3)
-
-    def biased(self, r: Tensor, bias: Tensor) -> Tensor:
-        """A_k^T r_k + bias_k, with bias (K, C)."""
-        return self.apply(r) + bias.unsqueeze(-2)
-
-    def apply(self, r: Tensor) -> Tensor:
-        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
-        y = self.attend(lead, entries_first(r, lead, self.size))
-        return y.transpose(0, 1).unflatten(0, (*lead, self.size))
-
-    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
-        """(M, B K, C) -> (N, B K, C), with the batch folded into the heads."""
-        raise NotImplementedError
-
-
 class EdgeAttention(FusedAttention):
-    """The same along the edges of `graph`."""
+    """Attention along the edges of `graph`."""
 
     graph: Graph
 
@@ -124,16 +97,12 @@ class BilinearEdges(EdgeAttention):
                                   scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
 
-def entries_first(t: Tensor, lead: torch.Size, size: int) -> Tensor:
-    """(..., K or 1, M, C) -> (M, B K, C)."""
-    return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
-
-
 def recognise(basis: Basis) -> EdgeAttention | None:
     """The basis as attention along edges, or `None` where it is something else or its pairs are not listed."""
-    p, seed, weights = (basis.p, basis.seed, basis.child) if isinstance(basis, Dropped) else (0.0, None, basis)
-    if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
+    found = softmax_over_inputs(basis)
+    if found is None:
         return None
+    weights, p, seed = found
     node = unmasked(weights.child)
     if not isinstance(node, LeakyReLU | Terms | Bilinear | Scaled | Sum):
         return None
@@ -147,17 +116,12 @@ def recognise(basis: Basis) -> EdgeAttention | None:
         return AffineEdges(basis, graph, p, seed, inner, slope) if slope >= 0 else None
     if isinstance(node, LeakyReLU):
         return None
-    product, bias = _product_and_bias(node, graph)
+    product, bias = product_and_bias(
+        node, lambda part: isinstance(part, EdgeScore) and part.graph.edge_index is graph.edge_index)
     scale, scores = scaled_product(product)
-    return BilinearEdges(basis, graph, p, seed, scores, bias, scale) if scores is not None else None
-
-
-def _product_and_bias(node: Basis, graph: Graph) -> tuple[Basis, EdgeScore | None]:
-    if isinstance(node, Sum):
-        for product, bias in ((node.first, node.second), (node.second, node.first)):
-            if isinstance(bias, EdgeScore) and bias.graph.edge_index is graph.edge_index:
-                return unmasked(product), bias
-    return node, None
+    if scores is None:
+        return None
+    return BilinearEdges(basis, graph, p, seed, scores, cast("EdgeScore | None", bias), scale)
 
 
 register_form("structconv.edge_attention", recognise, Normalised, Dropped)

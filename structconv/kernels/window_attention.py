@@ -11,13 +11,19 @@ import math
 import torch
 from torch import Tensor
 
-from structconv.bases.attention import Pairwise
 from structconv.bases.base import Basis, value
-from structconv.bases.linear import Scaled
-from structconv.bases.pairwise import Dropped, Masked, Normalised, Sum, Unary
+from structconv.bases.pairwise import Dropped, Normalised
 from structconv.bases.positions import Distance, Lookup, bucket
 from structconv.bases.scores import Bilinear
 from structconv.kernels.forms import register_form
+from structconv.kernels.fused import (
+    FusedAttention,
+    entries_first,
+    product_and_bias,
+    scaled_product,
+    softmax_over_inputs,
+    unmasked,
+)
 from structconv.primitives.native.window import MAX_WINDOW_CHANNELS, window_attention
 from structconv.structures.supports import And, Causal, Support, Window
 
@@ -28,7 +34,7 @@ STORED = (torch.float32, torch.bfloat16)
 
 
 @value
-class WindowAttention(Unary):
+class WindowAttention(FusedAttention):
     """softmax over the offsets of a window of scale <query_n, key_m> + table[m - n]; `child` is the expression.
 
     Args:
@@ -48,44 +54,28 @@ class WindowAttention(Unary):
     above: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    @property
-    def has_scores(self) -> bool:
-        return False
-
-    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.child.dense(dtype)
-
-    def analysis(self, x: Tensor) -> Tensor:
-        return self.apply(x.unsqueeze(-3).expand(*x.shape[:-2], self.size, *x.shape[-2:]))
-
-    def synthesis(self, r: Tensor) -> Tensor:
-        return self.apply(r).sum(-3)
-
-    def apply(self, r: Tensor) -> Tensor:
-        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
-        count = math.prod(lead) * self.size
-        query, key, values = (t.expand(*lead, self.size, *t.shape[-2:]).reshape(count, *t.shape[-2:]).transpose(0, 1)
-                              for t in (self.scores.query, self.scores.key, r))
+    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+        query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
         table, axes = self.table, len(self.shape)
         if table is not None and math.prod(table.shape[:-axes]) > 1:
             table = table.expand(*lead, self.size, *table.shape[-axes:])
         table = None if table is None else table.reshape(-1, *table.shape[-axes:])
-        y = window_attention(query, key, values, table, shape=self.shape, below=self.below, above=self.above,
-                             dilation=self.dilation, scale=self.scale, dropout=self.p, seed=self.seed,
-                             batch_heads=self.size)
-        return y.transpose(0, 1).unflatten(0, (*lead, self.size))
+        return window_attention(query, key, v, table, shape=self.shape, below=self.below, above=self.above,
+                                dilation=self.dilation, scale=self.scale, dropout=self.p, seed=self.seed,
+                                batch_heads=self.size)
 
 
 def recognise(basis: Basis) -> WindowAttention | None:
     """The basis as attention within a wide window, or `None` where it is something else or lists are faster."""
-    p, seed, weights = (basis.p, basis.seed, basis.child) if isinstance(basis, Dropped) else (0.0, None, basis)
-    if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
+    softmax = softmax_over_inputs(basis)
+    if softmax is None:
         return None
+    weights, p, seed = softmax
     found = _window(weights.child.support())
     if found is None or weights.num_inputs != weights.num_outputs:
         return None
     window, causal = found
-    product, bias = _product_and_bias(unmasked(weights.child))
+    product, bias = product_and_bias(unmasked(weights.child), _by_offset)
     scale, scores = scaled_product(product)
     if scores is None or not _native(scores):
         return None
@@ -120,32 +110,13 @@ def _native(scores: Bilinear) -> bool:
     return stored and 0 < q.shape[-1] <= MAX_WINDOW_CHANNELS
 
 
-def unmasked(node: Basis) -> Basis:
-    """What is below the masks."""
-    while isinstance(node, Masked):
-        node = node.child
-    return node
+def _by_offset(bias: Basis) -> bool:
+    """Whether a bias is a function of the offset."""
+    return isinstance(bias, Distance) or (isinstance(bias, Lookup) and bias.kind != "position"
+                                          and bias.table.shape[-2] == 1)
 
 
-def _product_and_bias(node: Basis) -> tuple[Basis, Pairwise | None]:
-    """The product, and the bias beside it that is a function of the offset."""
-    if isinstance(node, Sum):
-        for product, bias in ((node.first, node.second), (node.second, node.first)):
-            if isinstance(bias, Distance) or (isinstance(bias, Lookup) and bias.kind != "position"
-                                              and bias.table.shape[-2] == 1):
-                return unmasked(product), bias
-    return node, None
-
-
-def scaled_product(node: Basis) -> tuple[float, Bilinear | None]:
-    """The scale and the scores where the node is a product scaled by numbers, else `None` for the scores."""
-    scale = 1.0
-    while isinstance(node, Scaled) and not isinstance(node.factor, Tensor):
-        scale, node = scale * node.factor, unmasked(node.child)
-    return scale, node if isinstance(node, Bilinear) else None
-
-
-def _table(bias: Pairwise, shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...],
+def _table(bias: Basis, shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...],
            dilation: tuple[int, ...]) -> Tensor:
     """The bias at each offset: (..., K, *offsets). On a grid m - n is that of the entries' numbers."""
     offset, stride = torch.zeros((), dtype=torch.int64), 1
