@@ -57,8 +57,8 @@ def additive_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: 
     check_operands("additive_attention", inputs, outputs, q, k, x, vector)
     check_choice("additive_attention", "activation", activation, ACTIVATIONS)
     check_dropout("additive_attention", dropout, seed)
-    return torch.ops.structconv.additive_attention(*by_target, *by_source, q, k, x, vector, activation, slope, dropout,
-                                                   seed, q.shape[1] if batch_heads is None else batch_heads)[0]
+    return _additive_attention(*by_target, *by_source, q, k, x, vector, activation, slope, dropout, seed,
+                               q.shape[1] if batch_heads is None else batch_heads)[0]
 
 
 def check_operands(owner: str, inputs: int, outputs: int, q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> None:
@@ -227,4 +227,4 @@ register("additive_attention", f"Tensor q, Tensor k, Tensor x, Tensor vector, {O
          _forward, _forward_fake)
 register("additive_attention_backward", "Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, Tensor lse, "
          f"Tensor grad, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake)
-register_gradient("additive_attention", _differentiate, _save)
+_additive_attention = register_gradient("additive_attention", _differentiate, _save)

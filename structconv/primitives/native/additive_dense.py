@@ -61,8 +61,8 @@ def dense_additive_attention(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, *,
     check_operands("dense_additive_attention", k.shape[0], q.shape[0], q, k, x, vector)
     check_choice("dense_additive_attention", "activation", activation, ACTIVATIONS)
     check_dropout("dense_additive_attention", dropout, seed)
-    return torch.ops.structconv.dense_additive_attention(q, k, x, vector, activation, slope, dropout, seed,
-                                                         q.shape[1] if batch_heads is None else batch_heads, causal)[0]
+    return _dense_additive_attention(q, k, x, vector, activation, slope, dropout, seed,
+                                     q.shape[1] if batch_heads is None else batch_heads, causal)[0]
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -225,4 +225,4 @@ register("dense_additive_attention", f"Tensor q, Tensor k, Tensor x, Tensor vect
 register("dense_additive_attention_backward", "Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, Tensor lse, "
          f"Tensor grad, {OPTIONS}, bool causal) -> (Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake,
          edges=False)
-register_gradient("dense_additive_attention", _differentiate, _save)
+_dense_additive_attention = register_gradient("dense_additive_attention", _differentiate, _save)

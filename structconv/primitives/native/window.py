@@ -73,7 +73,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
                          tuple(table.shape))
     check_dropout("window_attention", dropout, seed)
     heads = q.shape[1] if batch_heads is None else batch_heads
-    return torch.ops.structconv.window_attention(q, k, v, table, *grid, scale, dropout, seed, heads)[0]
+    return _window_attention(q, k, v, table, *grid, scale, dropout, seed, heads)[0]
 
 
 class _Grid(NamedTuple):
@@ -283,4 +283,4 @@ for _name, _schema, _kernel, _fake in (
     _LIBRARY.define(f"{_name}({_schema}")
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
-register_gradient("window_attention", _differentiate, _save)
+_window_attention = register_gradient("window_attention", _differentiate, _save)
