@@ -97,8 +97,28 @@ class Concat(Basis):
         return f"({' | '.join(map(repr, self.parts))})"
 
 
+class Operands(Basis):
+    """Two operands, each of which is computed through its own primitives."""
+
+    first: Basis
+    second: Basis
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.first.batch_shape, self.second.batch_shape))
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first operand that has one."""
+        return _dtype(self.first, self.second)
+
+
 @value
-class Composed(Basis):
+class Composed(Operands):
     """All products A'_k' A''_k'': first `first`, then `second`; k = k' K'' + k'' (Proposition 3)."""
 
     first: Basis
@@ -120,19 +140,6 @@ class Composed(Basis):
     @property
     def num_outputs(self) -> int:
         return self.second.num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.first.batch_shape, self.second.batch_shape))
-
-    @property
-    def device(self) -> torch.device:
-        return self.first.device
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the first operand that has one."""
-        return _dtype(self.first, self.second)
 
     def analysis(self, x: Tensor) -> Tensor:
         y = self.second.analysis(_fold(self.first.analysis(x)))
@@ -199,7 +206,7 @@ class Repeated(Unary):
 
 
 @value
-class LinearSum(Basis):
+class LinearSum(Operands):
     """a_k + b_k of two matrices, each through its own primitives."""
 
     first: Basis
@@ -216,19 +223,6 @@ class LinearSum(Basis):
     @property
     def num_outputs(self) -> int:
         return self.first.num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.first.batch_shape, self.second.batch_shape))
-
-    @property
-    def device(self) -> torch.device:
-        return self.first.device
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the first operand that has one."""
-        return _dtype(self.first, self.second)
 
     def apply(self, r: Tensor) -> Tensor:
         return self.first.apply(r) + self.second.apply(r)

@@ -10,7 +10,8 @@ from torch import Tensor
 from structconv.bases.attention import Pairwise
 from structconv.bases.base import value
 from structconv.bases.pairs import Pairs
-from structconv.bases.scores import Score, Sized
+from structconv.bases.scores import Score
+from structconv.bases.sizes import Sized
 
 BUCKETS = ("clip", "log", "log_causal", "position")
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from structconv.bases.attention import Pairwise
-from structconv.bases.base import Basis, value
+from structconv.bases.base import value
 from structconv.bases.pairs import Edges, Pairs
+from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
 from structconv.primitives.segments import segment_sum
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
@@ -37,44 +38,6 @@ class Score(Pairwise):
     @property
     def has_scores(self) -> bool:
         return True
-
-
-class Sized(Pairwise):
-    """Entries that no tensor with M or N rows gives: the sizes are told."""
-
-    inputs: int
-    outputs: int
-
-    @property
-    def num_inputs(self) -> int:
-        return self.inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.outputs
-
-
-class QueryKey(Basis):
-    """Entries that come from query (..., K, N, D) and key (..., K, M, D), whose sizes they have."""
-
-    query: Tensor
-    key: Tensor
-
-    @property
-    def size(self) -> int:
-        return max(self.query.shape[-3], self.key.shape[-3])
-
-    @property
-    def num_inputs(self) -> int:
-        return self.key.shape[-2]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.query.shape[-2]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.query.shape[:-3], self.key.shape[:-3]))
 
 
 @value
@@ -167,7 +130,7 @@ class ProjectedAffine(Terms):
 
 
 @value
-class Additive(Score):
+class Additive(SourceTarget, Score):
     """a_kmn = <vector_k, activation(target_kn + source_km)>, D channels (Bahdanau; GATv2 with a leaky ReLU).
 
     `source` (..., K, M, D), `target` (..., K, N, D), `vector` (K, D).
@@ -181,14 +144,6 @@ class Additive(Score):
     @property
     def size(self) -> int:
         return self.vector.shape[0]
-
-    @property
-    def num_inputs(self) -> int:
-        return self.source.shape[-2]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.target.shape[-2]
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -209,7 +164,7 @@ class Additive(Score):
 
 
 @value
-class PairFunction(Score):
+class PairFunction(SourceTarget, Score):
     """a_kmn = fn(source_m, target_n)_k for any function of a pair, with source (..., M, P) and target (..., N, P').
 
     `fn(parameters, source, target)` maps (..., P) and (..., P'), broadcast against each other, to (..., K); it takes
@@ -226,14 +181,6 @@ class PairFunction(Score):
     @property
     def size(self) -> int:
         return self.heads
-
-    @property
-    def num_inputs(self) -> int:
-        return self.source.shape[-2]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.target.shape[-2]
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -255,7 +202,7 @@ class PairFunction(Score):
 
 
 @value
-class EdgeScore(Score):
+class EdgeScore(OnGraph, Score):
     """a_kmn = values_ke at the edge e: m -> n, (..., K, E); pairs without an edge are absent."""
 
     graph: Graph
@@ -264,14 +211,6 @@ class EdgeScore(Score):
     @property
     def size(self) -> int:
         return self.values.shape[-2]
-
-    @property
-    def num_inputs(self) -> int:
-        return self.graph.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.graph.num_outputs
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from structconv.bases.base import OPERATORS, Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Edges, Pairs
+from structconv.bases.sizes import GraphValues
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.csr import edge_product, spmm
 from structconv.shapes import check_alike
@@ -19,7 +20,7 @@ from structconv.structures.graph import Graph
 
 
 @value
-class Sparse(Basis):
+class Sparse(GraphValues):
     """A[k, m, n] = sum of values[k, e] over the edges e: m -> n of a graph.
 
     Products are CSR products: O(K E C) flops, and O(N C + E K) memory, a gradient step included. Edges that join the
@@ -69,26 +70,8 @@ class Sparse(Basis):
         return 1 if self.values is None or self.values.dim() == 1 else self.values.shape[-2]
 
     @property
-    def num_inputs(self) -> int:
-        return self.graph.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.graph.num_outputs
-
-    @property
     def batch_shape(self) -> tuple[int, ...]:
         return () if self.values is None else tuple(self.values.shape[:-2])
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the values, which x must share; `None` where they are ones."""
-        return None if self.values is None else self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the edges are."""
-        return self.graph.edge_index.device
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         values = self._rows(dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
+from structconv.bases.sizes import GraphValues
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import Csr, compress
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 @value
-class Typed(Basis):
+class Typed(GraphValues):
     """A[k, m, n] = the sum of the values of the edges m -> n of type k: the relations of a knowledge graph.
 
     Each primitive is one CSR product over all edges: 2 E C flops, where K products would cost K times the pass over
@@ -65,24 +66,6 @@ class Typed(Basis):
     @property
     def size(self) -> int:
         return self.count
-
-    @property
-    def num_inputs(self) -> int:
-        return self.graph.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.graph.num_outputs
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the values, which x must share; `None` where they are ones."""
-        return None if self.values is None else self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the edges are."""
-        return self.graph.edge_index.device
 
     def weights(self, dtype: torch.dtype | None = None) -> Tensor:
         """The values as a tensor (E,), ones where there are none."""

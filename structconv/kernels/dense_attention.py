@@ -13,7 +13,8 @@ from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Masked, Normalised
-from structconv.bases.scores import Bilinear, QueryKey
+from structconv.bases.scores import Bilinear
+from structconv.bases.sizes import QueryKey
 from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
 from structconv.structures.supports import And, Causal, Padding, Support

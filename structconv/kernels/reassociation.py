@@ -15,7 +15,8 @@ from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Normalised
-from structconv.bases.scores import Bilinear, QueryKey
+from structconv.bases.scores import Bilinear
+from structconv.bases.sizes import QueryKey
 from structconv.kernels.dense_attention import Existing, finite
 from structconv.kernels.forms import register_form
 from structconv.kernels.terms import products, sum_terms

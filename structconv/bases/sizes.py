@@ -1,0 +1,92 @@
+"""Where bases have their M and N from: a graph, the rows of two tensors, or the numbers themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.structures.graph import Graph
+
+
+class Sized(Basis):
+    """Entries that no tensor with M or N rows gives: the sizes are told."""
+
+    inputs: int
+    outputs: int
+
+    @property
+    def num_inputs(self) -> int:
+        return self.inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
+
+
+class OnGraph(Basis):
+    """Entries at the edges of a graph."""
+
+    graph: Graph
+
+    @property
+    def num_inputs(self) -> int:
+        return self.graph.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.graph.num_outputs
+
+
+class GraphValues(OnGraph):
+    """Given values at the edges, or ones where there are none."""
+
+    values: Tensor | None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the values, which x must share; `None` where they are ones."""
+        return None if self.values is None else self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the edges are."""
+        return self.graph.edge_index.device
+
+
+class QueryKey(Basis):
+    """Entries that come from query (..., K, N, D) and key (..., K, M, D)."""
+
+    query: Tensor
+    key: Tensor
+
+    @property
+    def size(self) -> int:
+        return max(self.query.shape[-3], self.key.shape[-3])
+
+    @property
+    def num_inputs(self) -> int:
+        return self.key.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.query.shape[-2]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.query.shape[:-3], self.key.shape[:-3]))
+
+
+class SourceTarget(Basis):
+    """Entries that come from rows (..., M, P) of the inputs and (..., N, P') of the outputs."""
+
+    source: Tensor
+    target: Tensor
+
+    @property
+    def num_inputs(self) -> int:
+        return self.source.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.target.shape[-2]
