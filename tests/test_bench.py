@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from structconv.bench import memory, peers
+from structconv.bench import memory, peers, session
 from structconv.bench.contest import BOTH, FORWARD, Case, Contest, Entrant, Size
 from structconv.bench.graphs import csr, knowledge, normalised_csr, power_law
 from structconv.bench.plot import SIZES, check, draw
@@ -283,6 +283,19 @@ def test_the_verb_prints_an_object_a_line(capsys):
         assert line["versions"]["torch"] == torch.__version__
     assert main(words) == 0
     assert "torch linear" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_shows_what_it_has_measured(capsys, monkeypatch, tmp_path):
+    def stopped(found: Session):
+        yield from lines_of(contest())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "_lines", stopped)
+    picture = tmp_path / "ratios.svg"
+    with pytest.raises(KeyboardInterrupt):
+        session.execute(Session(plot=picture))
+    assert "graph/case" in capsys.readouterr().out
+    assert picture.exists()
 
 
 def test_huge_pages_run_in_a_process_of_their_own(capsys):

@@ -89,17 +89,26 @@ def execute(session: Session) -> int:
     """Run, print, draw; 1 where a peer disagreed or stopped with an error, else 0."""
     if session.threads is not None:
         torch.set_num_threads(session.threads)
-    lines = []
-    for line in _lines(session):
-        lines.append(line)
-        if session.as_json:
-            print_json(line.as_json() | ({} if "machine" in line.extra else _environment()))
-    if not session.as_json:
+    lines: list[Line] = []
+    try:
+        for line in _lines(session):
+            lines.append(line)
+            if session.as_json:
+                print_json(line.as_json() | ({} if "machine" in line.extra else _environment()))
+    except KeyboardInterrupt:
+        _show(session, lines)
+        raise
+    _show(session, lines)
+    return int(any(line.failed for line in lines))
+
+
+def _show(session: Session, lines: Sequence[Line]) -> None:
+    """The table and the picture of what has been measured, the whole run or as far as it came."""
+    if lines and not session.as_json:
         _print(lines)
-    if session.plot is not None and session.plot.suffix:
+    if lines and session.plot is not None and session.plot.suffix:
         draw(session.plot, [_bare(line) for line in lines])
         print(f"drawn: {session.plot}", file=sys.stderr)
-    return int(any(line.failed for line in lines))
 
 
 def _lines(session: Session) -> Iterator[Line]:

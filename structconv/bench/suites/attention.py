@@ -13,6 +13,7 @@ from structconv import ops
 from structconv.bases import scores
 from structconv.bases.base import Basis
 from structconv.bases.positions import Lookup
+from structconv.bench import peers
 from structconv.bench.contest import FORWARD, PHASES, Case, Contest, Entrant, Size
 from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import leaf
@@ -37,8 +38,10 @@ def _sdpa(causal: bool, batch: int, heads: int, dim: int, size: Size) -> Contest
         return ops.apply((basis.masked(keep=Causal()) if causal else basis).softmax(over="inputs"), v)
 
     found = []
-    fused: Any = partial(F.scaled_dot_product_attention, is_causal=causal)
-    for name, operator, slow in (("torch sdpa", fused, False), ("flex attention", _flex(causal), True)):
+    entries: list[Any] = [("torch sdpa", partial(F.scaled_dot_product_attention, is_causal=causal), False)]
+    if peers.compiler():
+        entries.append(("flex attention", _flex(causal), True))
+    for name, operator, slow in entries:
         leaves = tuple(tensor.detach() for tensor in _qkv(*shape)) if slow else _qkv(*shape)
         found.append(Entrant(name=name, run=partial(operator, *leaves), inputs=() if slow else leaves,
                              full_only=slow, phases=(FORWARD,) if slow else PHASES))

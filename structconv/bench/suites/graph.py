@@ -92,8 +92,12 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Cont
         copied(pyg.lin.weight, rows)
         copied(pyg.att_src, source[None])
         copied(pyg.att_dst, target[None])
-        found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
-                             needs=_GATHERED * 4 * graph.num_edges * wide))
+        needs = _GATHERED * 4 * graph.num_edges * wide
+        found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg, needs=needs))
+        if peers.compiler():
+            compiled, x_compiled = torch.compile(pyg), leaf(*x.shape)
+            found.append(entrant("pyg compiled", pyg, lambda: compiled(x_compiled, graph.edge_index), x_compiled,
+                                 needs=needs, full_only=True))
     if (library := peers.dgl()) is not None:
         dgl = library.nn.pytorch.GATConv(in_channels, channels, heads, allow_zero_in_degree=True)
         x_dgl, g = leaf(*x.shape), dgl_graph(library, graph)
