@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         compose,
     )
     from structconv.ops import conv, decompose, factorise, plan
+    from structconv.primitives.memory import keep_memory, kept_memory, release_memory
     from structconv.structures import (
         Blocks,
         Causal,
@@ -93,21 +94,21 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "Blocks", "Causal", "ChebConv",
-           "Chebyshev", "Concatenation", "ConfigError", "Context", "Conv", "Conv1d", "Conv2d", "Conv3d",
-           "ConvGRUCell", "ConvLSTMCell", "Cuboid", "Dense", "Depthwise", "DepthwiseSeparable", "DiffusionConv",
-           "DotProduct", "EdgeBias", "EmbeddedGaussian", "Eye", "Full", "GATConv", "GATv2Conv", "GCNConv",
-           "Gaussian", "GaussianWindow", "General", "Graph", "Grid", "Grouped", "HeadBlocks", "Identity", "Incidence",
+           "Chebyshev", "Concatenation", "ConfigError", "Context", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
+           "ConvLSTMCell", "Cuboid", "Dense", "Depthwise", "DepthwiseSeparable", "DiffusionConv", "DotProduct",
+           "EdgeBias", "EmbeddedGaussian", "Eye", "Full", "GATConv", "GATv2Conv", "GCNConv", "Gaussian",
+           "GaussianWindow", "General", "Graph", "Grid", "Grouped", "HeadBlocks", "Identity", "Incidence",
            "KnowledgeGraph", "LearntEncoding", "Location", "LowRank", "Mechanism", "MultiheadAttention",
            "NonLocalBlock", "Padding", "Pair", "Polynomial", "Pool", "Powers", "PredictedPosition", "Relation",
            "RelationalConv", "Relations", "RelativeBias", "RelativeKey", "RelativeValue", "Rotary", "Separable",
            "SeparableConv2d", "ShapeError", "Shared", "Shift", "Shifts", "SinusoidalEncoding", "Sparse",
            "StructureError", "Support", "Uniform", "Walks", "Weight", "Window", "bases", "batch", "compose", "conv",
-           "cuboid_offsets", "decompose", "errors", "factorise", "mechanisms", "models", "nn", "ops", "plan",
-           "structures", "tensors", "theta", "unbatch", "weights"]
+           "cuboid_offsets", "decompose", "errors", "factorise", "keep_memory", "kept_memory", "mechanisms", "models",
+           "nn", "ops", "plan", "release_memory", "structures", "tensors", "theta", "unbatch", "weights"]
 
 _MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures", "tensors", "theta", "weights")
 # The first module that has a name gives it: a mechanism before the basis of the same name.
-_HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases")
+_HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases", "primitives.memory")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from structconv.primitives.memory import release_memory
+
 __all__ = ["METHODS", "available", "method", "peak"]
 
 #: How a peak is found: pages of the process, or tensors allocated by torch.
@@ -68,6 +70,7 @@ def _status() -> dict[str, int]:
 
 def _trim() -> None:
     """Give freed memory back to the system, so that using it again is seen."""
+    release_memory()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

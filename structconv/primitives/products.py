@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from structconv.primitives.native import calls
+from structconv.primitives.memory import new_empty
 from structconv.primitives.native.registry import define, register_gradient
 
 __all__ = ["outer", "product"]
@@ -18,7 +18,7 @@ FULL_WIDTH, LEAST_NUMBERS = 16, 1 << 14
 #: Multiplications from which oneDNN wins enough over MKL at full width to pay for the operator's overhead.
 LEAST_PRODUCTS = 1 << 24
 #: Bytes beyond which the C library gives memory back at once, so that every result costs its page faults anew; there
-#: a product into memory on huge pages is faster by either library, up to so many channels.
+#: a product into memory that is kept is faster by either library, up to so many channels.
 FRESH_BYTES, FRESH_CHANNELS = 32 << 20, 256
 #: x^T y: y so narrow against so wide an x that it goes to oneDNN, and rows from which it is cut into `CUT` parts.
 NARROW, WIDE, TALL, CUT = 8, 64, 1 << 14, 8
@@ -81,8 +81,7 @@ def _project_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         return x @ w if bias is None else torch.addmm(bias, x, w)
     if columns < FULL_WIDTH or inputs >= FRESH_CHANNELS or 4 * rows * columns <= FRESH_BYTES:
         return _linear(x.contiguous(), w.t(), bias)
-    y = x.new_empty((rows, columns))
-    calls.expect_writes(y)
+    y = new_empty(x, (rows, columns))
     return torch.mm(x, w, out=y) if bias is None else torch.addmm(bias, x, w, out=y)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.primitives.layout import Csr
+from structconv.primitives.memory import new_empty
 from structconv.primitives.native.layout import fits, in_slots, narrow, positions, remembered
 from structconv.primitives.native.loader import Core, core
 
@@ -75,7 +76,7 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
         if values.dtype is not x.dtype or not values.is_contiguous():
             values = values.to(x.dtype).contiguous()
     z = None if z is None else z.contiguous()
-    y = x.new_empty((rows, outputs, channels))
+    y = new_empty(x, (rows, outputs, channels))
     stride = 0 if values is None or values.numel() == edges else edges
     kernels.spmm(_SPMM.pack(indptr, indices, order, outputs, edges, _pointer(values), x.data_ptr(), _pointer(z),
                             y.data_ptr(), inputs, channels, count, stride, count // batch, count // rows, _half(x),
@@ -87,7 +88,7 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
 def sddmm(kernels: Core, layout: Csr, q: Tensor, k: Tensor, rows: int) -> Tensor:
     """s[v, e] = <q[v Y // V][n], k[v X // V][m]>, in the order of the edges."""
     q, k = q.contiguous(), k.contiguous()
-    s = q.new_empty((rows, layout.indices.shape[0]))
+    s = new_empty(q, (rows, layout.indices.shape[0]))
     packed = _layout(layout)
     kernels.sddmm(_SDDMM.pack(*packed, q.data_ptr(), k.data_ptr(), s.data_ptr(), k.shape[1], q.shape[2], rows,
                               rows // q.shape[0], rows // k.shape[0], _half(q), torch.get_num_threads()))
@@ -123,8 +124,8 @@ def projected_forward(kernels: Core, by_target: Csr, x: Tensor, vectors: Vectors
 def _affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tensor, x: Tensor, vectors: tuple[int, ...],
                     slope: float, drop: Drop, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     outputs, heads, channels = target.shape[0], x.shape[1], x.shape[2]
-    y = x.new_empty((outputs, heads, channels))
-    y2 = x.new_empty((outputs, heads, channels)) if train else x.new_empty((0, heads, channels))
+    y = new_empty(x, (outputs, heads, channels))
+    y2 = new_empty(x, (outputs, heads, channels)) if train else new_empty(x, (0, heads, channels))
     lse, mass = torch.empty_like(target), torch.empty_like(target)
     packed = _layout(by_target)
     kernels.affine_forward(_AFFINE.pack(
@@ -147,7 +148,7 @@ def projected_backward(kernels: Core, by_target: Csr, by_source: Csr, x: Tensor,
     """Gradients of x, z, and in float32 of the vectors and the bias; `saved` is what the forward returned."""
     x, given = _unit(x), _packable(vectors)
     scratch = _piece_sums(x)
-    grad_z = None if given.z is None else given.z.new_empty(given.z.shape)
+    grad_z = None if given.z is None else new_empty(given.z, given.z.shape)
     of_source, of_target = torch.empty_like(given.source), torch.empty_like(given.target)
     bias = None if given.bias is None else torch.empty_like(given.bias)
     packed = (*_vectors(given), *_rows(grad_z), of_source.data_ptr(), of_target.data_ptr(), _pointer(bias),
@@ -162,9 +163,9 @@ def _affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tens
     grad = _unit(grad)
     y, y2, lse, mass = (t.contiguous() for t in saved)
     outputs, heads, channels = y.shape
-    grad_x = x.new_empty(x.shape)
+    grad_x = new_empty(x, x.shape)
     grad_source, grad_target = torch.empty_like(source), torch.empty_like(target)
-    scratch = target.new_empty((outputs, 4, heads))
+    scratch = new_empty(target, (outputs, 4, heads))
     ahead, back = _layout(by_target), _layout(by_source)
     kernels.affine_backward(_AFFINE_BACKWARD.pack(
         *ahead, *back, source.data_ptr(), target.data_ptr(), lse.data_ptr(), mass.data_ptr(), *_rows(x), *_rows(y),
@@ -179,7 +180,7 @@ def bilinear_forward(kernels: Core, by_target: Csr, q: Tensor, k: Tensor, v: Ten
     q, k, v = _unit(q), _unit(k), _unit(v)
     outputs, heads, depth = q.shape
     bias = None if bias is None else _floats(bias)
-    y = v.new_empty((outputs, heads, v.shape[2]))
+    y = new_empty(v, (outputs, heads, v.shape[2]))
     lse = torch.empty((outputs, heads), dtype=torch.float32)
     packed = _layout(by_target)
     kernels.bilinear_forward(_BILINEAR.pack(
@@ -197,9 +198,9 @@ def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, 
     edges = by_target.indices.shape[0]
     y, lse = (t.contiguous() for t in saved)
     bias = None if bias is None else _floats(bias)
-    grads = [t.new_empty(t.shape) for t in (q, k, v)]
+    grads = [new_empty(t, t.shape) for t in (q, k, v)]
     grad_bias = None if bias is None else torch.empty_like(bias)
-    pairs = torch.empty((edges, 2, heads), dtype=torch.float32)
+    pairs = new_empty(lse, (edges, 2, heads))
     position = positions(by_target.order, by_source.order)
     ahead, back = _layout(by_target), _layout(by_source)
     tables = [number for t in (q, k, v, y, grad, *grads) for number in _rows(t)]
@@ -214,7 +215,7 @@ def additive_forward(kernels: Core, by_target: Csr | Dense, q: Tensor, k: Tensor
     """(y, lse)."""
     q, k, x, vector = _unit(q), _unit(k), _unit(x), _floats(vector)
     outputs, heads, depth = q.shape
-    y = x.new_empty((outputs, heads, x.shape[2]))
+    y = new_empty(x, (outputs, heads, x.shape[2]))
     lse = torch.empty((outputs, heads), dtype=torch.float32)
     packed = _pairs(by_target)
     kernels.additive_forward(_ADDITIVE.pack(
@@ -231,8 +232,8 @@ def additive_backward(kernels: Core, by_target: Csr | Dense, by_source: Csr | De
     q, k, x, grad, vector = _unit(q), _unit(k), _unit(x), _unit(grad), _floats(vector)
     outputs, heads, depth = q.shape
     y, lse = (t.contiguous() for t in saved)
-    grads, grad_vector = [t.new_empty(t.shape) for t in (q, k, x)], torch.empty_like(vector)
-    scratch = lse.new_empty((outputs, 2, heads)), lse.new_empty((_RANGES, heads, depth))
+    grads, grad_vector = [new_empty(t, t.shape) for t in (q, k, x)], torch.empty_like(vector)
+    scratch = new_empty(lse, (outputs, 2, heads)), new_empty(lse, (_RANGES, heads, depth))
     ahead, back = _pairs(by_target), _pairs(by_source)
     tables = [number for t in (q, k, x, y, grad, *grads) for number in _rows(t)]
     kernels.additive_backward(_ADDITIVE_BACKWARD.pack(
@@ -288,7 +289,7 @@ class WindowCall(NamedTuple):
 def window_forward(kernels: Core, call: WindowCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """(y, lse)."""
     q, k, v = _unit(q), _unit(k), _unit(v)
-    y = v.new_empty((*q.shape[:2], v.shape[2]))
+    y = new_empty(v, (*q.shape[:2], v.shape[2]))
     lse = torch.empty(q.shape[:2], dtype=torch.float32)
     kernels.window_forward(_WINDOW_FORWARD.pack(*call.pack(q, k, v), *_rows(y), lse.data_ptr()))
     return y, lse
@@ -298,7 +299,7 @@ def window_backward(kernels: Core, call: WindowCall, q: Tensor, k: Tensor, v: Te
                     grad: Tensor, table_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k and v, and of the table by falling offset, (K, combinations, below + above + 31)."""
     q, k, v, y, grad, lse = _unit(q), _unit(k), _unit(v), _unit(y), _unit(grad), lse.contiguous()
-    grads = [t.new_empty(t.shape) for t in (q, k, v)]
+    grads = [new_empty(t, t.shape) for t in (q, k, v)]
     delta = torch.empty_like(lse)
     parts = torch.zeros((q.shape[1], call.tasks(), *call.tables[0].shape[1:])) if table_grad else None
     rows = [number for t in (y, grad, *grads) for number in _rows(t)]
