@@ -11,7 +11,8 @@ from structconv.errors import ShapeError
 from structconv.primitives.dense_blocks import MAPS, WEIGHTS, Blocks, Maps, Options, Span, clear, flipped
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.edges import wide
-from structconv.primitives.native.registry import check_dropout, register_gradient, twice_differentiable
+from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
 
@@ -49,7 +50,7 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Opt
         ConfigError: for unknown weights or maps, a p outside [0, 1), or dropout without a seed.
     """
     _check(q, k, v, terms, options)
-    y, shares, _ = torch.ops.structconv.blocked_attention(q, k, v, *terms, *options, buckets)
+    y, shares, _ = _blocked_attention(q, k, v, *terms, *options, buckets)
     return y, shares
 
 
@@ -134,18 +135,20 @@ def _divisor(total: Tensor) -> Tensor:
 
 
 class _Gradients(NamedTuple):
-    """Of what the operator is differentiated by; `diagonal` and `rows` are empty where they are not wanted."""
+    """Of what the operator is differentiated by; None where there is none or it is not wanted."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    diagonal: Tensor
-    rows: Tensor
+    diagonal: Tensor | None
+    rows: Tensor | None
 
 
-def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    problem = _Problem.of(arguments)
-    y, shares, total, grad, grad_shares, wants_diagonal, wants_rows = arguments[16:]
+def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    y, shares, total, grad, grad_shares = arguments[5:10]
+    *options, wants_diagonal, wants_rows = arguments[10:]
+    problem = _Problem.of((*arguments[:5], *options))
+    grad_shares = grad_shares if problem.buckets else None
     with torch.autocast(problem.q.device.type, enabled=False):
         blocks = problem.blocks()
         dtype = blocks.q.dtype
@@ -157,7 +160,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
             mean = None if mean is None else torch.where(total.unsqueeze(-1) == 0, 0, mean) / divisor
         made = _differentiated(problem, blocks, g, gs, mean, wants_diagonal, wants_rows)
     like = (problem.q, problem.k, problem.v, problem.terms.diagonal, problem.terms.rows)
-    return tuple(g if t is None else g.to(t.dtype) for g, t in zip(made, like, strict=True))
+    return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(made, like, strict=True))
 
 
 def _mean(problem: _Problem, y: Tensor, shares: Tensor, g: Tensor, gs: Tensor | None) -> Tensor | None:
@@ -172,7 +175,7 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
                     wants_diagonal: bool, wants_rows: bool) -> _Gradients:
     v, terms, (q, k) = problem.v.to(g.dtype), blocks.terms, (blocks.q, blocks.k)
     made = _Gradients(torch.empty_like(q), torch.zeros_like(k), v.new_zeros(v.shape),
-                      *(t.new_zeros(t.shape) if t is not None and wanted else q.new_empty((0,))
+                      *(t.new_zeros(t.shape) if t is not None and wanted else None
                         for t, wanted in ((terms.diagonal, wants_diagonal), (terms.rows, wants_rows))))
     for span in blocks.spans():
         t, slope = blocks.weights(span, slope=True)
@@ -189,10 +192,10 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
         ds, rows = _scores(blocks, span, d, t, slope, wants_diagonal or wants_rows)
         made.k[heads, seen].baddbmm_(ds.mT, blocks.query(span))
         made.q[heads, span.rows] = torch.bmm(ds, k[heads, seen]).flip(1)
-        if rows is not None and wants_diagonal:
+        if rows is not None and made.diagonal is not None:
             at, width = blocks.outputs - span.stop, rows.shape[1] + span.inputs - 1
             made.diagonal[heads, at:at + width] += rows[..., :width].sum(1)
-        if rows is not None and wants_rows:
+        if rows is not None and made.rows is not None:
             made.rows[heads, span.rows] = blocks.collect(rows, span, made.rows.shape[-1])
     made.q.mul_(problem.options.scale)
     return made
@@ -215,7 +218,8 @@ def _scores(blocks: Blocks, span: Span, d: Tensor, t: Tensor, slope: Tensor | No
 
 # -- the same numbers by differentiable operators: what a second derivative is taken of ----------------------------
 
-def _composed(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Options, buckets: int) -> tuple[Tensor, Tensor]:
+def _composed(*arguments: Any) -> tuple[Tensor, Tensor]:
+    q, k, v, terms, options, buckets = _Problem.of(arguments)
     outputs, inputs = q.shape[1], k.shape[1]
     m, n = torch.arange(inputs, device=q.device), torch.arange(outputs, device=q.device).unsqueeze(-1)
     offset = m - n + outputs - 1
@@ -248,65 +252,15 @@ def _composed(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Options, bu
 
 # -- registration -------------------------------------------------------------------------------------------------
 
-def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, _, v, _, options, buckets = _Problem.of(arguments)
     total = q.shape[:2] if options.weights in ("sum", "count") else (0,)
     return (v.new_empty((*q.shape[:2], v.shape[2])), v.new_empty((*q.shape[:2], buckets)),
             v.new_empty(total, dtype=wide(v.dtype)))
 
 
-def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    q, k, v, terms, _, _ = _Problem.of(arguments)
-    wanted = arguments[-2:]
-    return (*(t.new_empty(t.shape) for t in (q, k, v)),
-            *(q.new_empty((0,), dtype=wide(v.dtype)) if t is None else t.new_empty(t.shape if want else (0,))
-              for t, want in zip(terms[:2], wanted, strict=True)))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.rest = inputs[8:]
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:8], *output)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, grad_shares: Tensor | None,
-                   _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, y, shares, total = ctx.saved_tensors
-    nothing: tuple[Tensor | None, ...] = (None,) * 16
-    if grad is None and grad_shares is None:
-        return nothing
-    needed, grad_shares = ctx.needs_input_grad[:5], grad_shares if shares.shape[-1] else None
-    grad = torch.zeros_like(y) if grad is None else grad
-    if torch.is_grad_enabled():
-        found = _again(_Problem.of((*tensors, *ctx.rest)), needed, grad, grad_shares)
-    else:
-        found = torch.ops.structconv.blocked_attention_backward(*tensors, *ctx.rest, y, shares, total, grad,
-                                                                grad_shares, needed[3], needed[4])
-    return *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[5:]
-
-
-def _again(problem: _Problem, needed: tuple[bool, ...], grad: Tensor, grad_shares: Tensor | None) -> Any:
-    q, k, v, terms, options, buckets = problem
-
-    def value(q: Tensor, k: Tensor, v: Tensor, diagonal: Tensor | None, rows: Tensor | None) -> Tensor:
-        y, shares = _composed(q, k, v, terms._replace(diagonal=diagonal, rows=rows), options, buckets)
-        total = (y * grad).sum()
-        return total if grad_shares is None else total + (shares * grad_shares).sum()
-
-    return twice_differentiable(value, (q, k, v, terms.diagonal, terms.rows), needed, torch.ones_like(grad.sum()))
-
-
-_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
-_ARGUMENTS = ("Tensor q, Tensor k, Tensor v, Tensor? diagonal, Tensor? rows, Tensor? bucket, Tensor? keep, "
-              "Tensor? seed, str weights, str map, float gain, bool causal, float scale, float p, SymInt batch_heads, "
-              "SymInt buckets")
-for _name, _schema, _kernel, _fake in (
-        ("blocked_attention", f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _forward, _forward_fake),
-        ("blocked_attention_backward",
-         f"({_ARGUMENTS}, Tensor y, Tensor shares, Tensor total, Tensor grad, Tensor? grad_shares, "
-         "bool wants_diagonal, bool wants_rows) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-         _backward, _backward_fake)):
-    _LIBRARY.define(_name + _schema)
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
-register_gradient("blocked_attention", _differentiate, _save)
+_blocked_attention = differentiable_operator(
+    "blocked_attention", "Tensor q, Tensor k, Tensor v, Tensor? diagonal, Tensor? rows",
+    "Tensor? bucket, Tensor? keep, Tensor? seed, str weights, str map, float gain, bool causal, float scale, float p, "
+    "SymInt batch_heads, SymInt buckets", "y, shares, total", forward=_forward, fake=_fake, backward=_backward,
+    composed=_composed, edges=False, grads=2, needs="diagonal, rows")

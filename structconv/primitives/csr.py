@@ -20,7 +20,7 @@ from structconv.errors import ShapeError
 from structconv.primitives import triton
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
-from structconv.primitives.native.registry import register, register_gradient
+from structconv.primitives.native.registry import EDGES, define, register_gradient
 from structconv.shapes import check_entries
 
 __all__ = ["edge_product", "sddmm", "spmm"]
@@ -316,8 +316,8 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(None,) * 6, grad_q, grad_k, None
 
 
-register("spmm", "Tensor? values, Tensor x, SymInt rows) -> Tensor", _spmm_kernel, _spmm_fake)
-register("sddmm", "Tensor q, Tensor k, SymInt rows) -> Tensor", _sddmm_kernel, _sddmm_fake)
+define("spmm", f"{EDGES}, Tensor? values, Tensor x, SymInt rows", _spmm_kernel, _spmm_fake)
+define("sddmm", f"{EDGES}, Tensor q, Tensor k, SymInt rows", _sddmm_kernel, _sddmm_fake)
 #: What `spmm` runs on (V, E) or no values and x (X, M, C), without its checks; arguments are those of the kernel.
 edge_product = register_gradient("spmm", _spmm_backward, _save)
 _sddmm = register_gradient("sddmm", _sddmm_backward, _save)

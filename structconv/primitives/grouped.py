@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
+from structconv.primitives.native.registry import define, register_gradient
 
 __all__ = ["group_outer", "group_products"]
-
-_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
 
 
 def group_products(x: Tensor, theta: Tensor, bounds: Sequence[int]) -> Tensor:
@@ -36,7 +35,7 @@ def group_products(x: Tensor, theta: Tensor, bounds: Sequence[int]) -> Tensor:
         raise ShapeError("group_products", "x (U, P) must have the channels of theta (K, P, Q) or (K, G, P/G, Q/G)",
                          f"{tuple(x.shape)} and {tuple(theta.shape)}")
     _check("group_products", x, bounds, theta.shape[0])
-    return torch.ops.structconv.group_products(x, theta_KGPQ, list(bounds))
+    return _group_products(x, theta_KGPQ, list(bounds))
 
 
 def group_outer(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int = 1) -> Tensor:
@@ -49,7 +48,7 @@ def group_outer(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int = 1) ->
         _check("group_outer", rows, bounds, len(bounds) - 1)
         if rows.shape[1] % blocks:
             raise ShapeError("group_outer", f"channels must be a multiple of the blocks G={blocks}", rows.shape[1])
-    return torch.ops.structconv.group_outer(x, y, list(bounds), blocks)
+    return _group_outer(x, y, list(bounds), blocks)
 
 
 def _check(owner: str, x: Tensor, bounds: Sequence[int], count: int) -> None:
@@ -108,12 +107,7 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             group_products(x, grad, ctx.bounds) if ctx.needs_input_grad[1] else None, None, None)
 
 
-for _name, _schema, _kernel, _fake, _backward in (
-        ("group_products", "Tensor x, Tensor theta, int[] bounds", _products_kernel, _products_fake,
-         _products_backward),
-        ("group_outer", "Tensor x, Tensor y, int[] bounds, int blocks", _outer_kernel, _outer_fake,
-         _outer_backward)):
-    _LIBRARY.define(f"{_name}({_schema}) -> Tensor")
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"structconv::{_name}", _backward, setup_context=_save, lib=_LIBRARY)
+define("group_products", "Tensor x, Tensor theta, int[] bounds", _products_kernel, _products_fake)
+define("group_outer", "Tensor x, Tensor y, int[] bounds, int blocks", _outer_kernel, _outer_fake)
+_group_products = register_gradient("group_products", _products_backward, _save)
+_group_outer = register_gradient("group_outer", _outer_backward, _save)

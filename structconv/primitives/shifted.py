@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.native.registry import register_gradient
+from structconv.primitives.native.registry import define, register_gradient
 
 __all__ = ["shift_products"]
 
@@ -92,14 +92,9 @@ def _correlation_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             _products(x, grad, ctx.shifts, g.shape[1]) if needs_g else None, None)
 
 
-_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
-for _name, _schema, _kernel, _fake in (
-        ("shift_products", "Tensor x, Tensor theta, SymInt[] shifts, SymInt rows", _products_kernel,
-         lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2]))),
-        ("shift_correlation", "Tensor x, Tensor g, SymInt[] shifts", _correlation_kernel,
-         lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])))):
-    _LIBRARY.define(f"{_name}({_schema}) -> Tensor")
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
-_products = register_gradient("shift_products", _products_backward, _save, _products_kernel)
-_correlation = register_gradient("shift_correlation", _correlation_backward, _save, _correlation_kernel)
+define("shift_products", "Tensor x, Tensor theta, SymInt[] shifts, SymInt rows", _products_kernel,
+       lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2])))
+define("shift_correlation", "Tensor x, Tensor g, SymInt[] shifts", _correlation_kernel,
+       lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])))
+_products = register_gradient("shift_products", _products_backward, _save)
+_correlation = register_gradient("shift_correlation", _correlation_backward, _save)

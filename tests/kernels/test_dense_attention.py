@@ -202,7 +202,7 @@ def test_the_operator_has_its_derivatives_of_first_and_second_order(weights):
     def value(q, k, v, diagonal, rows):
         return blocked_attention(q, k, v, terms._replace(diagonal=diagonal, rows=rows), options, buckets=3)
 
-    torch.testing.assert_close(value(*leaves), _composed(q, k, v, terms, options, 3))
+    torch.testing.assert_close(value(*leaves), _composed(q, k, v, *terms, *options, 3))
     torch.autograd.gradcheck(value, leaves, fast_mode=True)
     torch.autograd.gradgradcheck(value, leaves, fast_mode=True)
 
@@ -211,9 +211,9 @@ def test_the_operators_pass_opcheck():
     q, k, v, terms, options = problem()
     torch.library.opcheck(torch.ops.structconv.blocked_attention, (q, k, v, *terms, *options, 3))
     plain = [t.detach() for t in (q, k, v, *terms)]
-    y, shares, total = torch.ops.structconv.blocked_attention(*plain, *options, 3)
-    torch.library.opcheck(torch.ops.structconv.blocked_attention_backward,
-                          (*plain, *options, 3, y, shares, total, torch.randn_like(y), None, True, False))
+    saved = torch.ops.structconv.blocked_attention(*plain, *options, 3)
+    torch.library.opcheck(torch.ops.structconv.blocked_attention_backward, (
+        *plain[:5], *saved, torch.randn_like(saved[0]), None, *plain[5:], *options, 3, True, False))
 
 
 def test_bfloat16_is_summed_in_float32():

@@ -12,7 +12,8 @@ from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
 from structconv.primitives.native.edges import Drop, Ends, wide
-from structconv.primitives.native.registry import check_dropout, register, register_gradient, twice_differentiable
+from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import segment_softmax
 from structconv.shapes import check_choice
 
@@ -178,53 +179,24 @@ def _through(ends: Ends, q: Tensor, k: Tensor, vector: Tensor, ds: Tensor, activ
 
 
 def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str,
-              slope: float, drop: Drop) -> Tensor:
+              slope: float, p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     ends = Ends(by_target, by_source)
     scores = _scores(ends, q, k, vector, activation, slope)
-    weights, kept = segment_softmax(scores, ends.target, ends.num_outputs), ends.kept(drop, q.shape[1])
+    weights = segment_softmax(scores, ends.target, ends.num_outputs)
+    kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
     return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), x)
 
 
 # -- registration -------------------------------------------------------------------------------------------------
 
-def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
+def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, x = args[6:9]
     return x.new_empty((*q.shape[:2], x.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
 
 
-def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in args[6:10])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.activation, ctx.slope, ctx.p, seed, ctx.batch_heads = inputs[10:]
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:10], seed, *output)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 15
-    if grad is None:
-        return nothing
-    *tensors, seed, y, lse = ctx.saved_tensors
-    needed = ctx.needs_input_grad[6:10]
-    if torch.is_grad_enabled():
-        drop = Drop(ctx.p, seed, ctx.batch_heads)
-        found = twice_differentiable(
-            lambda q, k, x, v: _composed(Csr(*tensors[:3]), Csr(*tensors[3:6]), q, k, x, v, ctx.activation, ctx.slope,
-                                         drop),
-            tensors[6:], needed, grad)
-    else:
-        found = torch.ops.structconv.additive_attention_backward(*tensors, y, lse, grad, ctx.activation, ctx.slope,
-                                                                 ctx.p, seed, ctx.batch_heads)
-    return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[10:]
-
-
 OPTIONS = "str activation, float slope, float p, Tensor? seed, SymInt batch_heads"
 
-register("additive_attention", f"Tensor q, Tensor k, Tensor x, Tensor vector, {OPTIONS}) -> (Tensor, Tensor)",
-         _forward, _forward_fake)
-register("additive_attention_backward", "Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, Tensor lse, "
-         f"Tensor grad, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake)
-_additive_attention = register_gradient("additive_attention", _differentiate, _save)
+_additive_attention = differentiable_operator(
+    "additive_attention", "Tensor q, Tensor k, Tensor x, Tensor vector", OPTIONS, "y, lse",
+    forward=_forward, fake=_fake, backward=_backward, composed=_composed)

@@ -21,7 +21,8 @@ from structconv.primitives.native.additive import (
     derivative,
 )
 from structconv.primitives.native.edges import Drop, wide
-from structconv.primitives.native.registry import check_dropout, register, register_gradient, twice_differentiable
+from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.registry import check_dropout
 from structconv.shapes import check_choice
 
 __all__ = ["dense_additive_attention"]
@@ -176,9 +177,11 @@ def _kept(rows: slice, q: Tensor, k: Tensor, drop: Drop) -> Tensor | float:
     return (uniform >= drop.p).to(q.dtype) / (1 - drop.p)
 
 
-def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, causal: bool,
-              drop: Drop) -> Tensor:
+def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, p: float,
+              seed: Tensor | None, batch_heads: int, causal: bool) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
+    drop = Drop(p, seed, batch_heads)
+
     def of(rows: slice, q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:
         scores = _scores(rows, q, k, vector, activation, slope, causal)
         return torch.einsum("nhm,mhc->nhc", scores.softmax(-1) * _kept(rows, q, k, drop), x)
@@ -188,41 +191,11 @@ def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, 
 
 # -- registration -------------------------------------------------------------------------------------------------
 
-def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
+def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, x = args[:3]
     return x.new_empty((*q.shape[:2], x.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
 
 
-def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in args[:4])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.activation, ctx.slope, ctx.p, seed, ctx.batch_heads, ctx.causal = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, seed, *output)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 10
-    if grad is None:
-        return nothing
-    *tensors, seed, y, lse = ctx.saved_tensors
-    needed = ctx.needs_input_grad[:4]
-    if torch.is_grad_enabled():
-        drop = Drop(ctx.p, seed, ctx.batch_heads)
-        found = twice_differentiable(
-            lambda q, k, x, v: _composed(q, k, x, v, ctx.activation, ctx.slope, ctx.causal, drop), tensors, needed,
-            grad)
-    else:
-        found = torch.ops.structconv.dense_additive_attention_backward(
-            *tensors, y, lse, grad, ctx.activation, ctx.slope, ctx.p, seed, ctx.batch_heads, ctx.causal)
-    return *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[4:]
-
-
-register("dense_additive_attention", f"Tensor q, Tensor k, Tensor x, Tensor vector, {OPTIONS}, bool causal) "
-         "-> (Tensor, Tensor)", _forward, _forward_fake, edges=False)
-register("dense_additive_attention_backward", "Tensor q, Tensor k, Tensor x, Tensor vector, Tensor y, Tensor lse, "
-         f"Tensor grad, {OPTIONS}, bool causal) -> (Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake,
-         edges=False)
-_dense_additive_attention = register_gradient("dense_additive_attention", _differentiate, _save)
+_dense_additive_attention = differentiable_operator(
+    "dense_additive_attention", "Tensor q, Tensor k, Tensor x, Tensor vector", f"{OPTIONS}, bool causal", "y, lse",
+    forward=_forward, fake=_fake, backward=_backward, composed=_composed, edges=False)

@@ -12,7 +12,8 @@ from structconv.primitives import triton
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
 from structconv.primitives.native.edges import Drop, Ends, wide
-from structconv.primitives.native.registry import check_dropout, register, register_gradient, twice_differentiable
+from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.registry import check_dropout, trains
 from structconv.primitives.segments import segment_softmax, segment_sum
 
 __all__ = ["affine_attention"]
@@ -58,9 +59,8 @@ def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Ten
     if slope < 0:
         raise ConfigError("affine_attention", "slope must be at least 0", slope)
     check_dropout("affine_attention", dropout, seed)
-    train = torch.is_grad_enabled() and (source.requires_grad or target.requires_grad or x.requires_grad)
     return _affine_attention(*by_target, *by_source, source, target, x, slope, dropout, seed,
-                             x.shape[1] if batch_heads is None else batch_heads, train)[0]
+                             x.shape[1] if batch_heads is None else batch_heads, trains(source, target, x))[0]
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -123,18 +123,19 @@ def _scores(ends: Ends, source: Tensor, target: Tensor, slope: float) -> tuple[T
     return torch.where(above, raw, raw * slope), torch.full_like(raw, slope).masked_fill(above, 1.0)
 
 
-def composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float,
-              drop: Drop) -> Tensor:
+def composed(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, p: float,
+             seed: Tensor | None, batch_heads: int) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     ends = Ends(by_target, by_source)
     scores = torch.nn.functional.leaky_relu(source.t()[:, ends.source] + target.t()[:, ends.target], slope)
-    weights, kept = segment_softmax(scores, ends.target, ends.num_outputs), ends.kept(drop, x.shape[1])
+    weights = segment_softmax(scores, ends.target, ends.num_outputs)
+    kept = ends.kept(Drop(p, seed, batch_heads), x.shape[1])
     return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), x)
 
 
 # -- registration -------------------------------------------------------------------------------------------------
 
-def _forward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     source, target, x, train = args[6], args[7], args[8], args[13]
     rows, heads = target.shape
     y = x.new_empty((rows, heads, x.shape[2]))
@@ -143,37 +144,7 @@ def _forward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return y, y2, source.new_empty((rows, heads), dtype=dtype), source.new_empty((rows, heads), dtype=dtype)
 
 
-def _backward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    source, target, x = args[6:9]
-    return source.new_empty(source.shape), target.new_empty(target.shape), x.new_empty(x.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.slope, ctx.p, seed, ctx.batch_heads = inputs[9:13]
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:9], seed, *output)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 14
-    if grad is None:
-        return nothing
-    *tensors, seed, y, y2, lse, mass = ctx.saved_tensors
-    needed = ctx.needs_input_grad[6:9]
-    if torch.is_grad_enabled():
-        drop = Drop(ctx.p, seed, ctx.batch_heads)
-        found = twice_differentiable(
-            lambda s, t, x: composed(Csr(*tensors[:3]), Csr(*tensors[3:6]), s, t, x, ctx.slope, drop),
-            tensors[6:], needed, grad)
-    else:
-        found = torch.ops.structconv.affine_attention_backward(*tensors, y, y2, lse, mass, grad, ctx.slope, ctx.p,
-                                                               seed, ctx.batch_heads)
-    return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[9:]
-
-
-register("affine_attention", "Tensor source, Tensor target, Tensor x, float slope, float p, Tensor? seed, "
-         "SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor)", forward, _forward_fake)
-register("affine_attention_backward", "Tensor source, Tensor target, Tensor x, Tensor y, Tensor y2, Tensor lse, "
-         "Tensor mass, Tensor grad, float slope, float p, Tensor? seed, SymInt batch_heads) "
-         "-> (Tensor, Tensor, Tensor)", backward, _backward_fake)
-_affine_attention = register_gradient("affine_attention", _differentiate, _save)
+_affine_attention = differentiable_operator(
+    "affine_attention", "Tensor source, Tensor target, Tensor x",
+    "float slope, float p, Tensor? seed, SymInt batch_heads", "y, y2, lse, mass", flags="bool train",
+    forward=forward, fake=_fake, backward=backward, composed=composed)

@@ -12,7 +12,8 @@ from structconv.primitives import triton
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
 from structconv.primitives.native.edges import Drop, Ends, wide
-from structconv.primitives.native.registry import check_dropout, register, register_gradient, twice_differentiable
+from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import segment_softmax
 
 __all__ = ["bilinear_attention"]
@@ -91,18 +92,17 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
 
 def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
               q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, y: Tensor, lse: Tensor, grad: Tensor, scale: float,
-              p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+              p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor | None, ...]:
     by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
     drop = Drop(p, seed, batch_heads)
-    nothing = q.new_empty((0,))
     kernels = _usable(q, v, indices.shape[0])
     if kernels is not None:
         grad_q, grad_k, grad_v, grad_bias = calls.bilinear_backward(
             kernels, by_target, by_source, q, k, v, bias, (y, lse), grad, scale, drop.plain())
-        return grad_q, grad_k, grad_v, nothing if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
+        return grad_q, grad_k, grad_v, None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
     if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
         *grads, grad_bias = gpu.bilinear_backward(by_target, by_source, q, k, v, bias, (y, lse), grad, scale, drop)
-        return *grads, nothing if bias is None else grad_bias.to(bias.dtype)
+        return *grads, None if bias is None else grad_bias.to(bias.dtype)
     dtype = wide(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)
     q_wide, k_wide = q.to(dtype), k.to(dtype)
@@ -112,7 +112,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
     d_NK = torch.where(filled, (g * y).sum(-1), 0)
     ds_KE = w_KE * ends.dots(g, v.to(dtype)) - p_KE * d_NK.t()[:, ends.target]
     grad_q, grad_k = (scale * t for t in (ends.collect(ds_KE, k_wide), ends.spread(ds_KE, q_wide)))
-    grad_bias = nothing if bias is None else ds_KE.to(bias.dtype)
+    grad_bias = None if bias is None else ds_KE.to(bias.dtype)
     return (grad_q.to(q.dtype).contiguous(), grad_k.to(k.dtype).contiguous(),
             ends.spread(w_KE, g).to(v.dtype).contiguous(), grad_bias)
 
@@ -123,53 +123,22 @@ def _scores(ends: Ends, q: Tensor, k: Tensor, bias: Tensor | None, scale: float)
 
 
 def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
-              drop: Drop) -> Tensor:
+              p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     ends = Ends(by_target, by_source)
     weights = segment_softmax(_scores(ends, q, k, bias, scale), ends.target, ends.num_outputs)
-    kept = ends.kept(drop, q.shape[1])
+    kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
     return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), v)
 
 
 # -- registration -------------------------------------------------------------------------------------------------
 
-def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
+def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, v = args[6:9]
     return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
 
 
-def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    q, k, v, bias = args[6:10]
-    grad_bias = q.new_empty((0,)) if bias is None else bias.new_empty(bias.shape)
-    return (*(t.new_empty(t.shape) for t in (q, k, v)), grad_bias)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.scale, ctx.p, seed, ctx.batch_heads = inputs[10:]
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:10], seed, *output)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 14
-    if grad is None:
-        return nothing
-    *tensors, seed, y, lse = ctx.saved_tensors
-    needed = ctx.needs_input_grad[6:10]
-    if torch.is_grad_enabled():
-        drop = Drop(ctx.p, seed, ctx.batch_heads)
-        found = twice_differentiable(
-            lambda q, k, v, b: _composed(Csr(*tensors[:3]), Csr(*tensors[3:6]), q, k, v, b, ctx.scale, drop),
-            tensors[6:], needed, grad)
-    else:
-        found = torch.ops.structconv.bilinear_attention_backward(*tensors, y, lse, grad, ctx.scale, ctx.p, seed,
-                                                                 ctx.batch_heads)
-    return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[10:]
-
-
-register("bilinear_attention", "Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, float p, Tensor? seed, "
-         "SymInt batch_heads) -> (Tensor, Tensor)", _forward, _forward_fake)
-register("bilinear_attention_backward", "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, Tensor lse, "
-         "Tensor grad, float scale, float p, Tensor? seed, SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor)",
-         _backward, _backward_fake)
-_bilinear_attention = register_gradient("bilinear_attention", _differentiate, _save)
+_bilinear_attention = differentiable_operator(
+    "bilinear_attention", "Tensor q, Tensor k, Tensor v, Tensor? bias",
+    "float scale, float p, Tensor? seed, SymInt batch_heads", "y, lse",
+    forward=_forward, fake=_fake, backward=_backward, composed=_composed)

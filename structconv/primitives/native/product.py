@@ -11,7 +11,7 @@ from structconv.primitives import triton
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
-from structconv.primitives.native.registry import register, register_gradient
+from structconv.primitives.native.registry import EDGES, define, register_gradient
 
 __all__ = ["spmm_add"]
 
@@ -90,5 +90,5 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(None,) * 6, grad_values, grad_x, grad_z, None, None
 
 
-register("spmm_add", "Tensor? values, Tensor x, Tensor? z, float alpha, float beta) -> Tensor", _kernel, _fake)
+define("spmm_add", f"{EDGES}, Tensor? values, Tensor x, Tensor? z, float alpha, float beta", _kernel, _fake)
 _spmm_add = register_gradient("spmm_add", _differentiate, _save)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,11 +12,10 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import affine, calls
 from structconv.primitives.native.edges import Drop, wide
-from structconv.primitives.native.registry import check_dropout, register, register_gradient, twice_differentiable
+from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.registry import check_dropout, trains
 
 __all__ = ["projected_attention"]
-
-_Edges = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Tensor, of_target: Tensor,
@@ -62,11 +62,9 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
     if slope < 0:
         raise ConfigError("projected_attention", "slope must be at least 0", slope)
     check_dropout("projected_attention", dropout, seed)
-    train = torch.is_grad_enabled() and any(t.requires_grad for t in (x, entries, of_source, of_target, bias)
-                                          if t is not None)
-    batch_heads = heads[0] if batch_heads is None else batch_heads
     return _projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope, dropout, seed,
-                                batch_heads, train)[0]
+                                heads[0] if batch_heads is None else batch_heads,
+                                trains(x, z, of_source, of_target, bias))[0]
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -88,24 +86,28 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
 def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
               x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor, bias: Tensor | None, y: Tensor,
               y2: Tensor, lse: Tensor, mass: Tensor, source: Tensor, target: Tensor, grad: Tensor, slope: float,
-              p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, ...]:
+              p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor | None, ...]:
     edges = (indptr, indices, order, indptr_T, indices_T, order_T)
-    kernels, nothing = calls.usable(x, indices.shape[0]), x.new_empty((0, *x.shape[1:]))
+    kernels, inputs = calls.usable(x, indices.shape[0]), (x, z, of_source, of_target, bias)
     if kernels is not None:
         found = calls.projected_backward(
             kernels, Csr(*edges[:3]), Csr(*edges[3:]), x, calls.Vectors(of_source, of_target, z, bias),
             (y, y2, lse, mass, source, target), grad, slope, Drop(p, seed, batch_heads).plain())
-        return tuple(nothing if t is None else t.to(x.dtype) for t in found)
+        return _typed(found, inputs)
     y = y if bias is None else y - bias
     grad_source, grad_target, grad_x = affine.backward(*edges, source, target, x, y, y2, lse, mass, grad, slope, p,
                                                        seed, batch_heads)
     dtype = wide(x.dtype)
     more_x, more_z = grad_source.unsqueeze(-1) * of_source.to(dtype), grad_target.unsqueeze(-1) * of_target.to(dtype)
-    of_source, of_target = (_used(layout, rows.to(dtype), term) for layout, rows, term in (
+    vectors = (_used(layout, rows.to(dtype), term) for layout, rows, term in (
         (indptr_T, x, grad_source), (indptr, x if z is None else z, grad_target)))
     grad_x = grad_x + (more_x + more_z if z is None else more_x)
-    found = (grad_x, None if z is None else more_z, of_source, of_target, None if bias is None else grad.sum(0))
-    return tuple(nothing if t is None else t.to(x.dtype) for t in found)
+    return _typed((grad_x, None if z is None else more_z, *vectors, None if bias is None else grad.sum(0)), inputs)
+
+
+def _typed(found: Iterable[Tensor | None], inputs: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Gradients in the dtypes of what they are of."""
+    return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, inputs, strict=True))
 
 
 def _terms(x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,18 +123,18 @@ def _used(indptr: Tensor, rows: Tensor, term: Tensor) -> Tensor:
     return (torch.where(filled, rows, 0) * term.unsqueeze(-1)).sum(0)
 
 
-def _composed(edges: _Edges, x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor,
-              bias: Tensor | None, slope: float, drop: Drop) -> Tensor:
+def _composed(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor,
+              bias: Tensor | None, *options: Any) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     source, target = ((rows * vector).sum(-1)
                       for rows, vector in ((x, of_source), (x if z is None else z, of_target)))
-    y = affine.composed(Csr(*edges[:3]), Csr(*edges[3:]), source, target, x, slope, drop)
+    y = affine.composed(by_target, by_source, source, target, x, *options)
     return y if bias is None else y + bias
 
 
 # -- registration -------------------------------------------------------------------------------------------------
 
-def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
+def _fake(*args: Any) -> tuple[Tensor, ...]:
     indptr, x, z, train = args[0], args[6], args[7], args[15]
     rows, dtype = (indptr.shape[0] - 1 if z is None else z.shape[0]), wide(x.dtype)
     y, y2 = (x.new_empty((size, *x.shape[1:])) for size in (rows, rows if train else 0))
@@ -140,39 +142,7 @@ def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
     return y, y2, lse, mass, x.new_empty(x.shape[:2], dtype=dtype), target
 
 
-def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    x, z, of_source, of_target, bias = args[6:11]
-    nothing = x.new_empty((0, *x.shape[1:]))
-    return tuple(nothing if t is None else x.new_empty(t.shape) for t in (x, z, of_source, of_target, bias))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.slope, ctx.p, seed, ctx.batch_heads = inputs[11:15]
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:11], seed, *output)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 16
-    if grad is None:
-        return nothing
-    tensors, seed, saved = ctx.saved_tensors[:11], ctx.saved_tensors[11], ctx.saved_tensors[12:]
-    needed = ctx.needs_input_grad[6:11]
-    if torch.is_grad_enabled():
-        drop = Drop(ctx.p, seed, ctx.batch_heads)
-        found = twice_differentiable(
-            lambda x, z, u, v, b: _composed(tensors[:6], x, z, u, v, b, ctx.slope, drop), tensors[6:], needed, grad)
-    else:
-        found = torch.ops.structconv.projected_attention_backward(*tensors, *saved, grad, ctx.slope, ctx.p, seed,
-                                                                  ctx.batch_heads)
-    return *nothing[:6], *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[11:]
-
-
-register("projected_attention", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, float slope, "
-         "float p, Tensor? seed, SymInt batch_heads, bool train) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-         _forward, _forward_fake)
-register("projected_attention_backward", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias, "
-         "Tensor y, Tensor y2, Tensor lse, Tensor mass, Tensor source, Tensor target, Tensor grad, float slope, "
-         "float p, Tensor? seed, SymInt batch_heads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-         _backward, _backward_fake)
-_projected_attention = register_gradient("projected_attention", _differentiate, _save)
+_projected_attention = differentiable_operator(
+    "projected_attention", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias",
+    "float slope, float p, Tensor? seed, SymInt batch_heads", "y, y2, lse, mass, source, target", flags="bool train",
+    forward=_forward, fake=_fake, backward=_backward, composed=_composed)

@@ -15,7 +15,7 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.product import spmm_add
-from structconv.primitives.native.registry import register, register_gradient
+from structconv.primitives.native.registry import EDGES, define, register_gradient
 
 __all__ = ["polynomial_analysis", "polynomial_synthesis"]
 
@@ -136,8 +136,8 @@ def _adjoint(name: str) -> Any:
     return backward
 
 
-_OPTIONS = "int highest, int lowest, bool chebyshev) -> Tensor"
-register("polynomial_analysis", f"Tensor? values, Tensor x, {_OPTIONS}", _analysis_kernel, _analysis_fake)
-register("polynomial_synthesis", f"Tensor? values, Tensor r, {_OPTIONS}", _synthesis_kernel, _synthesis_fake)
+_OPTIONS = "int highest, int lowest, bool chebyshev"
+define("polynomial_analysis", f"{EDGES}, Tensor? values, Tensor x, {_OPTIONS}", _analysis_kernel, _analysis_fake)
+define("polynomial_synthesis", f"{EDGES}, Tensor? values, Tensor r, {_OPTIONS}", _synthesis_kernel, _synthesis_fake)
 _analysis = register_gradient("polynomial_analysis", _adjoint("polynomial_synthesis"), _save)
 _synthesis = register_gradient("polynomial_synthesis", _adjoint("polynomial_analysis"), _save)

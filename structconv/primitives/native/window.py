@@ -16,14 +16,14 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import calls
 from structconv.primitives.native.edges import Drop, wide
-from structconv.primitives.native.registry import check_dropout, register_gradient, twice_differentiable
+from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
 
 #: Channels of queries and of values that the native kernel holds: kWindowChannels of src/api.h.
 MAX_WINDOW_CHANNELS = 256
-_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None, *, shape: Sequence[int],
@@ -141,9 +141,12 @@ def _factors(grid: _Grid, drop: Drop, q: Tensor) -> Tensor | None:
     return (uniform >= drop.p).to(q.dtype) / (1 - drop.p)
 
 
-def _composed(grid: _Grid, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, drop: Drop) -> Tensor:
+def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
+              above: Sequence[int], dilation: Sequence[int], scale: float, p: float, seed: Tensor | None,
+              batch_heads: int) -> Tensor:
     """y by differentiable operators: what a second derivative is taken of."""
-    keep, factors = _keep(grid, q, table), _factors(grid, drop, q)
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+    keep, factors = _keep(grid, q, table), _factors(grid, Drop(p, seed, batch_heads), q)
     weights = masked_softmax(_scores(grid, q, k, table, keep, scale), keep, 0)
     return _collect(grid, weights if factors is None else weights * factors, keep, v)
 
@@ -214,16 +217,16 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int
 
 def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Tensor, grad: Tensor,
               shape: Sequence[int], below: Sequence[int], above: Sequence[int], dilation: Sequence[int], scale: float,
-              p: float, seed: Tensor | None, batch_heads: int, table_grad: bool
-              ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+              p: float, seed: Tensor | None, batch_heads: int, needs_table: bool) -> tuple[Tensor | None, ...]:
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
     drop, kernels, heads = Drop(p, seed, batch_heads), _native(q, v), table.shape[0]
     if kernels is not None:
         grad_q, grad_k, grad_v, found = calls.window_backward(kernels, _call(grid, table, scale, drop), q, k, v, y,
-                                                              lse, grad, table_grad)
-        sums = table.new_zeros(table.shape) if found is None else found[..., 15:-15].flip(-1)
-        sums = sums if heads > 1 or found is None else sums.sum(0)
-        return grad_q, grad_k, grad_v, sums.reshape(table.shape).to(table.dtype)
+                                                              lse, grad, needs_table)
+        if found is None:
+            return grad_q, grad_k, grad_v, None
+        sums = found[..., 15:-15].flip(-1)
+        return grad_q, grad_k, grad_v, (sums if heads > 1 else sums.sum(0)).reshape(table.shape).to(table.dtype)
     dtype = wide(q.dtype)
     q_, k_, v_, g = (t.to(dtype) for t in (q, k, v, grad))
     keep, factors = _keep(grid, q, table), _factors(grid, drop, q_)
@@ -236,51 +239,17 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
     grad_table = (sums if heads > 1 else sums.sum(0)).reshape(table.shape).to(table.dtype).contiguous()
     return ((scale * _collect(grid, ds, keep, k_)).to(q.dtype).contiguous(),
             (scale * _spread(grid, ds, keep, q_)).to(q.dtype).contiguous(),
-            _spread(grid, kept, keep, g).to(q.dtype).contiguous(), grad_table)
+            _spread(grid, kept, keep, g).to(q.dtype).contiguous(), grad_table if needs_table else None)
 
 
 # -- registration -------------------------------------------------------------------------------------------------
 
-def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
+def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, v = args[:3]
     return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
 
 
-def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in args[:4])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *grid, ctx.scale, ctx.p, seed, ctx.batch_heads = inputs[4:]
-    ctx.grid = _Grid(*(tuple(numbers) for numbers in grid))
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:4], seed, *output)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 12
-    if grad is None:
-        return nothing
-    *tensors, seed, y, lse = ctx.saved_tensors
-    needed = ctx.needs_input_grad[:4]
-    if torch.is_grad_enabled():
-        drop = Drop(ctx.p, seed, ctx.batch_heads)
-        found = twice_differentiable(lambda q, k, v, table: _composed(ctx.grid, q, k, v, table, ctx.scale, drop),
-                                     tensors, needed, grad)
-    else:
-        found = torch.ops.structconv.window_attention_backward(*tensors, y, lse, grad, *ctx.grid, ctx.scale, ctx.p,
-                                                               seed, ctx.batch_heads, needed[3])
-    return *(g if need else None for g, need in zip(found, needed, strict=True)), *nothing[4:]
-
-
-_OPTIONS = "int[] below, int[] above, int[] dilation, float scale, float p, Tensor? seed, SymInt batch_heads"
-for _name, _schema, _kernel, _fake in (
-        ("window_attention", f"Tensor q, Tensor k, Tensor v, Tensor table, SymInt[] shape, {_OPTIONS}) "
-         "-> (Tensor, Tensor)", _forward, _forward_fake),
-        ("window_attention_backward", "Tensor q, Tensor k, Tensor v, Tensor table, Tensor y, Tensor lse, Tensor grad, "
-         f"SymInt[] shape, {_OPTIONS}, bool table_grad) -> (Tensor, Tensor, Tensor, Tensor)", _backward,
-         _backward_fake)):
-    _LIBRARY.define(f"{_name}({_schema}")
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"structconv::{_name}", _fake, lib=_LIBRARY)
-_window_attention = register_gradient("window_attention", _differentiate, _save)
+_window_attention = differentiable_operator(
+    "window_attention", "Tensor q, Tensor k, Tensor v, Tensor table",
+    "SymInt[] shape, int[] below, int[] above, int[] dilation, float scale, float p, Tensor? seed, SymInt batch_heads",
+    "y, lse", forward=_forward, fake=_fake, backward=_backward, composed=_composed, edges=False, needs="table")
