@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,10 +17,11 @@ from structconv.planning.counts import application
 from structconv.planning.plan import Plan, decide, plan_for
 from structconv.planning.rules import Problem, Rule, rule
 from structconv.primitives.csr import sddmm, spmm
+from structconv.primitives.functions import apply, variable
 from structconv.primitives.grouped import group_outer, group_products
 from structconv.primitives.layout import Csr, compress
+from structconv.primitives.native.operator import gradients
 from structconv.primitives.native.product import spmm_add
-from structconv.primitives.native.registry import twice_differentiable
 from structconv.shapes import check_alike
 from structconv.structures.cache import derived
 from structconv.theta import (
@@ -160,7 +160,7 @@ class PerRelation(Rule):
             check_alike("Typed", x, typed.values, other_name="values")
         pairs = distinct_pairs(typed, of_outputs, len(spans))
         made = Blocks(pairs, spans, of_outputs, batch, typed.num_outputs, _fixed_weights(typed, of_outputs, pairs))
-        y_NC = _Relational.apply(made, x_MC, _matrices(theta), typed.values)
+        y_NC = apply(_Relational, made, x_MC, _matrices(theta), typed.values)
         return y_NC.reshape(typed.num_outputs, *lead, theta.out_channels).movedim(0, -2)
 
 
@@ -205,17 +205,23 @@ class _Relational(torch.autograd.Function):
     """Block by block, so that the rows of pairs stay within the cache; the backward forms them again."""
 
     @staticmethod
-    def forward(ctx: Any, blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
-        ctx.blocks = blocks
-        ctx.save_for_backward(x_MC, theta_KGPQ, values)
+    def forward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
         return _forward(blocks, x_MC, theta_KGPQ, values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.blocks, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_MC, theta_KGPQ, values = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, *twice_differentiable(partial(_composed, ctx.blocks), ctx.saved_tensors,
-                                               ctx.needs_input_grad[1:], grad)
+            needed = ctx.needs_input_grad[1:]
+            leaves: Any = [None if t is None else variable(t, need)
+                           for t, need in zip(ctx.saved_tensors, needed, strict=True)]
+            wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
+            return None, *gradients([_composed(ctx.blocks, *leaves)], [grad], wanted, graph=True)
         return None, *_backward(ctx.blocks, x_MC, theta_KGPQ, values, grad, ctx.needs_input_grad[1:])
 
 

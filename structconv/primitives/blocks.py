@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.functions import apply, variable
 from structconv.shapes import check_choice
 
 __all__ = ["recompute_blocks"]
@@ -51,7 +52,7 @@ def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Seque
     if torch.compiler.is_compiling():
         pieces = [fn(block, *tensors) for block in blocks]
         return torch.cat(pieces, dim) if reduce == "cat" else _add(pieces)
-    return _Blocks.apply(fn, blocks, reduce, dim, *tensors)
+    return apply(_Blocks, fn, blocks, reduce, dim, *tensors)
 
 
 def _add(pieces: Sequence[Tensor]) -> Tensor:
@@ -102,20 +103,22 @@ class _Blocks(torch.autograd.Function):
     """Blocks without a graph in the forward, one graph at a time in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, fn: BlockFunction, blocks: Sequence[Any], reduce: Reduce, dim: int,
-                *tensors: Tensor) -> Tensor:
-        ctx.fn, ctx.blocks, ctx.reduce, ctx.dim = fn, blocks, reduce, dim
-        ctx.autocast = _autocast_state(tensors)
-        ctx.save_for_backward(*tensors)
+    def forward(fn: BlockFunction, blocks: Sequence[Any], reduce: Reduce, dim: int, *tensors: Tensor) -> Tensor:
         if reduce == "cat":
             return _cat_blocks(fn, blocks, dim, tensors)
         return _sum_blocks(fn, blocks, tensors)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.fn, ctx.blocks, ctx.reduce, ctx.dim, *tensors = inputs
+        ctx.autocast = _autocast_state(tensors)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()  # a second derivative will be asked for
         needed = ctx.needs_input_grad[4:]
-        inputs = [_alias(t, need, again) for t, need in zip(ctx.saved_tensors, needed, strict=True)]
+        inputs = [variable(t, need) for t, need in zip(ctx.saved_tensors, needed, strict=True)]
         wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
         sums: list[Tensor | None] = [None] * len(wanted)
         start = 0
@@ -131,11 +134,6 @@ class _Blocks(torch.autograd.Function):
                 sums = [_accumulate(total, new, again) for total, new in zip(sums, found, strict=True)]
         given = iter(sums)
         return None, None, None, None, *(next(given) if need else None for need in needed)
-
-
-def _alias(tensor: Tensor, need: bool, again: bool) -> Tensor:
-    """The tensor as a variable of its own: gradients stop here, even if it depends on another of the inputs."""
-    return tensor.view_as(tensor) if again else tensor.detach().requires_grad_(need)
 
 
 def _accumulate(total: Tensor | None, new: Tensor | None, again: bool) -> Tensor | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
+from structconv.primitives.functions import apply
 
 __all__ = ["masked_softmax", "segment_max", "segment_softmax", "segment_sum"]
 
@@ -74,7 +75,7 @@ def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | N
     """
     _check_segments("segment_softmax", scores, index)
     scores, keep = _broadcast("segment_softmax", scores, keep)
-    return _SegmentSoftmax.apply(scores, keep, index, num)
+    return apply(_SegmentSoftmax, scores, keep, index, num)
 
 
 def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
@@ -93,7 +94,7 @@ def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
         ShapeError: if `keep` does not broadcast against `scores`.
     """
     scores, keep = _broadcast("masked_softmax", scores, keep)
-    return _MaskedSoftmax.apply(scores, keep, dim)
+    return apply(_MaskedSoftmax, scores, keep, dim)
 
 
 def _check_segments(owner: str, values: Tensor, index: Tensor) -> None:
@@ -128,7 +129,7 @@ class _SegmentSoftmax(torch.autograd.Function):
     """Softmax over segments; its backward is made of differentiable operations on the weights."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
+    def forward(scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
         wide = scores.to(_wide(scores.dtype))
         if keep is not None:
             wide = wide.masked_fill(~keep, -torch.inf)
@@ -137,10 +138,12 @@ class _SegmentSoftmax(torch.autograd.Function):
         powers = torch.exp(wide - peak)
         totals = segment_sum(powers, index, num)
         totals = totals.masked_fill(totals == 0, 1)
-        weights = (powers / totals.index_select(-1, index)).to(scores.dtype)
-        ctx.save_for_backward(weights, index)
-        ctx.num = num
-        return weights
+        return (powers / totals.index_select(-1, index)).to(scores.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, index, ctx.num = inputs
+        ctx.save_for_backward(output, index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -156,19 +159,19 @@ class _MaskedSoftmax(torch.autograd.Function):
     """Softmax along a dimension; its backward is made of differentiable operations on the weights."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
+    def forward(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
         wide = scores.to(_wide(scores.dtype))
         if keep is not None:
             wide = wide.masked_fill(~keep, -torch.inf)
         if wide.numel() == 0:
-            weights = wide
-        else:
-            dead = wide.amax(dim, keepdim=True) == -torch.inf
-            weights = torch.softmax(wide, dim).masked_fill(dead, 0)
-        weights = weights.to(scores.dtype)
-        ctx.save_for_backward(weights)
-        ctx.dim = dim
-        return weights
+            return torch.empty_like(scores)
+        dead = wide.amax(dim, keepdim=True) == -torch.inf
+        return torch.softmax(wide, dim).masked_fill(dead, 0).to(scores.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *_, ctx.dim = inputs
+        ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

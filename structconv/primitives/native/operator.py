@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.primitives.functions import variable
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.registry import EDGES, define, register_gradient
 
-__all__ = ["differentiable_operator"]
+__all__ = ["differentiable_operator", "gradients"]
 
 
 def differentiable_operator(name: str, inputs: str, options: str, results: str, *, forward: Callable[..., Any],
@@ -129,18 +130,20 @@ class _Formulas:
     def differentiate_again(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Of the gradients that autograd finds of `composed`, in the inputs and in the gradients of the results."""
         saved, count, again = ctx.saved_tensors, len(self.inputs), torch.is_grad_enabled()
+        needed = self.wanted_again(ctx.needs_input_grad)
+        used = [*(need or c is not None for need, c in zip(needed, cotangents, strict=False)), *needed[count:]]
         ends = (Csr(*saved[:3]), Csr(*saved[3:6])) if self.layouts else ()
         with torch.enable_grad():
-            leaves = [None if t is None else t.view_as(t) for t in self.leaves(saved)]
+            leaves = [None if t is None else variable(t, need)
+                      for t, need in zip(self.leaves(saved), used, strict=True)]
             results = self.composed(*ends, *leaves[:count], *self.options((*saved, *ctx.plain)))
             results = (results,) if isinstance(results, Tensor) else results
-            first = _gradients(results, leaves[count:], leaves[:count], graph=True)
-        wanted = [leaf if need else None
-                  for leaf, need in zip(leaves, self.wanted_again(ctx.needs_input_grad), strict=True)]
-        return self.found_again((*_gradients(first, cotangents, wanted, graph=again), None))
+            first = gradients(results, leaves[count:], leaves[:count], graph=True)
+        wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
+        return self.found_again((*gradients(first, cotangents, wanted, graph=again), None))
 
 
-def _gradients(results: Sequence[Tensor | None], grads: Sequence[Tensor | None], leaves: Sequence[Tensor | None],
+def gradients(results: Sequence[Tensor | None], grads: Sequence[Tensor | None], leaves: Sequence[Tensor | None],
                graph: bool) -> list[Tensor | None]:
     """Those of the leaves, from the results that have one; None where there is none."""
     pairs = [(y, g) for y, g in zip(results, grads, strict=True) if y is not None and y.requires_grad and g is not None]

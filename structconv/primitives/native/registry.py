@@ -81,7 +81,7 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
             return function.apply(*inputs)
         _Seen.transforms = True
         with enable_single_level_autograd_function():
-            return super(torch.autograd.Function, of_level).apply(*inputs)  # type: ignore[misc]
+            return super(torch.autograd.Function, of_level).apply(*inputs)
 
     def call(*inputs: Any) -> Any:
         wanted = _unseen(inputs)
@@ -127,12 +127,3 @@ def check_dropout(owner: str, dropout: float, seed: Tensor | None) -> None:
         raise ConfigError(owner, "dropout must be in [0, 1)", dropout)
     if dropout > 0 and seed is None:
         raise ConfigError(owner, "dropout needs a seed", None, "Pass an integer scalar tensor.")
-
-
-def twice_differentiable(fn: Callable[..., Any], tensors: Sequence[Tensor | None], needed: Sequence[bool],
-                         grad: Tensor | Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradients of fn, computed anew with a graph of their own, so that they can be differentiated again."""
-    leaves = [None if t is None else t.view_as(t) for t in tensors]
-    wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need and leaf is not None]
-    found = iter(torch.autograd.grad(fn(*leaves), wanted, grad, create_graph=True, allow_unused=True))
-    return [next(found) if need else None for need in needed]
