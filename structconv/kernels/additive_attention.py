@@ -19,6 +19,7 @@ from structconv.kernels.sparse_attention import EdgeAttention
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.calls import usable
+from structconv.primitives.native.weights import additive_weights
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Causal
 
@@ -43,10 +44,15 @@ class AdditiveEdges(EdgeAttention):
     slope: float
 
     def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
-        operands = _operands(self.scores, lead, v)
-        return additive_attention(self.graph.by_target(), self.graph.by_source(), *operands,
+        q, k, vector = _operands(self.scores, lead, v.dtype)
+        return additive_attention(self.graph.by_target(), self.graph.by_source(), q, k, v.to(q.dtype), vector,
                                   activation=self.activation, slope=self.slope, dropout=self.p, seed=self.seed,
                                   batch_heads=self.size).to(v.dtype)
+
+    def weigh(self, lead: torch.Size) -> Tensor:
+        return additive_weights(self.graph.by_target(), self.graph.by_source(), *_operands(self.scores, lead),
+                                activation=self.activation, slope=self.slope, dropout=self.p, seed=self.seed,
+                                batch_heads=self.size)
 
 
 @value
@@ -62,17 +68,19 @@ class AdditivePairs(FusedAttention):
     causal: bool
 
     def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
-        operands = _operands(self.scores, lead, v)
-        return dense_additive_attention(*operands, activation=self.activation, slope=self.slope, causal=self.causal,
-                                        dropout=self.p, seed=self.seed, batch_heads=self.size).to(v.dtype)
+        q, k, vector = _operands(self.scores, lead, v.dtype)
+        return dense_additive_attention(q, k, v.to(q.dtype), vector, activation=self.activation, slope=self.slope,
+                                        causal=self.causal, dropout=self.p, seed=self.seed,
+                                        batch_heads=self.size).to(v.dtype)
 
 
-def _operands(scores: Additive, lead: torch.Size, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q (N, B K, D), k (M, B K, D) and v of one dtype, which autocast may not have given them, and vector (B K, D)."""
+def _operands(scores: Additive, lead: torch.Size, other: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """q (N, B K, D) and k (M, B K, D) of one dtype, which autocast may not have given them, and vector (B K, D)."""
     q, k = (entries_first(t, lead, scores.size) for t in (scores.target, scores.source))
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    dtype = torch.promote_types(q.dtype, k.dtype)
+    dtype = dtype if other is None else torch.promote_types(dtype, other)
     vector = scores.vector.expand(*lead, *scores.vector.shape).reshape(-1, scores.vector.shape[-1])
-    return q.to(dtype), k.to(dtype), v.to(dtype), vector
+    return q.to(dtype), k.to(dtype), vector
 
 
 def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:

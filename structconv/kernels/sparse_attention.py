@@ -24,7 +24,8 @@ from structconv.kernels.fused import (
 )
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.primitives.native.projected import projected_attention
+from structconv.primitives.native.projected import projected_attention, terms
+from structconv.primitives.native.weights import affine_weights, bilinear_weights
 from structconv.structures.graph import Graph
 
 
@@ -32,6 +33,15 @@ class EdgeAttention(FusedAttention):
     """Attention along the edges of `graph`."""
 
     graph: Graph
+
+    def weights(self) -> Tensor:
+        """What is applied, (..., K, E) in the order of the edges."""
+        lead = torch.Size(self.batch_shape)
+        return self.weigh(lead).unflatten(0, (*lead, self.size))
+
+    def weigh(self, lead: torch.Size) -> Tensor:
+        """(B K, E)."""
+        raise NotImplementedError
 
 
 @value
@@ -60,20 +70,35 @@ class AffineEdges(EdgeAttention):
     def _projected(self, scores: ProjectedAffine, bias: Tensor | None) -> Tensor:
         """What is applied to the very entries that the scores are linear in."""
         lead = torch.broadcast_shapes(scores.x.shape[:-3], self.batch_shape)
-        x = entries_first(scores.x, lead, self.size)
-        z = None if scores.z is scores.x else entries_first(scores.z, lead, self.size)
-        of_source, of_target = (entries_first(t.unsqueeze(-2), lead, self.size).squeeze(0)
-                                for t in (scores.of_source, scores.of_target))
+        x, z, of_source, of_target = self._rows(scores, lead)
         bias = None if bias is None else entries_first(bias.unsqueeze(-2), lead, self.size).squeeze(0)
         y = projected_attention(self.graph.by_target(), self.graph.by_source(), x, of_source, of_target, z, bias,
                                 slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
         return y.transpose(0, 1).unflatten(0, (*lead, self.size))
 
+    def _rows(self, scores: ProjectedAffine, lead: torch.Size) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """x (M, B K, C), z (N, B K, C) or none for x, and the two vectors (B K, C)."""
+        x = entries_first(scores.x, lead, self.size)
+        z = None if scores.z is scores.x else entries_first(scores.z, lead, self.size)
+        of_source, of_target = (entries_first(t.unsqueeze(-2), lead, self.size).squeeze(0)
+                                for t in (scores.of_source, scores.of_target))
+        return x, z, of_source, of_target
+
     def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+        return affine_attention(self.graph.by_target(), self.graph.by_source(), *self._terms(lead), v,
+                                slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
+
+    def weigh(self, lead: torch.Size) -> Tensor:
+        return affine_weights(self.graph.by_target(), self.graph.by_source(), *self._terms(lead), slope=self.slope,
+                              dropout=self.p, seed=self.seed, batch_heads=self.size)
+
+    def _terms(self, lead: torch.Size) -> tuple[Tensor, Tensor]:
+        """(M, B K) and (N, B K)."""
+        if isinstance(self.scores, ProjectedAffine):
+            return terms(*self._rows(self.scores, lead))
         source, target = (entries_first(t.unsqueeze(-1), lead, self.size).squeeze(-1)
                           for t in (self.scores.source, self.scores.target))
-        return affine_attention(self.graph.by_target(), self.graph.by_source(), source, target, v, slope=self.slope,
-                                dropout=self.p, seed=self.seed, batch_heads=self.size)
+        return source, target
 
 
 @value
@@ -89,12 +114,20 @@ class BilinearEdges(EdgeAttention):
     scale: float
 
     def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
-        query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
-        bias = None
-        if self.bias is not None:
-            bias = self.bias.values.expand(*lead, self.size, self.graph.num_edges).flatten(0, -2)
+        query, key, bias = self._operands(lead)
         return bilinear_attention(self.graph.by_target(), self.graph.by_source(), query, key, v, bias,
                                   scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
+
+    def weigh(self, lead: torch.Size) -> Tensor:
+        return bilinear_weights(self.graph.by_target(), self.graph.by_source(), *self._operands(lead),
+                                scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
+
+    def _operands(self, lead: torch.Size) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(N, B K, D), (M, B K, D), and (B K, E) or none."""
+        query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
+        if self.bias is None:
+            return query, key, None
+        return query, key, self.bias.values.expand(*lead, self.size, self.graph.num_edges).flatten(0, -2)
 
 
 def recognise(basis: Basis) -> EdgeAttention | None:

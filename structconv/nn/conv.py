@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from structconv import ops
-from structconv.bases.attention import weights_at
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
+from structconv.kernels.weights import weights_of
 from structconv.mechanisms.expression import Mechanism, Setting
 from structconv.nn.recall import Calls, bias_of, keep, recalled
 from structconv.nn.relative import RelativeValue
@@ -69,14 +69,14 @@ class Conv(nn.Module):
         """Compute y, and with `return_weights` the pair (y, A).
 
         A comes as (..., K, E) in the order of the input edges where the basis is a list of edges (a graph, a window),
-        else as (..., K, M, N).
+        else as (..., K, M, N); after the dropout, where there is one.
         """
         call = recalled(self, x, structure) if z is None else None
         if call is not None:
             basis, y = call.basis, call.run(x, bias_of(self))
         else:
             basis, y = self._computed(x, z, structure)
-        return (y, weights_at(basis, x.dtype)) if return_weights else y
+        return (y, weights_of(basis, x.dtype)) if return_weights else y
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
         """The basis that the layer would apply."""

@@ -144,14 +144,23 @@ class _AttentionLayer(nn.Module):
         self.conv = (Conv(attention, in_channels, heads * out_channels, weight=HeadBlocks(), bias=bias) if concat
                      else Conv(attention * self.scale, in_channels, out_channels, bias=bias))
 
-    def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *, return_weights: bool = False) -> Any:
-        """y, or (y, weights)."""
+    def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *, return_weights: bool = False,
+                return_attention_weights: bool = False) -> Any:
+        """y; (y, weights (..., K, E')); or, as other libraries return them, (y, (edge_index, alpha (..., E', K))).
+
+        The weights are in the order of the edges, appended loops last, and those that are applied: when training with
+        dropout, after it. They cost one pass over the edges.
+        """
         if not isinstance(graph, Graph):
             raise StructureError(type(self).__name__, "the second argument must be a Graph", type(graph).__name__,
                                  "Make one, for example Graph(edge_index, num_nodes=...).")
         graph = graph.with_self_loops() if self.add_self_loops else graph
-        y = self.conv(x, z, graph, return_weights=return_weights)
-        return (y[0], y[1] / self.scale) if return_weights else y
+        wanted = return_weights or return_attention_weights
+        y = self.conv(x, z, graph, return_weights=wanted)
+        if not wanted:
+            return y
+        y, weights = y[0], y[1] / self.scale if self.scale != 1 else y[1]
+        return (y, (graph.edge_index, weights.mT)) if return_attention_weights else (y, weights)
 
 
 class GATConv(_AttentionLayer):
@@ -169,8 +178,8 @@ class GATConv(_AttentionLayer):
         edge_dim: A where `graph.edge_attr` (E, A) adds a learnt linear term to the scores.
         bias: add b.
 
-    x (..., M, P), z (..., N, P) or none -> (..., N, K Q); with return_weights also the weights (..., K, E'), in the
-    order of the input edges, then the appended loops. O(E K + M P K Q) memory and never an (E, K, Q) tensor.
+    x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
+    O(E K + M P K Q) memory and never an (E, K, Q) tensor.
     """
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
@@ -191,8 +200,8 @@ class GATv2Conv(_AttentionLayer):
 
     Args: as for `GATConv`, without `edge_dim`.
 
-    x (..., M, P), z (..., N, P) or none -> (..., N, K Q); with return_weights also the weights (..., K, E'), in the
-    order of the input edges, then the appended loops. O(M P K Q) memory, and nothing of the size of the edges.
+    x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
+    O(M P K Q) memory, and nothing of the size of the edges but the weights that are returned.
     """
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,

@@ -194,6 +194,18 @@ def test_every_layer_differentiates(x):
         assert torch.autograd.gradcheck(lambda x, layer=layer: layer(x, graph()), x.requires_grad_())
 
 
+def same_weights(ours, theirs, x) -> None:
+    """Output, edges and weights, and the gradient through the weights."""
+    (y, (index, a)), (y_, (index_, a_)) = (
+        layer(x.requires_grad_(), edges, return_attention_weights=True) for layer, edges in ((ours, graph()),
+                                                                                             (theirs, EDGES)))
+    assert torch.equal(index, index_)
+    close(y, y_)
+    close(a, a_)
+    cotangent = torch.randn_like(a)
+    close(*(torch.autograd.grad(weights, x, cotangent)[0] for weights in (a, a_)))
+
+
 def test_gcn_equals_pytorch_geometrics(x):
     pyg = pytest.importorskip("torch_geometric.nn")
     theirs = pyg.GCNConv(P, Q).to(F64)
@@ -212,6 +224,7 @@ def test_gat_equals_pytorch_geometrics(x):
         score.vector_source.copy_(theirs.att_src[0])
         score.vector_target.copy_(theirs.att_dst[0])
     close(ours(x, graph()), theirs(x, EDGES))
+    same_weights(ours, theirs, x)
 
 
 @pytest.mark.parametrize("concat", [True, False])
@@ -230,6 +243,7 @@ def test_gatv2_equals_pytorch_geometrics(x, concat):
         offset = theirs.lin_l.bias if concat else theirs.lin_l.bias.unflatten(-1, (2, Q)).mean(0)
         ours.conv.bias.copy_(theirs.bias + offset)  # and every mean, as each node has its loop
     close(ours(x, graph()), theirs(x, EDGES))
+    same_weights(ours, theirs, x)
 
 
 def test_gatv2_weights_and_bipartite_graphs(x):

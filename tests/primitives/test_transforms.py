@@ -22,6 +22,7 @@ from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
+from structconv.primitives.native.weights import additive_weights, affine_weights, bilinear_weights
 from structconv.primitives.native.window import window_attention
 from structconv.primitives.segments import masked_softmax, segment_softmax
 from structconv.primitives.shifted import shift_products
@@ -54,6 +55,10 @@ CASES = {
     "window_attention": (lambda q, k, v, t: window_attention(q, k, v, t, shape=(M,), below=(1,), above=(1,),
                                                              dilation=(1,), **DROP),
                          [(M, K, 4), (M, K, 4), (M, K, 3), (K, 3)]),
+    "affine_weights": (lambda s, t: affine_weights(*JOINED, s, t, **DROP), [(M, K), (N, K)]),
+    "bilinear_weights": (lambda q, k, b: bilinear_weights(*JOINED, q, k, b, **DROP), [(N, K, 4), (M, K, 4), (K, E)]),
+    "additive_weights": (lambda q, k, v: additive_weights(*JOINED, q, k, v, activation="tanh", **DROP),
+                         [(N, K, 4), (M, K, 4), (K, 4)]),
     "blocked_attention": (lambda q, k, v, d, r: torch.cat(blocked_attention(
         q, k, v, Maps(d, r, torch.arange(M + M - 1) % 3, None, None), OPTIONS, buckets=3), -1),
         [(K, M, 4), (K, M, 4), (K, M, 3), (K, M + M - 1), (K, M, 3)]),

@@ -117,7 +117,7 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
         return calls.additive_forward(kernels, by_target, q, k, x, vector * amplitude, kind, parameter, drop.plain())
     dtype = wide(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
-    scores = _scores(ends, q.to(dtype), k.to(dtype), vector, activation, slope)
+    scores = edge_scores(ends, q.to(dtype), k.to(dtype), vector, activation, slope)
     p_KE, lse = ends.softmax_parts(scores)
     kept = ends.kept(drop, q.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
@@ -138,7 +138,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
     dtype = wide(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)
     q_wide, k_wide, v_wide = (t.to(dtype) for t in (q, k, vector))
-    p_KE = ends.weights(_scores(ends, q_wide, k_wide, v_wide, activation, slope), lse)
+    p_KE = ends.weights(edge_scores(ends, q_wide, k_wide, v_wide, activation, slope), lse)
     kept = ends.kept(drop, q.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
     filled = by_target.indptr.diff().unsqueeze(-1) > 0
@@ -155,7 +155,7 @@ def _blocks(ends: Ends, q: Tensor) -> list[slice]:
     return [slice(start, min(start + step, edges)) for start in range(0, edges, step)] or [slice(0, 0)]
 
 
-def _scores(ends: Ends, q: Tensor, k: Tensor, vector: Tensor, activation: str, slope: float) -> Tensor:
+def edge_scores(ends: Ends, q: Tensor, k: Tensor, vector: Tensor, activation: str, slope: float) -> Tensor:
     """(K, E), block by block of edges."""
     def of(block: slice, q: Tensor, k: Tensor, vector: Tensor) -> Tensor:
         raw = q.index_select(0, ends.target[block]) + k.index_select(0, ends.source[block])
@@ -182,7 +182,7 @@ def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, v
               slope: float, p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     ends = Ends(by_target, by_source)
-    scores = _scores(ends, q, k, vector, activation, slope)
+    scores = edge_scores(ends, q, k, vector, activation, slope)
     weights = segment_softmax(scores, ends.target, ends.num_outputs)
     kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
     return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), x)

@@ -84,7 +84,7 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
         return gpu.bilinear_forward(by_target, q, k, v, bias, scale, drop)
     dtype = wide(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
-    p_KE, lse = ends.softmax_parts(_scores(ends, q.to(dtype), k.to(dtype), bias, scale))
+    p_KE, lse = ends.softmax_parts(edge_scores(ends, q.to(dtype), k.to(dtype), bias, scale))
     kept = ends.kept(drop, q.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
     return ends.collect(w_KE, v.to(dtype)).to(v.dtype).contiguous(), lse
@@ -106,7 +106,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
     dtype = wide(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)
     q_wide, k_wide = q.to(dtype), k.to(dtype)
-    p_KE, kept = ends.weights(_scores(ends, q_wide, k_wide, bias, scale), lse), ends.kept(drop, q.shape[1])
+    p_KE, kept = ends.weights(edge_scores(ends, q_wide, k_wide, bias, scale), lse), ends.kept(drop, q.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
     filled = by_target.indptr.diff().unsqueeze(-1) > 0
     d_NK = torch.where(filled, (g * y).sum(-1), 0)
@@ -117,7 +117,8 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
             ends.spread(w_KE, g).to(v.dtype).contiguous(), grad_bias)
 
 
-def _scores(ends: Ends, q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def edge_scores(ends: Ends, q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """(K, E)."""
     scores = ends.dots(q, k) * scale
     return scores if bias is None else scores + bias.to(scores.dtype)
 
@@ -126,7 +127,7 @@ def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, b
               p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     ends = Ends(by_target, by_source)
-    weights = segment_softmax(_scores(ends, q, k, bias, scale), ends.target, ends.num_outputs)
+    weights = segment_softmax(edge_scores(ends, q, k, bias, scale), ends.target, ends.num_outputs)
     kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
     return ends.collect(weights if kept is None else weights * kept.to(weights.dtype), v)
 

@@ -25,6 +25,7 @@ _BILINEAR = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "qqqqq" + "d" + _DROP)
 _BILINEAR_BACKWARD = struct.Struct(_LAYOUT * 2 + "P" + _ROWS * 8 + "PPPP" + "qqqqq" + "d" + _DROP)
 _ADDITIVE = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "q" * 7 + "d" + _DROP)
 _ADDITIVE_BACKWARD = struct.Struct(_LAYOUT * 2 + _ROWS * 8 + "PPPPP" + "q" * 7 + "d" + _DROP)
+_EDGE_WEIGHTS = struct.Struct(_LAYOUT + "q" + _ROWS * 2 + "PPP" + "q" * 5 + "d" + _DROP)
 
 _WINDOW = "PPP" * 2 + _ROWS * 3 + "PP" + "q" * 12 + "d" + _DROP
 _WINDOW_FORWARD = struct.Struct(_WINDOW + _ROWS + "P")
@@ -241,6 +242,35 @@ def additive_backward(kernels: Core, by_target: Csr | Dense, by_source: Csr | De
         scratch[1].data_ptr(), heads, depth, x.shape[2], activation, _causal(by_target), _half(x),
         torch.get_num_threads(), parameter, *_drop(drop, outputs, 0)))
     return grads[0], grads[1], grads[2], grad_vector
+
+
+class Scores(NamedTuple):
+    """What scores of edges are made of, by the kinds of src/api.h: 0 terms, 1 products, 2 activations.
+
+    q (N, K, D) and k (M, K, D), for terms (N, K) and (M, K).
+    """
+
+    kind: int
+    q: Tensor
+    k: Tensor
+    parameter: float
+    bias: Tensor | None = None
+    vector: Tensor | None = None
+    activation: int = 0
+
+
+def edge_weights(kernels: Core, by_target: Csr, scores: Scores, drop: Drop) -> Tensor:
+    """(E, K), in the order of the edges."""
+    kind, q, k, parameter, bias, vector, activation = scores
+    q, k = ((_floats(t).unsqueeze(-1) for t in (q, k)) if kind == 0 else (_unit(q), _unit(k)))
+    bias, vector = (None if t is None else _floats(t) for t in (bias, vector))
+    outputs, heads, depth = q.shape
+    weights = torch.empty((by_target.indices.shape[0], heads), dtype=torch.float32)
+    packed = _layout(by_target)
+    kernels.edge_weights(_EDGE_WEIGHTS.pack(
+        *packed, kind, *_rows(q), *_rows(k), _pointer(bias), _pointer(vector), weights.data_ptr(), heads, depth,
+        activation, _half(q), torch.get_num_threads(), parameter, *_drop(drop, outputs, 0)))
+    return weights
 
 
 def _pairs(pairs: Csr | Dense) -> tuple[int, int, int, int, int]:

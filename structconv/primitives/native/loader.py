@@ -23,7 +23,8 @@ import torch
 from structconv.primitives.native import build
 
 _KERNELS = ("expect_writes", "spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward",
-            "bilinear_backward", "additive_forward", "additive_backward", "window_forward", "window_backward")
+            "bilinear_backward", "additive_forward", "additive_backward", "edge_weights", "window_forward",
+            "window_backward")
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
 _TURNED_OFF = "STRUCTCONV_NATIVE=0 turns it off"
@@ -75,6 +76,7 @@ class Core:
     bilinear_backward: Callable[[bytes], None]
     additive_forward: Callable[[bytes], None]
     additive_backward: Callable[[bytes], None]
+    edge_weights: Callable[[bytes], None]
     window_forward: Callable[[bytes], None]
     window_backward: Callable[[bytes], None]
 

@@ -17,7 +17,8 @@ __all__ = ["differentiable_operator", "gradients"]
 
 
 def differentiable_operator(name: str, inputs: str, options: str, results: str, *, forward: Callable[..., Any],
-                            fake: Callable[..., Any], backward: Callable[..., Any], composed: Callable[..., Any],
+                            fake: Callable[..., Any], composed: Callable[..., Any],
+                            backward: Callable[..., Any] | None = None,
                             edges: bool = True, flags: str = "", grads: int = 1, needs: str = "") -> Callable[..., Any]:
     """Define structconv::name and structconv::name_backward, and the gradients of both.
 
@@ -25,7 +26,7 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
         name_backward(layouts, inputs, results, gradients of the first `grads` results, options, needs_*) -> inputs
 
     A first derivative is one call of `backward`. That of name_backward is taken of `composed`, by graphs that can be
-    differentiated again.
+    differentiated again; without a `backward` there is no such operator, and the first is taken so too.
 
     Args:
         inputs: the tensors that have gradients, as in a schema: "Tensor x, Tensor? bias".
@@ -43,6 +44,8 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
     """
     formulas = _Formulas(EDGES if edges else "", inputs, options, flags, results, grads, needs, composed)
     define(name, formulas.schema, forward, fake, _tensors(formulas.results))
+    if backward is None:
+        return register_gradient(name, formulas.differentiate_composed, formulas.save_inputs)
     define(f"{name}_backward", formulas.schema_backward, formulas.filled(backward), formulas.fake_backward,
            _tensors(formulas.inputs))
     formulas.backward = register_gradient(f"{name}_backward", formulas.differentiate_again, formulas.save_again)
@@ -91,8 +94,7 @@ class _Formulas:
         self.inputs_again = _pick(self.inputs, back)
         self.told_again = _pick([f"needs_{name}" for name in self.inputs], [*back, ""])
         self.wanted_again = _pick([*self.inputs, *self.grads], back)
-        self.leaves = _pick([*self.inputs, *self.grads], [*tensors, *self.grads])
-        self.options = _pick(_names(options), [*tensors, *self.grads, *plain])
+        self.held, self.options = len(tensors), _pick(_names(options), [*tensors, *plain])
         self.found_again = _pick(back, [*self.inputs, *self.grads, ""])
 
     def filled(self, backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,6 +124,28 @@ class _Formulas:
         found = self.backward(*self.given((*saved, *given, *ctx.plain, *self.told(needed))))
         return self.found((*(g if need else None for g, need in zip(found, self.wanted(needed), strict=True)), None))
 
+    def save_inputs(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
+        ctx.plain = self.plain(arguments)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*self.tensors(arguments))
+
+    def differentiate_composed(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Of the composed form, computed anew."""
+        again, needed = torch.is_grad_enabled(), self.wanted(ctx.needs_input_grad)
+        with torch.enable_grad():
+            leaves, results = self.recomputed(ctx, needed)
+        wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
+        return self.found((*gradients(results, grads[:len(self.grads)], wanted, graph=again), None))
+
+    def recomputed(self, ctx: Any, used: Sequence[bool]) -> tuple[list[Tensor | None], Sequence[Tensor]]:
+        """Variables for the inputs, of which those `used` require a gradient, and the results composed of them."""
+        saved = ctx.saved_tensors
+        ends = (Csr(*saved[:3]), Csr(*saved[3:6])) if self.layouts else ()
+        leaves = [None if t is None else variable(t, need)
+                  for t, need in zip(saved[len(self.layouts):], used, strict=False)]
+        results = self.composed(*ends, *leaves, *self.options((*saved[:self.held], *ctx.plain)))
+        return leaves, (results,) if isinstance(results, Tensor) else results
+
     def save_again(self, ctx: Any, arguments: tuple[Any, ...], _: tuple[Tensor, ...]) -> None:
         ctx.plain = self.plain_again(arguments)
         ctx.set_materialize_grads(False)
@@ -129,16 +153,14 @@ class _Formulas:
 
     def differentiate_again(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Of the gradients that autograd finds of `composed`, in the inputs and in the gradients of the results."""
-        saved, count, again = ctx.saved_tensors, len(self.inputs), torch.is_grad_enabled()
-        needed = self.wanted_again(ctx.needs_input_grad)
-        used = [*(need or c is not None for need, c in zip(needed, cotangents, strict=False)), *needed[count:]]
-        ends = (Csr(*saved[:3]), Csr(*saved[3:6])) if self.layouts else ()
+        count, again, needed = len(self.inputs), torch.is_grad_enabled(), self.wanted_again(ctx.needs_input_grad)
+        used = [need or c is not None for need, c in zip(needed, cotangents, strict=False)]
         with torch.enable_grad():
-            leaves = [None if t is None else variable(t, need)
-                      for t, need in zip(self.leaves(saved), used, strict=True)]
-            results = self.composed(*ends, *leaves[:count], *self.options((*saved, *ctx.plain)))
-            results = (results,) if isinstance(results, Tensor) else results
-            first = gradients(results, leaves[count:], leaves[:count], graph=True)
+            leaves, results = self.recomputed(ctx, used)
+            grads = [None if t is None else variable(t, need)
+                     for t, need in zip(ctx.saved_tensors[self.held:], needed[count:], strict=True)]
+            first = gradients(results, grads, leaves, graph=True)
+        leaves += grads
         wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
         return self.found_again((*gradients(first, cotangents, wanted, graph=again), None))
 

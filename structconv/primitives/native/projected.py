@@ -77,7 +77,7 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
         vectors = calls.Vectors(of_source, of_target, z, bias)
         return calls.projected_forward(kernels, Csr(indptr, indices, order), x, vectors, slope,
                                        Drop(p, seed, batch_heads).plain(), train)
-    source, target = _terms(x, z, of_source, of_target)
+    source, target = terms(x, z, of_source, of_target)
     y, *saved = affine.forward(indptr, indices, order, indptr_T, indices_T, order_T, source, target, x, slope, p, seed,
                                batch_heads, train)
     return y if bias is None else y + bias, *saved, source, target
@@ -110,7 +110,7 @@ def _typed(found: Iterable[Tensor | None], inputs: Iterable[Tensor | None]) -> t
     return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, inputs, strict=True))
 
 
-def _terms(x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor) -> tuple[Tensor, Tensor]:
+def terms(x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor) -> tuple[Tensor, Tensor]:
     """<of_source_k, x_mk> (M, K) and <of_target_k, z_nk> (N, K), in a type that sums well."""
     dtype = wide(x.dtype)
     return tuple((rows.to(dtype) * vector.to(dtype)).sum(-1)  # type: ignore[return-value]

@@ -128,6 +128,21 @@ struct AdditiveBackwardArgs {
     DropArgs drop;
 };
 
+// What the scores of edges are made of.
+enum Scores : int64_t { kTerms, kProducts, kActivations };
+
+// q and k are read at outputs and at inputs; terms are float32, and one number a head.
+struct EdgeWeightsArgs {
+    Layout layout;  // by target
+    int64_t scores;
+    Rows q, k;
+    const float *bias, *vector;  // (heads, slots) in edge order or null; (heads, depth)
+    float* weights;              // (slots, heads) in edge order
+    int64_t heads, depth, activation, half, threads;
+    double parameter;  // the slope, the scale, or what the activation takes
+    DropArgs drop;
+};
+
 constexpr int64_t kWindowChannels = 256;
 
 // The lines of a grid (its entries along the last axis) near each line, and at which offset: its row in the table.

@@ -1,0 +1,141 @@
+"""The weights of attention along edges, which the attention operators apply without holding them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.layout import Csr
+from structconv.primitives.native import additive, bilinear, calls
+from structconv.primitives.native.edges import Drop, Ends, wide
+from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.native.registry import check_dropout
+from structconv.primitives.segments import segment_softmax
+from structconv.shapes import check_choice
+
+__all__ = ["additive_weights", "affine_weights", "bilinear_weights"]
+
+
+def affine_weights(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, *, slope: float = 0.2,
+                   dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+    """p_ke of `affine_attention`: softmax over the edges into n of leaky_relu(s_mk + t_nk), after its dropout.
+
+    Args: as there.
+
+    Returns:
+        (K, E) in the order of the edges, of the dtype that 16-bit numbers are summed in. Natively its memory is (E, K).
+
+    Cost: natively an exponential and one read and write for each of E K numbers, and what the scores take. Derivatives
+    of any order are taken of torch's operators with (K, E) tensors, and only where they are asked for.
+
+    Raises:
+        ShapeError: if sizes do not fit the edges or each other.
+        ConfigError: for a negative slope, a p outside [0, 1), or dropout without a seed.
+    """
+    for name, tensor, layout in (("source", source, by_source), ("target", target, by_target)):
+        rows = layout.indptr.shape[0] - 1
+        if tensor.shape != (rows, source.shape[-1]) or tensor.dtype != source.dtype:
+            raise ShapeError("affine_weights", f"{name} must have shape ({rows}, K) and the dtype of source",
+                             f"{tuple(tensor.shape)} of {tensor.dtype}")
+    if slope < 0:
+        raise ConfigError("affine_weights", "slope must be at least 0", slope)
+    check_dropout("affine_weights", dropout, seed)
+    return _affine_weights(*by_target, *by_source, source, target, slope, dropout, seed,
+                           source.shape[1] if batch_heads is None else batch_heads).t()
+
+
+def bilinear_weights(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, bias: Tensor | None = None, *,
+                     scale: float = 1.0, dropout: float = 0.0, seed: Tensor | None = None,
+                     batch_heads: int | None = None) -> Tensor:
+    """p_he of `bilinear_attention`: softmax over the edges into n of scale <q_nh, k_mh> + b_he, after its dropout.
+
+    Args: as there.
+
+    Returns, cost: as for `affine_weights`.
+
+    Raises:
+        ShapeError: if sizes or dtypes do not fit the edges or each other.
+        ConfigError: for a p outside [0, 1), or dropout without a seed.
+    """
+    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    if q.dim() != 3 or q.shape[0] != outputs:
+        raise ShapeError("bilinear_weights", f"q must have shape (N={outputs}, K, D)", tuple(q.shape))
+    if k.shape != (inputs, *q.shape[1:]) or k.dtype != q.dtype:
+        raise ShapeError("bilinear_weights", f"k must have shape {(inputs, *q.shape[1:])} and the dtype of q",
+                         f"{tuple(k.shape)} of {k.dtype}")
+    if bias is not None and bias.shape != (q.shape[1], by_target.indices.shape[0]):
+        raise ShapeError("bilinear_weights", f"bias must have shape (K={q.shape[1]}, E={by_target.indices.shape[0]})",
+                         tuple(bias.shape))
+    check_dropout("bilinear_weights", dropout, seed)
+    return _bilinear_weights(*by_target, *by_source, q, k, bias, scale, dropout, seed,
+                             q.shape[1] if batch_heads is None else batch_heads).t()
+
+
+def additive_weights(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, vector: Tensor, *,
+                     activation: str = "leaky_relu", slope: float = 0.2, dropout: float = 0.0,
+                     seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+    """p_he of `additive_attention`: softmax over the edges into n of <v_h, act(q_nh + k_mh)>, after its dropout.
+
+    Args: as there.
+
+    Returns, cost: as for `affine_weights`.
+
+    Raises:
+        ShapeError: if sizes or dtypes do not fit the edges or each other.
+        ConfigError: for an unknown activation, a p outside [0, 1), or dropout without a seed.
+    """
+    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    additive.check_operands("additive_weights", inputs, outputs, q, k, k, vector)
+    check_choice("additive_weights", "activation", activation, additive.ACTIVATIONS)
+    check_dropout("additive_weights", dropout, seed)
+    return _additive_weights(*by_target, *by_source, q, k, vector, activation, slope, dropout, seed,
+                             q.shape[1] if batch_heads is None else batch_heads).t()
+
+
+# -- the operators, (E, K) ----------------------------------------------------------------------------------------
+
+def _operator(name: str, inputs: str, options: str, native: Callable[..., calls.Scores],
+              scores: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """structconv::name, from what says `native`ly what its scores are made of, and what computes them, (K, E)."""
+    def composed(by_target: Csr, by_source: Csr, *operands: Any) -> Tensor:
+        *given, p, seed, batch_heads = operands
+        ends = Ends(by_target, by_source)
+        found = scores(ends, *(t.to(wide(t.dtype)) if isinstance(t, Tensor) else t for t in given))
+        weights = segment_softmax(found, ends.target, ends.num_outputs)
+        kept = ends.kept(Drop(p, seed, batch_heads), found.shape[0])
+        return (weights if kept is None else weights * kept.to(weights.dtype)).t()
+
+    def forward(*arguments: Any) -> Tensor:
+        by_target, by_source, operands = Csr(*arguments[:3]), Csr(*arguments[3:6]), arguments[6:]
+        kernels = calls.usable(operands[0], by_target.indices.shape[0])
+        if kernels is None:
+            return composed(by_target, by_source, *operands).contiguous()
+        return calls.edge_weights(kernels, by_target, native(*operands[:-3]), Drop(*operands[-3:]).plain())
+
+    def fake(*arguments: Any) -> Tensor:
+        indices, first = arguments[1], arguments[6]
+        return first.new_empty((indices.shape[0], first.shape[1]), dtype=wide(first.dtype))
+
+    return differentiable_operator(name, inputs, f"{options}, float p, Tensor? seed, SymInt batch_heads", "weights",
+                                   forward=forward, fake=fake, composed=composed)
+
+
+def _native_additive(q: Tensor, k: Tensor, vector: Tensor, activation: str, slope: float) -> calls.Scores:
+    kind, parameter, amplitude = additive.as_logistic(activation, slope)
+    return calls.Scores(2, q, k, parameter, None, vector * amplitude, kind)
+
+
+_affine_weights = _operator(
+    "affine_weights", "Tensor source, Tensor target", "float slope",
+    lambda source, target, slope: calls.Scores(0, target, source, slope),
+    lambda ends, source, target, slope: leaky_relu(source.t()[:, ends.source] + target.t()[:, ends.target], slope))
+_bilinear_weights = _operator(
+    "bilinear_weights", "Tensor q, Tensor k, Tensor? bias", "float scale",
+    lambda q, k, bias, scale: calls.Scores(1, q, k, scale, bias), bilinear.edge_scores)
+_additive_weights = _operator(
+    "additive_weights", "Tensor q, Tensor k, Tensor vector", "str activation, float slope", _native_additive,
+    additive.edge_scores)
