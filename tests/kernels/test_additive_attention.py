@@ -14,7 +14,8 @@ from structconv.errors import ConfigError
 from structconv.kernels.additive_attention import AdditiveEdges, AdditivePairs, known, recognise
 from structconv.kernels.forms import fused
 from structconv.mechanisms import STRUCTURE, Additive
-from structconv.structures import Causal, Graph, Window
+from structconv.structures import Causal, Window
+from tests.kernels.fused_forms import built, check_computes_the_same
 
 LEAKY = partial(F.leaky_relu, negative_slope=0.2)
 GATV2 = Additive(8, 4, activation=LEAKY)
@@ -39,29 +40,11 @@ OTHERS = {
 }
 
 
-def built(mechanism, lead=(), dtype=torch.float64):
-    edges = torch.randint(0, 25, (2, 200))
-    edges[:, 1] = edges[:, 0]
-    module = mechanism.bound(16).to(dtype)
-    x = torch.randn(*lead, 30, 16, dtype=dtype, requires_grad=True)
-    basis = module(x, structure=Graph(edges, num_nodes=30))
-    return basis, [x, *module.parameters()], torch.randn(*lead, basis.size, 30, 8, dtype=dtype, requires_grad=True)
-
-
 @pytest.mark.parametrize("lead", [(), (2,)])
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_the_fused_form_computes_the_same(name, lead, dtype, tolerance):
-    mechanism, kind = FUSED[name]
-    basis, leaves, r = built(mechanism, lead, dtype)
-    form = fused(basis, r)
-    assert type(form) is kind
-    expected, got = basis.apply(r), form.apply(r)
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    cotangent = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, [r, *leaves], cotangent, retain_graph=True)
-    found = torch.autograd.grad(got, [r, *leaves], cotangent)
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    check_computes_the_same(*FUSED[name], lead, dtype, tolerance)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -8,7 +8,8 @@ import torch
 from structconv.kernels.forms import fused
 from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges, recognise
 from structconv.mechanisms import STRUCTURE, Additive, BiAffine, DotProduct, EdgeBias, RelativeBias
-from structconv.structures import Causal, Graph, Window
+from structconv.structures import Causal, Window
+from tests.kernels.fused_forms import built, check_computes_the_same
 
 AFFINE = BiAffine(heads=4, bilinear=False)
 DOT = DotProduct(heads=4).scaled()
@@ -34,31 +35,11 @@ OTHERS = {
 }
 
 
-def built(mechanism, lead=(), dtype=torch.float64):
-    """A basis over a graph with duplicate edges, self-loops and isolated nodes, and what to apply it to."""
-    edges = torch.randint(0, 25, (2, 200))
-    edges[:, 1] = edges[:, 0]
-    graph = Graph(edges, num_nodes=30, edge_attr=torch.randn(200, 3))
-    module = mechanism.bound(16).to(dtype)
-    x = torch.randn(*lead, 30, 16, dtype=dtype, requires_grad=True)
-    basis = module(x, structure=graph)
-    return basis, [x, *module.parameters()], torch.randn(*lead, basis.size, 30, 8, dtype=dtype, requires_grad=True)
-
-
 @pytest.mark.parametrize("lead", [(), (2,)])
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_the_fused_form_computes_the_same(name, lead, dtype, tolerance):
-    mechanism, kind = FUSED[name]
-    basis, leaves, r = built(mechanism, lead, dtype)
-    form = fused(basis, r)
-    assert type(form) is kind
-    expected, got = basis.apply(r), form.apply(r)
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    cotangent = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, [r, *leaves], cotangent, retain_graph=True)
-    found = torch.autograd.grad(got, [r, *leaves], cotangent)
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    check_computes_the_same(*FUSED[name], lead, dtype, tolerance)
 
 
 @pytest.mark.parametrize("name", OTHERS)
