@@ -7,11 +7,10 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.layout import compress
-from structconv.primitives.native import calls, core
+from structconv.primitives.native import core
 from structconv.primitives.native.additive import activate, additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
+from tests.primitives.edge_lists import Edges, random_edges, softmax_sum
 
 F64 = torch.float64
 SHAPES = [(4, 32, 32), (8, 8, 8), (1, 7, 5), (3, 20, 12), (2, 64, 64), (1, 300, 16), (1, 16, 300), (5, 1, 1),
@@ -19,36 +18,10 @@ SHAPES = [(4, 32, 32), (8, 8, 8), (1, 7, 5), (3, 20, 12), (2, 64, 64), (1, 300, 
 ACTIVATIONS = [("leaky_relu", 0.2), ("leaky_relu", 0.0), ("tanh", 0.0), ("sigmoid", 0.0)]
 
 
-class Edges:
-    """An edge list with its two layouts: isolated entries, duplicates, loops, an output with a third of all edges."""
-
-    def __init__(self, m=60, n=40, e=400, dtype=torch.int64, seed=0):
-        g = torch.Generator().manual_seed(seed)
-        source, target = torch.randint(m - m // 6, (e,), generator=g), torch.randint(n - n // 6, (e,), generator=g)
-        target[: e // 3] = n // 5
-        source[:3], target[:3] = 1, 1
-        self.become(source[torch.randperm(e, generator=g)], target, m, n, dtype)
-
-    def become(self, source, target, m, n, dtype=torch.int64):
-        self.m, self.n, self.source, self.target = m, n, source, target
-        first, second = source.to(dtype), target.to(dtype)
-        self.layouts = compress(second, first, n), compress(first, second, m)
-        return self
-
-
 def every_pair(m, n, causal=False):
     source, target = torch.arange(m).repeat(n), torch.arange(n).repeat_interleave(m)
     keep = source <= target if causal else torch.ones_like(source, dtype=torch.bool)
-    return Edges().become(source[keep], target[keep], m, n)
-
-
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(calls, "usable", lambda x, edges: None)
-    elif core() is None:
-        pytest.skip("the native core cannot be built here")
-    return request.param
+    return Edges(source[keep], target[keep], m, n)
 
 
 def leaves(m, n, heads, depth, channels, dtype=torch.float32, scale=1.0):
@@ -63,17 +36,7 @@ def leaves(m, n, heads, depth, channels, dtype=torch.float32, scale=1.0):
 def reference(edges, q, k, x, vector, activation, slope, drop=None):
     """Edge by edge in float64, the softmax by a loop over outputs."""
     scores = (activate(q[edges.target] + k[edges.source], activation, slope) * vector).sum(-1).t()
-    weights = torch.zeros_like(scores)
-    for n in edges.target.unique():
-        of = edges.target == n
-        weights[:, of] = torch.softmax(scores[:, of], -1)
-    if drop is not None:
-        p, seed, heads = drop
-        head = torch.arange(len(scores)).unsqueeze(-1)
-        uniform = hash_uniform(seed, head // heads, head % heads, edges.source * edges.n + edges.target)
-        weights = weights * (uniform >= p) / (1 - p)
-    messages = weights.t().unsqueeze(-1) * x[edges.source]
-    return messages.new_zeros(edges.n, *messages.shape[1:]).index_add(0, edges.target, messages)
+    return softmax_sum(edges, scores, x, drop)
 
 
 def compare(got, expected, inputs, doubles, tol=2e-5):
@@ -88,7 +51,7 @@ def compare(got, expected, inputs, doubles, tol=2e-5):
 @pytest.mark.parametrize(("heads", "depth", "channels"), SHAPES)
 @pytest.mark.parametrize(("activation", "slope"), ACTIVATIONS)
 def test_along_edges(path, activation, slope, heads, depth, channels):
-    edges = Edges(dtype=torch.int32 if heads % 2 else torch.int64)
+    edges = random_edges(dtype=torch.int32 if heads % 2 else torch.int64)
     inputs, doubles = leaves(edges.m, edges.n, heads, depth, channels)
     chosen = {"activation": activation, "slope": slope}
     compare(additive_attention(*edges.layouts, *inputs, **chosen), reference(edges, *doubles, **chosen), inputs,
@@ -138,7 +101,7 @@ def test_dropout_is_that_of_the_hash(path, batch_heads):
     seed = torch.tensor(-(2**62) + 12345)
     drop = (0.4, seed, batch_heads or 4)
     chosen = {"dropout": 0.4, "seed": seed, "batch_heads": batch_heads}
-    edges, pairs = Edges(), every_pair(60, 40, causal=True)
+    edges, pairs = random_edges(), every_pair(60, 40, causal=True)
     inputs, doubles = leaves(60, 40, 4, 8, 16)
     compare(additive_attention(*edges.layouts, *inputs, **chosen),
             reference(edges, *doubles, "leaky_relu", 0.2, drop), inputs, doubles)
@@ -147,7 +110,7 @@ def test_dropout_is_that_of_the_hash(path, batch_heads):
 
 
 def test_bfloat16(path):
-    edges, pairs = Edges(), every_pair(60, 40)
+    edges, pairs = random_edges(), every_pair(60, 40)
     inputs, doubles = leaves(60, 40, 2, 8, 20, torch.bfloat16)
     compare(additive_attention(*edges.layouts, *inputs), reference(edges, *doubles, "leaky_relu", 0.2), inputs, doubles,
             0.04)
@@ -158,7 +121,7 @@ def test_bfloat16(path):
 
 def test_values_that_are_the_keys(path):
     """GATv2's layout: heads in one row, values and keys one tensor, whose gradients add up."""
-    edges = Edges(60, 60)
+    edges = random_edges(60, 60)
     fused = torch.randn(60, 2, 4, 16, requires_grad=True)
     vector = torch.randn(4, 16)
     q, k = fused.unbind(1)
@@ -170,7 +133,7 @@ def test_values_that_are_the_keys(path):
 
 
 def test_a_node_of_100_000_edges(path):
-    edges = Edges(300, 50, 300_000)
+    edges = random_edges(300, 50, 300_000)
     inputs, doubles = leaves(300, 50, 2, 4, 8)
     compare(additive_attention(*edges.layouts, *inputs), reference(edges, *doubles, "leaky_relu", 0.2), inputs, doubles,
             2e-4)
@@ -178,7 +141,7 @@ def test_a_node_of_100_000_edges(path):
 
 @pytest.mark.parametrize(("m", "n"), [(0, 4), (4, 0), (0, 0), (3, 4)])
 def test_without_edges(path, m, n):
-    edges, inputs = Edges().become(torch.zeros(0).long(), torch.zeros(0).long(), m, n), leaves(m, n, 2, 4, 8)[0]
+    edges, inputs = Edges(torch.zeros(0).long(), torch.zeros(0).long(), m, n), leaves(m, n, 2, 4, 8)[0]
     for y in (additive_attention(*edges.layouts, *inputs), dense_additive_attention(*inputs)):
         assert y.shape == (n, 2, 8)
         if m == 0 or n == 0 or y.grad_fn.name().startswith("additive"):
@@ -188,7 +151,7 @@ def test_without_edges(path, m, n):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_stays_with_its_edges(path, bad):
-    edges = Edges().become(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), 5, 5)
+    edges = Edges(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), 5, 5)
     q, k, x, vector = leaves(5, 5, 2, 8, 16)[0]
     with torch.no_grad():
         for t in (q, k, x):
@@ -216,7 +179,7 @@ def test_a_causal_mask_keeps_later_entries_out(activation):
 
 
 def test_the_numbers_do_not_depend_on_threads():
-    edges, inputs = Edges(2000, 2000, 60_000), leaves(2000, 2000, 4, 32, 32)[0]
+    edges, inputs = random_edges(2000, 2000, 60_000), leaves(2000, 2000, 4, 32, 32)[0]
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -231,7 +194,7 @@ def test_the_numbers_do_not_depend_on_threads():
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "leaky_relu"])
 def test_second_derivatives(activation):
-    edges = Edges(7, 6, 20)
+    edges = random_edges(7, 6, 20)
     inputs = leaves(7, 6, 2, 3, 2, F64)[0]
     calls = (lambda *t: additive_attention(*edges.layouts, *t, activation=activation),
              lambda *t: dense_additive_attention(*t, activation=activation, causal=True))
@@ -241,7 +204,7 @@ def test_second_derivatives(activation):
 
 
 def test_second_derivatives_after_a_native_forward(path):
-    edges, pairs = Edges(), every_pair(60, 40)
+    edges, pairs = random_edges(), every_pair(60, 40)
     inputs, doubles = leaves(60, 40, 2, 4, 8)
 
     def slope_of(call, tensors):
@@ -259,7 +222,7 @@ def test_second_derivatives_after_a_native_forward(path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_operator_contracts(dtype):
-    edges, seed = Edges(9, 8, 30), torch.tensor(3)
+    edges, seed = random_edges(9, 8, 30), torch.tensor(3)
     flat, inputs = [t for layout in edges.layouts for t in layout], leaves(9, 8, 2, 4, 8, dtype)[0]
     along = torch.ops.structconv.additive_attention.default
     dense = torch.ops.structconv.dense_additive_attention.default
@@ -277,7 +240,8 @@ def test_compiles_whole():
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for m, e in ((20, 90), (31, 200)):
-        edges, inputs = Edges(m, m, e), [torch.randn(*s, requires_grad=True) for s in ((m, 2, 8), (m, 2, 8), (2, 8))]
+        edges = random_edges(m, m, e)
+        inputs = [torch.randn(*s, requires_grad=True) for s in ((m, 2, 8), (m, 2, 8), (2, 8))]
         expected, got = layer(*edges.layouts, *inputs), compiled(*edges.layouts, *inputs)
         torch.testing.assert_close(got, expected)
         torch.testing.assert_close(torch.autograd.grad(got, inputs), torch.autograd.grad(expected, inputs))
@@ -290,7 +254,7 @@ def test_compiles_whole():
     ({"dropout": 0.5}, ConfigError, "seed"),
 ])
 def test_refuses(change, error, message):
-    edges = Edges()
+    edges = random_edges()
     given = {"q": torch.ones(40, 2, 4), "k": torch.ones(60, 2, 4), "x": torch.ones(60, 2, 8),
              "vector": torch.ones(2, 4)} | change
     with pytest.raises(error, match=message):

@@ -8,12 +8,12 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.layout import compress
-from structconv.primitives.native import calls, core
+from structconv.primitives.native import core
 from structconv.primitives.native.additive import activate, additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.weights import additive_weights, affine_weights, bilinear_weights
+from tests.primitives.edge_lists import Edges, edge_softmax, random_edges
 
 F64 = torch.float64
 M, N, E = 60, 40, 500
@@ -21,32 +21,9 @@ SIZES = [(4, 32), (8, 8), (1, 7), (3, 20), (2, 64), (1, 300), (5, 1), (17, 8)]
 ADDITIVE = [("leaky_relu", 0.2), ("leaky_relu", 0.0), ("tanh", 0.0), ("sigmoid", 0.0)]
 
 
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(calls, "usable", lambda x, edges: None)
-    elif core() is None:
-        pytest.skip("the native core cannot be built here")
-    return request.param
-
-
-def edges(dtype=torch.int64, m=M, n=N, e=E):
-    """Isolated entries, duplicates, and one output with a third of all edges; (source, target) and the two layouts."""
-    source, target = torch.randint(m - m // 6, (e,)), torch.randint(n - n // 6, (e,))
-    target[: e // 3] = n // 5
-    source, target = source.to(dtype), target.to(dtype)
-    return source.long(), target.long(), (compress(target, source, n), compress(source, target, m))
-
-
-def softmax(scores, target):
-    weights = torch.zeros_like(scores)
-    for n in target.unique():
-        weights[:, target == n] = torch.softmax(scores[:, target == n], -1)
-    return weights
-
-
-def scores_of(name, source, target, q, k, more, options):
+def scores_of(name, edges, q, k, more, options):
     """(K, E), edge by edge."""
+    source, target = edges.source, edges.target
     if name == "affine":
         return torch.nn.functional.leaky_relu(k[source] + q[target], options["slope"]).t()
     if name == "bilinear":
@@ -80,11 +57,11 @@ def present(tensors):
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize(("heads", "depth"), SIZES)
 def test_values_and_gradients(path, heads, depth, index, dtype, tol):
-    source, target, layouts = edges(index)
+    edges = random_edges(M, N, E, index)
     for name, fn, *shapes, options in problems(heads, depth):
         inputs, doubles = operands(shapes, dtype)
-        got = fn(layouts, *inputs, **options)
-        expected = softmax(scores_of(name, source, target, *doubles, options), target)
+        got = fn(edges.layouts, *inputs, **options)
+        expected = edge_softmax(edges, scores_of(name, edges, *doubles, options))
         assert got.shape == (heads, E)
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), expected, rtol=tol, atol=tol)
@@ -98,7 +75,8 @@ def test_values_and_gradients(path, heads, depth, index, dtype, tol):
 @pytest.mark.parametrize("batch_heads", [None, 2])
 def test_they_are_what_is_applied(path, batch_heads):
     """With the dropout of the operators: the same weights fall."""
-    source, target, layouts = edges()
+    edges = random_edges(M, N, E)
+    source, target, layouts = edges.source, edges.target, edges.layouts
     drop = {"dropout": 0.4, "seed": torch.tensor(7), "batch_heads": batch_heads}
     q, k, x, v = (torch.randn(shape) for shape in ((N, 4, 8), (M, 4, 8), (M, 4, 5), (4, 8)))
     for weights, y in (
@@ -116,38 +94,39 @@ def test_they_are_what_is_applied(path, batch_heads):
 
 def test_a_row_of_many_chunks(path):
     e = 3000
-    source, target = torch.arange(e) % M, torch.zeros(e, dtype=torch.int64)
-    layouts = compress(target, source, 1), compress(source, target, M)
+    edges = Edges(torch.arange(e) % M, torch.zeros(e, dtype=torch.int64), M, 1)
     for name, fn, *shapes, options in problems(3, 8, M, 1, e):
         inputs, doubles = operands(shapes, torch.float32)
-        expected = softmax(scores_of(name, source, target, *doubles, options), target)
-        torch.testing.assert_close(fn(layouts, *inputs, **options).double(), expected, rtol=1e-4, atol=1e-7)
+        expected = edge_softmax(edges, scores_of(name, edges, *doubles, options))
+        torch.testing.assert_close(fn(edges.layouts, *inputs, **options).double(), expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 4), (4, 0), (0, 0), (3, 4)])
 def test_without_edges(path, m, n):
-    nothing = torch.zeros(0, dtype=torch.int64)
-    layouts = compress(nothing, nothing, n), compress(nothing, nothing, m)
+    edges = Edges(torch.zeros(0).long(), torch.zeros(0).long(), m, n)
     for _, fn, *shapes, options in problems(2, 3, m, n, 0):
         inputs, _ = operands(shapes, torch.float32)
-        weights = fn(layouts, *inputs, **options)
+        weights = fn(edges.layouts, *inputs, **options)
         assert weights.shape == (2, 0)
         assert all(not g.any() for g in torch.autograd.grad(weights.sum(), present(inputs)))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_stays_with_its_outputs(path, bad):
-    source, target, layouts = edges()
+    edges = random_edges(M, N, E)
+    source, target = edges.source, edges.target
     for _, fn, *shapes, options in problems(2, 8):
         inputs = [None if t is None else t.detach() for t in operands(shapes, torch.float32)[0]]
-        clean = fn(layouts, *inputs, **options)
+        clean = fn(edges.layouts, *inputs, **options)
         inputs[1][int(source[-1])] = bad
         reached = torch.isin(target, target[source == source[-1]])
-        torch.testing.assert_close(fn(layouts, *inputs, **options)[:, ~reached], clean[:, ~reached], rtol=0, atol=0)
+        dirty = fn(edges.layouts, *inputs, **options)
+        torch.testing.assert_close(dirty[:, ~reached], clean[:, ~reached], rtol=0, atol=0)
 
 
 def test_scores_of_minus_infinity_weigh_nothing(path):
-    source, target, layouts = edges()
+    edges = random_edges(M, N, E)
+    source, target, layouts = edges.source, edges.target, edges.layouts
     terms = torch.randn(M, 2), torch.randn(N, 2)
     terms[0][source[0]] = -torch.inf
     terms[1][3] = -torch.inf
@@ -159,7 +138,7 @@ def test_scores_of_minus_infinity_weigh_nothing(path):
 def test_the_numbers_do_not_depend_on_threads():
     if core() is None:
         pytest.skip("the native core cannot be built here")
-    _, _, layouts = edges(m=3000, n=3000, e=60000)
+    layouts = random_edges(3000, 3000, 60_000).layouts
     q, k, v = torch.randn(3000, 4, 32), torch.randn(3000, 4, 32), torch.randn(4, 32)
     found, before = [], torch.get_num_threads()
     try:
@@ -174,13 +153,13 @@ def test_the_numbers_do_not_depend_on_threads():
 
 
 def test_derivatives_of_second_order():
-    _, _, layouts = edges(m=7, n=6, e=20)
+    edges = random_edges(7, 6, 20)
     for _, fn, *shapes, options in problems(2, 3, 7, 6, 20):
         inputs = operands(shapes, F64)[1]
 
         def weights(*given, fn=fn, options=options, every=inputs):
             given = iter(given)
-            return fn(layouts, *(None if t is None else next(given) for t in every), **options)
+            return fn(edges.layouts, *(None if t is None else next(given) for t in every), **options)
 
         assert gradcheck(weights, present(inputs))
         assert gradgradcheck(weights, present(inputs))
@@ -188,7 +167,7 @@ def test_derivatives_of_second_order():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])
 def test_operator_contracts(dtype):
-    _, _, layouts = edges(m=9, n=8, e=30)
+    layouts = random_edges(9, 8, 30).layouts
     flat, drop = [t for layout in layouts for t in layout], (0.3, torch.tensor(3), 2)
     q, k, v, bias = (torch.randn(s).to(dtype).requires_grad_() for s in ((8, 2, 4), (9, 2, 4), (2, 4), (2, 30)))
     ops = torch.ops.structconv
@@ -209,7 +188,7 @@ def test_compiles_whole():
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for m, e in ((20, 90), (31, 200)):
-        _, _, layouts = edges(m=m, n=m, e=e)
+        layouts = random_edges(m, m, e).layouts
         inputs = [torch.randn(*s, requires_grad=True) for s in ((m, 2, 8), (m, 2, 8), (2, 8))]
         expected, got = layer(*layouts, *inputs), compiled(*layouts, *inputs)
         torch.testing.assert_close(got, expected)
@@ -229,4 +208,4 @@ def test_compiles_whole():
 ])
 def test_refuses(call, error, message):
     with pytest.raises(error, match=message):
-        call(edges()[2], torch.randn(N, 2, 4), torch.randn(M, 2, 4), torch.randn(2, 4))
+        call(random_edges(M, N, E).layouts, torch.randn(N, 2, 4), torch.randn(M, 2, 4), torch.randn(2, 4))

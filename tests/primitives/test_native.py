@@ -8,68 +8,24 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.layout import compress
-from structconv.primitives.native import calls, core
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.projected import projected_attention
+from tests.primitives.edge_lists import Edges, random_edges, softmax_sum
 
 F64 = torch.float64
 SHAPES = [(4, 32, 32), (8, 8, 8), (1, 7, 5), (3, 20, 12), (2, 64, 64), (1, 300, 16), (5, 1, 1), (17, 8, 3),
           (1, 128, 40)]
 
 
-class Edges:
-    """An edge list with its two layouts."""
-
-    def __init__(self, source, target, m, n, dtype=torch.int64):
-        self.m, self.n, self.e = m, n, len(source)
-        self.source, self.target = source.to(dtype), target.to(dtype)
-        self.layouts = (compress(self.target, self.source, n), compress(self.source, self.target, m))
-
-
-def random_edges(m=60, n=40, e=400, dtype=torch.int64, seed=0):
-    """Isolated entries on both sides, duplicates, loops, and one output with a third of all edges."""
-    g = torch.Generator().manual_seed(seed)
-    source, target = torch.randint(m - m // 6, (e,), generator=g), torch.randint(n - n // 6, (e,), generator=g)
-    target[: e // 3] = n // 5
-    source[:3], target[:3] = 1, 1
-    return Edges(source[torch.randperm(e, generator=g)], target, m, n, dtype)
-
-
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(calls, "usable", lambda x, edges: None)
-    elif core() is None:
-        pytest.skip("the native core cannot be built here")
-    return request.param
-
-
-def softmax_sum(edges, scores, values, drop):
-    """sum_e p_ke v_mk in float64, p by a loop over outputs."""
-    weights = torch.zeros_like(scores)
-    for n in edges.target.unique():
-        of = edges.target == n
-        weights[:, of] = torch.softmax(scores[:, of], -1)
-    if drop is not None:
-        p, seed, heads = drop
-        k = torch.arange(len(scores)).unsqueeze(-1)
-        pair = edges.source.long() * edges.n + edges.target
-        weights = weights * (hash_uniform(seed, k // heads, k % heads, pair) >= p) / (1 - p)
-    messages = weights.t().unsqueeze(-1) * values[edges.source.long()]
-    return messages.new_zeros(edges.n, *messages.shape[1:]).index_add(0, edges.target.long(), messages)
-
-
 def affine_reference(edges, source, target, x, slope=0.2, drop=None):
-    scores = torch.nn.functional.leaky_relu(source[edges.source.long()] + target[edges.target.long()], slope).t()
+    scores = torch.nn.functional.leaky_relu(source[edges.source] + target[edges.target], slope).t()
     return softmax_sum(edges, scores, x, drop)
 
 
 def bilinear_reference(edges, q, k, v, bias=None, scale=1.0, drop=None):
-    scores = scale * (q[edges.target.long()] * k[edges.source.long()]).sum(-1).t()
+    scores = scale * (q[edges.target] * k[edges.source]).sum(-1).t()
     return softmax_sum(edges, scores if bias is None else scores + bias, v, drop)
 
 
@@ -286,8 +242,7 @@ def test_scores_of_minus_infinity_weigh_nothing(path):
 def test_low_scores_behind_many_of_minus_infinity(path):
     """Where the first edges of a row weigh nothing, the largest score may still lie far below zero."""
     q, k, v = torch.ones(1, 1, 8), torch.zeros(300, 1, 8), torch.randn(300, 1, 8)
-    edges = (compress(torch.zeros(300, dtype=torch.int64), torch.arange(300), 1),
-             compress(torch.arange(300), torch.zeros(300, dtype=torch.int64), 300))
+    edges = Edges(torch.arange(300), torch.zeros(300), 300, 1).layouts
     bias = torch.full((1, 300), -torch.inf)
     bias[:, 290:] = -88.8  # whose reciprocal of the exponential is infinite
     y = bilinear_attention(*edges, q, k, v, bias)

@@ -265,7 +265,7 @@ def edge_weights(kernels: Core, by_target: Csr, scores: Scores, drop: Drop) -> T
     q, k = ((_floats(t).unsqueeze(-1) for t in (q, k)) if kind == 0 else (_unit(q), _unit(k)))
     bias, vector = (None if t is None else _floats(t) for t in (bias, vector))
     outputs, heads, depth = q.shape
-    weights = torch.empty((by_target.indices.shape[0], heads), dtype=torch.float32)
+    weights = new_empty(q, (by_target.indices.shape[0], heads), torch.float32)
     packed = _layout(by_target)
     kernels.edge_weights(_EDGE_WEIGHTS.pack(
         *packed, kind, *_rows(q), *_rows(k), _pointer(bias), _pointer(vector), weights.data_ptr(), heads, depth,

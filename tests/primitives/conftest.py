@@ -1,0 +1,17 @@
+"""What tests of native kernels share."""
+
+from __future__ import annotations
+
+import pytest
+
+from structconv.primitives.native import calls, core
+
+
+@pytest.fixture(params=["native", "torch"])
+def path(request, monkeypatch):
+    """With the kernels, and with torch's operators in their place."""
+    if request.param == "torch":
+        monkeypatch.setattr(calls, "usable", lambda x, edges: None)
+    elif core() is None:
+        pytest.skip("the native core cannot be built here")
+    return request.param
