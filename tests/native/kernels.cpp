@@ -20,6 +20,7 @@ DECLARE(bilinear_forward, BilinearForwardArgs);
 DECLARE(bilinear_backward, BilinearBackwardArgs);
 DECLARE(additive_forward, AdditiveForwardArgs);
 DECLARE(additive_backward, AdditiveBackwardArgs);
+DECLARE(edge_weights, EdgeWeightsArgs);
 DECLARE(window_forward, WindowForwardArgs);
 DECLARE(window_backward, WindowBackwardArgs);
 #define CALL(name) SC_JOIN(name, SC_ISA)
@@ -248,6 +249,26 @@ void additive(const Case& c, int64_t heads, int64_t channels, int64_t depth, int
            "additive gradients", heads, channels, half);
 }
 
+// Those into an output add up to one, whatever its scores; dropped ones are finite.
+void weights(const Case& c, int64_t heads, int64_t depth, int half, double p, int64_t scores) {
+    if (scores == kTerms) depth = 1, half = 0;
+    Block q(c.outputs * heads * depth, half, -1, 1), k(c.inputs * heads * depth, half, -1, 1);
+    Block bias(heads * c.edges, 0, -1, 1), vector(heads * depth, 0, -1, 1), found(heads * c.edges, 0, 0, 0);
+    const EdgeWeightsArgs args{c.by_target.layout(), scores, rows(q, heads, depth), rows(k, heads, depth),
+                               bias.floats(), vector.floats(), found.floats(), heads, depth, 0, half, 2, 0.3,
+                               {p, 77, heads, c.outputs, 0}};
+    CALL(edge_weights)(&args);
+    bool holds = found.finite();
+    for (int64_t n = 0; p == 0 && n < c.outputs; ++n)
+        for (int64_t h = 0; h < heads; ++h) {
+            const int64_t from = c.by_target.indptr[n], to = c.by_target.indptr[n + 1];
+            float sum = from == to ? 1.0f : 0.0f;
+            for (int64_t slot = from; slot < to; ++slot) sum += found.get(c.by_target.order[slot] * heads + h);
+            holds = holds && std::fabs(sum - 1.0f) < 1e-4f;
+        }
+    expect(holds, "weights of edges", heads, depth, half);
+}
+
 // A window of radius 1 over `lines` lines, and of `below` and `above` entries by `step` on a line.
 void window(int64_t lines, int64_t size, int64_t step, int64_t below, int64_t above, int64_t heads, int64_t channels,
             int64_t depth, int half, double p) {
@@ -315,6 +336,7 @@ int main() {
                     for (Terms terms : {kGiven, kOfX, kOfXAndZ})
                         if (terms != kOfX || c.inputs == c.outputs) affine(c, heads, channels, half, p, terms);
                     bilinear(c, heads, channels, depth, half, p);
+                    for (int64_t scores : {kTerms, kProducts, kActivations}) weights(c, heads, depth, half, p, scores);
                     for (int64_t activation = 0; activation < 3; ++activation) {
                         additive(c, heads, channels, depth, half, p, activation, false, 0);
                         additive(c, heads, channels, depth, half, p, activation, true, activation % 2);

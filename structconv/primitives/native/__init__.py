@@ -10,6 +10,8 @@
 - `additive.additive_attention(by_target, by_source, q, k, x, vector, activation=, slope=, dropout=, seed=)`: the same
   of <v, act(q_n + k_m)> (GATv2, Bahdanau); `additive_dense.dense_additive_attention(q, k, x, vector, ...)` over all
   pairs.
+- `weights.affine_weights(by_target, by_source, source, target, ...)`, `bilinear_weights(..., q, k, bias, ...)` and
+  `additive_weights(..., q, k, vector, ...)`: what the three apply, (K, E).
 
 Each is a registered operator of that name in the namespace `structconv`, with fake kernels and gradients.
 
