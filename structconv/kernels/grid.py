@@ -133,8 +133,8 @@ def _convolution(window: Window, theta: Theta) -> Run:
     if isinstance(theta, EyeTheta):
         return lambda image, bias: _plus(_box(window, image, theta.size), bias)
     if isinstance(theta, FullTheta) and window.places is None:
-        whole, size = theta.theta, window.kernel_size
-        return lambda image, bias: window.correlate(image, whole.permute(2, 1, 0).unflatten(-1, size), 1, bias)
+        whole, shape = theta.theta, (theta.out_channels, theta.in_channels, *window.kernel_size)
+        return lambda image, bias: window.correlate(image, whole.permute(2, 1, 0).view(shape), 1, bias)
     groups = _groups(theta)
     return lambda image, bias: window.convolve(image, _blocks(theta), groups, bias)
 

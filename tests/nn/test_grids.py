@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -147,6 +149,30 @@ def test_state_dict_goes_there_and_back():
     other.load_state_dict(layer.state_dict())
     x = torch.randn(1, 3, 6, 6)
     assert torch.equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 2}])
+def test_theta_lies_as_torchs_kernel_wherever_the_layer_goes(options):
+    layer = Conv2d(4, 6, 3, **options)
+    theta = layer.conv.weight.theta
+    assert theta.shape == ((9, 2, 2, 3) if options else (9, 4, 6)) and layer.weight.is_contiguous()
+    assert layer.weight.data_ptr() == theta.data_ptr()
+    layer(torch.randn(1, 4, 6, 6)).sum().backward()
+    assert theta.grad.stride() == theta.stride()
+    other = Conv2d(4, 6, 3, **options)
+    other.load_state_dict({name: number.contiguous() for name, number in layer.state_dict().items()})
+    for moved in (other, copy.deepcopy(layer), copy.deepcopy(layer).to(torch.float64)):
+        assert moved.weight.is_contiguous()
+        torch.testing.assert_close(moved.weight, layer.weight.to(moved.weight.dtype), rtol=0, atol=0)
+
+
+def test_a_contiguous_theta_gives_the_same():
+    layer = Conv2d(3, 4, 3)
+    x = torch.randn(1, 3, 6, 6)
+    y = layer(x)
+    layer.conv.weight.theta = nn.Parameter(layer.conv.weight.theta.detach().contiguous())
+    assert not layer.weight.is_contiguous()
+    torch.testing.assert_close(layer(x), y)
 
 
 def test_compiles_whole():
