@@ -27,7 +27,13 @@ class PerPart(Rule):
         return total
 
     def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        return sum_tensors([plan_for(x, part, weight).run(x, part, weight) for part, weight in _parts(basis, theta)])
+        return self.biased(x, basis, theta, None)
+
+    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
+        """b goes to the last part, which may add it in passing."""
+        *others, (last, weight) = _parts(basis, theta)
+        terms = [plan_for(x, part, own).run(x, part, own) for part, own in others]
+        return sum_tensors([*terms, plan_for(x, last, weight).biased(x, last, weight, bias)])
 
     def parts(self, problem: Problem) -> tuple[Plan, ...]:
         return tuple(decide(problem.part(basis, theta)) for basis, theta in _parts(problem.basis, problem.theta))

@@ -17,11 +17,11 @@ from structconv.planning.counts import application
 from structconv.planning.plan import Plan, decide, plan_for
 from structconv.planning.rules import Problem, Rule, rule
 from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.functions import apply, variable
-from structconv.primitives.grouped import group_outer, group_products
+from structconv.primitives.functions import apply, transformed, variable
+from structconv.primitives.grouped import add_group_outer, group_products, write_group_products
 from structconv.primitives.layout import Csr, compress
 from structconv.primitives.native.operator import gradients
-from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.product import write_spmm
 from structconv.shapes import check_alike
 from structconv.structures.cache import derived
 from structconv.theta import (
@@ -190,15 +190,13 @@ class Blocks(NamedTuple):
             return values
         return self.weights[span.start] if self.weights else values.index_select(0, edges)
 
-    def onto(self, pairs: Pairs, x_MC: Tensor, values: Tensor | None) -> Tensor:
-        """What each pair sums of the inputs: (U B, P)."""
-        r = spmm(*pairs.onto, values if self.of_outputs else None, x_MC)
-        return r.reshape(pairs.bounds[-1] * self.batch, x_MC.shape[1] // max(self.batch, 1))
+    def bounds(self, pairs: Pairs) -> list[int]:
+        """Where each type's rows start, a row for each pair and element of the batch."""
+        return [self.batch * bound for bound in pairs.bounds]
 
-    def product(self, pairs: Pairs, r_UP: Tensor, theta_KGPQ: Tensor) -> Tensor:
-        """Each pair's sum times its type's matrix: (U, B Q)."""
-        y = group_products(r_UP, theta_KGPQ, [self.batch * bound for bound in pairs.bounds])
-        return y.reshape(pairs.bounds[-1], self.batch * _out_channels(theta_KGPQ))
+    def scratch(self, like: Tensor, channels: int) -> Tensor:
+        """Rows for the pairs of any one span, (U B, channels): each span uses the same, since fresh memory is slow."""
+        return like.new_empty(self.batch * max(pairs.bounds[-1] for pairs in self.pairs.values()), channels)
 
 
 class _Relational(torch.autograd.Function):
@@ -206,7 +204,8 @@ class _Relational(torch.autograd.Function):
 
     @staticmethod
     def forward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
-        return _forward(blocks, x_MC, theta_KGPQ, values)
+        compute = _composed if transformed(x_MC, theta_KGPQ, values) else _forward
+        return compute(blocks, x_MC, theta_KGPQ, values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -216,12 +215,15 @@ class _Relational(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_MC, theta_KGPQ, values = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        again = torch.is_grad_enabled()
+        if again or transformed(grad, *ctx.saved_tensors):
             needed = ctx.needs_input_grad[1:]
             leaves: Any = [None if t is None else variable(t, need)
                            for t, need in zip(ctx.saved_tensors, needed, strict=True)]
             wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
-            return None, *gradients([_composed(ctx.blocks, *leaves)], [grad], wanted, graph=True)
+            with torch.enable_grad():
+                y_NC = _composed(ctx.blocks, *leaves)
+            return None, *gradients([y_NC], [grad], wanted, graph=again)
         return None, *_backward(ctx.blocks, x_MC, theta_KGPQ, values, grad, ctx.needs_input_grad[1:])
 
 
@@ -231,63 +233,72 @@ def _composed(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor |
     for span in blocks.spans:
         pairs = blocks.pairs[span.start]
         weights = blocks.values_at(span, values)
-        r_UP = blocks.onto(pairs, x_MC if blocks.of_outputs else x_MC[span], weights)
-        pieces.append(spmm(*pairs.off, None if blocks.of_outputs else weights,
-                           blocks.product(pairs, r_UP, theta_KGPQ)))
+        r_UP = spmm(*pairs.onto, weights, x_MC) if blocks.of_outputs else spmm(*pairs.onto, None, x_MC[span])
+        count, q = pairs.bounds[-1], _out_channels(theta_KGPQ)
+        rows_UP = r_UP.reshape(count * blocks.batch, _in_channels(theta_KGPQ))
+        r_UQ = group_products(rows_UP, theta_KGPQ, blocks.bounds(pairs)).reshape(count, blocks.batch * q)
+        pieces.append(spmm(*pairs.off, None if blocks.of_outputs else weights, r_UQ))
     return torch.cat(pieces)[:blocks.num_outputs] if blocks.of_outputs else sum_tensors(pieces)
 
 
 def _forward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
-    y_NC: Tensor | None = None
-    if blocks.of_outputs and len(blocks.spans) > 1:
-        y_NC = x_MC.new_empty(blocks.num_outputs, blocks.batch * _out_channels(theta_KGPQ))
-    for span in blocks.spans:
-        pairs = blocks.pairs[span.start]
-        weights = blocks.values_at(span, values)
-        r_UP = blocks.onto(pairs, x_MC if blocks.of_outputs else x_MC[span], weights)
-        r_UQ = blocks.product(pairs, r_UP, theta_KGPQ)
-        del r_UP
-        if not blocks.of_outputs:
-            y_NC = _added(*pairs.off, weights, r_UQ, y_NC)
-        elif y_NC is None:
-            y_NC = spmm(*pairs.off, None, r_UQ)
+    batch, of_outputs, x_MC = blocks.batch, blocks.of_outputs, x_MC.contiguous()
+    y_NC = x_MC.new_empty(blocks.num_outputs, batch * _out_channels(theta_KGPQ))
+    sums, products = (blocks.scratch(x_MC, channels(theta_KGPQ)) for channels in (_in_channels, _out_channels))
+    for number, span in enumerate(blocks.spans):
+        pairs, weights = blocks.pairs[span.start], blocks.values_at(span, values)
+        count = pairs.bounds[-1]
+        rows_UP, rows_UQ = sums[:count * batch], products[:count * batch]
+        r_UP, r_UQ = rows_UP.view(count, x_MC.shape[1]), rows_UQ.view(count, y_NC.shape[1])
+        if of_outputs:
+            write_spmm(r_UP, *pairs.onto, weights, x_MC)
         else:
-            y_NC[span] = spmm(*pairs.off, None, r_UQ)
-    assert y_NC is not None
+            write_spmm(r_UP, *pairs.onto, None, x_MC[span])
+        write_group_products(rows_UQ, rows_UP, theta_KGPQ, blocks.bounds(pairs))
+        if of_outputs:
+            write_spmm(y_NC[span], *pairs.off, None, r_UQ)
+        else:
+            write_spmm(y_NC, *pairs.off, weights, r_UQ, beta=float(number > 0))
     return y_NC
 
 
 def _backward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None, grad: Tensor,
               needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Gradients of x, Theta and the values; those towards x are added up as they are formed."""
-    of_outputs = blocks.of_outputs
-    grad_x: Tensor | None = None if of_outputs else torch.empty_like(x_MC)
-    grad_theta = torch.zeros_like(theta_KGPQ)
+    batch, of_outputs, x_MC, grad = blocks.batch, blocks.of_outputs, x_MC.contiguous(), grad.contiguous()
+    grad_x = torch.empty_like(x_MC) if needed[0] else None
+    grad_theta = torch.zeros_like(theta_KGPQ) if needed[1] else None
     grad_values = torch.empty_like(values) if values is not None and needed[2] else None
-    for span in blocks.spans:
-        pairs = blocks.pairs[span.start]
-        weights = blocks.values_at(span, values)
+    rows, back = (blocks.scratch(x_MC, channels(theta_KGPQ)) for channels in (_in_channels, _out_channels))
+    for number, span in enumerate(blocks.spans):
+        pairs, weights = blocks.pairs[span.start], blocks.values_at(span, values)
+        count = pairs.bounds[-1]
+        rows_UP, rows_UQ = rows[:count * batch], back[:count * batch]
+        r_UP, back_UQ = rows_UP.view(count, x_MC.shape[1]), rows_UQ.view(count, grad.shape[1])
         x_span, grad_span = (x_MC, grad[span]) if of_outputs else (x_MC[span], grad)
-        back_UQ = spmm(pairs.off[1], pairs.off[0], None if of_outputs else weights, grad_span)
-        rows_UQ = back_UQ.reshape(blocks.batch * pairs.bounds[-1], _out_channels(theta_KGPQ))
-        r_UP = blocks.onto(pairs, x_span, weights) if needed[1] or grad_values is not None else None
-        bounds = [blocks.batch * bound for bound in pairs.bounds]
-        if needed[1] and r_UP is not None:
-            grad_theta += group_outer(r_UP, rows_UQ, bounds, theta_KGPQ.shape[1])
-        if grad_values is not None and r_UP is not None and not of_outputs:
-            _place(grad_values, pairs, sddmm(*pairs.off, grad, blocks.product(pairs, r_UP, theta_KGPQ)))
-        del r_UP
-        if not needed[0] and not (of_outputs and grad_values is not None):
+        onto, off = (weights, None) if of_outputs else (None, weights)
+        write_spmm(back_UQ, pairs.off[1], pairs.off[0], off, grad_span)
+        if grad_theta is not None or grad_values is not None:
+            write_spmm(r_UP, *pairs.onto, onto, x_span)
+        if grad_theta is not None:
+            add_group_outer(grad_theta, rows_UP, rows_UQ, blocks.bounds(pairs))
+        if grad_values is not None and not of_outputs:
+            made = group_products(rows_UP, theta_KGPQ, blocks.bounds(pairs)).view(back_UQ.shape)
+            _place(grad_values, pairs, sddmm(*pairs.off, grad, made))
+        if grad_x is None and (grad_values is None or not of_outputs):
             continue
-        back_UP = group_products(rows_UQ, theta_KGPQ.mT, bounds).reshape(pairs.bounds[-1], x_MC.shape[1])
-        del back_UQ, rows_UQ
+        write_group_products(rows_UP, rows_UQ, theta_KGPQ.mT, blocks.bounds(pairs))
         if grad_values is not None and of_outputs:
-            _place(grad_values, pairs, sddmm(*pairs.onto, back_UP, x_MC))
-        if needed[0] and of_outputs:
-            grad_x = _added(pairs.onto[1], pairs.onto[0], weights, back_UP, grad_x)
-        elif needed[0] and grad_x is not None:
-            grad_x[span] = spmm(pairs.onto[1], pairs.onto[0], None, back_UP)
-    return grad_x if needed[0] else None, grad_theta if needed[1] else None, grad_values
+            _place(grad_values, pairs, sddmm(*pairs.onto, r_UP, x_MC))
+        if grad_x is not None and of_outputs:
+            write_spmm(grad_x, pairs.onto[1], pairs.onto[0], onto, r_UP, beta=float(number > 0))
+        elif grad_x is not None:
+            write_spmm(grad_x[span], pairs.onto[1], pairs.onto[0], onto, r_UP)
+    return grad_x, grad_theta, grad_values
+
+
+def _in_channels(theta_KGPQ: Tensor) -> int:
+    return theta_KGPQ.shape[1] * theta_KGPQ.shape[2]
 
 
 def _out_channels(theta_KGPQ: Tensor) -> int:
@@ -312,13 +323,6 @@ def _fixed_weights(basis: Typed, of_outputs: bool, pairs: dict[int, Pairs]) -> d
 
 class _Edges:
     """Stands for typed edges in a key without keeping them alive."""
-
-
-def _added(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z: Tensor | None) -> Tensor:
-    """The product, added to z in the same pass where there is one."""
-    if by_target.indices.shape[0] and z is not None:
-        return spmm_add(by_target, by_source, values, x, z)
-    return spmm(by_target, by_source, values, x) if z is None else z
 
 
 def _place(grad_values: Tensor, pairs: Pairs, found: Tensor) -> None:

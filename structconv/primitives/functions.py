@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.compiler import is_compiling
 
-__all__ = ["apply", "variable"]
+__all__ = ["apply", "transformed", "variable"]
 
 
 def apply(function: Any, *inputs: Any) -> Any:
@@ -21,6 +22,12 @@ def apply(function: Any, *inputs: Any) -> Any:
     if is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*inputs)
     return super(torch.autograd.Function, function).apply(*inputs)
+
+
+def transformed(*tensors: Tensor | None) -> bool:
+    """Whether a functional transform is at work, or left one of these behind: their memory is not to be read."""
+    return torch._C._are_functorch_transforms_active() or any(
+        t is not None and is_functorch_wrapped_tensor(t) for t in tensors)
 
 
 def variable(tensor: Tensor, needed: bool = True) -> Tensor:

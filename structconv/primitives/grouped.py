@@ -12,7 +12,7 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives.native.registry import define, register_gradient
 
-__all__ = ["group_outer", "group_products"]
+__all__ = ["add_group_outer", "group_outer", "group_products", "write_group_products"]
 
 
 def group_products(x: Tensor, theta: Tensor, bounds: Sequence[int]) -> Tensor:
@@ -51,6 +51,22 @@ def group_outer(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int = 1) ->
     return _group_outer(x, y, list(bounds), blocks)
 
 
+def write_group_products(y: Tensor, x: Tensor, theta: Tensor, bounds: Sequence[int]) -> None:
+    """`group_products` into y (U, Q), for theta (K, G, P / G, Q / G): nothing is allocated, no gradient recorded."""
+    _, blocks, p, q = theta.shape
+    for k, start, stop in _groups(bounds):
+        for g in range(blocks):
+            torch.mm(x[start:stop, g * p:(g + 1) * p], theta[k, g], out=y[start:stop, g * q:(g + 1) * q])
+
+
+def add_group_outer(z: Tensor, x: Tensor, y: Tensor, bounds: Sequence[int]) -> None:
+    """`group_outer`, added to z (K, G, P / G, Q / G): nothing is allocated, no gradient recorded."""
+    _, blocks, p, q = z.shape
+    for k, start, stop in _groups(bounds):
+        for g in range(blocks):
+            z[k, g].addmm_(x[start:stop, g * p:(g + 1) * p].t(), y[start:stop, g * q:(g + 1) * q])
+
+
 def _check(owner: str, x: Tensor, bounds: Sequence[int], count: int) -> None:
     if x.dim() != 2 or len(bounds) != count + 1 or bounds[0] != 0 or bounds[-1] != x.shape[0]:
         raise ShapeError(owner, f"rows must have shape (U={bounds[-1] if bounds else 0}, C), in K={count} groups",
@@ -65,20 +81,14 @@ def _groups(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _products_kernel(x: Tensor, theta: Tensor, bounds: Sequence[int]) -> Tensor:
-    _, blocks, p, q = theta.shape
-    y = x.new_empty((x.shape[0], blocks * q))
-    for k, start, stop in _groups(bounds):
-        for g in range(blocks):
-            torch.mm(x[start:stop, g * p:(g + 1) * p], theta[k, g], out=y[start:stop, g * q:(g + 1) * q])
+    y = x.new_empty((x.shape[0], theta.shape[1] * theta.shape[3]))
+    write_group_products(y, x, theta, bounds)
     return y
 
 
 def _outer_kernel(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int) -> Tensor:
-    p, q = x.shape[1] // blocks, y.shape[1] // blocks
-    z = x.new_zeros((len(bounds) - 1, blocks, p, q))
-    for k, start, stop in _groups(bounds):
-        for g in range(blocks):
-            torch.mm(x[start:stop, g * p:(g + 1) * p].t(), y[start:stop, g * q:(g + 1) * q], out=z[k, g])
+    z = x.new_zeros((len(bounds) - 1, blocks, x.shape[1] // blocks, y.shape[1] // blocks))
+    add_group_outer(z, x, y, bounds)
     return z
 
 

@@ -91,6 +91,36 @@ def test_values_and_gradients(name, theta_name, blocks, monkeypatch):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["bipartite", "few inputs", "few outputs", "ones"])
+def test_native_products_in_blocks_agree_with_float64(name, dtype, monkeypatch):
+    monkeypatch.setattr(relational, "BLOCK_BYTES", 256)
+    given, leaf = CASES[name](), {"dtype": F64, "requires_grad": True}
+    exact = [torch.randn(2, given.num_inputs, P, **leaf), torch.randn(given.count, P, 3, **leaf)]
+    exact += [] if given.values is None else [given.values.clone().requires_grad_()]
+
+    def run(x, theta, values=None):
+        y = conv(x, Typed(given.graph, given.kind, given.count, values), theta, path="per_relation")
+        return y, *torch.autograd.grad(y.sin().sum(), [x, theta] + ([] if values is None else [values]))
+
+    coarse = [t.detach().to(dtype).requires_grad_() for t in exact]
+    wide = [t.detach().to(F64).requires_grad_() for t in coarse]
+    tolerance = 1e-5 if dtype is torch.float32 else 0.1
+    for ours, expected in zip(run(*coarse), run(*wide), strict=True):
+        torch.testing.assert_close(ours.to(F64), expected, rtol=tolerance, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize("name", ["few inputs", "few outputs"])
+def test_an_empty_batch(name):
+    given = CASES[name]()
+    x = torch.randn(0, given.num_inputs, P, dtype=F64, requires_grad=True)
+    theta = torch.randn(given.count, P, 3, dtype=F64, requires_grad=True)
+    y = conv(x, given, theta, path="per_relation")
+    assert y.shape == (0, given.num_outputs, 3)
+    y.sum().backward()
+    assert x.grad.shape == x.shape and not theta.grad.any()
+
+
 @pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
 @pytest.mark.parametrize("name", ["few inputs", "few outputs"])
 def test_one_gradient_at_a_time(name, wanted, monkeypatch):

@@ -10,7 +10,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.product import spmm_add, write_spmm
 from structconv.primitives.native.projected import projected_attention
 from tests.primitives.edge_lists import Edges, random_edges, softmax_sum
 
@@ -390,6 +390,22 @@ def test_product_with_addend(path, values_shape):
     compare(add(*inputs), reference(*doubles), inputs, doubles)
     small = [t.detach()[..., :2].requires_grad_() if i < 2 else t for i, t in enumerate(doubles)]
     assert gradgradcheck(add, small, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("channels", [3, 16, 100, 300])
+def test_product_into_given_memory(path, channels, weighted, dtype):
+    edges = random_edges()
+    values = torch.randn(edges.e).to(dtype) if weighted else None
+    x, y = torch.randn(edges.m, channels).to(dtype), torch.full((edges.n, channels), torch.nan, dtype=dtype)
+    at = y.data_ptr()
+    write_spmm(y, *edges.layouts, values, x)
+    expected = spmm(*edges.layouts, values, x)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0)
+    write_spmm(y, *edges.layouts, values, x, alpha=2.0, beta=-0.5)
+    torch.testing.assert_close(y, spmm_add(*edges.layouts, values, x, expected, alpha=2.0, beta=-0.5))
+    assert y.data_ptr() == at and y.isfinite().all()
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------

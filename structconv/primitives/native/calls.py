@@ -63,10 +63,10 @@ def expect_writes(y: Tensor) -> None:
 
 
 def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int,
-         alpha: float, beta: float) -> Tensor:
+         alpha: float, beta: float, out: Tensor | None = None) -> Tensor:
     """y[v rows // V] += alpha A_v x[v X // V] + beta z, for V = `count`: values None, (E,), (1, E) or (V, E).
 
-    x (X, M, C).
+    x (X, M, C). y is written to `out`, contiguous, where it is given; z may be the same memory.
     """
     batch, inputs, channels = x.shape
     x = x.contiguous()
@@ -77,7 +77,7 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
         if values.dtype is not x.dtype or not values.is_contiguous():
             values = values.to(x.dtype).contiguous()
     z = None if z is None else z.contiguous()
-    y = new_empty(x, (rows, outputs, channels))
+    y = new_empty(x, (rows, outputs, channels)) if out is None else out
     stride = 0 if values is None or values.numel() == edges else edges
     kernels.spmm(_SPMM.pack(indptr, indices, order, outputs, edges, _pointer(values), x.data_ptr(), _pointer(z),
                             y.data_ptr(), inputs, channels, count, stride, count // batch, count // rows, _half(x),

@@ -1,9 +1,10 @@
-"""`spmm_add`: a sparse product with its addend, in one pass over the edges."""
+"""`spmm_add`: a sparse product with its addend, in one pass over the edges; `write_spmm`: one into given memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
@@ -13,7 +14,7 @@ from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
 from structconv.primitives.native.registry import EDGES, define, register_gradient
 
-__all__ = ["spmm_add"]
+__all__ = ["spmm_add", "write_spmm"]
 
 
 def spmm_add(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z: Tensor | None = None, *,
@@ -48,6 +49,29 @@ def spmm_add(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z
     z_VNC = None if z is None or beta == 0 else z.reshape(rows, outputs, x.shape[-1])
     y = _spmm_add(*by_target, *by_source, values, x_VMC, z_VNC, alpha, beta)
     return y.reshape(shape)
+
+
+def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, alpha: float = 1.0,
+               beta: float = 0.0) -> None:
+    """y = alpha A^T x + beta y in memory that is there already, which saves the page faults of a fresh result.
+
+    For kernels that go through a structure in parts; no gradient is recorded.
+
+    Args:
+        y: (N, C), contiguous, and apart from x.
+        by_target, by_source: the two layouts of the edges m -> n.
+        values: (E,) in the order of the edges, or None for ones.
+        x: (M, C).
+        alpha, beta: numbers; with beta 0 what y held has no influence.
+    """
+    kernels = calls.usable(x.unsqueeze(0), by_target.indices.shape[0])
+    if kernels is not None and x.numel():
+        z = y if beta else None
+        calls.spmm(kernels, by_target, values, x.unsqueeze(0), z, 1, 1, alpha, beta, out=y)
+        return
+    with torch.no_grad():
+        product = alpha * spmm(by_target, by_source, values, x)
+        y.copy_(product) if beta == 0 else y.mul_(beta).add_(product)
 
 
 def _kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
