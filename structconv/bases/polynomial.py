@@ -86,7 +86,7 @@ class Polynomial(Basis):
 
     def analysis(self, x: Tensor) -> Tensor:
         self.check_input(x, "Polynomial")
-        edges = self._edges(x)
+        edges = self.constant_edges(x)
         if edges is not None:
             return polynomial_analysis(*edges, x, order=self.order, first=self.first,
                                        chebyshev=self.kind == "chebyshev")
@@ -98,7 +98,7 @@ class Polynomial(Basis):
 
     def synthesis(self, r: Tensor) -> Tensor:
         check_heads(self, r)
-        r, edges = r.expand(*r.shape[:-3], self.size, *r.shape[-2:]), self._edges(r)
+        r, edges = r.expand(*r.shape[:-3], self.size, *r.shape[-2:]), self.constant_edges(r)
         if edges is not None:
             return polynomial_synthesis(*edges, r, first=self.first, chebyshev=self.kind == "chebyshev")
         heads = r.unbind(-3)
@@ -127,7 +127,7 @@ class Polynomial(Basis):
     def __repr__(self) -> str:
         return f"Polynomial({self.operator!r}, order={self.order}, kind={self.kind!r}, first={self.first})"
 
-    def _edges(self, x: Tensor) -> tuple[Csr, Csr, Tensor | None] | None:
+    def constant_edges(self, x: Tensor) -> tuple[Csr, Csr, Tensor | None] | None:
         """Both layouts of a `Sparse` operator's edges and its values (E,), if these are constants and not batched."""
         operator = self.operator
         if type(operator) is not Sparse or operator.batch_shape:

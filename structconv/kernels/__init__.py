@@ -8,6 +8,7 @@ from structconv.kernels import (
     composite,
     dense_attention,
     grid,
+    polynomial,
     reassociation,
     relational,
     shifts,
@@ -16,5 +17,5 @@ from structconv.kernels import (
 )
 from structconv.kernels.reference import reference
 
-__all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "grid", "reassociation",
-           "reference", "relational", "shifts", "sparse_attention", "window_attention"]
+__all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "grid", "polynomial",
+           "reassociation", "reference", "relational", "shifts", "sparse_attention", "window_attention"]

@@ -242,8 +242,11 @@ class ChannelsFirst(Rule):
         return basis.synthesis(theta.expand(x))
 
     def prepared(self, x: Tensor, basis: Basis, theta: Theta) -> Run:
-        if type(self).run is not ChannelsFirst.run:
-            return super().prepared(x, basis, theta)
+        return self.ready(basis, theta) if type(self).run is ChannelsFirst.run else super().prepared(x, basis, theta)
+
+    @staticmethod
+    def ready(basis: Basis, theta: Theta) -> Run:
+        """(x, b) -> y by the basis's synthesis, with what does not depend on x done before."""
         synthesis = basis.ready("synthesis")
 
         def run(x: Tensor, bias: Tensor | None) -> Tensor:

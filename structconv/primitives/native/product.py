@@ -58,20 +58,20 @@ def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None,
     For kernels that go through a structure in parts; no gradient is recorded.
 
     Args:
-        y: (N, C), contiguous, and apart from x.
+        y: (N, C) or (V, N, C), contiguous, and apart from x.
         by_target, by_source: the two layouts of the edges m -> n.
         values: (E,) in the order of the edges, or None for ones.
-        x: (M, C).
+        x: (M, C) or (V, M, C).
         alpha, beta: numbers; with beta 0 what y held has no influence.
     """
-    kernels = calls.usable(x.unsqueeze(0), by_target.indices.shape[0])
+    x_VMC = x.unsqueeze(0) if x.dim() == 2 else x
+    kernels = calls.usable(x_VMC, by_target.indices.shape[0])
     if kernels is not None and x.numel():
-        z = y if beta else None
-        calls.spmm(kernels, by_target, values, x.unsqueeze(0), z, 1, 1, alpha, beta, out=y)
+        rows, z = x_VMC.shape[0], y if beta else None
+        calls.spmm(kernels, by_target, values, x_VMC, z, rows, rows, alpha, beta, out=y)
         return
     with torch.no_grad():
-        product = alpha * spmm(by_target, by_source, values, x)
-        y.copy_(product) if beta == 0 else y.mul_(beta).add_(product)
+        y.copy_(spmm_add(by_target, by_source, values, x, y, alpha=alpha, beta=beta))
 
 
 def _kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.product import spmm_add
+from structconv.primitives.native.product import spmm_add, write_spmm
 from structconv.primitives.native.registry import EDGES, define, register_gradient
 
-__all__ = ["polynomial_analysis", "polynomial_synthesis"]
+__all__ = ["polynomial_analysis", "polynomial_synthesis", "write_analysis"]
+
+__all__ = ["polynomial_analysis", "polynomial_synthesis", "write_analysis"]
 
 
 def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, order: int,
@@ -35,7 +37,7 @@ def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x
         (..., K, M, C), K = order - first + 1; in memory each entry's K rows are neighbours, as a product with
         channels reads them. Differentiable in x any number of times.
 
-    Cost: 2 order E C flops; beyond the result the three rows of the recurrence, 3 M C.
+    Cost: 2 order E C flops; beyond the result two rows of the recurrence, 2 M C.
 
     Raises:
         ShapeError: if sizes do not fit.
@@ -57,7 +59,7 @@ def polynomial_synthesis(by_target: Csr, by_source: Csr, values: Tensor | None, 
     Returns:
         (..., M, C). Differentiable in r any number of times.
 
-    Cost: 2 order E C flops; three rows of M C.
+    Cost: 2 order E C flops; two rows of M C, of which one is the result.
 
     Raises:
         ShapeError: if sizes do not fit.
@@ -79,20 +81,32 @@ def _check(owner: str, by_target: Csr, by_source: Csr, x: Tensor) -> None:
         raise ShapeError(owner, f"x must have shape (..., M={entries}, C)", tuple(x.shape))
 
 
+def write_analysis(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, order: int,
+                   first: int, chebyshev: bool) -> None:
+    """`polynomial_analysis` of x (..., M, C) into y (..., M, K, C), strided as it may be; no gradient is recorded."""
+    before, now = None, x.contiguous()
+    for degree in range(order + 1):
+        if degree >= first:
+            y[..., degree - first, :].copy_(now)
+        if degree == order:
+            return
+        fold = chebyshev and degree > 0
+        alpha, beta = (2.0, -1.0) if fold else (1.0, 0.0)
+        if degree < 2:  # where x would be written to
+            following = spmm_add(by_target, by_source, values, now, before, alpha=alpha, beta=beta)
+        else:
+            assert before is not None
+            write_spmm(before, by_target, by_source, values, now, alpha=alpha, beta=beta)
+            following = before
+        before, now = now, following
+
+
 def _analysis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T: Tensor, indices_T: Tensor,
                      order_T: Tensor, values: Tensor | None, x: Tensor, order: int, first: int,
                      chebyshev: bool) -> Tensor:
     layouts = Csr(indptr, indices, order_E), Csr(indptr_T, indices_T, order_T)
     y = _analysis_fake(*layouts[0], *layouts[1], values, x, order, first, chebyshev)
-    before, now = None, x.contiguous()
-    for degree in range(order + 1):
-        if degree >= first:
-            y[:, :, degree - first].copy_(now)
-        if degree < order:
-            fold = chebyshev and before is not None
-            following = spmm_add(*layouts, values, now, before if fold else None, alpha=2.0 if fold else 1.0,
-                                 beta=-1.0)
-            before, now = now, following
+    write_analysis(y, *layouts, values, x, order, first, chebyshev)
     return y
 
 
@@ -101,14 +115,18 @@ def _synthesis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T
                       chebyshev: bool) -> Tensor:
     """b_j = r_j + 2 A^T b_(j+1) - b_(j+2), and y = r_0 + A^T b_1 - b_2, with r_j = 0 below `first`."""
     layouts = Csr(indptr, indices, order_E), Csr(indptr_T, indices_T, order_T)
-    before, now = None, r[:, :, -1].contiguous()
+    before, now = None, r[:, :, -1].clone(memory_format=torch.contiguous_format)
     for degree in range(order - 1, -1, -1):
-        addend = before if chebyshev else None
-        following = spmm_add(*layouts, values, now, addend, alpha=2.0 if chebyshev and degree else 1.0, beta=-1.0)
+        alpha = 2.0 if chebyshev and degree else 1.0
+        if before is None:
+            following = spmm_add(*layouts, values, now, alpha=alpha)
+        else:
+            write_spmm(before, *layouts, values, now, alpha=alpha, beta=-1.0 if chebyshev else 0.0)
+            following = before
         if degree >= first:
             following.add_(r[:, :, degree - first])
         before, now = now, following
-    return now.clone() if now.data_ptr() == r.data_ptr() else now
+    return now
 
 
 def _analysis_fake(*args: Any) -> Tensor:
