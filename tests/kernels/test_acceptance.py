@@ -202,5 +202,7 @@ def test_no_native_kernel_is_left_out():
     """Each function of the core is one of those that the kernels above run, or has its own such tests."""
     covered = {"spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward", "bilinear_backward",
                "additive_forward", "additive_backward"}
-    elsewhere = {"window_forward", "window_backward", "expect_writes"}  # no edges: test_window_attention.py; advice
+    elsewhere = {"window_forward", "window_backward",  # no edges: test_window_attention.py
+                 "edge_weights",  # test_edge_weights.py
+                 "expect_writes"}  # advice
     assert {name for name in vars(core()) if callable(getattr(core(), name))} == covered | elsewhere
