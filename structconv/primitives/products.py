@@ -1,22 +1,31 @@
-"""Products of tall matrices with small ones, by the faster of two libraries, as registered operators."""
+"""Products of tall matrices with small ones, by the fastest of three kernels, as registered operators."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from structconv.primitives.memory import new_empty
+from structconv.primitives.native import gemm
 from structconv.primitives.native.registry import define, register_gradient
 
 __all__ = ["outer", "product"]
 
-#: Columns from which MKL runs at its rate; below, oneDNN is several times faster from `LEAST_NUMBERS` of x on.
+Kernel = Literal["native", "library", "torch"]
+
+#: Columns from which MKL runs at its rate; below, others are several times faster from `LEAST_NUMBERS` of x on.
 FULL_WIDTH, LEAST_NUMBERS = 16, 1 << 14
-#: Multiplications from which oneDNN wins enough over MKL at full width to pay for the operator's overhead.
+#: Multiplications from which others win enough over MKL at full width to pay for the operator's overhead.
 LEAST_PRODUCTS = 1 << 24
+#: Columns up to which the native kernel is the fastest of all. Beyond, it asks for memory ahead and beats oneDNN on
+#: what exceeds the caches, so many bytes of x and its product, unless the rows of x are so long that they collide.
+FEW_COLUMNS, LEAST_BYTES, LONG_ROW = 16, 20 << 20, 1024
+#: x^T y: multiplications from which the native kernel pays, for few columns and at full width, and numbers of the
+#: result from which MKL wins.
+LEAST_NARROW, LEAST_OUTER, LARGE_OUTER = 1 << 18, 1 << 20, 1 << 19
 #: Bytes beyond which the C library gives memory back at once, so that every result costs its page faults anew; there
 #: a product into memory that is kept is faster by either library, up to so many channels.
 FRESH_BYTES, FRESH_CHANNELS = 32 << 20, 256
@@ -28,10 +37,9 @@ _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_l
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """x w + bias: (..., M, P), (P, Q) and (Q,) or none -> (..., M, Q).
 
-    In float32 on a CPU a tall x meets a small w at different rates in MKL and in oneDNN. Two cores of an AMD Zen 4, in
-    ms: (2708, 1433, 16) 1.2 against 0.7, (2708, 1433, 7) 2.9 and 0.6, (20000, 128, 128) 4.8 and 4.0. The operator
-    `structconv::project` takes the faster by a rule from the sizes, large results on huge pages (40 to 26 ms for 51
-    MB); it has derivatives of any order. Small products, other dtypes and devices, autocast, and transforms of
+    In float32 on a CPU a tall x meets a small w at different rates in MKL, in oneDNN and in the native kernel; the
+    operator `structconv::project` takes the fastest by a rule from the sizes (`project_kernel`), large results on huge
+    pages. It has derivatives of any order. Small products, other dtypes and devices, autocast, and transforms of
     functions are `x @ w + bias` as torch has it, without overhead.
     """
     if not _large(x, w):
@@ -41,9 +49,9 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
-    """x^T y: (M, P), (M, Q) -> (P, Q), the adjoint of `product` in w, by the faster library. Any order of derivatives.
+    """x^T y: (M, P), (M, Q) -> (P, Q), the adjoint of `product` in w, by the fastest kernel. Any order of derivatives.
 
-    Holds nothing beyond the result but, for x of `TALL` rows and more, `CUT` results.
+    Holds nothing beyond the result but, where the rows are cut into parts, as many results: up to 16.
     """
     return torch.ops.structconv.outer(x, y) if _large(x, y) else x.mT @ y
 
@@ -62,8 +70,24 @@ def _large(x: Tensor, w: Tensor) -> bool:
 
 
 def _pays(numbers: int, columns: int) -> bool:
-    """Whether so many numbers of x, times w with so many columns, go to oneDNN rather than to MKL."""
+    """Whether so many numbers of x, times w with so many columns, go to another kernel than MKL's."""
     return numbers >= LEAST_NUMBERS if columns < FULL_WIDTH else numbers * columns >= LEAST_PRODUCTS
+
+
+def project_kernel(rows: int, inputs: int, columns: int) -> Kernel:
+    """Which kernel computes x w of these sizes: the native one for few columns and for what exceeds the caches."""
+    if columns < 2 or not _pays(rows * inputs, columns):
+        return "torch"
+    exceeds = 4 * rows * (inputs + columns) >= LEAST_BYTES and inputs < LONG_ROW
+    return "native" if columns <= FEW_COLUMNS or exceeds else "library"
+
+
+def outer_kernel(rows: int, wide: int, narrow: int) -> Kernel:
+    """Which kernel computes x^T y of these sizes: the native one but for few numbers or a large result."""
+    least = LEAST_NARROW if narrow < FULL_WIDTH else LEAST_OUTER
+    if narrow < 2 or rows * wide * narrow < least:
+        return "torch"
+    return "native" if wide * narrow < LARGE_OUTER else "library"
 
 
 def _native(x: Tensor) -> bool:
@@ -77,7 +101,10 @@ def _linear(x: Tensor, w_QP: Tensor, bias: Tensor | None) -> Tensor:
 
 def _project_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     (rows, inputs), columns = x.shape, w.shape[1]
-    if not _native(x) or columns < 2 or not _pays(rows * inputs, columns):
+    chosen = project_kernel(rows, inputs, columns) if _native(x) else "torch"
+    if chosen == "native" and (kernels := gemm.kernels_for(x)) is not None:
+        return gemm.project(kernels, x, w, bias)
+    if chosen == "torch":
         return x @ w if bias is None else torch.addmm(bias, x, w)
     if columns < FULL_WIDTH or inputs >= FRESH_CHANNELS or 4 * rows * columns <= FRESH_BYTES:
         return _linear(x.contiguous(), w.t(), bias)
@@ -86,11 +113,18 @@ def _project_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _outer_kernel(x: Tensor, y: Tensor) -> Tensor:
-    if x.shape[1] < y.shape[1]:
-        return _outer_kernel(y, x).t().contiguous()
-    rows, (wide, narrow) = x.shape[0], (x.shape[1], y.shape[1])
-    if not _native(x) or narrow < 2 or rows * wide < LEAST_NUMBERS:
+    rows, narrow, wide = x.shape[0], *sorted((x.shape[1], y.shape[1]))
+    chosen = outer_kernel(rows, wide, narrow) if _native(x) else "torch"
+    if chosen == "native" and (kernels := gemm.kernels_for(x, y)) is not None:
+        return gemm.outer(kernels, x, y)
+    if chosen == "torch":
         return x.t() @ y
+    return _wide_outer(x, y) if wide == x.shape[1] else _wide_outer(y, x).t().contiguous()
+
+
+def _wide_outer(x: Tensor, y: Tensor) -> Tensor:
+    """x^T y by the faster library, for x at least as wide as y."""
+    wide, narrow = x.shape[1], y.shape[1]
     if (narrow <= NARROW and wide >= WIDE) or (narrow <= 2 * NARROW and wide >= 8 * WIDE):
         return _linear(y.t(), x.t(), None).t().contiguous()
     padded = functional.pad(y, (0, FULL_WIDTH - narrow)) if narrow < FULL_WIDTH else y

@@ -23,6 +23,8 @@ DECLARE(additive_backward, AdditiveBackwardArgs);
 DECLARE(edge_weights, EdgeWeightsArgs);
 DECLARE(window_forward, WindowForwardArgs);
 DECLARE(window_backward, WindowBackwardArgs);
+DECLARE(project, ProjectArgs);
+DECLARE(outer, OuterArgs);
 #define CALL(name) SC_JOIN(name, SC_ISA)
 
 using namespace structconv;
@@ -319,10 +321,54 @@ void windows() {
                 for (double p : {0.0, 0.5}) window(lines, size, step, below, above, heads, channels, depth, half, p);
 }
 
+// Tables whose rows lie `apart` further apart than they are long, so that the last one ends with its last number.
+void dense(int64_t rows, int64_t inputs, int64_t columns, int64_t apart, int64_t parts) {
+    const int64_t x_row = inputs + apart, g_row = columns + apart, filled = (columns + 31) / 32 * 32;
+    Block x((rows - 1) * x_row + inputs, 0, -1, 1), g((rows - 1) * g_row + columns, 0, -1, 1);
+    Block w(inputs * columns, 0, -1, 1), bias(columns, 0, -1, 1), held((rows - 1) * g_row + columns + 16, 0, 0, 0);
+    float* y = held.floats() + (-reinterpret_cast<uintptr_t>(held.floats()) & 63) / sizeof(float);
+    Block packed(inputs * filled, 0, 0, 0), product(inputs * columns, 0, 0, 0);
+    Block partial(parts * inputs * filled, 0, 0, 0);
+    for (const bool across : {false, true}) {
+        const int64_t w_row = across ? 1 : columns, w_column = across ? inputs : 1;
+        const ProjectArgs forward{x.floats(), w.floats(), across ? nullptr : bias.floats(), y,
+                                  packed.floats(), rows, inputs, columns, x_row, w_row, w_column, g_row, 2};
+        CALL(project)(&forward);
+        for (int64_t row : {int64_t{0}, rows / 2, rows - 1})
+            for (int64_t column : {int64_t{0}, columns / 2, columns - 1}) {
+                double sum = across ? 0.0 : bias.get(column);
+                for (int64_t k = 0; k < inputs; ++k)
+                    sum += double{x.get(row * x_row + k)} * w.get(k * w_row + column * w_column);
+                expect(std::fabs(y[row * g_row + column] - sum) <= 1e-3, "project", rows, inputs, 0);
+            }
+    }
+    const OuterArgs outer{x.floats(), g.floats(), product.floats(), partial.floats(), rows, inputs, columns, x_row,
+                          g_row, columns, 1, parts, 2};
+    CALL(outer)(&outer);
+    for (int64_t input : {int64_t{0}, inputs - 1})
+        for (int64_t column : {int64_t{0}, columns / 2, columns - 1}) {
+            double sum = 0.0;
+            for (int64_t row = 0; row < rows; ++row)
+                sum += double{x.get(row * x_row + input)} * g.get(row * g_row + column);
+            expect(std::fabs(product.get(input * columns + column) - sum) <= 1e-3, "outer", rows, inputs, 0);
+        }
+}
+
+void products_of_tables() {
+    for (int64_t rows : {1, 11, 12, 300, 900})
+        for (int64_t inputs : {1, 16, 75, 300})
+            for (int64_t columns : {1, 7, 8, 16, 20, 31, 32, 33, 48, 65, 100})
+                dense(rows, inputs, columns, columns % 3, rows > 256 ? 2 : 1);
+    dense(30, 1024, 9, 0, 1);      // rows that collide in the cache are copied
+    dense(200, 600, 300, 0, 1);    // more of w than is read for each tile
+    dense(70'000, 4, 64, 0, 4);    // a result past the caches
+}
+
 }  // namespace
 
 int main() {
     windows();
+    products_of_tables();
     const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
                                  {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};
     const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, {}, 0, 0, 0};

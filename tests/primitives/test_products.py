@@ -7,7 +7,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from structconv.primitives import products
-from structconv.primitives.products import LEAST_NUMBERS, outer, product
+from structconv.primitives.native import core, gemm
+from structconv.primitives.products import LEAST_NUMBERS, outer, outer_kernel, product, project_kernel
 
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 8, 9, 15, 16, 17])
@@ -60,9 +61,15 @@ def test_one_program_for_any_number_of_rows():
         torch.testing.assert_close(compiled(x, w), x @ w, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture(params=["small results", "fresh results"])
+@pytest.fixture(params=["native", "small results", "fresh results"])
 def every_branch(request, monkeypatch):
     """Sizes from which a branch is taken, brought down to those of a test."""
+    if request.param == "native":
+        monkeypatch.setattr(products, "LEAST_BYTES", 0)
+    else:
+        monkeypatch.setattr(gemm, "core", lambda: None)
+    for least in ("LEAST_NARROW", "LEAST_OUTER"):
+        monkeypatch.setattr(products, least, 1024)
     monkeypatch.setattr(products, "LEAST_NUMBERS", 64)
     monkeypatch.setattr(products, "LEAST_PRODUCTS", 1024)
     monkeypatch.setattr(products, "TALL", 90)
@@ -125,3 +132,103 @@ def test_compiled_with_gradients(every_branch, columns):
         found = torch.autograd.grad(compiled(x, w).square().sum(), (x, w))
         for a, b in zip(found, torch.autograd.grad((x @ w).square().sum(), (x, w)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(("sizes", "kernel"), [
+    ((100_000, 128, 128), "native"), ((100_000, 128, 384), "native"), ((100_000, 384, 128), "native"),
+    ((100_000, 64, 64), "native"), ((2708, 1433, 7), "native"), ((300, 64, 8), "native"), ((2708, 1433, 16), "native"),
+    ((4000, 128, 128), "library"), ((30_000, 1024, 128), "library"), ((2708, 1433, 32), "library"),
+    ((1000, 64, 64), "torch"), ((10, 64, 8), "torch"), ((100_000, 64, 1), "torch")])
+def test_the_rule_for_a_product(sizes, kernel):
+    assert project_kernel(*sizes) == kernel
+
+
+@pytest.mark.parametrize(("sizes", "kernel"), [
+    ((100_000, 128, 128), "native"), ((100_000, 384, 128), "native"), ((2708, 1433, 7), "native"),
+    ((2708, 16, 7), "native"), ((1000, 64, 64), "native"),
+    ((10_000, 1024, 1024), "library"), ((10, 64, 8), "torch"), ((1000, 32, 16), "torch"), ((100_000, 64, 1), "torch")])
+def test_the_rule_for_an_outer_product(sizes, kernel):
+    assert outer_kernel(*sizes) == kernel
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Which native kernels ran."""
+    found, kernels = [], core()
+    if kernels is None:
+        pytest.skip("the native core cannot be built here")
+
+    def counted(name, run):
+        def call(*args):
+            found.append(name)
+            return run(*args)
+
+        return call
+
+    for name in ("project", "outer"):
+        monkeypatch.setattr(gemm, name, counted(name, getattr(gemm, name)))
+    return found
+
+
+def test_the_native_kernels_run_where_the_rule_says(asked):
+    x, w, y = torch.randn(600, 64), torch.randn(64, 8), torch.randn(600, 8)
+    product(x, w)
+    outer(x, y)
+    torch.ops.structconv.outer(y, x)
+    assert asked == ["project", "outer", "outer"]
+    product(x.t().contiguous().t(), w)  # not row by row in memory
+    product(x.double(), w.double())
+    product(torch.randn(10, 64), w)
+    assert asked == ["project", "outer", "outer"]
+
+
+NARROW_AND_WIDE = [1, 7, 8, 9, 16, 17, 31, 32, 33, 48, 70, 129]
+
+
+@pytest.mark.parametrize("columns", NARROW_AND_WIDE)
+@pytest.mark.parametrize("inputs", [1, 15, 16, 100, 256, 257, 600])
+@pytest.mark.parametrize("rows", [1, 11, 12, 13, 500])
+def test_native_kernels(asked, rows, inputs, columns):
+    """Rows that lie apart, w of any strides; errors as those of sums of so many terms in float32."""
+    table, other = torch.randn(rows, inputs + 3), torch.randn(rows, columns + 5)
+    x, g, bias = table[:, 1:inputs + 1], other[:, 2:columns + 2], torch.randn(columns)
+    for w in (torch.randn(inputs, columns), torch.randn(columns, inputs).t(), torch.randn(inputs, 2 * columns)[:, ::2]):
+        for b in (None, bias):
+            added = torch.zeros(columns) if b is None else b
+            near(gemm.project(core(), x, w, b), x.double() @ w.double() + added, x.abs() @ w.abs() + added.abs())
+    near(gemm.outer(core(), x, g), x.double().t() @ g.double(), x.abs().t() @ g.abs())
+
+
+def near(found, expected, size):
+    assert found.shape == expected.shape and ((found.double() - expected).abs() <= 2e-6 * size).all()
+
+
+def test_rows_that_collide_in_the_cache_and_large_w(asked):
+    for rows, inputs, columns in ((50, 1024, 40), (50, 2048, 8), (300, 500, 400)):
+        x, w = torch.randn(rows, inputs), torch.randn(inputs, columns)
+        near(gemm.project(core(), x, w, None), x.double() @ w.double(), x.abs() @ w.abs())
+
+
+def test_results_do_not_depend_on_threads(asked):
+    x, w, g = torch.randn(40_000, 70), torch.randn(70, 128), torch.randn(40_000, 90)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append((gemm.project(core(), x, w, None), gemm.outer(core(), x, g)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_goes_where_mm_puts_it(asked, bad):
+    x, w, g = torch.randn(100, 40), torch.randn(40, 37), torch.randn(100, 37)
+    x[17, 3], w[5, 36], g[40, 0] = bad, bad, bad
+    for found, expected in ((gemm.project(core(), x, w, None), x @ w), (gemm.outer(core(), x, g), x.t() @ g)):
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_of_the_rows():
+    assert [gemm.parts(rows, 1 << 14) for rows in (1, 255, 512, 2708, 10_000_000)] == [1, 1, 2, 8, 16]
+    assert gemm.parts(10_000_000, 1 << 22) == 2 and gemm.parts(10_000_000, 1 << 24) == 1

@@ -12,8 +12,11 @@
   pairs.
 - `weights.affine_weights(by_target, by_source, source, target, ...)`, `bilinear_weights(..., q, k, bias, ...)` and
   `additive_weights(..., q, k, vector, ...)`: what the three apply, (K, E).
+- `structconv.primitives.products.product` and `outer`: x w + bias and x^T y of tall matrices in float32, by `gemm`
+  where its kernels are faster than MKL and oneDNN.
 
-Each is a registered operator of that name in the namespace `structconv`, with fake kernels and gradients.
+Each is a registered operator of that name (the last two `project` and `outer`) in the namespace `structconv`, with fake
+kernels and gradients.
 
 float32 and bfloat16 (with float32 sums) on a CPU run natively; float64, other devices, and a machine without a
 compiler run torch's operators with the same contract. Nothing of size (E, K, C) is ever held. A row belongs to one

@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
-KERNELS = ("gather", "spmm", "sddmm", "affine", "bilinear", "activations", "additive", "weights", "window")
+KERNELS = ("gather", "spmm", "sddmm", "affine", "bilinear", "activations", "additive", "weights", "window",
+           "gemm")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
          "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")

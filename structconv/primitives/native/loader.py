@@ -24,7 +24,7 @@ from structconv.primitives.native import build
 
 _KERNELS = ("expect_writes", "spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward",
             "bilinear_backward", "additive_forward", "additive_backward", "edge_weights", "window_forward",
-            "window_backward")
+            "window_backward", "project", "outer")
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
 _TURNED_OFF = "STRUCTCONV_NATIVE=0 turns it off"
@@ -79,6 +79,8 @@ class Core:
     edge_weights: Callable[[bytes], None]
     window_forward: Callable[[bytes], None]
     window_backward: Callable[[bytes], None]
+    project: Callable[[bytes], None]
+    outer: Callable[[bytes], None]
 
 
 def core() -> Core | None:

@@ -1,4 +1,4 @@
-// The C interface: one plain struct a call, every field of 8 bytes, packed by the caller (calls.py holds the formats).
+// The C interface: one plain struct a call, every field of 8 bytes, packed by the caller (formats: calls.py, gemm.py).
 //
 // Layouts are CSR with int32 indices: row r owns the slots indptr[r] to indptr[r + 1]. `order` says to which edge a
 // slot belongs; null where values lie in slot order. Strides count elements; channels are contiguous. `half` is 1 for
@@ -174,6 +174,20 @@ struct WindowBackwardArgs {
     Rows y, grad, grad_q, grad_k, grad_v;
     const float* lse;
     float *delta, *grad_table;  // (entries, heads), scratch; (heads, tasks a head, table_size), zero, by falling offset
+};
+
+// y = x w + bias: x and y with contiguous rows `x_row` and `y_row` apart, w of any strides, bias or null.
+struct ProjectArgs {
+    const float *x, *w, *bias;
+    float *y, *packed;  // packed: inputs times the columns filled up to 32s, scratch
+    int64_t rows, inputs, columns, x_row, w_row, w_column, y_row, threads;
+};
+
+// y = x^T g over all rows, as the sum of so many `parts` of the rows; x (rows, inputs), g (rows, columns).
+struct OuterArgs {
+    const float *x, *g;
+    float *y, *partial;  // y of any strides; partial: `parts` times inputs times the columns filled up to 32s, scratch
+    int64_t rows, inputs, columns, x_row, g_row, y_row, y_column, parts, threads;
 };
 
 }  // namespace structconv

@@ -85,7 +85,28 @@ template <> inline v8 load_part<v8, float>(const float* from, int part) {
 }
 #endif
 
+#if defined(__AVX512F__)
+template <> inline v16 load_part<v16, float>(const float* from, int part) {
+    return reinterpret_cast<v16>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << part) - 1), from));
+}
+#endif
+
 template <class V> inline void store(float* to, V v) { std::memcpy(to, &v, sizeof v); }
+
+// The first `part` lanes: never writes beyond them.
+template <class V> inline void store_part(float* to, V v, int part) {
+    for (int lane = 0; lane < part; ++lane) to[lane] = v[lane];
+}
+
+#if defined(__AVX512F__)
+inline void store_part(float* to, v16 v, int part) {
+    _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << part) - 1), reinterpret_cast<__m512>(v));
+}
+
+inline void store_part(float* to, v8 v, int part) {
+    _mm256_mask_storeu_ps(to, static_cast<__mmask8>((1u << part) - 1), reinterpret_cast<__m256>(v));
+}
+#endif
 
 // Past the caches, for what is read again only after they have been filled with other things: `to` is a multiple of 32.
 inline void stream(float* to, v8 v) {
@@ -94,6 +115,11 @@ inline void stream(float* to, v8 v) {
 #else
     store(to, v);
 #endif
+}
+
+inline void stream(float* to, v16 v) {
+    stream(to, __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7));
+    stream(to + 8, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
 }
 
 // Before another thread may read what was streamed.
