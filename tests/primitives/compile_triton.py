@@ -56,6 +56,8 @@ def main():
         kernels.affine_forward(layouts[0], s, t, x, 0.2, drop, False)
         saved = kernels.bilinear_forward(layouts[0], g, x, x, bias, 0.5, drop)
         kernels.bilinear_backward(*layouts, g, x, x, bias, saved, g, 0.5, drop)
+        saved = kernels.additive_forward(layouts[0], g, x, x, x[0], drop.p > 0, 2.0, drop)
+        kernels.additive_backward(*layouts, g, x, x, x[0], saved, g, drop.p > 0, 2.0, drop)
         heads_first, z = x.transpose(0, 1), g.transpose(0, 1)
         values = torch.ones(heads, 60, dtype=dtype)
         kernels.spmm(layouts[0], values, heads_first, z, heads, heads, 2.0, 1.0)

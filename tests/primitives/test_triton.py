@@ -13,6 +13,7 @@ import torch
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.layout import compress
 from structconv.primitives.native import calls
+from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.product import spmm_add
@@ -99,6 +100,11 @@ def bilinear_inputs(edges, heads, channels, depth, dtype=torch.float32, bias=Tru
     return leaves(*tensors, *([torch.randn(heads, edges.e)] if bias else []), dtype=dtype)
 
 
+def additive_inputs(edges, heads, channels, depth, dtype=torch.float32):
+    return leaves(torch.randn(edges.n, heads, depth), torch.randn(edges.m, heads, depth),
+                  torch.randn(edges.m, heads, channels), torch.randn(heads, depth), dtype=dtype)
+
+
 def compare(call, inputs, doubles, tol=2e-5):
     """Numbers and gradients of a call in the dtype of the inputs and in float64."""
     got, expected = call(*inputs), call(*doubles)
@@ -138,11 +144,33 @@ def test_bilinear_attention_without_bias(index):
     compare(lambda *t: bilinear_attention(*edges.layouts, *t), *bilinear_inputs(edges, 2, 6, 3, bias=False))
 
 
+@pytest.mark.parametrize(("heads", "channels", "depth"), SHAPES)
+def test_additive_attention(longest, heads, channels, depth):
+    edges, activation = random_edges(dtype=torch.int32), "tanh" if heads % 2 else "leaky_relu"
+    compare(lambda *t: additive_attention(*edges.layouts, *t, activation=activation),
+            *additive_inputs(edges, heads, channels, depth), tol=5e-5)
+
+
+@pytest.mark.parametrize(("activation", "slope"), [("leaky_relu", 0.0), ("leaky_relu", 1.0), ("sigmoid", 0.0)])
+def test_activations_with_keys_that_are_the_values(activation, slope):
+    """GATv2's rows, gathered once: as they are, and in an order that makes a copy."""
+    edges = ring()
+    (q, k, _, v), (q64, k64, _, v64) = additive_inputs(edges, 3, 5, 5)
+
+    def call(q, k, v):
+        return additive_attention(*edges.layouts, q, k, k, v, activation=activation, slope=slope)
+
+    compare(call, [q, k, v], [q64, k64, v64])
+    strided, strided64 = (t.detach().mT.contiguous().requires_grad_() for t in (k, k64))
+    compare(lambda q, k, v: call(q, k.mT, v), [q, strided, v], [q64, strided64, v64])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits(longest, dtype):
     edges, tol = random_edges(), 0.04 if dtype == torch.bfloat16 else 0.006
     compare(lambda *t: affine_attention(*edges.layouts, *t), *affine_inputs(edges, 2, 20, dtype), tol)
     compare(lambda *t: bilinear_attention(*edges.layouts, *t), *bilinear_inputs(edges, 2, 20, 8, dtype), tol)
+    compare(lambda *t: additive_attention(*edges.layouts, *t), *additive_inputs(edges, 2, 20, 8, dtype), tol)
 
 
 @pytest.mark.parametrize("batch_heads", [None, 2])
@@ -151,6 +179,8 @@ def test_dropout_is_that_of_the_hash(longest, batch_heads):
     chosen = {"dropout": 0.4, "seed": seed, "batch_heads": batch_heads}
     compare(lambda *t: affine_attention(*edges.layouts, *t, **chosen), *affine_inputs(edges, 4, 16))
     compare(lambda *t: bilinear_attention(*edges.layouts, *t, **chosen), *bilinear_inputs(edges, 4, 16, 8))
+    if batch_heads is not None:
+        compare(lambda *t: additive_attention(*edges.layouts, *t, **chosen), *additive_inputs(edges, 4, 16, 8))
 
 
 def test_dropout_drops_what_the_cpu_drops(kernels):
@@ -188,7 +218,8 @@ def test_strides_are_read_as_they_are():
 def test_without_edges(longest, m, n):
     edges = Edges(torch.zeros(0), torch.zeros(0), m, n)
     for call, (inputs, _) in ((affine_attention, affine_inputs(edges, 2, 8)),
-                              (bilinear_attention, bilinear_inputs(edges, 2, 8, 4))):
+                              (bilinear_attention, bilinear_inputs(edges, 2, 8, 4)),
+                              (additive_attention, additive_inputs(edges, 2, 8, 4))):
         y = call(*edges.layouts, *inputs)
         assert y.shape == (n, 2, 8) and not y.any()
         assert not any(g.any() for g in torch.autograd.grad(y.sum(), inputs))
@@ -199,15 +230,16 @@ def test_without_edges(longest, m, n):
 def test_what_is_not_finite_stays_with_its_edges(bad):
     edges = Edges(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 2]), 5, 5)
     for call, (inputs, _) in ((affine_attention, affine_inputs(edges, 2, 16)),
-                              (bilinear_attention, bilinear_inputs(edges, 2, 16, 8, bias=False))):
+                              (bilinear_attention, bilinear_inputs(edges, 2, 16, 8, bias=False)),
+                              (additive_attention, additive_inputs(edges, 2, 16, 8))):
         with torch.no_grad():
-            for t in inputs:
+            for t in inputs[:3]:
                 t[0], t[3], t[4] = bad, bad, bad  # edge 0 -> 0 alone sees them
         y = call(*edges.layouts, *inputs)
         assert y[1:].isfinite().all() and not y[3:].any() and not y[0].isfinite().any()
         grad = torch.ones_like(y)
         grad[3:], grad[0] = bad, 0
-        for g in torch.autograd.grad(y, inputs, grad):
+        for g in torch.autograd.grad(y, inputs[:3], grad):
             assert g[1:].isfinite().all() and not g[3:].any()
 
 
@@ -251,6 +283,9 @@ def test_operator_contracts():
     torch.library.opcheck(torch.ops.structconv.affine_attention.default, (*flat, *inputs, 0.2, 0.3, seed, 2, True))
     inputs, _ = bilinear_inputs(edges, 2, 4, 3)
     torch.library.opcheck(torch.ops.structconv.bilinear_attention.default, (*flat, *inputs, 0.5, 0.3, seed, 2))
+    inputs, _ = additive_inputs(edges, 2, 4, 3)
+    torch.library.opcheck(torch.ops.structconv.additive_attention.default,
+                          (*flat, *inputs, "tanh", 0.0, 0.3, seed, 2))
 
 
 # -- products -----------------------------------------------------------------------------------------------------
@@ -311,6 +346,11 @@ def test_parts_cover_the_long_rows(monkeypatch):
     assert splits.parts(indptr).long.tolist() == [1]
 
 
+def test_a_hub_of_a_hundred_thousand_edges_is_the_work_of_many_programs():
+    parts = splits.parts(torch.tensor([0, 3, 100_003, 100_010]))
+    assert parts.total == 98 and parts.row.eq(1).all() and parts.start[-1] + parts.length >= 100_003
+
+
 def test_a_hub_at_the_length_that_is_used():
     hub = 2 * splits.LONGEST + 5
     g = torch.Generator().manual_seed(1)
@@ -341,5 +381,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(tmp_path):
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     names = {line.split()[0] for line in done.stdout.splitlines()}
-    assert names == {"affine._forward", "affine._backward", "bilinear._forward", "bilinear._backward",
-                     "product._spmm", "product._sddmm", "combine._add", "combine._softmax", "dots._pack"}
+    assert names == {f"{file}.{name}" for file, names in {
+        "additive": ("_forward", "_backward"), "affine": ("_forward", "_backward"),
+        "bilinear": ("_forward", "_backward"), "combine": ("_add", "_softmax"), "dots": ("_pack",),
+        "product": ("_spmm", "_sddmm")}.items() for name in names}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
+from structconv.primitives import triton
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
@@ -107,6 +108,10 @@ def _usable(q: Tensor, x: Tensor, edges: int) -> Any:
     return calls.usable(x, edges) and calls.usable(q, edges)
 
 
+def _usable_gpu(q: Tensor, x: Tensor, edges: int) -> Any:
+    return triton.usable(x, edges) and triton.usable(q, edges)
+
+
 def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
              q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, p: float,
              seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor]:
@@ -115,6 +120,9 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
         return calls.additive_forward(kernels, by_target, q, k, x, vector * amplitude, kind, parameter, drop.plain())
+    if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
+        kind, parameter, amplitude = as_logistic(activation, slope)
+        return gpu.additive_forward(by_target, q, k, x, vector * amplitude, kind == _LOGISTIC, parameter, drop)
     dtype = wide(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
     scores = edge_scores(ends, q.to(dtype), k.to(dtype), vector, activation, slope)
@@ -134,6 +142,11 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
         kind, parameter, amplitude = as_logistic(activation, slope)
         *found, grad_vector = calls.additive_backward(kernels, by_target, by_source, q, k, x, vector * amplitude,
                                                       (y, lse), grad, kind, parameter, drop.plain())
+        return found[0], found[1], found[2], (grad_vector * amplitude).to(vector.dtype)
+    if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
+        kind, parameter, amplitude = as_logistic(activation, slope)
+        *found, grad_vector = gpu.additive_backward(by_target, by_source, q, k, x, vector * amplitude, (y, lse), grad,
+                                                    kind == _LOGISTIC, parameter, drop)
         return found[0], found[1], found[2], (grad_vector * amplitude).to(vector.dtype)
     dtype = wide(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)

@@ -19,17 +19,20 @@ from structconv.primitives.native.edges import Drop
 from structconv.primitives.triton.combine import add_parts, combine_softmax
 from structconv.primitives.triton.common import (
     Rows,
+    begin,
+    end_softmax,
     floats,
     generator,
     kept,
     launch,
     load_row,
     load_rows,
-    span,
+    raised,
+    recalled,
+    step,
     strides,
     unit,
-    write_part,
-    write_softmax,
+    write_sums,
 )
 from structconv.primitives.triton.dots import dot_rows, drop_arguments
 from structconv.primitives.triton.tiles import tile
@@ -42,9 +45,8 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
              heads: tl.tensor, channels: tl.tensor, x_row: tl.tensor, x_head: tl.tensor, slope: tl.tensor, p: tl.tensor,
              factor: tl.tensor, batch_heads: tl.tensor, TRAIN: tl.constexpr, DROP: tl.constexpr, LENGTH: tl.constexpr,
              BE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
-    program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    row, start, end, whole = span(program, indptr, part_row, part_start, parts, LENGTH)
-    head, channel = block * HB + tl.arange(0, HB), tl.arange(0, BC)
+    program, head, row, start, end, whole = begin(indptr, part_row, part_start, parts, blocks, LENGTH, HB)
+    channel = tl.arange(0, BC)
     mine = tl.load(target + row * heads + head, mask=head < heads, other=0.0)
     peak, total = tl.full([HB], -float("inf"), tl.float32), tl.zeros([HB], tl.float32)
     share = tl.zeros([HB], tl.float32)
@@ -52,17 +54,13 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
     if DROP:
         state, key = generator(seed, head, batch_heads)
     for at in range(start, end, BE):
-        slot = at + tl.arange(0, BE)
-        listed = slot < end
-        m = tl.load(index + slot, mask=listed, other=0).to(tl.int64)
+        _, listed, m = step(index, at, end, BE)
         rows = load_rows(x, m, listed, head, channel, heads, channels, x_row, x_head)
         raw = mine[None, :] + tl.load(source + m[:, None] * heads + head[None, :],
                                       mask=listed[:, None] & (head < heads)[None, :], other=0.0)
         c = tl.where(raw > 0, 1.0, slope)
         score = tl.where(listed[:, None], tl.where(raw > 0, raw, raw * slope), -float("inf"))
-        top = tl.maximum(peak, tl.max(score, axis=0))
-        base = tl.where(top == -float("inf"), 0.0, top)
-        scale, w = tl.exp(peak - base), tl.exp(score - base[None, :])
+        peak, scale, w = raised(peak, score)
         total = total * scale + tl.sum(w, axis=0)
         share = share * scale + tl.sum(c * w, axis=0)
         if DROP:
@@ -70,12 +68,8 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
         acc = acc * scale[:, None] + tl.sum(w[:, :, None] * rows, axis=0)
         if TRAIN:
             acc2 = acc2 * scale[:, None] + tl.sum((c * w)[:, :, None] * rows, axis=0)
-        peak = top
-    if whole:
-        write_softmax(row, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, lse, mass, True, TRAIN)
-    elif LENGTH > 0:
-        if program < parts:
-            write_part(program, head, channel, heads, channels, peak, total, share, acc, acc2, stats, sums, TRAIN)
+    end_softmax(program, parts, row, whole, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, lse,
+                mass, stats, sums, True, TRAIN, LENGTH)
 
 
 @triton.jit
@@ -87,25 +81,22 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
               batch_heads: tl.tensor, DROP: tl.constexpr, LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr,
               BC: tl.constexpr) -> None:
     """One row by source; `packed` holds target, lse and D of every output, (N, 3, K)."""
-    program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    row, start, end, whole = span(program, indptr, part_row, part_start, parts, LENGTH)
-    head, channel = block * HB + tl.arange(0, HB), tl.arange(0, BC)
+    program, head, row, start, end, whole = begin(indptr, part_row, part_start, parts, blocks, LENGTH, HB)
+    channel = tl.arange(0, BC)
     mine = tl.load(source + row * heads + head, mask=head < heads, other=0.0)
     shift = tl.zeros([HB], tl.float32)
     acc, acc2 = tl.zeros([HB, BC], tl.float32), tl.zeros([HB, BC], tl.float32)
     if DROP:
         state, key = generator(seed, head, batch_heads)
     for at in range(start, end, BE):
-        slot = at + tl.arange(0, BE)
-        listed = slot < end
-        n = tl.load(index + slot, mask=listed, other=0).to(tl.int64)
+        _, listed, n = step(index, at, end, BE)
         rows = load_rows(grad, n, listed, head, channel, heads, channels, g_row, g_head)
         read = listed[:, None] & (head < heads)[None, :]
         place = packed + n[:, None] * 3 * heads + head[None, :]
         raw = mine[None, :] + tl.load(place, mask=read, other=0.0)
         c = tl.where(raw > 0, 1.0, slope)
         score = tl.where(raw > 0, raw, raw * slope) - tl.load(place + heads, mask=read, other=0.0)
-        w = tl.where(read, tl.exp(tl.where(read, score, 0.0)), 0.0)
+        w = recalled(score, read)
         shift += tl.sum(c * w * tl.load(place + 2 * heads, mask=read, other=0.0), axis=0)
         if DROP:
             w = w * kept(state, key, row * outputs + n, p, factor)
@@ -113,15 +104,9 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
         acc2 += tl.sum((c * w)[:, :, None] * rows, axis=0)
     own = load_row(x, row, head, channel, heads, channels, x_row, x_head)
     found = tl.where(start < end, tl.sum(acc2 * own, axis=1) - shift, 0.0)
-    inside = (head < heads)[:, None] & (channel < channels)[None, :]
-    if whole:
-        tl.store(grad_source + row * heads + head, found, mask=head < heads)
-        tl.store(grad_x + (row * heads + head)[:, None] * channels + channel[None, :], acc, mask=inside)
-    elif LENGTH > 0:
-        if program < parts:
-            left = program.to(tl.int64) * heads + head
-            tl.store(source_sums + left, found, mask=head < heads)
-            tl.store(x_sums + left[:, None] * channels + channel[None, :], acc, mask=inside)
+    write_sums(program, parts, row, whole, head, channel, heads, channels, acc, grad_x, x_sums, LENGTH)
+    write_sums(program, parts, row, whole, head, tl.arange(0, 1), heads, 1, found[:, None], grad_source, source_sums,
+               LENGTH)
 
 
 def affine_forward(by_target: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, drop: Drop,

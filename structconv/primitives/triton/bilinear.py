@@ -20,17 +20,20 @@ from structconv.primitives.native.edges import Drop
 from structconv.primitives.triton.combine import add_parts, combine_softmax
 from structconv.primitives.triton.common import (
     Rows,
+    begin,
+    end_softmax,
     floats,
     generator,
     kept,
     launch,
     load_row,
     load_rows,
-    span,
+    raised,
+    recalled,
+    step,
     strides,
     unit,
-    write_part,
-    write_softmax,
+    write_sums,
 )
 from structconv.primitives.triton.dots import dot_rows, drop_arguments
 from structconv.primitives.triton.tiles import power, tile
@@ -44,18 +47,15 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
              k_row: tl.tensor, k_head: tl.tensor, v_row: tl.tensor, v_head: tl.tensor, scale: tl.tensor, p: tl.tensor,
              factor: tl.tensor, batch_heads: tl.tensor, BIAS: tl.constexpr, DROP: tl.constexpr, LENGTH: tl.constexpr,
              BE: tl.constexpr, HB: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr) -> None:
-    program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    row, start, end, whole = span(program, indptr, part_row, part_start, parts, LENGTH)
-    head, deep, channel = block * HB + tl.arange(0, HB), tl.arange(0, BD), tl.arange(0, BC)
+    program, head, row, start, end, whole = begin(indptr, part_row, part_start, parts, blocks, LENGTH, HB)
+    deep, channel = tl.arange(0, BD), tl.arange(0, BC)
     query = load_row(q, row, head, deep, heads, depth, q_row, q_head)
     peak, total = tl.full([HB], -float("inf"), tl.float32), tl.zeros([HB], tl.float32)
     acc = tl.zeros([HB, BC], tl.float32)
     if DROP:
         state, key = generator(seed, head, batch_heads)
     for at in range(start, end, BE):
-        slot = at + tl.arange(0, BE)
-        listed = slot < end
-        m = tl.load(index + slot, mask=listed, other=0).to(tl.int64)
+        slot, listed, m = step(index, at, end, BE)
         keys = load_rows(k, m, listed, head, deep, heads, depth, k_row, k_head)
         rows = load_rows(v, m, listed, head, channel, heads, channels, v_row, v_head)
         score = scale * tl.sum(query[None, :, :] * keys, axis=2)
@@ -64,19 +64,13 @@ def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_star
             score += tl.load(bias + head[None, :].to(tl.int64) * edges + edge[:, None],
                              mask=listed[:, None] & (head < heads)[None, :], other=0.0)
         score = tl.where(listed[:, None], score, -float("inf"))
-        top = tl.maximum(peak, tl.max(score, axis=0))
-        base = tl.where(top == -float("inf"), 0.0, top)
-        fade, w = tl.exp(peak - base), tl.exp(score - base[None, :])
+        peak, fade, w = raised(peak, score)
         total = total * fade + tl.sum(w, axis=0)
         if DROP:
             w = w * kept(state, key, m * outputs + row, p, factor)
         acc = acc * fade[:, None] + tl.sum(w[:, :, None] * rows, axis=0)
-        peak = top
-    if whole:
-        write_softmax(row, head, channel, heads, channels, peak, total, total, acc, acc, y, y, lse, lse, False, False)
-    elif LENGTH > 0:
-        if program < parts:
-            write_part(program, head, channel, heads, channels, peak, total, total, acc, acc, stats, sums, False)
+    end_softmax(program, parts, row, whole, head, channel, heads, channels, peak, total, total, acc, acc, y, y, lse,
+                lse, stats, sums, False, False, LENGTH)
 
 
 @triton.jit
@@ -90,18 +84,15 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
               batch_heads: tl.tensor, BY_SOURCE: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
               LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr) -> None:
     """By target own is (q_n, g_n) and far (k_m, v_m); by source the other way round, and grad v as well."""
-    program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    row, start, end, whole = span(program, indptr, part_row, part_start, parts, LENGTH)
-    head, deep, channel = block * HB + tl.arange(0, HB), tl.arange(0, BD), tl.arange(0, BC)
+    program, head, row, start, end, whole = begin(indptr, part_row, part_start, parts, blocks, LENGTH, HB)
+    deep, channel = tl.arange(0, BD), tl.arange(0, BC)
     mine_a = load_row(own_a, row, head, deep, heads, depth, own_a_row, own_a_head)
     mine_b = load_row(own_b, row, head, channel, heads, channels, own_b_row, own_b_head)
     acc_a, acc_b = tl.zeros([HB, BD], tl.float32), tl.zeros([HB, BC], tl.float32)
     if DROP:
         state, key = generator(seed, head, batch_heads)
     for at in range(start, end, BE):
-        slot = at + tl.arange(0, BE)
-        listed = slot < end
-        other = tl.load(index + slot, mask=listed, other=0).to(tl.int64)
+        slot, listed, other = step(index, at, end, BE)
         read = listed[:, None] & (head < heads)[None, :]
         edge = tl.load(order + slot, mask=listed, other=0).to(tl.int64)[:, None] + head[None, :].to(tl.int64) * edges
         n = other if BY_SOURCE else tl.zeros([BE], tl.int64) + row
@@ -111,7 +102,7 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
         score = scale * tl.sum(mine_a[None, :, :] * table_a, axis=2) - tl.load(place, mask=read, other=0.0)
         if BIAS:
             score += tl.load(bias + edge, mask=read, other=0.0)
-        w = tl.where(read, tl.exp(tl.where(read, score, 0.0)), 0.0)
+        w = recalled(score, read)
         dropped = w
         if DROP:
             dropped = w * kept(state, key, other * outputs + row if not BY_SOURCE else row * outputs + other, p, factor)
@@ -122,19 +113,9 @@ def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_sta
             acc_b += tl.sum(dropped[:, :, None] * table_b, axis=0)
         elif BIAS:
             tl.store(grad_bias + edge, ds, mask=read)
-    out = tl.where(whole, row, program.to(tl.int64)) * heads + head
-    place_a, place_b = out[:, None] * depth + deep[None, :], out[:, None] * channels + channel[None, :]
-    inside_a = (head < heads)[:, None] & (deep < depth)[None, :]
-    inside_b = (head < heads)[:, None] & (channel < channels)[None, :]
-    if whole:
-        tl.store(grad_a + place_a, acc_a, mask=inside_a)
-        if BY_SOURCE:
-            tl.store(grad_b + place_b, acc_b, mask=inside_b)
-    elif LENGTH > 0:
-        if program < parts:
-            tl.store(sums_a + place_a, acc_a, mask=inside_a)
-            if BY_SOURCE:
-                tl.store(sums_b + place_b, acc_b, mask=inside_b)
+    write_sums(program, parts, row, whole, head, deep, heads, depth, acc_a, grad_a, sums_a, LENGTH)
+    if BY_SOURCE:
+        write_sums(program, parts, row, whole, head, channel, heads, channels, acc_b, grad_b, sums_b, LENGTH)
 
 
 def bilinear_forward(by_target: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from structconv.primitives.triton.common import Rows, launch, write_softmax
+from structconv.primitives.triton.common import Rows, launch, raised, write_softmax
 from structconv.primitives.triton.tiles import Tile, power
 
 _COLUMNS = 256
@@ -51,9 +51,7 @@ def _softmax(long: tl.tensor, ends: tl.tensor, stats: tl.tensor, sums: tl.tensor
         read = listed[:, None] & (head < heads)[None, :]
         place = part[:, None] * 3 * heads + head[None, :]
         peaks = tl.load(stats + place, mask=read, other=-float("inf"))
-        top = tl.maximum(peak, tl.max(peaks, axis=0))
-        base = tl.where(top == -float("inf"), 0.0, top)
-        scale, w = tl.exp(peak - base), tl.exp(peaks - base[None, :])
+        peak, scale, w = raised(peak, peaks)
         total = total * scale + tl.sum(w * tl.load(stats + place + heads, mask=read, other=0.0), axis=0)
         if AFFINE:
             share = share * scale + tl.sum(w * tl.load(stats + place + 2 * heads, mask=read, other=0.0), axis=0)
@@ -64,7 +62,6 @@ def _softmax(long: tl.tensor, ends: tl.tensor, stats: tl.tensor, sums: tl.tensor
         if TRAIN:
             acc2 = acc2 * scale[:, None] + tl.sum(w[:, :, None] * tl.load(
                 table + heads * channels + channel[None, None, :], mask=inside, other=0.0), axis=0)
-        peak = top
     write_softmax(row, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, lse, mass, AFFINE, TRAIN)
 
 

@@ -38,6 +38,38 @@ def span(program: tl.tensor, indptr: tl.tensor, part_row: tl.tensor, part_start:
 
 
 @triton.jit
+def begin(indptr: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor, blocks: tl.tensor,
+          LENGTH: tl.constexpr, HB: tl.constexpr) -> Any:
+    """(program, its heads, and what `span` says of it), for `blocks` programs a row, of HB heads each."""
+    program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    row, start, end, whole = span(program, indptr, part_row, part_start, parts, LENGTH)
+    return program, block * HB + tl.arange(0, HB), row, start, end, whole
+
+
+@triton.jit
+def step(index: tl.tensor, at: tl.tensor, end: tl.tensor, BE: tl.constexpr) -> Any:
+    """(slots, which of them are of the row, what the edges there join it to), BE of them."""
+    slot = at + tl.arange(0, BE)
+    listed = slot < end
+    return slot, listed, tl.load(index + slot, mask=listed, other=0).to(tl.int64)
+
+
+@triton.jit
+def raised(peak: tl.tensor, score: tl.tensor) -> Any:
+    """A running softmax (heads,) that meets scores (edges, heads): (the new peak, what earlier sums shrink by, the
+    weights of these). All scores -inf weigh nothing and shrink nothing to NaN."""
+    top = tl.maximum(peak, tl.max(score, axis=0))
+    base = tl.where(top == -float("inf"), 0.0, top)
+    return top, tl.exp(peak - base), tl.exp(score - base[None, :])
+
+
+@triton.jit
+def recalled(score: tl.tensor, real: tl.tensor) -> tl.tensor:
+    """The weights exp(score - lse) of a backward pass, zero where there is no edge."""
+    return tl.where(real, tl.exp(tl.where(real, score, 0.0)), 0.0)
+
+
+@triton.jit
 def mix(state: tl.tensor, key: tl.tensor) -> tl.tensor:
     """`structconv.primitives.hashing._mix` on uint32."""
     state = (state ^ (state >> 16)) * _FIRST
@@ -72,6 +104,35 @@ def kept(state: tl.tensor, key: tl.tensor, pair: tl.tensor, p: tl.tensor, factor
     """What the weights (edges, heads) are multiplied by: 0 with probability p, else `factor`; `pair` is m N + n."""
     random = mix(state[None, :] ^ fold(pair)[:, None], key[None, :]) >> 8
     return tl.where(random.to(tl.int32).to(tl.float32) * 5.9604644775390625e-08 >= p, factor, 0.0)
+
+
+@triton.jit
+def end_softmax(program: tl.tensor, parts: tl.tensor, row: tl.tensor, whole: tl.tensor, head: tl.tensor,
+                channel: tl.tensor, heads: tl.tensor, channels: tl.tensor, peak: tl.tensor, total: tl.tensor,
+                share: tl.tensor, acc: tl.tensor, acc2: tl.tensor, y: tl.tensor, y2: tl.tensor, lse: tl.tensor,
+                mass: tl.tensor, stats: tl.tensor, sums: tl.tensor, AFFINE: tl.constexpr, TRAIN: tl.constexpr,
+                LENGTH: tl.constexpr) -> None:
+    """The end of a row, or of a part of one."""
+    if whole:
+        write_softmax(row, head, channel, heads, channels, peak, total, share, acc, acc2, y, y2, lse, mass, AFFINE,
+                      TRAIN)
+    elif LENGTH > 0:
+        if program < parts:
+            write_part(program, head, channel, heads, channels, peak, total, share, acc, acc2, stats, sums, TRAIN)
+
+
+@triton.jit
+def write_sums(program: tl.tensor, parts: tl.tensor, row: tl.tensor, whole: tl.tensor, head: tl.tensor,
+               channel: tl.tensor, heads: tl.tensor, channels: tl.tensor, acc: tl.tensor, out: tl.tensor,
+               sums: tl.tensor, LENGTH: tl.constexpr) -> None:
+    """Sums (heads, channels) of a row to `out`, of a part of one to `sums`."""
+    inside = (head < heads)[:, None] & (channel < channels)[None, :]
+    place = (tl.where(whole, row, program.to(tl.int64)) * heads + head)[:, None] * channels + channel[None, :]
+    if whole:
+        tl.store(out + place, acc, mask=inside)
+    elif LENGTH > 0:
+        if program < parts:
+            tl.store(sums + place, acc, mask=inside)
 
 
 @triton.jit

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from structconv.primitives.layout import Csr
+from structconv.primitives.triton.additive import additive_backward, additive_forward
 from structconv.primitives.triton.affine import affine_backward, affine_forward
 from structconv.primitives.triton.bilinear import bilinear_backward, bilinear_forward
 from structconv.primitives.triton.product import sddmm, spmm
 
-__all__ = ["affine_backward", "affine_forward", "bilinear_backward", "bilinear_forward", "probe", "sddmm", "spmm"]
+__all__ = ["additive_backward", "additive_forward", "affine_backward", "affine_forward", "bilinear_backward",
+           "bilinear_forward", "probe", "sddmm", "spmm"]
 
 
 def probe(device: torch.device) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from structconv.primitives.layout import Csr
 from structconv.primitives.triton.combine import add_parts
-from structconv.primitives.triton.common import Rows, launch, span
+from structconv.primitives.triton.common import Rows, launch, span, step
 from structconv.primitives.triton.tiles import power, tile
 
 _WIDEST = 256  # channels of one program
@@ -32,9 +32,7 @@ def _spmm(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: 
     for v in range(first * group, first * group + group):
         table = x + v // repeats_x * x_rows * channels
         for at in range(start, end, BE):
-            slot = at + tl.arange(0, BE)
-            listed = slot < end
-            m = tl.load(index + slot, mask=listed, other=0).to(tl.int64)
+            slot, listed, m = step(index, at, end, BE)
             rows = tl.load(table + m[:, None] * channels + channel[None, :], mask=listed[:, None] & inside[None, :],
                            other=0.0).to(tl.float32)
             if VALUES:
@@ -67,9 +65,7 @@ def _sddmm(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start:
     query = q + (v // repeats_q * q_rows + row) * depth
     keys = k + v // repeats_k * k_rows * depth
     for at in range(start, end, BE):
-        slot = at + tl.arange(0, BE)
-        listed = slot < end
-        m = tl.load(index + slot, mask=listed, other=0).to(tl.int64)
+        slot, listed, m = step(index, at, end, BE)
         dots = tl.zeros([BE], tl.float32)
         for first in range(0, depth, BD):
             d = first + tl.arange(0, BD)

@@ -1,0 +1,187 @@
+"""Attention along edges with scores <v, act(q_n + k_m)>: the mathematics of native/src/additive.cpp.
+
+The activation is a leaky ReLU, or the logistic r(t) = 1 / (1 + exp(-rate t)), to which tanh and sigmoid come down. As
+for dot products the backward has two passes, which compute the scores anew: by target for grad q, by source for grad k
+and grad x. With the gradient of a score ds = p (<g_n, x_m> - D_n),
+    grad q_n = sum ds v act'(q_n + k_m),   grad k_m likewise,   grad x_m = sum p g_n,   grad v = sum ds act(q_n + k_m).
+The last is a sum over all edges: every program of the pass by target leaves its part behind, (programs, K, D) numbers,
+which torch adds up. Where k is x (GATv2), the passes by target gather each row once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from structconv.primitives.layout import Csr
+from structconv.primitives.native.edges import Drop
+from structconv.primitives.triton.combine import add_parts, combine_softmax
+from structconv.primitives.triton.common import (
+    Rows,
+    begin,
+    end_softmax,
+    floats,
+    generator,
+    kept,
+    launch,
+    load_row,
+    load_rows,
+    raised,
+    recalled,
+    step,
+    strides,
+    unit,
+    write_sums,
+)
+from structconv.primitives.triton.dots import dot_rows, drop_arguments
+from structconv.primitives.triton.tiles import power, tile
+
+
+@triton.jit
+def _activated(raw: tl.tensor, parameter: tl.tensor, LOGISTIC: tl.constexpr) -> Any:
+    """(act, act') at raw; `parameter` is the rate of the logistic, or the slope of the leaky ReLU below zero."""
+    if LOGISTIC:
+        value = 1.0 / (1.0 + tl.exp(-parameter * raw))
+        rate = parameter * value * (1.0 - value)
+    else:
+        rate = tl.where(raw > 0, 1.0, parameter)
+        value = raw * rate
+    return value, rate
+
+
+@triton.jit
+def _forward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
+             q: tl.tensor, k: tl.tensor, x: tl.tensor, vector: tl.tensor, seed: tl.tensor, y: tl.tensor, lse: tl.tensor,
+             stats: tl.tensor, sums: tl.tensor, blocks: tl.tensor, outputs: tl.tensor, heads: tl.tensor,
+             depth: tl.tensor, channels: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, k_row: tl.tensor,
+             k_head: tl.tensor, x_row: tl.tensor, x_head: tl.tensor, parameter: tl.tensor, p: tl.tensor,
+             factor: tl.tensor, batch_heads: tl.tensor, SHARED: tl.constexpr, LOGISTIC: tl.constexpr,
+             DROP: tl.constexpr, LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr, BD: tl.constexpr,
+             BC: tl.constexpr) -> None:
+    program, head, row, start, end, whole = begin(indptr, part_row, part_start, parts, blocks, LENGTH, HB)
+    deep, channel = tl.arange(0, BD), tl.arange(0, BC)
+    query = load_row(q, row, head, deep, heads, depth, q_row, q_head)
+    weight = load_row(vector, 0, head, deep, heads, depth, 0, depth)
+    peak, total = tl.full([HB], -float("inf"), tl.float32), tl.zeros([HB], tl.float32)
+    acc = tl.zeros([HB, BC], tl.float32)
+    if DROP:
+        state, key = generator(seed, head, batch_heads)
+    for at in range(start, end, BE):
+        _, listed, m = step(index, at, end, BE)
+        keys = load_rows(k, m, listed, head, deep, heads, depth, k_row, k_head)
+        rows = keys if SHARED else load_rows(x, m, listed, head, channel, heads, channels, x_row, x_head)
+        value, _ = _activated(query[None, :, :] + keys, parameter, LOGISTIC)
+        score = tl.where(listed[:, None], tl.sum(weight[None, :, :] * value, axis=2), -float("inf"))
+        peak, fade, w = raised(peak, score)
+        total = total * fade + tl.sum(w, axis=0)
+        if DROP:
+            w = w * kept(state, key, m * outputs + row, p, factor)
+        acc = acc * fade[:, None] + tl.sum(w[:, :, None] * rows, axis=0)
+    end_softmax(program, parts, row, whole, head, channel, heads, channels, peak, total, total, acc, acc, y, y, lse,
+                lse, stats, sums, False, False, LENGTH)
+
+
+@triton.jit
+def _backward(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
+              own_a: tl.tensor, own_b: tl.tensor, far_a: tl.tensor, far_b: tl.tensor, vector: tl.tensor,
+              packed: tl.tensor, seed: tl.tensor, grad_a: tl.tensor, grad_b: tl.tensor, vectors: tl.tensor,
+              sums_a: tl.tensor, sums_b: tl.tensor, blocks: tl.tensor, outputs: tl.tensor, heads: tl.tensor,
+              depth: tl.tensor, channels: tl.tensor, own_a_row: tl.tensor, own_a_head: tl.tensor, own_b_row: tl.tensor,
+              own_b_head: tl.tensor, far_a_row: tl.tensor, far_a_head: tl.tensor, far_b_row: tl.tensor,
+              far_b_head: tl.tensor, parameter: tl.tensor, p: tl.tensor, factor: tl.tensor, batch_heads: tl.tensor,
+              BY_SOURCE: tl.constexpr, SHARED: tl.constexpr, LOGISTIC: tl.constexpr, DROP: tl.constexpr,
+              LENGTH: tl.constexpr, BE: tl.constexpr, HB: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr) -> None:
+    """By target own is (q_n, g_n) and far (k_m, x_m); by source the other way round. a is q or k, b is g or x."""
+    program, head, row, start, end, whole = begin(indptr, part_row, part_start, parts, blocks, LENGTH, HB)
+    deep, channel = tl.arange(0, BD), tl.arange(0, BC)
+    mine_a = load_row(own_a, row, head, deep, heads, depth, own_a_row, own_a_head)
+    mine_b = load_row(own_b, row, head, channel, heads, channels, own_b_row, own_b_head)
+    weight = load_row(vector, 0, head, deep, heads, depth, 0, depth)
+    acc_a, acc_b, acc_v = (tl.zeros([HB, BD], tl.float32), tl.zeros([HB, BC], tl.float32),
+                           tl.zeros([HB, BD], tl.float32))
+    if DROP:
+        state, key = generator(seed, head, batch_heads)
+    for at in range(start, end, BE):
+        _, listed, other = step(index, at, end, BE)
+        read = listed[:, None] & (head < heads)[None, :]
+        n = other if BY_SOURCE else tl.zeros([BE], tl.int64) + row
+        place = packed + n[:, None] * 2 * heads + head[None, :]
+        table_a = load_rows(far_a, other, listed, head, deep, heads, depth, far_a_row, far_a_head)
+        table_b = table_a if SHARED else load_rows(far_b, other, listed, head, channel, heads, channels, far_b_row,
+                                                   far_b_head)
+        value, rate = _activated(mine_a[None, :, :] + table_a, parameter, LOGISTIC)
+        w = recalled(tl.sum(weight[None, :, :] * value, axis=2) - tl.load(place, mask=read, other=0.0), read)
+        dropped = w
+        if DROP:
+            dropped = w * kept(state, key, other * outputs + row if not BY_SOURCE else row * outputs + other, p, factor)
+        ds = dropped * tl.sum(mine_b[None, :, :] * table_b, axis=2) - w * tl.load(place + heads, mask=read, other=0.0)
+        ds = tl.where(read, ds, 0.0)
+        acc_a += tl.sum(ds[:, :, None] * rate, axis=0)
+        if BY_SOURCE:
+            acc_b += tl.sum(dropped[:, :, None] * table_b, axis=0)
+        else:
+            acc_v += tl.sum(tl.where(listed[:, None, None], ds[:, :, None] * value, 0.0), axis=0)
+    acc_a = tl.where(start < end, acc_a * weight, 0.0)
+    write_sums(program, parts, row, whole, head, deep, heads, depth, acc_a, grad_a, sums_a, LENGTH)
+    if BY_SOURCE:
+        write_sums(program, parts, row, whole, head, channel, heads, channels, acc_b, grad_b, sums_b, LENGTH)
+    else:
+        place_v = (program.to(tl.int64) * heads + head)[:, None] * depth + deep[None, :]
+        tl.store(vectors + place_v, acc_v, mask=(head < heads)[:, None] & (deep < depth)[None, :])
+
+
+def additive_forward(by_target: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, logistic: bool,
+                     parameter: float, drop: Drop) -> tuple[Tensor, Tensor]:
+    """(y, lse), lse that of the scores <vector, act(q_n + k_m)>. One pass over the edges by target."""
+    rows, shared, (outputs, heads, depth), channels = Rows(by_target), _same(k, x), q.shape, x.shape[2]
+    q, k, x = unit(q), unit(k), unit(x)
+    y, lse = x.new_empty((outputs, heads, channels)), q.new_empty((outputs, heads), dtype=torch.float32)
+    size = tile(heads, max(depth, channels), tables=1 if shared else 2)
+    stats, sums = rows.buffer(3, heads), rows.buffer(1, heads, channels)
+    seed, *chosen, dropped = drop_arguments(drop, q.device)
+    launch(_forward, rows.programs * size.blocks, size.warps, *rows.arguments, q, k, x, floats(vector), seed, y, lse,
+           stats, sums, size.blocks, outputs, heads, depth, channels, *strides(q, k, x), parameter, *chosen,
+           SHARED=shared, LOGISTIC=logistic, DROP=dropped, LENGTH=rows.parts.length, BE=size.edges, HB=size.heads,
+           BD=power(depth), BC=power(channels))
+    combine_softmax(rows, stats, sums, y, y, lse, lse, size._replace(channels=power(channels)), affine=False,
+                    train=False)
+    return y, lse
+
+
+def additive_backward(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor,
+                      saved: Sequence[Tensor], grad: Tensor, logistic: bool, parameter: float,
+                      drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, x and of the vector (float32). One pass by target, one by source."""
+    shared, (outputs, heads, depth), channels = _same(k, x), q.shape, x.shape[2]
+    q, k, x, grad, vector = unit(q), unit(k), unit(x), unit(grad), floats(vector)
+    y, lse = (t.contiguous() for t in saved)
+    grad_q, grad_k, grad_x = (t.new_empty(t.shape) for t in (q, k, x))
+    packed = dot_rows(by_target, grad, y, lse)
+    seed, *chosen, dropped = drop_arguments(drop, q.device)
+    vectors = vector.new_empty((Rows(by_target).programs, heads, depth))
+    size = tile(heads, max(depth, channels), tables=2)
+    for by_source_now, layout, own, far, grads in (
+            (False, by_target, (q, grad), (k, x), (grad_q, grad_q)),
+            (True, by_source, (k, x), (q, grad), (grad_k, grad_x))):
+        rows, once = Rows(layout), shared and not by_source_now
+        sums_a = rows.buffer(heads, depth)
+        sums_b = rows.buffer(heads, channels) if by_source_now else sums_a
+        launch(_backward, rows.programs * size.blocks, size.warps, *rows.arguments, *own, *far, vector, packed, seed,
+               *grads, vectors, sums_a, sums_b, size.blocks, outputs, heads, depth, channels, *strides(*own, *far),
+               parameter, *chosen, BY_SOURCE=by_source_now, SHARED=once, LOGISTIC=logistic, DROP=dropped,
+               LENGTH=rows.parts.length, BE=size.edges, HB=size.heads, BD=power(depth), BC=power(channels))
+        add_parts(rows, sums_a, grads[0])
+        if by_source_now:
+            add_parts(rows, sums_b, grads[1])
+    return grad_q, grad_k, grad_x, vectors.sum(0)
+
+
+def _same(k: Tensor, x: Tensor) -> bool:
+    """Whether both are the same numbers in the same memory."""
+    return k.data_ptr() == x.data_ptr() and k.shape == x.shape and k.stride() == x.stride()
+
