@@ -1,12 +1,15 @@
-"""Times attention along edges on a GPU: against the card's copy bandwidth and PyTorch Geometric on the same card.
+"""Times what structconv has for a GPU: against the card's copy bandwidth and PyTorch Geometric on the same card.
 
-    python benchmarks/gpu_attention.py [--edges 2000000] [--repeats 20] [--out FILE]
+    python benchmarks/gpu_attention.py [--edges 2000000] [--length 4096] [--repeats 20] [--only NAME] [--out FILE]
 
-One JSON object a line: a case (GAT's scores or dot products, heads x channels, float32 or bfloat16, forward or forward
-and backward), the medians of both in milliseconds, their ratio, and the fraction of the measured bandwidth of a copy at
-which the case moves the bytes it must: every edge reads the rows it gathers, every entry is read and written once.
-Where the tables fit the card's cache that fraction may pass 1. Both are the attention alone, without projections; their
-numbers are compared before they are timed. Without a GPU, or without the kernels: one line and exit code 2.
+Along the edges of a power-law graph: attention with GAT's scores, with dot products and with GATv2's, and the sparse
+product with values. Over all pairs of a sequence: attention with a learnt bias of relative positions, by FlexAttention
+against torch's operators in blocks. One JSON object a line: the card, the date, a case (heads x channels, float32 or
+bfloat16, forward or forward and backward), the medians of both in milliseconds, their ratio, and the fraction of the
+measured bandwidth of a copy at which the case moves the bytes it must: every edge reads the rows it gathers, every
+entry is read and written once. Where the tables fit the card's cache that fraction may pass 1; dense attention computes
+far more than it moves, so that its fraction is small. All are without projections; their numbers are compared before
+they are timed. Without a GPU, or without the kernels: one line and exit code 2.
 """
 
 from __future__ import annotations
@@ -23,12 +26,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from structconv.bases.base import Basis
+from structconv.bases.linear import Scaled
+from structconv.bases.pairwise import Masked, Normalised
+from structconv.bases.positions import Lookup
+from structconv.bases.scores import Bilinear
 from structconv.bench import peers
 from structconv.bench.graphs import power_law
+from structconv.kernels import blocked_attention, flex_attention
 from structconv.primitives import triton
+from structconv.primitives.csr import spmm
+from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
-from structconv.structures import Graph
+from structconv.structures import Causal, Graph
 
 HEADS = ((4, 32), (8, 64))
 COPIED = 2**30  # bytes
@@ -43,13 +54,16 @@ class Case(NamedTuple):
     peer: Callable[[], Tensor] | None
     forward: int
     both: int
+    rival: str = "pyg"
 
 
 def main() -> int:
     """Parse, measure, print; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--edges", type=int, default=2_000_000)
+    parser.add_argument("--length", type=int, default=4096, help="entries of a sequence for dense attention")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--out", type=Path, help="append the lines to this file as well")
     args = parser.parse_args()
     if not torch.cuda.is_available() or triton.usable(torch.ones(1, 1, 1, device="cuda"), args.edges) is None:
@@ -61,7 +75,9 @@ def main() -> int:
               "copy_gbs": round(copy_bandwidth(args.repeats) / 1e9, 1)}
     graph = power_law(args.edges).to("cuda")
     for dtype in (torch.float32, torch.bfloat16):
-        for case in cases(graph, dtype):
+        for case in (*cases(graph, dtype), *dense_cases(args.length, dtype)):
+            if args.only not in case.name:
+                continue
             for found in measured(case, common["copy_gbs"] * 1e9, args.repeats):
                 line = json.dumps({**common, "dtype": str(dtype).removeprefix("torch."), **found})
                 print(line, flush=True)
@@ -72,7 +88,7 @@ def main() -> int:
 
 
 def cases(graph: Graph, dtype: torch.dtype) -> Iterator[Case]:
-    """GAT's scores, then scaled dot products."""
+    """GAT's scores, scaled dot products, GATv2's scores, then the sparse product."""
     layouts, edges, nodes = (graph.by_target(), graph.by_source()), graph.num_edges, graph.num_nodes
     for heads, channels in HEADS:
         a, b = (leaf(graph, dtype, heads) for _ in range(2))
@@ -88,6 +104,55 @@ def cases(graph: Graph, dtype: torch.dtype) -> Iterator[Case]:
         yield Case(f"dot {heads}x{channels}", (q, k, x),
                    lambda q=q, k=k, x=x, scale=scale: bilinear_attention(*layouts, q, k, x, scale=scale),
                    geometric_dot(graph, q, k, x), forward, forward + back)
+        yield gatv2(graph, q, k, row)
+    for channels in (64, 128):
+        yield product(graph, dtype, channels)
+
+
+def gatv2(graph: Graph, q: Tensor, k: Tensor, row: int) -> Case:
+    """GATv2's scores, whose keys are the values: an edge reads a row by target, and q's and g's by source."""
+    layouts, index = (graph.by_target(), graph.by_source()), 4
+    vector = torch.randn(q.shape[1:], device=q.device, dtype=q.dtype).requires_grad_()
+    forward = graph.num_edges * (row + index) + 2 * graph.num_nodes * row
+    back = graph.num_edges * (3 * row + 2 * index + 8 * q.shape[1]) + 9 * graph.num_nodes * row
+    return Case(f"gatv2 {q.shape[1]}x{q.shape[2]}", (q, k, vector),
+                lambda: additive_attention(*layouts, q, k, k, vector), geometric_gatv2(graph, q, k, vector), forward,
+                forward + back)
+
+
+def product(graph: Graph, dtype: torch.dtype, channels: int) -> Case:
+    """A x with values: an edge reads its value and a row, backward a row each for x and for the values."""
+    layouts, edges = (graph.by_target(), graph.by_source()), graph.num_edges
+    x, values = leaf(graph, dtype, channels), torch.rand(edges, device="cuda", dtype=dtype).requires_grad_()
+    row, index, number = channels * x.element_size(), 4, x.element_size()
+    forward = edges * (row + 2 * index + number) + graph.num_nodes * row
+    back = edges * (2 * row + 4 * index + 2 * number) + 3 * graph.num_nodes * row
+    return Case(f"spmm {channels}", (x, values), lambda: spmm(*layouts, values, x), geometric_product(graph, values, x),
+                forward, forward + back)
+
+
+def dense_cases(length: int, dtype: torch.dtype) -> Iterator[Case]:
+    """softmax(q k / sqrt(D) + a learnt bias of the clipped offset), all pairs and causal, 8 heads of 64."""
+    heads, depth, clip = 8, 64, 128
+    q, k, v = (torch.randn(heads, length, depth, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
+    table = torch.randn(heads, 1, 2 * clip + 1, device="cuda", dtype=dtype).requires_grad_()
+    once = q.numel() * q.element_size()
+    for name, causal in (("bias", False), ("causal bias", True)):
+        def expression(causal: bool = causal) -> Basis:
+            scores: Basis = Scaled(Bilinear(q, k), depth**-0.5) + Lookup(table, "clip", clip, length, length)
+            return Normalised(Masked(scores, Causal()) if causal else scores, "softmax", "inputs")
+
+        if flex_attention.recognise(expression()) is not None:
+            yield Case(f"flex {name} {heads}x{depth} n={length}", (q, k, v, table),
+                       lambda expression=expression: whole(flex_attention.recognise(expression())).apply(v),
+                       lambda expression=expression: whole(blocked_attention.recognise(expression())).apply(v),
+                       4 * once, 12 * once, "blocks")
+
+
+def whole(form: Basis | None) -> Basis:
+    """The form, which is there."""
+    assert form is not None
+    return form
 
 
 def leaf(graph: Graph, dtype: torch.dtype, *sizes: int) -> Tensor:
@@ -119,6 +184,32 @@ def geometric_dot(graph: Graph, q: Tensor, k: Tensor, v: Tensor) -> Callable[[],
     return lambda: layer.propagate(graph.edge_index, query=q, key=k, value=v, edge_attr=None)
 
 
+def geometric_gatv2(graph: Graph, q: Tensor, k: Tensor, vector: Tensor) -> Callable[[], Tensor] | None:
+    """What GATv2Conv does after its projections."""
+    library = peers.geometric()
+    if library is None:
+        return None
+    layer = library.GATv2Conv(1, k.shape[2], k.shape[1], add_self_loops=False)
+    del layer.att
+    layer.att = vector.unsqueeze(0)
+
+    def run() -> Tensor:
+        alpha = layer.edge_updater(graph.edge_index, x=(k, q), edge_attr=None)
+        return layer.propagate(graph.edge_index, x=(k, q), alpha=alpha)
+
+    return run
+
+
+def geometric_product(graph: Graph, values: Tensor, x: Tensor) -> Callable[[], Tensor] | None:
+    """What a layer with edge weights does after its projection."""
+    library = peers.geometric()
+    if library is None:
+        return None
+    layer = library.GraphConv(1, 1)
+    size = (graph.num_nodes, graph.num_nodes)
+    return lambda: layer.propagate(graph.edge_index, x=(x, x), edge_weight=values, size=size)
+
+
 def measured(case: Case, bandwidth: float, repeats: int) -> Iterator[dict[str, object]]:
     """Forward without gradients, then forward and backward."""
     check(case)
@@ -128,7 +219,7 @@ def measured(case: Case, bandwidth: float, repeats: int) -> Iterator[dict[str, o
         ours, *others = medians(calls, repeats)
         yield {"case": case.name, "pass": name, "ours_ms": round(ours, 4), "least_gb": round(least / 1e9, 4),
                "bandwidth_fraction": round(least / (ours * 1e-3) / bandwidth, 4),
-               **({"pyg_ms": round(others[0], 4), "ratio": round(others[0] / ours, 3)} if others else {})}
+               **({f"{case.rival}_ms": round(others[0], 4), "ratio": round(others[0] / ours, 3)} if others else {})}
 
 
 def check(case: Case) -> None:

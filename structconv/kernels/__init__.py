@@ -7,6 +7,7 @@ from structconv.kernels import (
     blocked_attention,
     composite,
     dense_attention,
+    flex_attention,
     grid,
     polynomial,
     reassociation,
@@ -17,5 +18,5 @@ from structconv.kernels import (
 )
 from structconv.kernels.reference import reference
 
-__all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "grid", "polynomial",
-           "reassociation", "reference", "relational", "shifts", "sparse_attention", "window_attention"]
+__all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "flex_attention", "grid",
+           "polynomial", "reassociation", "reference", "relational", "shifts", "sparse_attention", "window_attention"]

@@ -13,13 +13,13 @@ from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Dropped, Mapped, Masked, Normalised
-from structconv.bases.positions import Distance, Lookup, bucket, bucket_count
+from structconv.bases.positions import bucket_count
 from structconv.bases.scores import Affine, Bilinear
 from structconv.kernels import dense_attention, window_attention
 from structconv.kernels.dense_attention import Existing, finite
 from structconv.kernels.forms import register_form
 from structconv.kernels.fused import Fused, undropped
-from structconv.kernels.terms import PRODUCTS, Term, by_head, products, sum_terms
+from structconv.kernels.terms import PRODUCTS, Term, buckets, diagonal, products, sum_terms, table_rows, tables
 from structconv.primitives.blocked_attention import blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
 
@@ -63,7 +63,7 @@ class BlockedAttention(Fused):
         `None` where terms have other buckets, or the expression is not to be computed in blocks.
         """
         lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
-        others = [leaf for leaf in self._tables() if (leaf.kind, leaf.clip) != (kind, clip)]
+        others = [leaf for leaf in tables(self.terms) if (leaf.kind, leaf.clip) != (kind, clip)]
         if others or self._elsewhere(lead):
             return None
         found = self._attend(r, lead, (kind, clip))
@@ -82,14 +82,13 @@ class BlockedAttention(Fused):
             return t.expand(*lead, self.size, *t.shape[-2:]).reshape(math.prod(lead) * self.size, *t.shape[-2:])
 
         query, key, scale = products(self.terms)
-        tables = self._tables()
-        buckets = counted or next(((table.kind, table.clip) for table in tables), None)
-        diagonal = self._diagonal(r)
-        rows = [leaf.table * by_head(factor, 2) for leaf, factor in self.terms if leaf in tables]
-        terms = Maps(None if diagonal is None else flat(diagonal.unsqueeze(-2)).squeeze(-2),
-                     flat(torch.stack(torch.broadcast_tensors(*rows)).sum(0)) if rows else None,
-                     None if buckets is None else self._bucket(*buckets),
-                     self.existing.table(lead, self.num_inputs, self.num_outputs, r.device), self.seed)
+        kinds = counted or next(((leaf.kind, leaf.clip) for leaf in tables(self.terms)), None)
+        inputs, outputs = self.num_inputs, self.num_outputs
+        along, rows = diagonal(self.terms, inputs, outputs, r), table_rows(self.terms)
+        terms = Maps(None if along is None else flat(along.unsqueeze(-2)).squeeze(-2),
+                     None if rows is None else flat(rows),
+                     None if kinds is None else buckets(*kinds, inputs, outputs, r.device),
+                     self.existing.table(lead, inputs, outputs, r.device), self.seed)
         weighing = self.weighing
         options = Options(weighing.weights, weighing.map, weighing.gain, self.existing.causal, scale, weighing.p,
                           self.size)
@@ -97,51 +96,26 @@ class BlockedAttention(Fused):
                                       buckets=0 if counted is None else bucket_count(*counted))
         return tuple(t.view(*lead, self.size, *t.shape[-2:]) for t in (y, shares))  # type: ignore[return-value]
 
-    def _diagonal(self, r: Tensor) -> Tensor | None:
-        """What depends on the offset m - n alone, (..., K or 1, N + M - 1)."""
-        total: Tensor | None = None
-        for leaf, factor in self.terms:
-            if isinstance(leaf, Distance):
-                offset = torch.arange(1 - self.num_outputs, self.num_inputs, device=r.device)
-                term = -leaf.slope.to(r.dtype).unsqueeze(-1) * offset.abs()
-            elif isinstance(leaf, Lookup) and leaf.table.shape[-2] == 1:
-                term = leaf.table.squeeze(-2).index_select(-1, self._bucket(leaf.kind, leaf.clip))
-            else:
-                continue
-            term = term * by_head(factor, 1)
-            total = term if total is None else total + term
-        return total
-
-    def _tables(self) -> list[Lookup]:
-        """The relative terms that depend on the output too."""
-        return [leaf for leaf, _ in self.terms if isinstance(leaf, Lookup) and leaf.table.shape[-2] != 1]
-
-    def _bucket(self, kind: str, clip: int) -> Tensor:
-        """The bucket of each offset, (N + M - 1,)."""
-        inputs, outputs = self.num_inputs, self.num_outputs
-        return bucket(kind, clip, torch.arange(inputs + outputs - 1, device=self.device),
-                      torch.full((), outputs - 1, device=self.device))
-
 
 def recognise(basis: Basis) -> BlockedAttention | None:
     """The basis as attention in blocks; `None` where it is something else, is fused by torch, or lists its pairs."""
     weights, p, seed = undropped(basis)
     if not isinstance(weights, Normalised) or (weights.over != "inputs" and weights.kind != "sigmoid"):
         return None
-    mapped = _mapped(weights)
-    terms = None if mapped is None else sum_terms(mapped[3])
-    if mapped is None or terms is None or window_attention.recognise(basis) is not None:
+    found = mapped(weights)
+    terms = None if found is None else sum_terms(found[3])
+    if found is None or terms is None or window_attention.recognise(basis) is not None:
         return None
     if listed_graph(weights.child) is not None:
         return None
-    kind, name, gain, _ = mapped
+    kind, name, gain, _ = found
     existing = Existing.of(weights.child.support(), weights.num_inputs, weights.num_outputs)
-    if existing is None or not _fitting(terms) or dense_attention.recognise(basis) is not None:
+    if existing is None or not fitting(terms) or dense_attention.recognise(basis) is not None:
         return None
     return BlockedAttention(basis, terms, Weighing(kind, name, gain, p), existing, seed)
 
 
-def _mapped(weights: Normalised) -> tuple[str, str, float, Basis] | None:
+def mapped(weights: Normalised) -> tuple[str, str, float, Basis] | None:
     """(normalisation, map, gain, scores) of weights = normalised(gain map(scores))."""
     kind, node, gain = weights.kind, weights.child, 1.0
     while isinstance(node, Masked | Scaled):
@@ -156,11 +130,10 @@ def _mapped(weights: Normalised) -> tuple[str, str, float, Basis] | None:
     return ("none", "sigmoid", 1.0, weights.child) if kind == "sigmoid" else (kind, "identity", 1.0, weights.child)
 
 
-def _fitting(terms: tuple[Term, ...]) -> bool:
+def fitting(terms: tuple[Term, ...]) -> bool:
     """Whether some term is a product, and those that depend on output and offset have the same buckets."""
-    tables = {(leaf.kind, leaf.clip) for leaf, _ in terms
-              if isinstance(leaf, Lookup) and leaf.table.shape[-2] != 1}
-    return len(tables) <= 1 and any(isinstance(leaf, PRODUCTS) for leaf, _ in terms)
+    kinds = {(leaf.kind, leaf.clip) for leaf in tables(terms)}
+    return len(kinds) <= 1 and any(isinstance(leaf, PRODUCTS) for leaf, _ in terms)
 
 
 def suits(form: Basis, r: Tensor) -> bool:

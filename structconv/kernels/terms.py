@@ -1,4 +1,5 @@
-"""Sums of scores as lists of leaves with factors, and the leaves that are products as one query and one key."""
+"""Sums of scores as lists of leaves with factors: those that are products as one query and one key, and the others as
+what depends on the offset m - n alone and what depends on the output too."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.linear import Scaled
 from structconv.bases.pairwise import Masked, Sum
-from structconv.bases.positions import Distance, Lookup
+from structconv.bases.positions import Distance, Lookup, bucket
 from structconv.bases.scores import Affine, Bilinear
 
 #: What is a product of vectors.
@@ -41,6 +42,40 @@ def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:
         return first.query, first.key, factor
     queries, keys = zip(*(_vectors(leaf, factor) for leaf, factor in found), strict=True)
     return _joined(queries), _joined(keys), 1.0
+
+
+def diagonal(terms: Sequence[Term], inputs: int, outputs: int, like: Tensor) -> Tensor | None:
+    """What depends on the offset m - n alone, (..., K or 1, N + M - 1), in the order of the offsets."""
+    total: Tensor | None = None
+    for leaf, factor in terms:
+        if isinstance(leaf, Distance):
+            offset = torch.arange(1 - outputs, inputs, device=like.device)
+            term = -leaf.slope.to(like.dtype).unsqueeze(-1) * offset.abs()
+        elif isinstance(leaf, Lookup) and leaf.table.shape[-2] == 1:
+            term = leaf.table.squeeze(-2).index_select(-1, buckets(leaf.kind, leaf.clip, inputs, outputs, like.device))
+        else:
+            continue
+        term = term * by_head(factor, 1)
+        total = term if total is None else total + term
+    return total
+
+
+def tables(terms: Sequence[Term]) -> list[Lookup]:
+    """The relative terms that depend on the output too."""
+    return [leaf for leaf, _ in terms if isinstance(leaf, Lookup) and leaf.table.shape[-2] != 1]
+
+
+def table_rows(terms: Sequence[Term]) -> Tensor | None:
+    """The sum of those terms, (..., K or 1, N, L): of each output at each bucket."""
+    found = tables(terms)
+    rows = [leaf.table * by_head(factor, 2) for leaf, factor in terms if leaf in found]
+    return torch.stack(torch.broadcast_tensors(*rows)).sum(0) if rows else None
+
+
+def buckets(kind: str, clip: int, inputs: int, outputs: int, device: torch.device) -> Tensor:
+    """The bucket of each offset, (N + M - 1,)."""
+    return bucket(kind, clip, torch.arange(inputs + outputs - 1, device=device),
+                  torch.full((), outputs - 1, device=device))
 
 
 def by_head(factor: Factor, rank: int) -> Factor:

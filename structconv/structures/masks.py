@@ -38,8 +38,10 @@ class Support(abc.ABC):
         """Whether each pair exists: booleans (..., *pairs).
 
         `m` and `n` are integer tensors that broadcast to the shape `pairs`: (M, 1) with (1, N), or (E,) with (E,).
-        The batch dimensions of the support, if any, lead; there is no axis of heads.
+        The batch dimensions of the support, if any, lead; there is no axis of heads. Scalars are one pair.
         """
+        if m.dim() == n.dim() == 0:
+            return self._contains(m, n)
         pairs = torch.broadcast_shapes(m.shape, n.shape)
         m, n = m[(None,) * (len(pairs) - m.dim())], n[(None,) * (len(pairs) - n.dim())]
         keep = self._contains(m, n)

@@ -16,6 +16,6 @@ where it cannot compile, torch's operators run with the same numbers. `STRUCTCON
 
 from __future__ import annotations
 
-from structconv.primitives.triton.choice import status, usable, usable_product
+from structconv.primitives.triton.choice import status, usable, usable_product, working
 
-__all__ = ["status", "usable", "usable_product"]
+__all__ = ["status", "usable", "usable_product", "working"]

@@ -39,6 +39,11 @@ def usable_product(x: Tensor, edges: int, programs: int = 0) -> Any:
     return kernels
 
 
+def working(device: torch.device) -> bool:
+    """Whether what Triton compiles runs on this device. O(1) after the first question."""
+    return _probe(device)[0] is not None
+
+
 def status() -> str:
     """One line for `structconv doctor`: Triton's version and the GPU, or why the kernels are not used."""
     if not torch.cuda.is_available():

@@ -1,0 +1,142 @@
+"""Which pairs exist, as FlexAttention is told: by a function of the indices with the blocks in which there are any, and
+by tensors that its score function reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from structconv.structures.supports import And, Blocks, Causal, DenseMask, Not, Or, Padding, Support, Transposed, Window
+
+#: Outputs and inputs of a block, and booleans that are evaluated at a time to find those that have a pair.
+SIDE = 128
+BOOLEANS = 1 << 24
+#: Block masks remembered before the memo starts anew.
+KNOWN = 64
+_KNOWN: dict[Hashable, BlockMask] = {}
+#: The first support of each kind: programs are compiled for an object, and would be anew for its equals.
+_SEEN: dict[Hashable, Support] = {}
+
+
+class Present(NamedTuple):
+    """The pairs that are in every part.
+
+    Args:
+        parts: functions of m and n alone.
+        padding: (..., M) booleans, or `None`.
+        tables: (..., M, N) booleans.
+    """
+
+    parts: tuple[Support, ...]
+    padding: Tensor | None
+    tables: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, support: Support | None) -> Present | None:
+        """The parts of a support; `None` where one of them is of another kind."""
+        if support is None:
+            return cls((), None, ())
+        if isinstance(support, And):
+            first, second = cls.of(support.first), cls.of(support.second)
+            return None if first is None or second is None else first.joined(second)
+        if isinstance(support, Padding):
+            return cls((), support.keep, ())
+        if isinstance(support, DenseMask):
+            return cls((), None, (support.keep,))
+        return cls((_SEEN.setdefault(_key(support), support),), None, ()) if _computable(support) else None
+
+    def joined(self, other: Present) -> Present:
+        """The pairs in both."""
+        kept = [padding for padding in (self.padding, other.padding) if padding is not None]
+        return Present(self.parts + other.parts, kept[0] & kept[-1] if kept else None, self.tables + other.tables)
+
+    @property
+    def everything(self) -> bool:
+        """Whether no pair is absent."""
+        return not self.parts and self.padding is None and not self.tables
+
+    @property
+    def reflexive(self) -> bool:
+        """Whether every entry surely has the pair (n, n)."""
+        by_number = all(isinstance(part, Causal | Window | Blocks) for part in self.parts)
+        return by_number and self.padding is None and not self.tables
+
+    @property
+    def kind(self) -> Hashable:
+        """What a program is compiled for: all but the numbers in tensors."""
+        return tuple(map(_key, self.parts)), self.padding is None, tuple(t.dim() for t in self.tables)
+
+    def by_tensors(self, lead: torch.Size) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """The padding (B, M) and the tables (M, N) or (B, M, N) of a batch of B = prod(lead) entries."""
+        padding = None if self.padding is None else self.padding.expand(*lead, -1).reshape(lead.numel(), -1)
+        return padding, tuple(t if t.dim() == 2 else t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
+                              for t in self.tables)
+
+    def block_mask(self, inputs: int, outputs: int, device: torch.device) -> BlockMask | None:
+        """The pairs of `parts`; `None` where there are none.
+
+        Found once for these sizes: O(M N) booleans, a piece at a time.
+        """
+        if not self.parts:
+            return None
+        key = tuple(map(_key, self.parts)), inputs, outputs, device
+        known = _KNOWN.get(key)
+        if known is None:
+            if len(_KNOWN) >= KNOWN:
+                _KNOWN.clear()
+            known = _KNOWN[key] = _found(self.parts, inputs, outputs, device)
+        return known
+
+
+def _computable(support: Support) -> bool:
+    """Whether a support is a function of m and n, without tensors, that is known to compile."""
+    if isinstance(support, And | Or):
+        return _computable(support.first) and _computable(support.second)
+    if isinstance(support, Not | Transposed):
+        return _computable(support.kept if isinstance(support, Not) else support.of)
+    if type(support) is Window:
+        return support.centre is None and (support.grid is None or not support.grid.periodic)
+    return type(support) in (Causal, Blocks)
+
+
+def _key(support: Support) -> Hashable:
+    fields = (getattr(support, field.name) for field in dataclasses.fields(support))  # type: ignore[arg-type]
+    return type(support), *(_key(part) if isinstance(part, Support) else part for part in fields)
+
+
+def _found(parts: tuple[Support, ...], inputs: int, outputs: int, device: torch.device) -> BlockMask:
+    def keep(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+        found = m >= 0
+        for part in parts:
+            found = found & part.contains(m, n)
+        return found
+
+    pairs = _counts(parts, inputs, outputs, device)
+    full = pairs == SIDE * SIDE
+    return BlockMask.from_kv_blocks(*_listed((pairs > 0) & ~full), *_listed(full), BLOCK_SIZE=SIDE, mask_mod=keep,
+                                    seq_lengths=(outputs, inputs))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """(1, 1, rows) how many blocks of a row are meant, and (1, 1, rows, columns) those first, in order."""
+    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1).int()[None, None], order.int()[None, None].contiguous()
+
+
+def _counts(parts: tuple[Support, ...], inputs: int, outputs: int, device: torch.device) -> Tensor:
+    """Pairs in each block of SIDE outputs and SIDE inputs; those beyond the last entry do not exist."""
+    rows, columns = -(-outputs // SIDE), -(-inputs // SIDE)
+    m = torch.arange(columns * SIDE, device=device).unsqueeze(-1)
+    step, found = max(1, BOOLEANS // (columns * SIDE * SIDE)), []
+    for first in range(0, rows, step):
+        n = torch.arange(first * SIDE, min(first + step, rows) * SIDE, device=device).unsqueeze(0)
+        keep = (m < inputs) & (n < outputs)
+        for part in parts:
+            keep = keep & part.contains(m, n)
+        found.append(keep.view(columns, SIDE, -1, SIDE).sum((1, 3)).mT)
+    return torch.cat(found)
