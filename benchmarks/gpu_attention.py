@@ -28,7 +28,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.linear import Scaled
-from structconv.bases.pairwise import Masked, Normalised
+from structconv.bases.pairwise import Masked, Normalised, Sum
 from structconv.bases.positions import Lookup
 from structconv.bases.scores import Bilinear
 from structconv.bench import peers
@@ -139,7 +139,7 @@ def dense_cases(length: int, dtype: torch.dtype) -> Iterator[Case]:
     once = q.numel() * q.element_size()
     for name, causal in (("bias", False), ("causal bias", True)):
         def expression(causal: bool = causal) -> Basis:
-            scores: Basis = Scaled(Bilinear(q, k), depth**-0.5) + Lookup(table, "clip", clip, length, length)
+            scores: Basis = Sum(Scaled(Bilinear(q, k), depth**-0.5), Lookup(table, "clip", clip, length, length))
             return Normalised(Masked(scores, Causal()) if causal else scores, "softmax", "inputs")
 
         if flex_attention.recognise(expression()) is not None:
