@@ -10,6 +10,22 @@ from structconv.errors import ConfigError, ShapeError
 Shape = tuple[int, ...]
 
 
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape that all broadcast to; no work where they are equal, or empty beside one that is not.
+
+    Raises:
+        RuntimeError: torch's, if they do not broadcast.
+    """
+    if torch.compiler.is_compiling():
+        return tuple(torch.broadcast_shapes(*shapes))
+    first: Shape = ()
+    for shape in shapes:
+        if shape and first and shape != first:
+            return tuple(torch.broadcast_shapes(*shapes))
+        first = first or shape
+    return tuple(first)
+
+
 def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels: int | None = None,
                   name: str = "x", letters: str = "MP") -> None:
     """Raise `ShapeError` unless `x` has shape (..., entries, channels); `None` leaves a size free."""

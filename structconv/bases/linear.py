@@ -14,6 +14,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import Unary
 from structconv.errors import ShapeError
+from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
 
@@ -53,7 +54,7 @@ class Concat(Basis):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(*(part.batch_shape for part in self.parts)))
+        return broadcast(*(part.batch_shape for part in self.parts))
 
     @property
     def device(self) -> torch.device:
@@ -105,7 +106,7 @@ class Operands(Basis):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.first.batch_shape, self.second.batch_shape))
+        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
     @property
     def device(self) -> torch.device:

@@ -17,6 +17,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, listed_graph, normalized
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
+from structconv.shapes import broadcast
 from structconv.structures.cache import derived
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.supports import Support
@@ -42,6 +43,10 @@ class Unary(Pairwise):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return self.child.batch_shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.child.device
 
     @property
     def has_scores(self) -> bool:
@@ -71,7 +76,7 @@ class Binary(Pairwise):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.first.batch_shape, self.second.batch_shape))
+        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
     @property
     def has_scores(self) -> bool:

@@ -16,6 +16,7 @@ from structconv.bases.base import value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
 from structconv.primitives.segments import segment_sum
+from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
 
@@ -87,7 +88,7 @@ class Affine(Terms):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.source.shape[:-2], self.target.shape[:-2]))
+        return broadcast(self.source.shape[:-2], self.target.shape[:-2])
 
 
 @value
@@ -126,7 +127,7 @@ class ProjectedAffine(Terms):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.x.shape[:-3], self.z.shape[:-3]))
+        return broadcast(self.x.shape[:-3], self.z.shape[:-3])
 
 
 @value
@@ -147,7 +148,7 @@ class Additive(SourceTarget, Score):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.source.shape[:-3], self.target.shape[:-3]))
+        return broadcast(self.source.shape[:-3], self.target.shape[:-3])
 
     @property
     def width(self) -> int:
@@ -184,7 +185,7 @@ class PairFunction(SourceTarget, Score):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.source.shape[:-2], self.target.shape[:-2]))
+        return broadcast(self.source.shape[:-2], self.target.shape[:-2])
 
     @property
     def width(self) -> int:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 
 
@@ -65,6 +66,10 @@ class QueryKey(Basis):
         return max(self.query.shape[-3], self.key.shape[-3])
 
     @property
+    def device(self) -> torch.device:
+        return self.query.device
+
+    @property
     def num_inputs(self) -> int:
         return self.key.shape[-2]
 
@@ -74,7 +79,7 @@ class QueryKey(Basis):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.query.shape[:-3], self.key.shape[:-3]))
+        return broadcast(self.query.shape[:-3], self.key.shape[:-3])
 
 
 class SourceTarget(Basis):

@@ -43,13 +43,13 @@ class AdditiveEdges(EdgeAttention):
     activation: str
     slope: float
 
-    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         q, k, vector = _operands(self.scores, lead, v.dtype)
         return additive_attention(self.graph.by_target(), self.graph.by_source(), q, k, v.to(q.dtype), vector,
                                   activation=self.activation, slope=self.slope, dropout=self.p, seed=self.seed,
                                   batch_heads=self.size).to(v.dtype)
 
-    def weigh(self, lead: torch.Size) -> Tensor:
+    def weigh(self, lead: tuple[int, ...]) -> Tensor:
         return additive_weights(self.graph.by_target(), self.graph.by_source(), *_operands(self.scores, lead),
                                 activation=self.activation, slope=self.slope, dropout=self.p, seed=self.seed,
                                 batch_heads=self.size)
@@ -67,14 +67,14 @@ class AdditivePairs(FusedAttention):
     slope: float
     causal: bool
 
-    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         q, k, vector = _operands(self.scores, lead, v.dtype)
         return dense_additive_attention(q, k, v.to(q.dtype), vector, activation=self.activation, slope=self.slope,
                                         causal=self.causal, dropout=self.p, seed=self.seed,
                                         batch_heads=self.size).to(v.dtype)
 
 
-def _operands(scores: Additive, lead: torch.Size, other: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def _operands(scores: Additive, lead: tuple[int, ...], other: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """q (N, B K, D) and k (M, B K, D) of one dtype, which autocast may not have given them, and vector (B K, D)."""
     q, k = (entries_first(t, lead, scores.size) for t in (scores.target, scores.source))
     dtype = torch.promote_types(q.dtype, k.dtype)

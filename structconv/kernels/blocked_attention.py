@@ -22,6 +22,7 @@ from structconv.kernels.fused import Fused, undropped
 from structconv.kernels.terms import PRODUCTS, Term, buckets, diagonal, products, sum_terms, table_rows, tables
 from structconv.primitives.blocked_attention import blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
+from structconv.shapes import broadcast
 
 _MAPS: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
     (torch.relu, "relu"), (torch.nn.functional.relu, "relu"), (torch.tanh, "tanh"), (torch.sigmoid, "sigmoid"),
@@ -51,7 +52,7 @@ class BlockedAttention(Fused):
         return self.apply(x.unsqueeze(-3))
 
     def apply(self, r: Tensor) -> Tensor:
-        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        lead = broadcast(r.shape[:-3], self.batch_shape)
         if self._elsewhere(lead):
             return self.child.apply(r)
         y = self._attend(r, lead, None)[0]
@@ -62,7 +63,7 @@ class BlockedAttention(Fused):
 
         `None` where terms have other buckets, or the expression is not to be computed in blocks.
         """
-        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        lead = broadcast(r.shape[:-3], self.batch_shape)
         others = [leaf for leaf in tables(self.terms) if (leaf.kind, leaf.clip) != (kind, clip)]
         if others or self._elsewhere(lead):
             return None
@@ -77,7 +78,7 @@ class BlockedAttention(Fused):
         """Whether no number that is not finite can have come through a pair that does not exist."""
         return torch.compiler.is_compiling() or not (self.existing.causal or self.existing.masked) or finite(y)
 
-    def _attend(self, r: Tensor, lead: torch.Size, counted: tuple[str, int] | None) -> tuple[Tensor, Tensor]:
+    def _attend(self, r: Tensor, lead: tuple[int, ...], counted: tuple[str, int] | None) -> tuple[Tensor, Tensor]:
         def flat(t: Tensor) -> Tensor:
             return t.expand(*lead, self.size, *t.shape[-2:]).reshape(math.prod(lead) * self.size, *t.shape[-2:])
 

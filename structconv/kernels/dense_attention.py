@@ -17,6 +17,7 @@ from structconv.bases.scores import Bilinear
 from structconv.bases.sizes import QueryKey
 from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
+from structconv.shapes import broadcast
 from structconv.structures.supports import And, Causal, Padding, Support
 
 #: Booleans of a mask above which blocks are preferred to one table.
@@ -48,7 +49,7 @@ class Existing(NamedTuple):
         """Whether pairs are absent for another reason than their order."""
         return self.padding is not None or bool(self.others)
 
-    def table(self, lead: torch.Size, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor | None:
+    def table(self, lead: tuple[int, ...], num_inputs: int, num_outputs: int, device: torch.device) -> Tensor | None:
         """Booleans (B or 1, 1, M, N) of all but the order, B = prod(lead); padding alone has stride 0 along N."""
         keep: Tensor | None = None
         if self.others:
@@ -64,7 +65,7 @@ class Existing(NamedTuple):
         return None if keep is None else _flat(keep, lead)
 
 
-def _flat(keep: Tensor, lead: torch.Size) -> Tensor:
+def _flat(keep: Tensor, lead: tuple[int, ...]) -> Tensor:
     """(..., M, N) -> (B or 1, 1, M, N)."""
     shape = keep.shape[-2:]
     if keep.dim() == 2:
@@ -75,7 +76,7 @@ def _flat(keep: Tensor, lead: torch.Size) -> Tensor:
 def _entries(supports: tuple[Support, ...]) -> int:
     """Entries of the batch for which these have different pairs; none without supports."""
     shapes = [() if kept is None else kept.shape[:-1] for kept in (part.kept_inputs() for part in supports)]
-    return math.prod(torch.broadcast_shapes(*shapes)) if shapes else 0
+    return math.prod(broadcast(*shapes)) if shapes else 0
 
 
 def _parts(support: Support | None) -> tuple[Support, ...]:
@@ -86,7 +87,7 @@ def _parts(support: Support | None) -> tuple[Support, ...]:
 
 def finite(t: Tensor) -> bool:
     """Whether all numbers are finite: their sum tells in one pass, unless it overflows."""
-    return bool(t.sum().isfinite()) or bool(t.isfinite().all())
+    return math.isfinite(float(t.detach().sum())) or bool(t.isfinite().all())
 
 
 @value
@@ -108,7 +109,7 @@ class ScaledDotProduct(QueryKey):
         return self.child.apply(r) if ordered and not finite(y) else y
 
     def _attend(self, r: Tensor) -> Tensor:
-        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        lead = broadcast(r.shape[:-3], self.batch_shape)
         count, (inputs, outputs) = math.prod(lead), (self.num_inputs, self.num_outputs)
         mask, causal = self.existing.table(lead, inputs, outputs, r.device), self.existing.causal
         query, key, values = (t.expand(*lead, self.size, *t.shape[-2:]) for t in (self.query, self.key, r))

@@ -12,6 +12,7 @@ from structconv.bases.base import Basis
 from structconv.bases.linear import Scaled
 from structconv.bases.pairwise import Dropped, Masked, Normalised, Sum, Unary
 from structconv.bases.scores import Bilinear
+from structconv.shapes import broadcast
 
 
 class Fused(Unary):
@@ -44,16 +45,16 @@ class FusedAttention(Fused):
         return self.apply(r) + bias.unsqueeze(-2)
 
     def apply(self, r: Tensor) -> Tensor:
-        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
+        lead = broadcast(r.shape[:-3], self.batch_shape)
         y = self.attend(lead, entries_first(r, lead, self.size))
         return y.transpose(0, 1).unflatten(0, (*lead, self.size))
 
-    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         """(M, B K, C) -> (N, B K, C), with the batch folded into the heads."""
         raise NotImplementedError
 
 
-def entries_first(t: Tensor, lead: torch.Size, size: int) -> Tensor:
+def entries_first(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
     """(..., K or 1, M, C) -> (M, B K, C)."""
     return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
 

@@ -26,6 +26,7 @@ from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.projected import projected_attention, terms
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
+from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 
 
@@ -39,7 +40,7 @@ class EdgeAttention(FusedAttention):
         lead = torch.Size(self.batch_shape)
         return self.weigh(lead).unflatten(0, (*lead, self.size))
 
-    def weigh(self, lead: torch.Size) -> Tensor:
+    def weigh(self, lead: tuple[int, ...]) -> Tensor:
         """(B K, E)."""
         raise NotImplementedError
 
@@ -69,14 +70,14 @@ class AffineEdges(EdgeAttention):
 
     def _projected(self, scores: ProjectedAffine, bias: Tensor | None) -> Tensor:
         """What is applied to the very entries that the scores are linear in."""
-        lead = torch.broadcast_shapes(scores.x.shape[:-3], self.batch_shape)
+        lead = broadcast(scores.x.shape[:-3], self.batch_shape)
         x, z, of_source, of_target = self._rows(scores, lead)
         bias = None if bias is None else entries_first(bias.unsqueeze(-2), lead, self.size).squeeze(0)
         y = projected_attention(self.graph.by_target(), self.graph.by_source(), x, of_source, of_target, z, bias,
                                 slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
         return y.transpose(0, 1).unflatten(0, (*lead, self.size))
 
-    def _rows(self, scores: ProjectedAffine, lead: torch.Size) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    def _rows(self, scores: ProjectedAffine, lead: tuple[int, ...]) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """x (M, B K, C), z (N, B K, C) or none for x, and the two vectors (B K, C)."""
         x = entries_first(scores.x, lead, self.size)
         z = None if scores.z is scores.x else entries_first(scores.z, lead, self.size)
@@ -84,15 +85,15 @@ class AffineEdges(EdgeAttention):
                                 for t in (scores.of_source, scores.of_target))
         return x, z, of_source, of_target
 
-    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         return affine_attention(self.graph.by_target(), self.graph.by_source(), *self._terms(lead), v,
                                 slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
-    def weigh(self, lead: torch.Size) -> Tensor:
+    def weigh(self, lead: tuple[int, ...]) -> Tensor:
         return affine_weights(self.graph.by_target(), self.graph.by_source(), *self._terms(lead), slope=self.slope,
                               dropout=self.p, seed=self.seed, batch_heads=self.size)
 
-    def _terms(self, lead: torch.Size) -> tuple[Tensor, Tensor]:
+    def _terms(self, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """(M, B K) and (N, B K)."""
         if isinstance(self.scores, ProjectedAffine):
             return terms(*self._rows(self.scores, lead))
@@ -113,16 +114,16 @@ class BilinearEdges(EdgeAttention):
     bias: EdgeScore | None
     scale: float
 
-    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         query, key, bias = self._operands(lead)
         return bilinear_attention(self.graph.by_target(), self.graph.by_source(), query, key, v, bias,
                                   scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
-    def weigh(self, lead: torch.Size) -> Tensor:
+    def weigh(self, lead: tuple[int, ...]) -> Tensor:
         return bilinear_weights(self.graph.by_target(), self.graph.by_source(), *self._operands(lead),
                                 scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
-    def _operands(self, lead: torch.Size) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _operands(self, lead: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
         """(N, B K, D), (M, B K, D), and (B K, E) or none."""
         query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
         if self.bias is None:

@@ -54,7 +54,7 @@ class WindowAttention(FusedAttention):
     above: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    def attend(self, lead: torch.Size, v: Tensor) -> Tensor:
+    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
         table, axes = self.table, len(self.shape)
         if table is not None and math.prod(table.shape[:-axes]) > 1:
