@@ -116,9 +116,7 @@ def _weighed(problem: _Problem, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]
         if divided:
             counted = problem.options.weights == "count"
             total[span.heads, span.rows] = (blocks.count(span) if counted else t.sum(-1)).flip(1)
-        kept = blocks.kept(span)
-        if kept is not None:
-            t.mul_(kept)
+        t = blocks.dropped(span, t)
         y[span.heads, span.rows] = torch.bmm(t, v[span.heads, :span.inputs]).flip(1)
         if problem.buckets:
             block, rows = blocks.skewed("offsets", span)
@@ -183,10 +181,8 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
         d = torch.bmm(block_g, v[heads, seen].mT, out=blocks.buffer("gradient", span))
         if gs is not None:
             d.add_(blocks.spread(gs, span))
-        kept = blocks.kept(span)
-        if kept is not None:
-            d.mul_(kept)
-        made.v[heads, seen].baddbmm_((t if kept is None else kept.mul_(t)).mT, block_g)
+        dropped = blocks.dropped(span, t, d)
+        made.v[heads, seen].baddbmm_(dropped.mT, block_g)
         if mean is not None:
             d.sub_(flipped(mean, span))
         ds, rows = _scores(blocks, span, d, t, slope, wants_diagonal or wants_rows)

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.native import calls
+from structconv.primitives.native.edges import Drop
+from structconv.primitives.native.loader import core
 
 __all__ = ["MAPS", "WEIGHTS", "Blocks", "Maps", "Options", "Span"]
 
@@ -262,16 +265,32 @@ class Blocks:
             return self.q.new_full(span.shape[:2], max(span.inputs, 1))
         return clear(self.buffer("slope", span).fill_(1), absent).sum(-1).clamp_(min=1)
 
-    def kept(self, span: Span) -> Tensor | None:
-        """What dropout multiplies the block by, 0 or 1 / (1 - p): a function of the seed and of (b, k, m, n)."""
-        if self.options.p == 0 or self.terms.seed is None:
-            return None
+    def dropped(self, span: Span, t: Tensor, gradient: Tensor | None = None) -> Tensor:
+        """The block t times 0 or 1 / (1 - p): in place, or beside t where a gradient is so multiplied in place.
+
+        Which pairs fall is a function of the seed and of (b, k, m, n). Without dropout it is t.
+        """
+        seed = self.terms.seed
+        if self.options.p == 0 or seed is None:
+            return t
+        out = t if gradient is None else self.buffer("dropped", span)
+        kernels = core() if t.is_cpu and t.dtype == torch.float32 else None
+        if kernels is not None:
+            drop = Drop(self.options.p, seed, self.options.batch_heads).plain()
+            calls.drop_block(kernels, t, out, gradient, span.first, span.stop - 1, self.outputs, drop)
+            return out
+        kept = self._kept(span, seed)
+        if gradient is not None:
+            gradient.mul_(kept)
+        return torch.mul(t, kept, out=out)
+
+    def _kept(self, span: Span, seed: Tensor) -> Tensor:
         device, (batch, heads) = self.q.device, self._entries(span)
         entry = torch.arange(batch.start, batch.stop, device=device).view(-1, 1, 1, 1)
         head = torch.arange(heads.start, heads.stop, device=device).view(-1, 1, 1)
         n = torch.arange(span.stop - 1, span.start - 1, -1, device=device).unsqueeze(-1)
         pair = torch.arange(span.inputs, device=device) * self.outputs + n
-        kept = hash_uniform(self.terms.seed, entry, head, pair).flatten(0, 1).ge_(self.options.p)
+        kept = hash_uniform(seed, entry, head, pair).flatten(0, 1).ge_(self.options.p)
         return kept.to(self.q.dtype).div_(1 - self.options.p)
 
 

@@ -25,6 +25,7 @@ DECLARE(window_forward, WindowForwardArgs);
 DECLARE(window_backward, WindowBackwardArgs);
 DECLARE(project, ProjectArgs);
 DECLARE(outer, OuterArgs);
+DECLARE(drop_block, DropBlockArgs);
 #define CALL(name) SC_JOIN(name, SC_ISA)
 
 using namespace structconv;
@@ -364,11 +365,35 @@ void products_of_tables() {
     dense(70'000, 4, 64, 0, 4);    // a result past the caches
 }
 
+// Dense weights of ones: what is kept is 1 / (1 - p), and so is the gradient, at the same pairs.
+void dropped(int64_t heads, int64_t rows, int64_t columns, int64_t outputs, bool in_place) {
+    const int64_t count = heads * rows * columns;
+    Block weights(count, 0, 1, 1), apart(count, 0, 0, 0), gradient(count, 0, 1, 1);
+    Block& to = in_place ? weights : apart;
+    const DropBlockArgs args{weights.floats(), to.floats(), in_place ? nullptr : gradient.floats(), heads, rows,
+                             columns, 1, outputs - 1, 2, {0.5, 77, 2, outputs, 0}};
+    CALL(drop_block)(&args);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        kept += to.get(i) == 2.0f;
+        expect(to.get(i) == 0.0f || to.get(i) == 2.0f, "dropped weights", heads, columns, 0);
+        expect(in_place || to.get(i) == gradient.get(i), "dropped gradients", heads, columns, 0);
+    }
+    expect(count < 1000 || std::fabs(kept - 0.5 * count) < 0.1 * count, "how many are kept", heads, columns, 0);
+}
+
+void dropouts() {
+    const int64_t shapes[][4] = {{1, 1, 1, 1}, {2, 3, 17, 5}, {3, 40, 300, 1000}, {1, 2, 40, int64_t{1} << 30}};
+    for (const auto& [heads, rows, columns, outputs] : shapes)
+        for (bool in_place : {false, true}) dropped(heads, rows, columns, outputs, in_place);
+}
+
 }  // namespace
 
 int main() {
     windows();
     products_of_tables();
+    dropouts();
     const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
                                  {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};
     const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, {}, 0, 0, 0};

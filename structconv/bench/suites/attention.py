@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache, partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from structconv import ops
 from structconv.bases import scores
 from structconv.bases.base import Basis
+from structconv.bases.pairwise import Dropped
 from structconv.bases.positions import Lookup
 from structconv.bench import peers
 from structconv.bench.contest import FORWARD, PHASES, Case, Contest, Entrant, Size
@@ -155,6 +157,28 @@ def _mapped(heads: int, dim: int, size: Size) -> Contest:
                    peers=(Entrant(name="torch dense", run=dense, inputs=theirs, needs=24.0 * heads * length**2),))
 
 
+def _dropped(heads: int, dim: int, size: Size) -> Contest:
+    """Training with a tenth of the weights dropped. Each drops others, so that the numbers cannot agree."""
+    length = size.pick(512, 2048)
+    shape = (1, heads, length, dim)
+    ours, fused, written = (_qkv(*shape) for _ in range(3))
+    seed = torch.tensor(0)
+
+    def run() -> Tensor:
+        q, k, v = ours
+        return ops.apply(Dropped((scores.Bilinear(q, k) * dim**-0.5).softmax(over="inputs"), 0.1, seed), v)
+
+    def dense() -> Tensor:
+        q, k, v = written
+        return F.dropout((q * dim**-0.5 @ k.mT).softmax(-1), 0.1) @ v
+
+    return Contest(ours=Entrant(name="ours", run=run, inputs=ours), size=f"{heads} heads of {dim}, N={length}, p=0.1",
+                   peers=(Entrant(name="torch sdpa", inputs=fused, needs=24.0 * heads * length**2,
+                                  run=partial(F.scaled_dot_product_attention, *fused, dropout_p=0.1)),
+                          Entrant(name="torch dense", run=dense, inputs=written, needs=24.0 * heads * length**2)),
+                   tolerance=math.inf)
+
+
 def build_multihead(batch: int, length: int, channels: int, heads: int) -> Contest:
     """The multi-head layer on itself, against torch's and against its parts written out."""
     module = nn.MultiheadAttention(channels, heads, batch_first=True).eval()
@@ -193,5 +217,6 @@ CASES = (
     Case(suite="attention", name="learnt-bias", build=partial(_bias, 2, 64, 128)),
     Case(suite="attention", name="linear", build=partial(_linear, 4, 64), headline=False),
     Case(suite="attention", name="relu-sum", build=partial(_mapped, 2, 64), headline=False),
+    Case(suite="attention", name="dropout", build=partial(_dropped, 8, 64), headline=False),
     Case(suite="attention", name="multihead", build=_multihead),
 )

@@ -20,7 +20,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 KERNELS = ("gather", "spmm", "sddmm", "affine", "bilinear", "activations", "additive", "weights", "window",
-           "gemm")
+           "gemm", "dropout")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
          "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")

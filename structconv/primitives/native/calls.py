@@ -30,6 +30,7 @@ _EDGE_WEIGHTS = struct.Struct(_LAYOUT + "q" + _ROWS * 2 + "PPP" + "q" * 5 + "d" 
 _WINDOW = "PPP" * 2 + _ROWS * 3 + "PP" + "q" * 12 + "d" + _DROP
 _WINDOW_FORWARD = struct.Struct(_WINDOW + _ROWS + "P")
 _WINDOW_BACKWARD = struct.Struct(_WINDOW + _ROWS * 5 + "PPP")
+_DROP_BLOCK = struct.Struct("PPP" + "q" * 6 + _DROP)
 
 MAX_CHANNELS = 56 * 128
 _SUMMED_PIECES = 256
@@ -336,6 +337,16 @@ def window_backward(kernels: Core, call: WindowCall, q: Tensor, k: Tensor, v: Te
     kernels.window_backward(_WINDOW_BACKWARD.pack(*call.pack(q, k, v), *rows, lse.data_ptr(), delta.data_ptr(),
                                                   _pointer(parts)))
     return grads[0], grads[1], grads[2], None if parts is None else parts.sum(1)
+
+
+def drop_block(kernels: Core, weights: Tensor, dropped: Tensor, gradient: Tensor | None, first_head: int,
+               last_row: int, outputs: int, drop: Drop) -> None:
+    """dropped = weights times 0 or 1 / (1 - p), and so the gradient in place: contiguous float32 (heads, rows, M).
+
+    Row i is output `last_row` - i of `outputs`; head h is head `first_head` + h of all.
+    """
+    kernels.drop_block(_DROP_BLOCK.pack(weights.data_ptr(), dropped.data_ptr(), _pointer(gradient), *weights.shape,
+                                        first_head, last_row, torch.get_num_threads(), *_drop(drop, outputs, 0)))
 
 
 def _layout(layout: Csr) -> tuple[int, int, int, int, int]:

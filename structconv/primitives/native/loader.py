@@ -25,6 +25,7 @@ from structconv.primitives.native import build
 _KERNELS = ("expect_writes", "spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward",
             "bilinear_backward", "additive_forward", "additive_backward", "edge_weights", "window_forward",
             "window_backward", "project", "outer")
+            "window_backward", "drop_block")
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
 _TURNED_OFF = "STRUCTCONV_NATIVE=0 turns it off"
@@ -81,6 +82,7 @@ class Core:
     window_backward: Callable[[bytes], None]
     project: Callable[[bytes], None]
     outer: Callable[[bytes], None]
+    drop_block: Callable[[bytes], None]
 
 
 def core() -> Core | None:

@@ -143,6 +143,15 @@ struct EdgeWeightsArgs {
     DropArgs drop;
 };
 
+// dropped = weights times 0 or 1 / (1 - p), in place where they are the same, and so the gradient, or null: blocks
+// (heads, rows, columns) of float32, of the heads from first_head on, row i being output last_row - i.
+struct DropBlockArgs {
+    const float* weights;
+    float *dropped, *gradient;
+    int64_t heads, rows, columns, first_head, last_row, threads;
+    DropArgs drop;
+};
+
 constexpr int64_t kWindowChannels = 256;
 
 // The lines of a grid (its entries along the last axis) near each line, and at which offset: its row in the table.

@@ -50,6 +50,10 @@ public:
     v16 factor(const uint32_t* pairs) const {
         u16 pair;
         std::memcpy(&pair, pairs, sizeof pair);
+        return factor(pair);
+    }
+
+    v16 factor(u16 pair) const {
         const u16 random = mix(state_ ^ pair, key_) >> 8;
         const v16 uniform = __builtin_convertvector(reinterpret_cast<i16>(random), v16) * 0x1p-24f;
         const v16 kept = splat<v16>(static_cast<float>(1.0 / (1.0 - args_.p)));
