@@ -12,7 +12,7 @@ from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Dropped, LeakyReLU, Mapped, Masked, Normalised, Outer, Product, Sum
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
-from structconv.bases.positions import ClippedShifts, Distance, GaussianBump, Lookup
+from structconv.bases.positions import ClippedShifts, Distance, GaussianBump, GridLookup, Lookup
 from structconv.bases.scores import (
     Additive,
     Affine,
@@ -28,8 +28,8 @@ from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
 
 __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
-           "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "Identity",
-           "LeakyReLU", "LinearSum", "Lookup", "Mapped", "Masked", "Normalised", "Outer", "PairFunction", "Pairs",
-           "Pairwise", "Polynomial", "Pooling", "Product", "ProjectedAffine", "Repeated", "Scaled", "Score", "Shift",
-           "ShiftTransposed", "Sparse", "Sum", "Transposed", "Typed", "Uniform", "adjacency", "cuboid_offsets",
+           "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "GridLookup",
+           "Identity", "LeakyReLU", "LinearSum", "Lookup", "Mapped", "Masked", "Normalised", "Outer", "PairFunction",
+           "Pairs", "Pairwise", "Polynomial", "Pooling", "Product", "ProjectedAffine", "Repeated", "Scaled", "Score",
+           "Shift", "ShiftTransposed", "Sparse", "Sum", "Transposed", "Typed", "Uniform", "adjacency", "cuboid_offsets",
            "operator", "random_walk", "scaled_laplacian", "value", "weights_at"]

@@ -12,6 +12,8 @@ from structconv.bases.base import value
 from structconv.bases.pairs import Pairs
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
+from structconv.errors import StructureError
+from structconv.structures.grid import Grid
 
 BUCKETS = ("clip", "log", "log_causal", "position")
 
@@ -66,6 +68,56 @@ class Lookup(Sized, Score):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
+
+
+@value
+class GridLookup(Score):
+    """a_kmn = table[..., k, c_1, ..., c_L], with c_l = clip(offset of m from n on axis l of a grid, -R_l, R_l) + R_l.
+
+    The relative position bias of Swin (Liu et al. 2021, eq. 4), whose table has 2 S_l - 1 numbers on an axis of S_l,
+    and of neighbourhood attention (Hassani et al. 2023, eq. 2), whose table has those of its window.
+
+    Args:
+        table: (..., K, 2 R_1 + 1, ..., 2 R_L + 1).
+        grid: whose entries are both inputs and outputs.
+
+    Raises:
+        StructureError: a periodic grid, or a table that has not an odd number of each of its axes' offsets.
+    """
+
+    table: Tensor
+    grid: Grid
+
+    def __post_init__(self) -> None:
+        shape, axes = tuple(self.table.shape), self.grid.ndim
+        if self.grid.periodic or len(shape) <= axes or any(size % 2 == 0 for size in shape[-axes:]):
+            raise StructureError("GridLookup", "table must be (..., K, 2 R + 1 for each axis) on a grid with borders",
+                                 f"{shape} and {self.grid!r}")
+
+    @property
+    def size(self) -> int:
+        return self.table.shape[-self.grid.ndim - 1]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.grid.num_entries
+
+    @property
+    def num_outputs(self) -> int:
+        return self.grid.num_entries
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.table.shape[:-self.grid.ndim - 1])
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        source, target, axes = pairs.source_index(), pairs.target_index(), self.grid.ndim
+        index = torch.zeros((), dtype=torch.int64, device=source.device)
+        for stride, size, count in zip(self.grid.strides, self.grid.shape, self.table.shape[-axes:], strict=True):
+            stride, size, radius = max(stride, 1), max(size, 1), count // 2
+            offset = source // stride % size - target // stride % size
+            index = index * count + offset.clamp(-radius, radius) + radius
+        return pairs.table(self.table.flatten(-axes).unsqueeze(-2), index)
 
 
 @value

@@ -1,7 +1,7 @@
 """Attention within a window of a sequence or a grid, recognised from its tree of values: no list of pairs is made.
 
-Wide windows are computed by `window_attention`, 16 neighbouring outputs at once, which see W + 15 offsets on the last
-axis for W that count; narrow ones stay with the list of pairs and its kernel, which is then the faster of the two.
+`window_attention` computes 16 neighbouring outputs at once, which see W + 15 offsets on the last axis for W that count.
+Narrow windows without a bias stay with the list of pairs and its kernel where that costs less, and is remembered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis, value
 from structconv.bases.pairwise import Dropped, Normalised
-from structconv.bases.positions import Distance, Lookup, bucket
+from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
 from structconv.kernels.forms import register_form
 from structconv.kernels.fused import (
@@ -24,11 +24,14 @@ from structconv.kernels.fused import (
     softmax_over_inputs,
     unmasked,
 )
+from structconv.planning.cost import Cost
+from structconv.planning.counts import SPARSE_CALLS, Sizes, application_cost
 from structconv.primitives.native.window import MAX_WINDOW_CHANNELS, window_attention
 from structconv.structures.supports import And, Causal, Support, Window
 
-#: Offsets on the last axis from which on the kernel is at least as fast as a list of pairs, forward and backward.
-LEAST_WIDTH = 17
+#: From timings, in the time of one pair in the kernel: what an output takes beside its pairs (its row is turned into a
+#: lane and back), what it takes along a list, and what a pair of a list takes.
+WINDOW_ENTRY, LISTED_ENTRY, LISTED_PAIR = 110.0, 48.0, 2.4
 #: What the native kernel takes; anything else is computed from lists, with the same numbers.
 STORED = (torch.float32, torch.bfloat16)
 
@@ -64,18 +67,42 @@ class WindowAttention(FusedAttention):
                                 dilation=self.dilation, scale=self.scale, dropout=self.p, seed=self.seed,
                                 batch_heads=self.size)
 
+    def work(self, sizes: Sizes) -> float:
+        """Pairs that are computed, 16 outputs of a line at once, full or not, and what each output takes beside."""
+        *others, (last, line) = self._widths()
+        lanes = -(-line // 16) * 16 / max(line, 1)
+        near = math.prod(min(width, size) for width, size in others) * min(last + 15, line)
+        return sizes.entries(self)[1] * (near * lanes + WINDOW_ENTRY)
+
+    def listed_work(self, sizes: Sizes) -> float:
+        """The same of a list of the pairs."""
+        pairs = math.prod(min(width, size) for width, size in self._widths())
+        return sizes.entries(self)[1] * (pairs * LISTED_PAIR + LISTED_ENTRY)
+
+    def _widths(self) -> list[tuple[int, int]]:
+        """Of each axis, how many offsets it has, and how many entries that are as far apart as these."""
+        return [(below + above + 1, -(-size // step))
+                for below, above, size, step in zip(self.below, self.above, self.shape, self.dilation, strict=True)]
+
+    def beats_list(self) -> bool:
+        """Whether this takes no longer than the kernel along a list; while a program is traced none is remembered."""
+        sizes = Sizes(1, self.scores.query.dtype.itemsize)
+        return torch.compiler.is_compiling() or self.work(sizes) <= self.listed_work(sizes)
+
 
 def recognise(basis: Basis) -> WindowAttention | None:
-    """The basis as attention within a wide window, or `None` where it is something else or lists are faster."""
+    """The basis as attention within a window, or `None` where it is something else or lists are faster."""
     softmax = softmax_over_inputs(basis)
     if softmax is None:
         return None
     weights, p, seed = softmax
-    found = _window(weights.child.support())
+    product, bias = product_and_bias(unmasked(weights.child), _by_offset)
+    found = _window(weights.child.support(), bias)
     if found is None or weights.num_inputs != weights.num_outputs:
         return None
     window, causal = found
-    product, bias = product_and_bias(unmasked(weights.child), _by_offset)
+    if isinstance(bias, GridLookup) and (window.grid is None or window.grid.shape != bias.grid.shape):
+        return None
     scale, scores = scaled_product(product)
     if scores is None or not _native(scores):
         return None
@@ -84,18 +111,19 @@ def recognise(basis: Basis) -> WindowAttention | None:
     below = tuple(min(radius, max(size - 1, 0) // step)
                   for (radius, step), size in zip(window.axes(), shape, strict=True))
     above = (0,) if causal else below
-    if below[-1] + above[-1] + 1 < LEAST_WIDTH:
-        return None
     table = None if bias is None else _table(bias, shape, below, above, dilation)
-    return WindowAttention(basis, p, seed, scores, table, scale, shape, below, above, dilation)
+    form = WindowAttention(basis, p, seed, scores, table, scale, shape, below, above, dilation)
+    return form if bias is not None or form.beats_list() else None
 
 
-def _window(support: Support | None) -> tuple[Window, bool] | None:
-    """The window of a support that is one, and whether it is causal too."""
+def _window(support: Support | None, bias: Basis | None) -> tuple[Window, bool] | None:
+    """The window of a support that is one, and whether it is causal too; all of a grid that only a bias is on."""
+    if support is None and isinstance(bias, GridLookup):
+        return Window(tuple(max(2 * size - 1, 1) for size in bias.grid.shape), grid=bias.grid), False
     if isinstance(support, And):
         for window, other in ((support.first, support.second), (support.second, support.first)):
             if isinstance(window, Window) and isinstance(other, Causal) and len(window.axes()) == 1:
-                found = _window(window)
+                found = _window(window, None)
                 return None if found is None else (window, True)
         return None
     if not isinstance(support, Window) or support.centre is not None:
@@ -112,13 +140,20 @@ def _native(scores: Bilinear) -> bool:
 
 def _by_offset(bias: Basis) -> bool:
     """Whether a bias is a function of the offset."""
-    return isinstance(bias, Distance) or (isinstance(bias, Lookup) and bias.kind != "position"
-                                          and bias.table.shape[-2] == 1)
+    return isinstance(bias, Distance | GridLookup) or (isinstance(bias, Lookup) and bias.kind != "position"
+                                                       and bias.table.shape[-2] == 1)
 
 
 def _table(bias: Basis, shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...],
            dilation: tuple[int, ...]) -> Tensor:
     """The bias at each offset: (..., K, *offsets). On a grid m - n is that of the entries' numbers."""
+    if isinstance(bias, GridLookup):
+        table = bias.table
+        for axis, (before, after, step) in enumerate(zip(below, above, dilation, strict=True)):
+            radius = table.shape[axis - len(shape)] // 2
+            index = (torch.arange(-before, after + 1) * step).clamp(-radius, radius) + radius
+            table = table.index_select(axis - len(shape), index)
+        return table
     offset, stride = torch.zeros((), dtype=torch.int64), 1
     for axis in range(len(shape) - 1, -1, -1):
         steps = torch.arange(-below[axis], above[axis] + 1) * (dilation[axis] * stride)
@@ -137,4 +172,13 @@ def suits(form: Basis, r: Tensor) -> bool:
     return r.dtype == form.scores.query.dtype and 0 < r.shape[-1] <= MAX_WINDOW_CHANNELS
 
 
-register_form("structconv.window_attention", recognise, Normalised, Dropped, suits=suits)
+@application_cost(WindowAttention)
+def _application(basis: WindowAttention, sizes: Sizes, channels: int, mode: str) -> Cost:
+    """Products of all pairs that the kernel computes, and the rows of both sides."""
+    inputs, outputs = sizes.entries(basis)
+    heads, depth = sizes.batch * basis.size, basis.scores.depth
+    moved = heads * (inputs + outputs) * (depth + channels) * sizes.itemsize
+    return Cost(2 * heads * basis.work(sizes) * (depth + channels), moved, calls=SPARSE_CALLS)
+
+
+register_form("structconv.window_attention", recognise, Normalised, Dropped, suits=suits, priced=True)

@@ -17,6 +17,7 @@ from structconv.mechanisms.expression import Channels, Mechanism, Position, Sett
 from structconv.mechanisms.scores import DotProduct, Projection
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.graph import Graph
+from structconv.structures.grid import Grid
 
 
 class Term(Mechanism):
@@ -45,21 +46,35 @@ class RelativeBias(Term):
 
     Args:
         clip: distance beyond which all positions share a number (Shaw's clip), or the number of buckets of one sign
-            where `buckets` is "log".
+            where `buckets` is "log". A tuple has such a distance for each axis of a grid (Swin; Liu et al.
+            2021, eq. 4).
         buckets: "clip" (2 clip + 1 numbers), "log" (T5's bidirectional buckets, Raffel et al. 2020) or "log_causal".
         heads: K; that of the term beside it where absent.
+        grid: of a tuple of distances; where absent the layer is called with it as its structure.
     """
 
-    def __init__(self, clip: int, heads: int | None = None, *, buckets: str = "clip") -> None:
+    def __init__(self, clip: int | tuple[int, ...], heads: int | None = None, *, buckets: str = "clip",
+                 grid: Grid | None = None) -> None:
         super().__init__(heads)
-        self.clip = check_positive("RelativeBias", "clip", clip)
-        check_choice("RelativeBias", "buckets", buckets, ("clip", "log", "log_causal"))
-        self.buckets = buckets
+        axes = clip if isinstance(clip, tuple) else (clip,)
+        for distance in axes:
+            check_positive("RelativeBias", "clip", distance)
+        check_choice("RelativeBias", "buckets", buckets,
+                     ("clip",) if isinstance(clip, tuple) else ("clip", "log", "log_causal"))
+        self.clip, self.buckets, self.grid = clip, buckets, grid
 
     def bind(self, channels: Channels) -> None:
-        self.table = nn.Parameter(torch.randn(self.size, 1, values.bucket_count(self.buckets, self.clip)) * 0.02)
+        shape = (tuple(2 * radius + 1 for radius in self.clip) if isinstance(self.clip, tuple) else
+                 (1, values.bucket_count(self.buckets, self.clip)))
+        self.table = nn.Parameter(torch.randn(self.size, *shape) * 0.02)
 
     def build(self, setting: Setting) -> Basis:
+        if isinstance(self.clip, tuple):
+            grid = setting.structure if self.grid is None else self.grid
+            if not isinstance(grid, Grid) or grid.ndim != len(self.clip):
+                raise StructureError("RelativeBias", f"structure must be a Grid with {len(self.clip)} axes", repr(grid),
+                                     "Give one as grid=, or call the layer as layer(x, structure=grid).")
+            return values.GridLookup(self.table, grid)
         return values.Lookup(self.table, self.buckets, self.clip, setting.num_inputs, setting.num_outputs)
 
 

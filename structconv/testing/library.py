@@ -123,6 +123,7 @@ def _leaves() -> None:
             lookup=lambda: positions.Lookup(random(HEADS, 1, 5), "clip", 2, M, 5),
             lookup_by_output=lambda: positions.Lookup(random(2, HEADS, 5, 5), "clip", 2, M, 5),
             lookup_by_position=lambda: positions.Lookup(random(1, 5, 8), "position", 8, M, 5),
+            lookup_on_a_grid=lambda: positions.GridLookup(random(2, HEADS, 3, 5), Grid((3, 4))),
             distance=lambda: positions.Distance(random(HEADS), M, 5),
             gaussian_bump=lambda: positions.GaussianBump(2 + random(2, 5), 1.5, M),
             clipped_shifts=lambda: positions.ClippedShifts(torch.ones((), dtype=F64), 2, M, 5))
@@ -209,6 +210,7 @@ def _attention() -> None:
             sinusoidal_key=lambda: setup((mechanisms.DotProduct(heads=2, dim=4)
                                           + terms.RelativeKey(2, sinusoidal=True)).softmax()),
             relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(2)).softmax()),
+            grid_bias=lambda: setup((dot.scaled() + terms.RelativeBias((1, 2))).softmax(), Grid((2, 3)), entries=6),
             logarithmic_bias=lambda: setup((dot.scaled() + terms.RelativeBias(4, buckets="log")).softmax()),
             alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()),
             local_monotonic=lambda: setup(mechanisms.General().softmax() * terms.GaussianWindow(1.0)),

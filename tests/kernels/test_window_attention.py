@@ -8,18 +8,15 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from structconv import ops
 from structconv.bases.pairwise import Dropped
-from structconv.bases.positions import Distance, Lookup
+from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
 from structconv.errors import ConfigError, ShapeError
-from structconv.kernels import dense_attention, sparse_attention, window_attention
+from structconv.kernels import window_attention
 from structconv.kernels.forms import fused
-from structconv.planning.plan import plan_for
 from structconv.primitives.native import core
 from structconv.primitives.native import window as native
-from structconv.structures import Blocks, Causal, Grid, Window
-from structconv.theta import EyeTheta
+from structconv.structures import Causal, Grid, Window
 
 F64 = torch.float64
 SEQUENCE, IMAGE = Grid((70,)), Grid((5, 40))
@@ -39,6 +36,12 @@ WINDOWS = {
 HEADS = 3
 
 
+@pytest.fixture(autouse=True)
+def unlisted(monkeypatch):
+    """However narrow a window is, its pairs are not listed; what is chosen is tested in test_window_choice.py."""
+    monkeypatch.setattr(window_attention, "LISTED_PAIR", math.inf)
+
+
 def scores_of(name, lead=(), dtype=F64, kind=None, depth=6):
     """Scores in a window with their leaves."""
     length, window = WINDOWS[name]
@@ -52,6 +55,9 @@ def scores_of(name, lead=(), dtype=F64, kind=None, depth=6):
     if kind in ("clip", "log"):
         table = leaf(HEADS, 1, 15 if kind == "clip" else 14)
         basis, leaves = basis + Lookup(table, kind, 7, length, length), [*leaves, table]
+    elif kind == "grid":
+        table = leaf(HEADS, *(2 * radius + 1 for radius in range(1, window.grid.ndim + 1)))
+        basis, leaves = basis + GridLookup(table, window.grid), [*leaves, table]
     elif kind == "distance":
         slope = (leaf(HEADS).detach() * 0.1).requires_grad_()
         basis, leaves = Distance(slope, length, length) + basis, [*leaves, slope]
@@ -97,6 +103,31 @@ def test_equals_dense_matrices_natively(name, lead, kind):
     if core() is None:
         pytest.skip("the native core cannot be built here")
     check(*scores_of(name, lead, torch.float32, kind), *scores_of(name, lead, F64, kind), 2e-5)
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("name", ["grid of one axis", "image", "image, dilated", "image, dilated along lines",
+                                  "three axes"])
+def test_a_bias_for_each_offset_on_a_grid(monkeypatch, name, lead):
+    if core() is not None:
+        check(*scores_of(name, lead, torch.float32, "grid"), *scores_of(name, lead, F64, "grid"), 2e-5)
+    monkeypatch.setattr(window_attention, "STORED", (F64,))
+    check(*scores_of(name, lead, F64, "grid"), *scores_of(name, lead, F64, "grid"), 1e-10)
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (3, 20), (2, 3, 4)])
+def test_a_bias_on_all_of_a_grid(shape):
+    """Every window of Swin is a small grid, all of which is seen."""
+    grid, found = Grid(shape), []
+    for dtype in (torch.float32, F64):
+        generator = torch.Generator().manual_seed(5)
+        leaves = [torch.randn(4, 2, grid.num_entries, 6, generator=generator).to(dtype) for _ in range(3)]
+        leaves.append(torch.randn(2, *(2 * size - 1 for size in shape), generator=generator).to(dtype))
+        q, k, v, table = (t.requires_grad_() for t in leaves)
+        basis = (Bilinear(q, k) * 0.4 + GridLookup(table, grid)).softmax(over="inputs")
+        y = form_of(basis, v).apply(v) if dtype == torch.float32 else basis.dense(F64).mT @ v
+        found.append((y.double(), *(g.double() for g in torch.autograd.grad(y.square().sum(), leaves))))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("depth", [1, 20, 64, 200])
@@ -218,32 +249,14 @@ def test_the_numbers_do_not_depend_on_threads():
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_no_pairs_are_listed(monkeypatch):
-    basis, leaves = scores_of("sequence", (), torch.float32)
-    x = torch.randn(70, 6)
-    monkeypatch.setattr(Window, "edges", lambda *_: pytest.fail("pairs were listed"))
-    plan = plan_for(x, basis, EyeTheta(HEADS, 6))
-    assert plan.kernel == "structconv.window_attention" and "structconv.edge_attention" not in str(plan)
-    assert plan.run(x, basis, EyeTheta(HEADS, 6)).shape == (70, 6)
-    assert ops.apply(basis, leaves[-1]).shape == (HEADS, 70, 5)
-    assert dense_attention.recognise(basis) is None and sparse_attention.recognise(basis) is None
-
-
-@pytest.mark.parametrize("window", [Window(3), Window(20, grid=Grid(70, periodic=True)), Window(20) & Blocks(30),
-                                    Window(20, centre=torch.arange(70.0)), Window((21, 7), grid=Grid((7, 10)))])
-def test_narrow_and_other_windows_stay_with_their_lists(window):
-    q = torch.randn(1, 70, 4)
-    basis = Bilinear(q, q).masked(keep=window).softmax(over="inputs")
-    assert window_attention.recognise(basis) is None
-    assert type(fused(basis, q)) is sparse_attention.BilinearEdges
-
-
 def test_scores_that_are_no_scaled_product_with_a_bias_by_offset():
     q = torch.randn(2, 70, 4)
     window = Window(20)
     by_output = Lookup(torch.randn(2, 70, 15), "clip", 7, 70, 70)
     by_position = Lookup(torch.randn(2, 1, 70), "position", 70, 70, 70)
-    for scores in (Bilinear(q, q) + by_output, Bilinear(q, q) + by_position, Bilinear(q, q).leaky_relu(0.2),
+    by_place = GridLookup(torch.randn(2, 3, 3), Grid((7, 10)))
+    for scores in (Bilinear(q, q) + by_output, Bilinear(q, q) + by_position, Bilinear(q, q) + by_place,
+                   Bilinear(q, q).leaky_relu(0.2),
                    Bilinear(q.double(), q.double())):
         assert window_attention.recognise(scores.masked(keep=window).softmax(over="inputs")) is None
     assert window_attention.recognise(Bilinear(q, q).masked(keep=window).softmax(over="outputs")) is None
