@@ -13,6 +13,7 @@ from structconv.bases.pairs import Pairs
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
 from structconv.errors import StructureError
+from structconv.structures.cache import derived
 from structconv.structures.grid import Grid
 
 BUCKETS = ("clip", "log", "log_causal", "position")
@@ -110,14 +111,31 @@ class GridLookup(Score):
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.table.shape[:-self.grid.ndim - 1])
 
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The entries, (..., K, M, N), contiguous in M; where they are in the table is remembered with the grid."""
+        entries, axes, device = self.grid.num_entries, self.grid.ndim, self.table.device
+
+        def places() -> Tensor:
+            number = torch.arange(entries, device=device)
+            return self._index(number, number.unsqueeze(-1)).flatten()
+
+        index = derived(self.grid, ("offsets", *self.table.shape[-axes:], str(device)), places)
+        found = self.table.flatten(-axes).index_select(-1, index).unflatten(-1, (entries, entries)).mT
+        return found if dtype is None else found.to(dtype)
+
     def evaluate(self, pairs: Pairs) -> Tensor:
-        source, target, axes = pairs.source_index(), pairs.target_index(), self.grid.ndim
+        index = self._index(pairs.source_index(), pairs.target_index())
+        return pairs.table(self.table.flatten(-self.grid.ndim).unsqueeze(-2), index)
+
+    def _index(self, source: Tensor, target: Tensor) -> Tensor:
+        """Where the number of each pair is in a flat table."""
         index = torch.zeros((), dtype=torch.int64, device=source.device)
-        for stride, size, count in zip(self.grid.strides, self.grid.shape, self.table.shape[-axes:], strict=True):
+        counts = self.table.shape[-self.grid.ndim:]
+        for stride, size, count in zip(self.grid.strides, self.grid.shape, counts, strict=True):
             stride, size, radius = max(stride, 1), max(size, 1), count // 2
             offset = source // stride % size - target // stride % size
             index = index * count + offset.clamp(-radius, radius) + radius
-        return pairs.table(self.table.flatten(-axes).unsqueeze(-2), index)
+        return index
 
 
 @value

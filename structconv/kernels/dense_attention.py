@@ -13,10 +13,12 @@ from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Masked, Normalised
+from structconv.bases.positions import GridLookup
 from structconv.bases.scores import Bilinear
 from structconv.bases.sizes import QueryKey
 from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
+from structconv.kernels.fused import product_and_bias
 from structconv.shapes import broadcast
 from structconv.structures.supports import And, Causal, Padding, Support
 
@@ -92,13 +94,17 @@ def finite(t: Tensor) -> bool:
 
 @value
 class ScaledDotProduct(QueryKey):
-    """softmax_m(scale <query_kn, key_km>) with a causal mask, a table of booleans, or none; `child` is the same."""
+    """softmax_m(scale <query_kn, key_km>) with a causal mask, a table of booleans, or none; `child` is the same.
+
+    A `bias`, which is added to the scores, is held whole; it goes with no mask.
+    """
 
     query: Tensor
     key: Tensor
     child: Basis
     scale: float
     existing: Existing
+    bias: GridLookup | None = None
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.child.dense(dtype)
@@ -106,7 +112,16 @@ class ScaledDotProduct(QueryKey):
     def apply(self, r: Tensor) -> Tensor:
         y = self._attend(r)
         ordered = self.existing.causal and not torch.compiler.is_compiling()
-        return self.child.apply(r) if ordered and not finite(y) else y
+        return self.child.apply(r) if ordered and not self._sound(y, r) else y
+
+    def _sound(self, y: Tensor, r: Tensor) -> bool:
+        """Whether nothing that is not finite can have reached an output that comes before it.
+
+        torch's fused kernel on a CPU fills the scores of such pairs before it weighs them, so that only r can leak,
+        by weights of zero; the last output then shows it, which has a share of all inputs.
+        """
+        unit = all(t.stride(-1) == 1 for t in (self.query, self.key, r))
+        return finite(y[..., -1:, :] if unit and r.is_cpu and torch.backends.cuda.flash_sdp_enabled() else y)
 
     def _attend(self, r: Tensor) -> Tensor:
         lead = broadcast(r.shape[:-3], self.batch_shape)
@@ -119,8 +134,11 @@ class ScaledDotProduct(QueryKey):
         query, key, values = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t
                               for t in (query, key, values))
         query, key, values = (t.reshape(count, *t.shape[-3:]) for t in (query, key, values))
-        y = F.scaled_dot_product_attention(query, key, values, None if mask is None else mask.mT, is_causal=causal,
-                                           scale=self.scale)
+        added = None if mask is None else mask.mT
+        if self.bias is not None:
+            held = self.bias.dense(query.dtype).mT
+            added = held.expand(*lead, *held.shape[-3:]).flatten(0, -4) if self.bias.batch_shape else held
+        y = F.scaled_dot_product_attention(query, key, values, added, is_causal=causal, scale=self.scale)
         return y.reshape(*lead, *y.shape[-3:])[..., :channels]
 
 
@@ -128,7 +146,8 @@ def recognise(basis: Basis) -> ScaledDotProduct | None:
     """The basis as a scaled dot product, or `None` where it is something else or its mask is a list of edges."""
     if not isinstance(basis, Normalised) or basis.kind != "softmax" or basis.over != "inputs":
         return None
-    scale, node = 1.0, basis.child
+    bias = window_attention.held_bias(basis)
+    scale, node = 1.0, basis.child if bias is None else product_and_bias(basis.child, lambda part: part is bias)[0]
     while isinstance(node, Masked | Scaled):
         if isinstance(node, Scaled):
             if isinstance(node.factor, Tensor):
@@ -140,7 +159,7 @@ def recognise(basis: Basis) -> ScaledDotProduct | None:
     existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)
     if existing is not None and existing.causal and existing.masked:
         return None  # torch would take a table of numbers
-    return None if existing is None else ScaledDotProduct(node.query, node.key, basis, scale, existing)
+    return None if existing is None else ScaledDotProduct(node.query, node.key, basis, scale, existing, bias)
 
 
 def suits(form: Basis, r: Tensor) -> bool:

@@ -7,6 +7,7 @@ Narrow windows without a bias stay with the list of pairs and its kernel where t
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ from structconv.structures.supports import And, Causal, Support, Window
 #: From timings, in the time of one pair in the kernel: what an output takes beside its pairs (its row is turned into a
 #: lane and back), what it takes along a list, and what a pair of a list takes.
 WINDOW_ENTRY, LISTED_ENTRY, LISTED_PAIR = 110.0, 48.0, 2.4
+#: Weights of a whole grid up to which they are cheaper held, for torch's operator, where there is no dropout.
+HELD_WEIGHTS = 1 << 22
 #: What the native kernel takes; anything else is computed from lists, with the same numbers.
 STORED = (torch.float32, torch.bfloat16)
 
@@ -101,7 +104,8 @@ def recognise(basis: Basis) -> WindowAttention | None:
     if found is None or weights.num_inputs != weights.num_outputs:
         return None
     window, causal = found
-    if isinstance(bias, GridLookup) and (window.grid is None or window.grid.shape != bias.grid.shape):
+    if isinstance(bias, GridLookup) and (window.grid is None or window.grid.shape != bias.grid.shape
+                                         or (p == 0 and held_bias(weights) is not None)):
         return None
     scale, scores = scaled_product(product)
     if scores is None or not _native(scores):
@@ -114,6 +118,15 @@ def recognise(basis: Basis) -> WindowAttention | None:
     table = None if bias is None else _table(bias, shape, below, above, dilation)
     form = WindowAttention(basis, p, seed, scores, table, scale, shape, below, above, dilation)
     return form if bias is not None or form.beats_list() else None
+
+
+def held_bias(weights: Normalised) -> GridLookup | None:
+    """The bias on all of a grid that is small enough to hold the weights of all its pairs."""
+    if weights.child.support() is not None:
+        return None
+    bias = product_and_bias(weights.child, lambda part: isinstance(part, GridLookup))[1]
+    held = math.prod(weights.batch_shape) * weights.size * weights.num_inputs * weights.num_outputs
+    return cast("GridLookup | None", bias) if held <= HELD_WEIGHTS else None
 
 
 def _window(support: Support | None, bias: Basis | None) -> tuple[Window, bool] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from structconv import ops, plan
 from structconv.bases import Bilinear, Lookup
@@ -247,6 +248,23 @@ def test_the_causal_product_takes_more_inputs_than_outputs_and_fewer():
         q, k, v = (torch.randn(2, size, 3, dtype=torch.float64) for size in (outputs, inputs, inputs))
         expected = (q @ k.mT).tril() @ v
         torch.testing.assert_close(causal_product(q, k, v), expected)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("sizes", [(40, 40), (50, 40), (40, 50)], ids=["square", "more inputs", "more outputs"])
+@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+def test_what_comes_later_does_not_leak(backend, sizes, bad):
+    inputs, outputs = sizes
+    for which in range(3):
+        leaves = [torch.randn(2, size, 4) for size in (outputs, inputs, inputs)]
+        clean = ops.apply(Bilinear(*leaves[:2]).masked(keep=Causal()).softmax(), leaves[2])
+        leaves[which][:, 30:] = bad
+        q, k, v = leaves
+        basis = Bilinear(q, k).masked(keep=Causal()).softmax()
+        assert type(fused(basis, v)) is ScaledDotProduct
+        with sdpa_kernel(backend):
+            y = ops.apply(basis, v)
+        torch.testing.assert_close(y[:, :30], clean[:, :30])
 
 
 def test_torch_fuses_causal_attention_without_a_table():

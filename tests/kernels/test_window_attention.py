@@ -12,7 +12,7 @@ from structconv.bases.pairwise import Dropped
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
 from structconv.errors import ConfigError, ShapeError
-from structconv.kernels import window_attention
+from structconv.kernels import dense_attention, window_attention
 from structconv.kernels.forms import fused
 from structconv.primitives.native import core
 from structconv.primitives.native import window as native
@@ -115,17 +115,23 @@ def test_a_bias_for_each_offset_on_a_grid(monkeypatch, name, lead):
     check(*scores_of(name, lead, F64, "grid"), *scores_of(name, lead, F64, "grid"), 1e-10)
 
 
+@pytest.mark.parametrize("held", [0, 1 << 22])
 @pytest.mark.parametrize("shape", [(7, 7), (3, 20), (2, 3, 4)])
-def test_a_bias_on_all_of_a_grid(shape):
+@pytest.mark.parametrize("lead", [(), (4,)])
+def test_a_bias_on_all_of_a_grid(monkeypatch, shape, held, lead):
     """Every window of Swin is a small grid, all of which is seen."""
+    monkeypatch.setattr(window_attention, "HELD_WEIGHTS", held)
+    kind = dense_attention.ScaledDotProduct if held else window_attention.WindowAttention
     grid, found = Grid(shape), []
     for dtype in (torch.float32, F64):
         generator = torch.Generator().manual_seed(5)
         leaves = [torch.randn(4, 2, grid.num_entries, 6, generator=generator).to(dtype) for _ in range(3)]
-        leaves.append(torch.randn(2, *(2 * size - 1 for size in shape), generator=generator).to(dtype))
+        leaves.append(torch.randn(*lead, 2, *(2 * size - 1 for size in shape), generator=generator).to(dtype))
         q, k, v, table = (t.requires_grad_() for t in leaves)
         basis = (Bilinear(q, k) * 0.4 + GridLookup(table, grid)).softmax(over="inputs")
-        y = form_of(basis, v).apply(v) if dtype == torch.float32 else basis.dense(F64).mT @ v
+        form = fused(basis, v)
+        assert dtype == F64 or type(form) is kind
+        y = form.apply(v) if dtype == torch.float32 else basis.dense(F64).mT @ v
         found.append((y.double(), *(g.double() for g in torch.autograd.grad(y.square().sum(), leaves))))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from structconv import ops
 from structconv.bases import scores
+from structconv.bases.positions import GridLookup
 from structconv.bench.contest import Case, Contest, Entrant, Size
 from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import leaf
@@ -42,6 +43,34 @@ def _window(sizes: Callable[[Size], tuple[int, ...]], radius: int, size: Size) -
                    peers=tuple(_peers(grid, radius, length)), edges=pairs,
                    size=f"{HEADS} heads of {DIM}, {' x '.join(map(str, grid.shape))}, radius {radius}",
                    least={"forward": Work(flops=products), "both": Work(flops=3.5 * products)})
+
+
+def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size) -> Contest:
+    """A learnt bias for each offset on a grid, seen within a radius or whole; SDPA takes it materialised."""
+    side = size.pick(*sides)
+    grid, reach = Grid((side, side)), side - 1 if radius is None else radius
+    length = grid.num_entries
+    (q, k, v), peer = (_tables(batch, HEADS, length, DIM) for _ in range(2))
+    table, table_peer = (leaf(HEADS, 2 * reach + 1, 2 * reach + 1, seed=3) for _ in range(2))
+    offset = grid.coordinates().unsqueeze(0) - grid.coordinates().unsqueeze(1)
+    near = offset.abs().amax(-1) <= reach
+    index = ((offset + reach).clamp_(0, 2 * reach) * torch.tensor([2 * reach + 1, 1])).sum(-1)
+
+    def run() -> Tensor:
+        basis = scores.Bilinear(q, k) * DIM**-0.5 + GridLookup(table, grid)
+        shown = basis if radius is None else basis.masked(keep=Window(radius, grid=grid))
+        return ops.apply(shown.softmax(over="inputs"), v)
+
+    def materialised() -> Tensor:
+        bias = table_peer.flatten(1)[:, index]
+        return F.scaled_dot_product_attention(*peer, attn_mask=bias if radius is None else
+                                              bias.masked_fill(~near, -torch.inf))
+
+    return Contest(ours=Entrant(name="ours", run=run, inputs=(q, k, v, table)),
+                   peers=(Entrant(name="torch sdpa", run=materialised, inputs=(*peer, table_peer),
+                                  needs=24.0 * HEADS * length**2),),
+                   size=f"{batch} x {HEADS} heads of {DIM}, {side} x {side}, "
+                        f"{'all of it' if radius is None else f'radius {radius}'}")
 
 
 def _peers(grid: Grid, radius: int, length: int) -> list[Entrant]:
@@ -86,4 +115,6 @@ CASES = (
     Case(suite="windows", name="window-1d", build=partial(_window, _sequence, 32)),
     Case(suite="windows", name="window-1d-wide", build=partial(_window, _sequence, 128), headline=False),
     Case(suite="windows", name="window-2d", build=partial(_window, _image, 3)),
+    Case(suite="windows", name="window-2d-bias", build=partial(_relative, (28, 56), 3, 1)),
+    Case(suite="windows", name="swin", build=partial(_relative, (7, 7), None, 64), headline=False),
 )
