@@ -1,7 +1,9 @@
 // Runs every kernel on heap blocks of exactly the right size, for a memory checker to watch: graphs with empty rows,
-// duplicates, loops and one long row, no edges, no entries; channel counts that fill no vector; both storage types.
+// duplicates, loops and one long row, no edges, no entries; channel counts that fill no vector; both storage types; and
+// a power law of degrees with a node of 10^5 in-edges.
 // With all rows of x equal to one, weighted means are one: that much of the numbers is checked too.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -49,15 +51,14 @@ struct Side {
 };
 
 Side group(const std::vector<int32_t>& rows, const std::vector<int32_t>& columns, int32_t count) {
-    Side side;
-    side.indptr.push_back(0);
-    for (int32_t row = 0; row < count; ++row) {
-        for (size_t e = 0; e < rows.size(); ++e)
-            if (rows[e] == row) {
-                side.index.push_back(columns[e]);
-                side.order.push_back(static_cast<int32_t>(e));
-            }
-        side.indptr.push_back(static_cast<int32_t>(side.index.size()));
+    Side side{std::vector<int32_t>(count + 1), std::vector<int32_t>(rows.size()), std::vector<int32_t>(rows.size())};
+    for (int32_t row : rows) ++side.indptr[row + 1];
+    for (int32_t row = 0; row < count; ++row) side.indptr[row + 1] += side.indptr[row];
+    std::vector<int32_t> next(side.indptr.begin(), side.indptr.end() - 1);
+    for (size_t e = 0; e < rows.size(); ++e) {
+        const int32_t slot = next[rows[e]]++;
+        side.index[slot] = columns[e];
+        side.order[slot] = static_cast<int32_t>(e);
     }
     return side;
 }
@@ -110,6 +111,15 @@ struct Case {
     int64_t inputs, outputs, edges;
 };
 
+Case grouped(int32_t inputs, int32_t outputs, const std::vector<int32_t>& source, const std::vector<int32_t>& target) {
+    const int edges = static_cast<int>(source.size());
+    Case c{group(target, source, outputs), group(source, target, inputs), {}, inputs, outputs, edges};
+    std::vector<int32_t> inverse(edges);
+    for (int slot = 0; slot < edges; ++slot) inverse[c.by_target.order[slot]] = slot;
+    for (int slot = 0; slot < edges; ++slot) c.position.push_back(inverse[c.by_source.order[slot]]);
+    return c;
+}
+
 Case make(int32_t inputs, int32_t outputs, int edges) {
     std::mt19937 random(1);
     std::vector<int32_t> source, target;
@@ -117,11 +127,19 @@ Case make(int32_t inputs, int32_t outputs, int edges) {
         source.push_back(static_cast<int32_t>(random() % (inputs - 1)));
         target.push_back(e < edges / 2 ? outputs / 2 : static_cast<int32_t>(random() % (outputs - 1)));
     }
-    Case c{group(target, source, outputs), group(source, target, inputs), {}, inputs, outputs, edges};
-    std::vector<int32_t> inverse(edges);
-    for (int slot = 0; slot < edges; ++slot) inverse[c.by_target.order[slot]] = slot;
-    for (int slot = 0; slot < edges; ++slot) c.position.push_back(inverse[c.by_source.order[slot]]);
-    return c;
+    return grouped(inputs, outputs, source, target);
+}
+
+// Degrees by a power law on both sides; `hub` of the edges end in one output, or begin in one input.
+Case power_law(int32_t entries, int edges, int hub, bool of_inputs) {
+    std::mt19937 random(2);
+    std::uniform_real_distribution<double> uniform(0, 1);
+    std::vector<int32_t> ends, others;
+    for (int e = 0; e < edges; ++e) {
+        ends.push_back(e < hub ? entries / 3 : static_cast<int32_t>(entries * std::pow(uniform(random), 4)));
+        others.push_back(static_cast<int32_t>(entries * std::pow(uniform(random), 4)));
+    }
+    return of_inputs ? grouped(entries, entries, ends, others) : grouped(entries, entries, others, ends);
 }
 
 bool means(const Block& y, const Case& c, int64_t row_size) {
@@ -388,12 +406,32 @@ void dropouts() {
         for (bool in_place : {false, true}) dropped(heads, rows, columns, outputs, in_place);
 }
 
+// Every kernel along edges once more, on long rows.
+void hubs() {
+    for (bool of_inputs : {false, true}) {
+        const Case c = power_law(400, 130000, 100000, of_inputs);
+        for (const auto& [heads, channels, depth] : {std::array<int64_t, 3>{3, 20, 12}, {2, 32, 32}})
+            for (int half = 0; half < 2; ++half) {
+                products(c, heads, channels, half);
+                for (Terms terms : {kGiven, kOfX, kOfXAndZ}) affine(c, heads, channels, half, 0.0, terms);
+                bilinear(c, heads, channels, depth, half, 0.0);
+                additive(c, heads, channels, depth, half, 0.0, 0, false, 0);
+            }
+        affine(c, 4, 16, 0, 0.5, kGiven);
+        bilinear(c, 4, 16, 16, 0, 0.5);
+        additive(c, 4, 16, 16, 0, 0.5, 1, false, 0);
+    }
+    additive(power_law(1500, 1, 0, false), 2, 16, 16, 0, 0.5, 0, true, 1);
+    window(1, 100000, 1, 300, 0, 1, 8, 8, 0, 0.0);
+}
+
 }  // namespace
 
 int main() {
     windows();
     products_of_tables();
     dropouts();
+    hubs();
     const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
                                  {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};
     const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, {}, 0, 0, 0};
