@@ -7,7 +7,6 @@ Narrow windows without a bias stay with the list of pairs and its kernel where t
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -125,8 +124,10 @@ def held_bias(weights: Normalised) -> GridLookup | None:
     if weights.child.support() is not None:
         return None
     bias = product_and_bias(weights.child, lambda part: isinstance(part, GridLookup))[1]
-    held = math.prod(weights.batch_shape) * weights.size * weights.num_inputs * weights.num_outputs
-    return cast("GridLookup | None", bias) if held <= HELD_WEIGHTS else None
+    if not isinstance(bias, GridLookup):
+        return None
+    batch = 1 if torch.compiler.is_compiling() else math.prod(weights.batch_shape)
+    return bias if batch * weights.size * bias.num_inputs**2 <= HELD_WEIGHTS else None
 
 
 def _window(support: Support | None, bias: Basis | None) -> tuple[Window, bool] | None:

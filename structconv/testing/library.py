@@ -210,7 +210,6 @@ def _attention() -> None:
             sinusoidal_key=lambda: setup((mechanisms.DotProduct(heads=2, dim=4)
                                           + terms.RelativeKey(2, sinusoidal=True)).softmax()),
             relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(2)).softmax()),
-            grid_bias=lambda: setup((dot.scaled() + terms.RelativeBias((1, 2))).softmax(), Grid((2, 3)), entries=6),
             logarithmic_bias=lambda: setup((dot.scaled() + terms.RelativeBias(4, buckets="log")).softmax()),
             alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()),
             local_monotonic=lambda: setup(mechanisms.General().softmax() * terms.GaussianWindow(1.0)),
@@ -250,6 +249,7 @@ def _attention_on_structures() -> None:
             masked_sum=lambda: setup((dot.masked(keep=Causal()) + terms.RelativeBias(2)).masked(
                 keep=Padding(torch.arange(M) < 4)).softmax()))
     several((), local_predictive=_local_predictive,
+            grid_bias=lambda: setup((dot.scaled() + terms.RelativeBias((1, 2))).softmax(), Grid((2, 3)), entries=6),
             attention_of_attention=lambda: setup(dot.softmax() @ mechanisms.Uniform().normalize("sum")),
             dropped=lambda: scores.Bilinear(random(2, HEADS, 5, 3), random(HEADS, M, 3)).softmax().dropout(0.5),
             attention_of_nothing=lambda: setup(dot.softmax(), entries=0),

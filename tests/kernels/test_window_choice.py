@@ -8,9 +8,10 @@ import torch
 from structconv import ops, plan
 from structconv.bases.positions import GridLookup
 from structconv.bases.scores import Bilinear
-from structconv.errors import StructureError
+from structconv.errors import ConfigError, StructureError
 from structconv.kernels import dense_attention, sparse_attention, window_attention
 from structconv.kernels.forms import fused
+from structconv.mechanisms import DotProduct, RelativeBias
 from structconv.structures import Blocks, Causal, Grid, Window
 from structconv.theta import EyeTheta
 
@@ -82,6 +83,31 @@ def test_a_traced_program_lists_no_window():
 
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend=backend)(q), layer(q))
     assert any("window_attention" in name for name in found)
+
+
+@pytest.mark.parametrize("window", [None, Window((3, 3), grid=Grid((4, 5)))], ids=["whole", "window"])
+def test_a_bias_on_a_grid_compiles_whole(window):
+    torch._dynamo.reset()
+    grid = Grid((4, 5))
+
+    def layer(q, table):
+        scores = Bilinear(q, q) + GridLookup(table, grid)
+        basis = (scores if window is None else scores.masked(keep=window)).softmax(over="inputs")
+        return ops.apply(basis, q)
+
+    leaves = [torch.randn(3, 2, 20, 4, requires_grad=True), torch.randn(2, 7, 9, requires_grad=True)]
+    found = [(y, *torch.autograd.grad(y.square().sum(), leaves))
+             for y in (layer(*leaves), torch.compile(layer, fullgraph=True, backend="aot_eager")(*leaves))]
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(("structure", "given"), [(None, None), (Grid(6), None), (None, Grid(6))])
+def test_a_bias_for_two_axes_needs_a_grid_with_two(structure, given):
+    mechanism = (DotProduct(heads=2, dim=3) + RelativeBias((1, 2), grid=given)).softmax().bound(4)
+    with pytest.raises(StructureError, match="RelativeBias"):
+        mechanism(torch.randn(6, 4), None, structure)
+    with pytest.raises(ConfigError, match="buckets"):
+        RelativeBias((1, 2), buckets="log")
 
 
 @pytest.mark.parametrize(("table", "grid"), [((2, 3, 4), Grid((5, 6))), ((3, 3), Grid((5, 6))),
