@@ -74,7 +74,8 @@ class AdditivePairs(FusedAttention):
                                         batch_heads=self.size).to(v.dtype)
 
 
-def _operands(scores: Additive, lead: tuple[int, ...], other: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def _operands(scores: Additive, lead: tuple[int, ...],
+              other: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """q (N, B K, D) and k (M, B K, D) of one dtype, which autocast may not have given them, and vector (B K, D)."""
     q, k = (entries_first(t, lead, scores.size) for t in (scores.target, scores.source))
     dtype = torch.promote_types(q.dtype, k.dtype)
