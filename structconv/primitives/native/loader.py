@@ -24,8 +24,7 @@ from structconv.primitives.native import build
 
 _KERNELS = ("expect_writes", "spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward",
             "bilinear_backward", "additive_forward", "additive_backward", "edge_weights", "window_forward",
-            "window_backward", "project", "outer")
-            "window_backward", "drop_block")
+            "window_backward", "project", "outer", "drop_block")
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
 _TURNED_OFF = "STRUCTCONV_NATIVE=0 turns it off"
