@@ -107,17 +107,12 @@ struct Block {
 
 struct Case {
     Side by_target, by_source;
-    std::vector<int32_t> position;
     int64_t inputs, outputs, edges;
 };
 
 Case grouped(int32_t inputs, int32_t outputs, const std::vector<int32_t>& source, const std::vector<int32_t>& target) {
-    const int edges = static_cast<int>(source.size());
-    Case c{group(target, source, outputs), group(source, target, inputs), {}, inputs, outputs, edges};
-    std::vector<int32_t> inverse(edges);
-    for (int slot = 0; slot < edges; ++slot) inverse[c.by_target.order[slot]] = slot;
-    for (int slot = 0; slot < edges; ++slot) c.position.push_back(inverse[c.by_source.order[slot]]);
-    return c;
+    return {group(target, source, outputs), group(source, target, inputs), inputs, outputs,
+            static_cast<int>(source.size())};
 }
 
 Case make(int32_t inputs, int32_t outputs, int edges) {
@@ -218,19 +213,19 @@ void bilinear(const Case& c, int64_t heads, int64_t channels, int64_t depth, int
     Block y(out * channels, half, 0, 0), lse(out, 0, 0, 0), bias(heads * c.edges, 0, -1, 1);
     Block grad(out * channels, half, -1, 1);
     Block grad_q(out * depth, half, 0, 0), grad_k(in * depth, half, 0, 0), grad_v(in * channels, half, 0, 0);
-    Block grad_bias(heads * c.edges, 0, 0, 0), pairs(2 * heads * c.edges, 0, 0, 0);
+    Block grad_bias(heads * c.edges, 0, 0, 0), packed(2 * out, 0, 0, 0);
     const DropArgs drop{p, 77, heads, c.outputs, 0};
     const BilinearForwardArgs forward{c.by_target.layout(), rows(q, heads, depth), rows(k, heads, depth),
                                       rows(v, heads, channels), rows(y, heads, channels), bias.floats(), lse.floats(),
                                       heads, depth, channels, half, 2, 0.3, drop};
     CALL(bilinear_forward)(&forward);
     if (p == 0) expect(means(y, c, heads * channels), "bilinear means", heads, channels, half);
-    const BilinearBackwardArgs backward{c.by_target.layout(), c.by_source.layout(), c.position.data(),
-                                        rows(q, heads, depth), rows(k, heads, depth), rows(v, heads, channels),
+    const BilinearBackwardArgs backward{c.by_target.layout(), c.by_source.layout(), rows(q, heads, depth),
+                                        rows(k, heads, depth), rows(v, heads, channels),
                                         rows(y, heads, channels), rows(grad, heads, channels),
                                         rows(grad_q, heads, depth), rows(grad_k, heads, depth),
                                         rows(grad_v, heads, channels), bias.floats(), lse.floats(), grad_bias.floats(),
-                                        pairs.floats(), heads, depth, channels, half, 2, 0.3, drop};
+                                        packed.floats(), heads, depth, channels, half, 2, 0.3, drop};
     CALL(bilinear_backward)(&backward);
     expect(grad_q.finite() && grad_k.finite() && grad_v.finite() && grad_bias.finite(), "bilinear gradients", heads,
            channels, half);
@@ -434,7 +429,7 @@ int main() {
     hubs();
     const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
                                  {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};
-    const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, {}, 0, 0, 0};
+    const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, 0, 0, 0};
     const Case cases[] = {make(40, 30, 700), make(30, 30, 500), make(60, 20, 4000), make(5, 9, 12), make(4, 3, 0),
                           nothing};
     for (const Case& c : cases)

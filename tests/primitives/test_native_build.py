@@ -138,13 +138,6 @@ def test_indices_are_narrowed_once_and_forgotten_with_their_owner():
     assert len(layout._KNOWN) < held
 
 
-def test_positions_lead_from_one_layout_to_the_other():
-    source, target = torch.randint(9, (2, 40))
-    a, b = compress(target, source, 9), compress(source, target, 9)
-    place = layout.positions(a.order, b.order)
-    assert torch.equal(a.order[place.long()], b.order) and layout.positions(a.order, b.order) is place
-
-
 def test_values_seen_twice_are_kept_in_the_order_of_the_slots():
     edges = layout._FEW
     order = torch.randperm(edges, generator=torch.Generator().manual_seed(0))

@@ -39,7 +39,7 @@ def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: 
     Returns:
         (N, K, C) of the dtype of v.
 
-    Cost: 2 E K (D + C) flops; memory O((M + N) K (D + C)), and one (E, 2, K) float32 tensor while the backward runs.
+    Cost: 2 E K (D + C) flops, backward E K (8 D + 6 C); memory O((M + N) K (D + C)), nothing of the size of the edges.
     Derivatives of higher order go through (K, E) tensors.
 
     Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structconv.primitives.layout import Csr
 from structconv.primitives.memory import new_empty
-from structconv.primitives.native.layout import fits, in_slots, narrow, positions, remembered
+from structconv.primitives.native.layout import fits, in_slots, narrow, remembered
 from structconv.primitives.native.loader import Core, core
 
 _LAYOUT, _ROWS, _DROP = "PPPqq", "Pqq", "dqqqq"
@@ -22,7 +22,7 @@ _VECTORS = "qPPP" + _ROWS * 2 + "PPPP"
 _AFFINE = struct.Struct(_LAYOUT + "PP" + _ROWS * 3 + "PP" + "qqqqq" + "d" + _DROP + _VECTORS)
 _AFFINE_BACKWARD = struct.Struct(_LAYOUT * 2 + "PPPP" + _ROWS * 5 + "PPP" + "qqqq" + "d" + _DROP + _VECTORS)
 _BILINEAR = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "qqqqq" + "d" + _DROP)
-_BILINEAR_BACKWARD = struct.Struct(_LAYOUT * 2 + "P" + _ROWS * 8 + "PPPP" + "qqqqq" + "d" + _DROP)
+_BILINEAR_BACKWARD = struct.Struct(_LAYOUT * 2 + _ROWS * 8 + "PPPP" + "qqqqq" + "d" + _DROP)
 _ADDITIVE = struct.Struct(_LAYOUT + _ROWS * 4 + "PP" + "q" * 7 + "d" + _DROP)
 _ADDITIVE_BACKWARD = struct.Struct(_LAYOUT * 2 + _ROWS * 8 + "PPPPP" + "q" * 7 + "d" + _DROP)
 _EDGE_WEIGHTS = struct.Struct(_LAYOUT + "q" + _ROWS * 2 + "PPP" + "q" * 5 + "d" + _DROP)
@@ -197,18 +197,16 @@ def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, 
     """Gradients of q, k, v and bias (float32, or None without one)."""
     q, k, v, grad = _unit(q), _unit(k), _unit(v), _unit(grad)
     outputs, heads, depth = q.shape
-    edges = by_target.indices.shape[0]
     y, lse = (t.contiguous() for t in saved)
     bias = None if bias is None else _floats(bias)
     grads = [new_empty(t, t.shape) for t in (q, k, v)]
     grad_bias = None if bias is None else torch.empty_like(bias)
-    pairs = new_empty(lse, (edges, 2, heads))
-    position = positions(by_target.order, by_source.order)
+    scratch = lse.new_empty((outputs, 2, heads))
     ahead, back = _layout(by_target), _layout(by_source)
     tables = [number for t in (q, k, v, y, grad, *grads) for number in _rows(t)]
     kernels.bilinear_backward(_BILINEAR_BACKWARD.pack(
-        *ahead, *back, position.data_ptr(), *tables, _pointer(bias), lse.data_ptr(), _pointer(grad_bias),
-        pairs.data_ptr(), heads, depth, v.shape[2], _half(q), torch.get_num_threads(), scale, *_drop(drop, outputs, 0)))
+        *ahead, *back, *tables, _pointer(bias), lse.data_ptr(), _pointer(grad_bias), scratch.data_ptr(),
+        heads, depth, v.shape[2], _half(q), torch.get_num_threads(), scale, *_drop(drop, outputs, 0)))
     return grads[0], grads[1], grads[2], grad_bias
 
 

@@ -28,17 +28,6 @@ def narrow(index: Tensor) -> Tensor:
     return _remember(key, index.to(torch.int32).contiguous(), index) if found is None else found
 
 
-def positions(order: Tensor, order_T: Tensor) -> Tensor:
-    """For every slot of one layout, where the same edge stands in the other: inverse(order)[order_T], int32."""
-    key = (id(order), id(order_T))
-    found = _recall(key, order, order_T)
-    if found is not None:
-        return found
-    inverse = torch.empty(order.shape[0], dtype=torch.int32, device=order.device)
-    inverse[order] = torch.arange(order.shape[0], dtype=torch.int32, device=order.device)
-    return _remember(key, inverse.index_select(0, order_T), order, order_T)
-
-
 def in_slots(values: Tensor, order: Tensor) -> Tensor | None:
     """values[..., order], kept from the second time on that the same unchanged values are asked for, else None.
 

@@ -5,9 +5,9 @@
 //     ds = p (<g_n, x_m> - D_n), D_n = <g_n, y_n>,
 // and adds up grad q_n and grad v, and a pass by source does so for grad k_m and grad x_m.
 #include "activations.h"
-#include "api.h"
 #include "dropout.h"
 #include "parallel.h"
+#include "rows.h"
 #include "softmax.h"
 
 namespace structconv::SC_ISA {
@@ -15,14 +15,6 @@ namespace {
 
 constexpr int64_t kRanges = 256;  // of rows, each with its own part of grad v
 constexpr int64_t kGroup = 8;     // rows that pass over the others together
-
-template <class T> T* row_of(const Rows& rows, int64_t row, int64_t head) {
-    return static_cast<T*>(rows.x) + row * rows.row + head * rows.head;
-}
-
-template <class T> Table table_of(const Rows& rows, int64_t head) {
-    return {row_of<T>(rows, 0, head), rows.row, rows.head};
-}
 
 // Where the entries of a row lie in `index`.
 struct Side {

@@ -7,47 +7,15 @@
 // Where source_m = <u, x_m> and target_n = <v, z_n>, the same passes add u grad source_m to grad x_m and v grad target_n
 // to grad z_n, and sum up grad u = sum grad source_m x_m and grad v = sum grad target_n z_n, piece by piece. Where a bias
 // was added to y, D_n is taken of y without it.
-#include "api.h"
 #include "dropout.h"
 #include "parallel.h"
+#include "rows.h"
 #include "softmax.h"
 
 namespace structconv::SC_ISA {
 namespace {
 
-template <class T> T* row_of(const Rows& rows, int64_t row, int64_t head) {
-    return static_cast<T*>(rows.x) + row * rows.row + head * rows.head;
-}
-
-template <class T> Table table_of(const Rows& rows, int64_t head) {
-    return {row_of<T>(rows, 0, head), rows.row, rows.head};
-}
-
 inline v16 leaky(v16 t, float slope) { return t > 0.0f ? t : t * slope; }
-
-// Whether whole vectors of a large result can be written past the caches.
-template <class T> bool streams(const Rows& rows, int64_t bytes, int64_t channels) {
-    const uint64_t offsets = reinterpret_cast<uintptr_t>(rows.x) | (rows.row | rows.head) * sizeof(T);
-    return sizeof(T) == sizeof(float) && bytes >= 1 << 24 && offsets % sizeof(v8) == 0 && channels % 8 == 0;
-}
-
-// `store_row`, or the same past the caches.
-template <class T>
-void write_row(const float* sums, const float* scale, int heads, const Pieces& pieces, const Rows& rows, int64_t row,
-               int64_t head, bool streamed) {
-    T* to = row_of<T>(rows, row, head);
-    if constexpr (sizeof(T) == sizeof(float)) {
-        if (streamed) {
-            for (int p = 0; p < pieces.count; ++p)
-                for (int h = 0; h < heads; ++h, sums += pieces.items[p].width) {
-                    T* out = to + h * rows.head + pieces.items[p].channel;
-                    for (int c = 0; c < pieces.items[p].width; c += 8) stream(out + c, load<v8>(sums + c) * scale[h]);
-                }
-            return;
-        }
-    }
-    store_row(sums, scale, heads, pieces, to, rows.head);
-}
 
 // The vectors of a block of heads, as `load_row` lays out a row.
 struct Vectors {
@@ -61,12 +29,6 @@ struct Vectors {
         if (a.terms != kGiven) load(a.of_target, target);
         if (a.bias) load(a.bias, bias);
     }
-};
-
-// The same factor for every head.
-struct Factors {
-    float each[kMaxHeads];
-    explicit Factors(float factor) { store(each, splat<v16>(factor)); }
 };
 
 // The terms of the scores, from the rows.

@@ -97,10 +97,9 @@ struct BilinearForwardArgs {
 
 struct BilinearBackwardArgs {
     Layout by_target, by_source;
-    const int32_t* position;  // slot by target of each slot by source
     Rows q, k, v, y, grad, grad_q, grad_k, grad_v;
     const float *bias, *lse;
-    float *grad_bias, *pairs;  // grad_bias (heads, slots) or null; pairs (slots, 2, heads), scratch
+    float *grad_bias, *packed;  // grad_bias (heads, slots) or null; packed (outputs, 2, heads), scratch
     int64_t heads, depth, channels, half, threads;
     double scale;
     DropArgs drop;

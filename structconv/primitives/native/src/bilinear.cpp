@@ -1,68 +1,90 @@
 // Attention along the edges with scores scale <q_n, k_m> + bias_e: softmax over the edges into n, then y_n = sum p v_m.
 //
-// Backward: a pass by target computes the weights again, with the gradient of each score,
-//     ds = p (<g_n, v_m> - D_n), D_n = <g_n, y_n>,
-// adds up grad q_n, and leaves (p, ds) for the pass by source, which adds up grad k_m and grad v_m.
-#include "api.h"
+// Backward, without anything held for an edge: a pass by target and one by source compute scores and weights again,
+// with the gradient of each score,
+//     ds = p (<g_n, v_m> - D_n), D_n = <g_n, y_n>;
+// by target they add up grad q_n, by source grad k_m and grad v_m, for which the rows q_n and g_n are at hand anyway.
 #include "dropout.h"
 #include "parallel.h"
+#include "rows.h"
 #include "softmax.h"
 
 namespace structconv::SC_ISA {
 namespace {
 
-template <class T> T* row_of(const Rows& rows, int64_t row, int64_t head) {
-    return static_cast<T*>(rows.x) + row * rows.row + head * rows.head;
+// body(row, at, edges) for the edges of the rows, chunk by chunk, between open(row) and close(row).
+template <class Open, class Body, class Close>
+void for_chunks(const Layout& layout, int64_t first, int64_t last, const Open& open, const Body& body,
+                const Close& close) {
+    for (int64_t row = first; row < last; ++row) {
+        open(row);
+        const int64_t end = layout.indptr[row + 1];
+        for (int64_t at = layout.indptr[row]; at < end; at += kChunk)
+            body(row, at, Edges{layout.index + at, end - at < kChunk ? end - at : kChunk, layout.indptr[last] - at});
+        close(row);
+    }
 }
 
-template <class T> Table table_of(const Rows& rows, int64_t head) {
-    return {row_of<T>(rows, 0, head), rows.row, rows.head};
-}
+// Bias of a block of heads: (heads, slots) in the order of the edges.
+struct Bias {
+    const float* values;  // null: none
+    int64_t slots;
+    const int32_t* order;
 
-// scale <q, k> + bias of a chunk, filled up with -inf; returns how many vectors that is.
+    template <int HB> void add(int64_t at, int64_t count, float* scores) const {
+        if (!values) return;
+        for (int64_t e = 0; e < count; ++e)
+            for (int h = 0; h < HB; ++h) scores[e * HB + h] += values[h * slots + order[at + e]];
+    }
+};
+
+// scale <own, other> + bias of a chunk, filled up with `pad`; returns how many vectors that is.
 template <class T, int HB>
-int scores(const Edges& edges, const Table& k, const Pieces& pieces, const float* query, float scale, const float* bias,
-           int64_t bias_head, const int32_t* order, float* out) {
-    dot_rows<T>(edges, k, pieces, HB, query, out);
+int scores(const Edges& edges, int64_t at, const Table& others, const Pieces& pieces, const float* own, float scale,
+           const Bias& bias, float pad, float* out) {
+    dot_rows<T>(edges, others, pieces, HB, own, out);
     const int64_t used = edges.count * HB;
     const int vectors = static_cast<int>((used + 15) / 16);
-    for (int64_t i = 0; i < used; ++i) out[i] *= scale;
-    for (int64_t i = used; i < vectors * 16; ++i) out[i] = -INFINITY;
-    if (bias)
-        for (int64_t e = 0; e < edges.count; ++e)
-            for (int h = 0; h < HB; ++h) out[e * HB + h] += bias[h * bias_head + order[e]];
+    for (int64_t i = used; i < vectors * 16; ++i) out[i] = 0.0f;
+    for (int i = 0; i < vectors; ++i) store(out + 16 * i, load<v16>(out + 16 * i) * scale);
+    for (int64_t i = used; i < vectors * 16; ++i) out[i] = pad;
+    bias.add<HB>(at, edges.count, out);
     return vectors;
 }
 
 template <class T, int HB> struct Forward {
     const BilinearForwardArgs& a;
     int64_t head;
-    Pieces deep, wide;  // of q and k; of v and y
+    const Pieces &deep, &wide;  // of q and k; of v and y
     Dropout dropout;
+    bool streamed;
 
     void run(int64_t first, int64_t last) const {
         alignas(64) float query[kMaxChannels], sums[kMaxChannels];
-        float inverse[16];
-        const int32_t* indptr = a.layout.indptr;
-        for (int64_t row = first; row < last; ++row) {
-            Online<HB> online;
-            clear(sums, wide.floats);
-            if (indptr[row] < indptr[row + 1]) load_row<T>(table_of<T>(a.q, head), row, HB, deep, query);
-            for (int64_t at = indptr[row]; at < indptr[row + 1]; at += kChunk) {
-                const int64_t left = indptr[row + 1] - at, count = left < kChunk ? left : kChunk;
-                chunk(row, at, {a.layout.index + at, count, indptr[last] - at}, query, online, sums);
-            }
-            store(inverse, finish_softmax<HB>(online, a.lse + row * a.heads + head));
-            store_row(sums, inverse, HB, wide, row_of<T>(a.y, row, head), a.y.head);
-        }
+        Online<HB> online;
+        for_chunks(
+            a.layout, first, last,
+            [&](int64_t row) {
+                online = Online<HB>();
+                clear(sums, wide.floats);
+                if (a.layout.indptr[row] < a.layout.indptr[row + 1])
+                    load_row<T>(table_of<T>(a.q, head), row, HB, deep, query);
+            },
+            [&](int64_t row, int64_t at, const Edges& edges) { chunk(row, at, edges, query, online, sums); },
+            [&](int64_t row) {
+                float inverse[16];
+                store(inverse, finish_softmax<HB>(online, a.lse + row * a.heads + head));
+                write_row<T>(sums, inverse, HB, wide, a.y, row, head, streamed);
+            });
+        if (streamed) end_stream();
     }
 
     void chunk(int64_t row, int64_t at, const Edges& edges, const float* query, Online<HB>& online, float* sums) const {
         alignas(64) float w[kChunk * HB];
         alignas(64) uint32_t drop[kChunk * HB];
-        const float* bias = a.bias ? a.bias + head * a.layout.slots : nullptr;
-        const int vectors = scores<T, HB>(edges, table_of<T>(a.k, head), deep, query, static_cast<float>(a.scale), bias,
-                                          a.layout.slots, a.layout.order + at, w);
+        const Bias bias = {a.bias ? a.bias + head * a.layout.slots : nullptr, a.layout.slots, a.layout.order};
+        const int vectors = scores<T, HB>(edges, at, table_of<T>(a.k, head), deep, query, static_cast<float>(a.scale),
+                                          bias, -INFINITY, w);
         v16 top = splat<v16>(-INFINITY);
         for (int i = 0; i < vectors; ++i) top = maximum(load<v16>(w + 16 * i), top);
         const bool later = at > a.layout.indptr[row];
@@ -80,127 +102,135 @@ template <class T, int HB> struct Forward {
 
 template <class T> void forward(const BilinearForwardArgs& a) {
     const int64_t width = a.depth > a.channels ? a.depth : a.channels;
-    expect_writes(a.y.x, a.layout.rows * a.heads * a.channels * static_cast<int64_t>(sizeof(T)));
+    const int64_t bytes = a.layout.rows * a.heads * a.channels * int64_t{sizeof(T)};
+    expect_writes(a.y.x, bytes);
+    const bool streamed = streams<T>(a.y, bytes, a.channels);
     for_head_blocks(a.heads, width, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
-        const Forward<T, HB> block{a, head, cut<T>(HB, a.depth), cut<T>(HB, a.channels), Dropout(a.drop, head, HB)};
+        const Pieces deep = cut<T>(HB, a.depth), wide = cut<T>(HB, a.channels);
+        const Forward<T, HB> block{a, head, deep, wide, Dropout(a.drop, head, HB), streamed};
         parallel_rows(a.layout.indptr, a.layout.rows, HB * (a.depth + a.channels) * int64_t{sizeof(T)}, a.threads,
                       [&](int64_t first, int64_t last) { block.run(first, last); });
     });
 }
 
-template <class T, int HB> struct ByTarget {
+// One pass of the backward, by target or by source. A row's own numbers are q and g, or k and v; the others' are k and
+// v, or q and g. By target it leaves lse and D, side by side, to the pass by source.
+template <class T, int HB, bool TARGET> struct Pass {
     const BilinearBackwardArgs& a;
     int64_t head;
-    Pieces deep, wide;
+    const Pieces &deep, &wide;
     Dropout dropout;
+    bool streamed;
+
+    const Layout& layout() const { return TARGET ? a.by_target : a.by_source; }
+    const Rows& own_deep() const { return TARGET ? a.q : a.k; }
+    const Rows& own_wide() const { return TARGET ? a.grad : a.v; }
+    const Rows& other_deep() const { return TARGET ? a.k : a.q; }
+    const Rows& other_wide() const { return TARGET ? a.v : a.grad; }
+
+    struct State {
+        alignas(64) float deep[kMaxChannels], wide[kMaxChannels], deep_sums[kMaxChannels], wide_sums[kMaxChannels];
+    };
 
     void run(int64_t first, int64_t last) const {
-        alignas(64) float query[kMaxChannels], grad[kMaxChannels], y[kMaxChannels], sums[kMaxChannels];
-        float d[16] = {}, ones[16];
+        State s;
+        float scale[16], ones[16];
+        store(scale, splat<v16>(static_cast<float>(a.scale)));
         store(ones, splat<v16>(1.0f));
-        const int32_t* indptr = a.by_target.indptr;
-        for (int64_t row = first; row < last; ++row) {
-            clear(sums, deep.floats);
-            if (indptr[row] < indptr[row + 1]) {
-                load_row<T>(table_of<T>(a.q, head), row, HB, deep, query);
-                load_row<T>(table_of<T>(a.grad, head), row, HB, wide, grad);
-                load_row<T>(table_of<T>(a.y, head), row, HB, wide, y);
-                row_dots(grad, y, HB, wide, d);
-            }
-            for (int64_t at = indptr[row]; at < indptr[row + 1]; at += kChunk) {
-                const int64_t left = indptr[row + 1] - at, count = left < kChunk ? left : kChunk;
-                chunk(row, at, {a.by_target.index + at, count, indptr[last] - at}, query, grad, d, sums);
-            }
-            store_row(sums, ones, HB, deep, row_of<T>(a.grad_q, row, head), a.grad_q.head);
+        for_chunks(
+            layout(), first, last, [&](int64_t row) { open(row, s); },
+            [&](int64_t row, int64_t at, const Edges& edges) { chunk(row, at, edges, s); },
+            [&](int64_t row) {
+                write_row<T>(s.deep_sums, scale, HB, deep, TARGET ? a.grad_q : a.grad_k, row, head, streamed);
+                if constexpr (!TARGET) write_row<T>(s.wide_sums, ones, HB, wide, a.grad_v, row, head, streamed);
+            });
+        if (streamed) end_stream();
+    }
+
+    void open(int64_t row, State& s) const {
+        clear(s.deep_sums, deep.floats);
+        if constexpr (!TARGET) clear(s.wide_sums, wide.floats);
+        if (layout().indptr[row] == layout().indptr[row + 1]) return;
+        load_row<T>(table_of<T>(own_deep(), head), row, HB, deep, s.deep);
+        load_row<T>(table_of<T>(own_wide(), head), row, HB, wide, s.wide);
+        if constexpr (TARGET) {
+            float* packed = a.packed + row * 2 * a.heads + head;
+            load_row<T>(table_of<T>(a.y, head), row, HB, wide, s.wide_sums);
+            row_dots(s.wide, s.wide_sums, HB, wide, packed + a.heads);
+            std::memcpy(packed, a.lse + row * a.heads + head, HB * sizeof(float));
         }
     }
 
-    void chunk(int64_t row, int64_t at, const Edges& edges, const float* query, const float* grad, const float* d,
-               float* sums) const {
-        alignas(64) float w[kChunk * HB], ds[kChunk * HB];
+    void chunk(int64_t row, int64_t at, const Edges& edges, State& s) const {
+        alignas(64) float w[kChunk * HB], ds[kChunk * HB], lse[kChunk * HB], shift[kChunk * HB];
         alignas(64) uint32_t drop[kChunk * HB];
-        const float scale = static_cast<float>(a.scale), *bias = a.bias ? a.bias + head * a.by_target.slots : nullptr;
-        const int32_t* order = a.by_target.order + at;
-        const int vectors = scores<T, HB>(edges, table_of<T>(a.k, head), deep, query, scale, bias, a.by_target.slots,
-                                          order, w);
-        for (int i = static_cast<int>(edges.count) * HB; i < vectors * 16; ++i) ds[i] = 0.0f;
-        dot_rows<T>(edges, table_of<T>(a.v, head), wide, HB, grad, ds);
+        const Bias bias = {a.bias ? a.bias + head * layout().slots : nullptr, layout().slots, layout().order};
+        const Table others = table_of<T>(other_deep(), head), gathered = table_of<T>(other_wide(), head);
+        const int vectors = scores<T, HB>(edges, at, others, deep, s.deep, static_cast<float>(a.scale), bias,
+                                          TARGET ? -INFINITY : 0.0f, w);
+        store(ds + 16 * (vectors - 1), v16{});
+        dot_rows<T>(edges, gathered, wide, HB, s.wide, ds);
+        const float* packed = a.packed + head;
+        if constexpr (TARGET) packed += row * 2 * a.heads;
+        else unpack(edges, packed, vectors, lse, shift);
         if (dropout.on()) dropout.pairs(row, edges.index, edges.count, drop);
-        const v16 lse = tile<HB>(a.lse + row * a.heads + head), shift = tile<HB>(d);
+        const v16 own_lse = TARGET ? tile<HB>(packed) : v16{}, own_shift = TARGET ? tile<HB>(packed + a.heads) : v16{};
         for (int i = 0; i < vectors; ++i) {
-            const v16 p = exponential(load<v16>(w + 16 * i) - lse);
+            const v16 p = exponential(load<v16>(w + 16 * i) - (TARGET ? own_lse : load<v16>(lse + 16 * i)));
             const v16 factor = dropout.on() ? dropout.factor(drop + 16 * i) : splat<v16>(1.0f);
             store(w + 16 * i, p * factor);
-            store(ds + 16 * i, p * (factor * load<v16>(ds + 16 * i) - shift));
+            const v16 d = TARGET ? own_shift : load<v16>(shift + 16 * i);
+            store(ds + 16 * i, p * (factor * load<v16>(ds + 16 * i) - d));
         }
-        if (a.grad_bias)
-            for (int64_t e = 0; e < edges.count; ++e)
-                for (int h = 0; h < HB; ++h) a.grad_bias[(head + h) * a.by_target.slots + order[e]] = ds[e * HB + h];
-        for (int i = 0; i < vectors; ++i) store(ds + 16 * i, load<v16>(ds + 16 * i) * scale);
+        if (TARGET && a.grad_bias) keep_bias(at, edges.count, ds);
+        const Edges again = {edges.index, edges.count, 0};
+        if constexpr (!TARGET) accumulate_once<T>(again, gathered, wide, HB, w, s.wide_sums);
+        accumulate_once<T>(again, others, deep, HB, ds, s.deep_sums);
+    }
+
+    // lse and D of the outputs of a chunk, edge-major.
+    void unpack(const Edges& edges, const float* packed, int vectors, float* lse, float* shift) const {
+        const int64_t stride = 2 * a.heads, distance = 64;
+        store(lse + 16 * (vectors - 1), splat<v16>(INFINITY));
+        store(shift + 16 * (vectors - 1), v16{});
         for (int64_t e = 0; e < edges.count; ++e) {
-            float* pair = a.pairs + (at + e) * 2 * a.heads + head;
-            std::memcpy(pair, w + e * HB, HB * sizeof(float));
-            std::memcpy(pair + a.heads, ds + e * HB, HB * sizeof(float));
-        }
-        accumulate_once<T>(edges, table_of<T>(a.k, head), deep, HB, ds, sums);
-    }
-};
-
-template <class T, int HB> struct BySource {
-    const BilinearBackwardArgs& a;
-    int64_t head;
-    Pieces deep, wide;
-
-    void run(int64_t first, int64_t last) const {
-        alignas(64) float w[kChunk * HB], ds[kChunk * HB], keys[kMaxChannels], values[kMaxChannels];
-        float ones[16];
-        store(ones, splat<v16>(1.0f));
-        const Layout& layout = a.by_source;
-        for (int64_t row = first; row < last; ++row) {
-            clear(keys, deep.floats);
-            clear(values, wide.floats);
-            for (int64_t at = layout.indptr[row]; at < layout.indptr[row + 1]; at += kChunk) {
-                const int64_t left = layout.indptr[row + 1] - at, count = left < kChunk ? left : kChunk;
-                const Edges edges = {layout.index + at, count, layout.indptr[last] - at};
-                pairs(at, count, edges.ahead, w, ds);
-                accumulate_once<T>(edges, table_of<T>(a.grad, head), wide, HB, w, values);
-                accumulate_once<T>(edges, table_of<T>(a.q, head), deep, HB, ds, keys);
-            }
-            store_row(keys, ones, HB, deep, row_of<T>(a.grad_k, row, head), a.grad_k.head);
-            store_row(values, ones, HB, wide, row_of<T>(a.grad_v, row, head), a.grad_v.head);
+            if (e + distance < edges.ahead) __builtin_prefetch(packed + edges.index[e + distance] * stride);
+            const float* from = packed + edges.index[e] * stride;
+            std::memcpy(lse + e * HB, from, HB * sizeof(float));
+            std::memcpy(shift + e * HB, from + a.heads, HB * sizeof(float));
         }
     }
 
-    void pairs(int64_t at, int64_t count, int64_t ahead, float* w, float* ds) const {
-        const int64_t stride = 2 * a.heads, distance = 32;
-        const int32_t* position = a.position + at;
-        for (int64_t e = 0; e < count; ++e) {
-            if (e + distance < ahead) __builtin_prefetch(a.pairs + position[e + distance] * stride + head);
-            const float* pair = a.pairs + position[e] * stride + head;
-            std::memcpy(w + e * HB, pair, HB * sizeof(float));
-            std::memcpy(ds + e * HB, pair + a.heads, HB * sizeof(float));
-        }
+    void keep_bias(int64_t at, int64_t count, const float* ds) const {
+        const int32_t* order = a.by_target.order + at;
+        for (int64_t e = 0; e < count; ++e)
+            for (int h = 0; h < HB; ++h) a.grad_bias[(head + h) * a.by_target.slots + order[e]] = ds[e * HB + h];
     }
 };
 
 template <class T> void backward(const BilinearBackwardArgs& a) {
-    const int64_t width = a.depth > a.channels ? a.depth : a.channels, inputs = a.by_source.rows;
-    const int64_t size = a.heads * int64_t{sizeof(T)};
-    expect_writes(a.pairs, a.by_target.slots * 2 * a.heads * int64_t{sizeof(float)});
-    expect_writes(a.grad_q.x, a.by_target.rows * size * a.depth);
+    const int64_t width = a.depth > a.channels ? a.depth : a.channels, outputs = a.by_target.rows;
+    const int64_t inputs = a.by_source.rows, size = a.heads * int64_t{sizeof(T)};
+    DropArgs by_target = a.drop, by_source = a.drop;
+    by_target.source_major = 0;
+    by_source.source_major = 1;
+    expect_writes(a.grad_q.x, outputs * size * a.depth);
     expect_writes(a.grad_k.x, inputs * size * a.depth);
     expect_writes(a.grad_v.x, inputs * size * a.channels);
+    const bool streamed_q = streams<T>(a.grad_q, outputs * size * a.depth, a.depth);
+    const bool streamed_kv = streams<T>(a.grad_k, inputs * size * a.depth, a.depth) &&
+                             streams<T>(a.grad_v, inputs * size * a.channels, a.channels);
     for_head_blocks(a.heads, width, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
         const Pieces deep = cut<T>(HB, a.depth), wide = cut<T>(HB, a.channels);
         const int64_t bytes = HB * (a.depth + a.channels) * int64_t{sizeof(T)};
-        const ByTarget<T, HB> by_target{a, head, deep, wide, Dropout(a.drop, head, HB)};
-        parallel_rows(a.by_target.indptr, a.by_target.rows, bytes, a.threads,
-                      [&](int64_t first, int64_t last) { by_target.run(first, last); });
-        const BySource<T, HB> by_source{a, head, deep, wide};
-        parallel_rows(a.by_source.indptr, a.by_source.rows, bytes, a.threads,
-                      [&](int64_t first, int64_t last) { by_source.run(first, last); });
+        const Pass<T, HB, true> target{a, head, deep, wide, Dropout(by_target, head, HB), streamed_q};
+        const Pass<T, HB, false> source{a, head, deep, wide, Dropout(by_source, head, HB), streamed_kv};
+        parallel_rows(a.by_target.indptr, outputs, bytes, a.threads,
+                      [&](int64_t first, int64_t last) { target.run(first, last); });
+        parallel_rows(a.by_source.indptr, inputs, bytes, a.threads,
+                      [&](int64_t first, int64_t last) { source.run(first, last); });
     });
 }
 

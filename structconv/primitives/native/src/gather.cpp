@@ -41,10 +41,11 @@ void accumulate(const Edges& edges, const Table& table, int part, const float* w
         }
 }
 
+// Four products at a time, so that their lanes are summed together.
 template <class T, class V, int HB, int NV, bool PART>
-void dot(const Edges& edges, const Table& table, int part, const float* query, float* products) {
+void dot(const Edges& edges, const Table& table, int part, const float* query, bool more, float* products) {
     constexpr int lanes = Lanes<V>::count, bytes = NV * lanes * static_cast<int>(sizeof(T));
-    constexpr int far = distance(HB * bytes);
+    constexpr int far = distance(HB * bytes), step = HB < 4 ? 4 / HB : 1;
     const T* x = static_cast<const T*>(table.x);
     const int64_t stride = table.row, head = table.head, count = edges.count, ahead = edges.ahead;
     const int32_t* index = edges.index;
@@ -53,17 +54,35 @@ void dot(const Edges& edges, const Table& table, int part, const float* query, f
     for (int h = 0; h < HB; ++h)
 #pragma GCC unroll 8
         for (int v = 0; v < NV; ++v) q[h][v] = load<V>(query + (h * NV + v) * lanes);
-    for (int64_t e = 0; e < count; ++e) {
-        if (e + far < ahead) prefetch<T, HB, bytes>(x + index[e + far] * stride, head);
-        const T* row = x + index[e] * stride;
-#pragma GCC unroll 16
-        for (int h = 0; h < HB; ++h) {
-            V sum = q[h][0] * read<V, PART>(row + h * head, part);
+    const auto product = [&](int64_t e, int h) {
+        const T* row = x + index[e] * stride + h * head;
+        V sum = q[h][0] * read<V, PART>(row, part);
 #pragma GCC unroll 8
-            for (int v = 1; v < NV; ++v) sum += q[h][v] * read<V, PART>(row + h * head + v * lanes, part);
-            products[e * HB + h] += total(sum);
+        for (int v = 1; v < NV; ++v) sum += q[h][v] * read<V, PART>(row + v * lanes, part);
+        return sum;
+    };
+    int64_t e = 0;
+    for (; e + step <= count; e += step) {
+#pragma GCC unroll 4
+        for (int i = 0; i < step; ++i)
+            if (e + i + far < ahead) prefetch<T, HB, bytes>(x + index[e + i + far] * stride, head);
+#pragma GCC unroll 4
+        for (int i = 0; i < step * HB; i += 4) {
+            const v4 sums = totals(product(e + i / HB, i % HB), product(e + (i + 1) / HB, (i + 1) % HB),
+                                   product(e + (i + 2) / HB, (i + 2) % HB), product(e + (i + 3) / HB, (i + 3) % HB));
+            float* to = products + e * HB + i;
+            store(to, more ? load<v4>(to) + sums : sums);
         }
     }
+    if constexpr (step > 1)
+        for (; e < count; ++e) {
+            if (e + far < ahead) prefetch<T, HB, bytes>(x + index[e + far] * stride, head);
+#pragma GCC unroll 2
+            for (int h = 0; h < HB; ++h) {
+                float& to = products[e * HB + h];
+                to = total(product(e, h)) + (more ? to : 0.0f);
+            }
+        }
 }
 
 template <class T, class V, int HB, int NV, bool PART> void fill(Piece& piece) {

@@ -28,8 +28,8 @@ struct Edges {
 // sums[h][c] += sum_e weights[e][h] x[index_e][h][c]; a second set with its own weights where `second` is given.
 using Accumulate = void (*)(const Edges&, const Table&, int part, const float* weights, const float* second,
                             float* sums, float* second_sums);
-// products[e][h] += <query[h], x[index_e][h]>
-using Dot = void (*)(const Edges&, const Table&, int part, const float* query, float* products);
+// products[e][h] = <query[h], x[index_e][h]>, or += where there are `more` pieces before this one.
+using Dot = void (*)(const Edges&, const Table&, int part, const float* query, bool more, float* products);
 
 // A range of channels of every head of a block; `width` floats a head are kept, of which `part` exist.
 struct Piece {
@@ -158,10 +158,10 @@ inline void accumulate_twice(const Edges& e, const Table& t, const Pieces& piece
 template <class T>
 inline void dot_rows(const Edges& e, const Table& t, const Pieces& pieces, int heads, const float* query,
                      float* products) {
-    for (int64_t i = 0; i < e.count * heads; ++i) products[i] = 0.0f;
+    if (!pieces.count) clear(products, e.count * heads);
     for (int p = 0; p < pieces.count; ++p) {
         const Piece& piece = pieces.items[p];
-        piece.dot(e, shifted<T>(t, 0, piece.channel), piece.part, query, products);
+        piece.dot(e, shifted<T>(t, 0, piece.channel), piece.part, query, p > 0, products);
         query += heads * piece.width;
     }
 }

@@ -14,6 +14,7 @@
 
 namespace structconv::SC_ISA {
 
+typedef float v4 __attribute__((vector_size(16)));
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i8 __attribute__((vector_size(32)));
@@ -139,7 +140,6 @@ template <class V> inline void store(bfloat16* to, V v) {
 }
 
 inline float total(v8 v) {
-    typedef float v4 __attribute__((vector_size(16)));
     const v4 low = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
     const v4 pairs = low + __builtin_shufflevector(low, low, 2, 3, 0, 1);
     return pairs[0] + pairs[1];
@@ -148,6 +148,29 @@ inline float total(v8 v) {
 inline float total(v16 v) {
     return total(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                  __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+
+// The sums of the lanes of four vectors.
+inline v4 totals(v8 a, v8 b, v8 c, v8 d) {
+    const v8 ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
+                  __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    const v8 cd = __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13) +
+                  __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+    const v8 sums = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
+                    __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+    return __builtin_shufflevector(sums, sums, 0, 1, 2, 3) + __builtin_shufflevector(sums, sums, 4, 5, 6, 7);
+}
+
+inline v4 totals(v16 a, v16 b, v16 c, v16 d) {
+    const v16 ab = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+                   __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    const v16 cd = __builtin_shufflevector(c, d, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+                   __builtin_shufflevector(c, d, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    const v16 sums = __builtin_shufflevector(ab, cd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+                     __builtin_shufflevector(ab, cd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    const v8 halves = __builtin_shufflevector(sums, sums, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(sums, sums, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(halves, halves, 0, 1, 2, 3) + __builtin_shufflevector(halves, halves, 4, 5, 6, 7);
 }
 
 inline v16 maximum(v16 a, v16 b) { return a > b ? a : b; }
