@@ -20,6 +20,7 @@ from structconv.bases.scores import (
     EdgeScore,
     PairFunction,
     ProjectedAffine,
+    ProjectedBilinear,
     Score,
     Uniform,
 )
@@ -30,6 +31,6 @@ from structconv.bases.typed import Typed
 __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
            "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "GridLookup",
            "Identity", "LeakyReLU", "LinearSum", "Lookup", "Mapped", "Masked", "Normalised", "Outer", "PairFunction",
-           "Pairs", "Pairwise", "Polynomial", "Pooling", "Product", "ProjectedAffine", "Repeated", "Scaled", "Score",
-           "Shift", "ShiftTransposed", "Sparse", "Sum", "Transposed", "Typed", "Uniform", "adjacency", "cuboid_offsets",
-           "operator", "random_walk", "scaled_laplacian", "value", "weights_at"]
+           "Pairs", "Pairwise", "Polynomial", "Pooling", "Product", "ProjectedAffine", "ProjectedBilinear", "Repeated",
+           "Scaled", "Score", "Shift", "ShiftTransposed", "Sparse", "Sum", "Transposed", "Typed", "Uniform",
+           "adjacency", "cuboid_offsets", "operator", "random_walk", "scaled_laplacian", "value", "weights_at"]

@@ -6,15 +6,18 @@ produced the tensors, a module with parameters, is of no concern here; kernels m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from structconv.bases.attention import Pairwise
-from structconv.bases.base import value
+from structconv.bases.attention import Pairwise, nodes
+from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
+from structconv.primitives.products import product
 from structconv.primitives.segments import segment_sum
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
@@ -41,8 +44,7 @@ class Score(Pairwise):
         return True
 
 
-@value
-class Bilinear(QueryKey, Score):
+class Products(Score):
     """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
 
     query: Tensor
@@ -55,6 +57,83 @@ class Bilinear(QueryKey, Score):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)
+
+
+@value
+class Bilinear(QueryKey, Products):
+    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
+
+    query: Tensor
+    key: Tensor
+
+
+@value
+class ProjectedBilinear(Products):
+    """a_kmn = <query_kn, key_km> of query = z of_query^T + query_bias and key = x of_key^T + key_bias, by heads.
+
+    x (..., M, P), z (..., N, P'), of_query (K D, P'), of_key (K D, P), biases (K D) or None, heads K. A kernel that is
+    applied to projections of this very x makes them all in one product; for any other, `computed` makes query and key.
+    """
+
+    x: Tensor
+    z: Tensor
+    of_query: Tensor
+    of_key: Tensor
+    query_bias: Tensor | None
+    key_bias: Tensor | None
+    heads: int
+
+    @property
+    def query(self) -> Tensor:  # type: ignore[override]
+        """(..., K, N, D), made at every call."""
+        return _by_heads(product(self.z, self.of_query.mT, self.query_bias), self.heads)
+
+    @property
+    def key(self) -> Tensor:  # type: ignore[override]
+        """(..., K, M, D), made at every call."""
+        return _by_heads(product(self.x, self.of_key.mT, self.key_bias), self.heads)
+
+    @property
+    def depth(self) -> int:
+        return self.of_key.shape[0] // self.heads
+
+    @property
+    def size(self) -> int:
+        return self.heads
+
+    @property
+    def num_inputs(self) -> int:
+        return self.x.shape[-2]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.z.shape[-2]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.x.shape[:-2], self.z.shape[:-2]))
+
+
+def _by_heads(t: Tensor, heads: int) -> Tensor:
+    """(..., M, K D) -> (..., K, M, D)."""
+    return t.unflatten(-1, (heads, t.shape[-1] // heads)).movedim(-2, -3)
+
+
+def computed(basis: Basis) -> Basis:
+    """The expression with every `ProjectedBilinear` as the `Bilinear` that it stands for; itself without any."""
+    if isinstance(basis, ProjectedBilinear):
+        return Bilinear(basis.query, basis.key)
+    if not any(isinstance(node, ProjectedBilinear) for node in nodes(basis)):
+        return basis
+    held: Any = basis
+    fields = {field.name: getattr(basis, field.name) for field in dataclasses.fields(held)}
+    return dataclasses.replace(held, **{name: _computed(field) for name, field in fields.items()})
+
+
+def _computed(field: Any) -> Any:
+    if isinstance(field, tuple):
+        return tuple(_computed(part) for part in field)
+    return computed(field) if isinstance(field, Basis) else field
 
 
 class Terms(Score):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.kernels.fused import FusedAttention
 from structconv.planning.cost import Cost
 from structconv.planning.rules import Between, ChannelsFirst, Problem, Rule, StructureFirst, rule
 from structconv.theta import Theta
@@ -27,6 +28,7 @@ class Form(NamedTuple):
     recognise: Callable[[Basis], Basis | None]
     suits: Callable[[Basis, Tensor], bool]
     priced: bool
+    projects: bool
 
     def of(self, basis: Basis, r: Tensor) -> Basis | None:
         """The fused form of a basis where there is one that is right for r."""
@@ -42,7 +44,8 @@ def _always(form: Basis, r: Tensor) -> bool:
 
 
 def register_form(kernel: str, recognise: Callable[[Basis], Basis | None], *types: type[Basis],
-                  suits: Callable[[Basis, Tensor], bool] = _always, priced: bool = False) -> None:
+                  suits: Callable[[Basis, Tensor], bool] = _always, priced: bool = False,
+                  projects: bool = False) -> None:
     """Register a fused kernel for the types of expression at whose root it may stand.
 
     Args:
@@ -51,8 +54,9 @@ def register_form(kernel: str, recognise: Callable[[Basis], Basis | None], *type
         suits: (form, r) -> whether the kernel is right for these values; else the expression is computed as it is.
         priced: whether the form's type has an `application_cost` of its own, because it does less work than the
             expression; it is then tried before those that do the same.
+        projects: whether the form's `projected` also makes the queries and keys of a `ProjectedBilinear`.
     """
-    form = Form(kernel, recognise, suits, priced)
+    form = Form(kernel, recognise, suits, priced, projects)
     for kind in types:
         forms = FORMS.setdefault(kind, [])
         forms.insert(0 if priced else len(forms), form)
@@ -73,6 +77,8 @@ def _fused_rule(path: type[Rule], form: Form) -> type[Rule]:
     class Fused(path):  # type: ignore[misc, valid-type]
         """A path whose structure is applied by a fused kernel."""
 
+        projects = form.projects and path is Between
+
         def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
             return super().applies(basis, theta, x) and form.recognise(basis) is not None
 
@@ -83,6 +89,9 @@ def _fused_rule(path: type[Rule], form: Form) -> type[Rule]:
             return super().cost(problem).repeated(FUSED_SHARE)
 
         def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-            return super().run(x, form.of(basis, x) or basis, theta)
+            found = form.of(basis, x) or basis
+            if self.projects and isinstance(found, FusedAttention):
+                return theta.join(found.projected(x, theta))
+            return super().run(x, found, theta)
 
     return Fused

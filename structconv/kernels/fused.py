@@ -11,8 +11,9 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.linear import Scaled
 from structconv.bases.pairwise import Dropped, Masked, Normalised, Sum, Unary
-from structconv.bases.scores import Bilinear
+from structconv.bases.scores import Products
 from structconv.shapes import broadcast
+from structconv.theta import Theta
 
 
 class Fused(Unary):
@@ -43,6 +44,10 @@ class FusedAttention(Fused):
     def biased(self, r: Tensor, bias: Tensor) -> Tensor:
         """A_k^T r_k + bias_k, with bias (K, C)."""
         return self.apply(r) + bias.unsqueeze(-2)
+
+    def projected(self, x: Tensor, theta: Theta) -> Tensor:
+        """A_k^T applied to what theta's heads make of x: (..., M, P) -> (..., K, N, D)."""
+        return self.apply(theta.heads(x))
 
     def apply(self, r: Tensor) -> Tensor:
         lead = broadcast(r.shape[:-3], self.batch_shape)
@@ -79,12 +84,12 @@ def unmasked(node: Basis) -> Basis:
     return node
 
 
-def scaled_product(node: Basis) -> tuple[float, Bilinear | None]:
+def scaled_product(node: Basis) -> tuple[float, Products | None]:
     """The scale and the scores where the node is a product scaled by numbers, else `None` for the scores."""
     scale = 1.0
     while isinstance(node, Scaled) and not isinstance(node.factor, Tensor):
         scale, node = scale * node.factor, unmasked(node.child)
-    return scale, node if isinstance(node, Bilinear) else None
+    return scale, node if isinstance(node, Products) else None
 
 
 def product_and_bias(node: Basis, fits: Callable[[Basis], bool]) -> tuple[Basis, Basis | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -11,7 +12,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import exact_graph
 from structconv.bases.pairwise import Dropped, LeakyReLU, Normalised, Sum
-from structconv.bases.scores import Bilinear, EdgeScore, ProjectedAffine, Terms
+from structconv.bases.scores import EdgeScore, Products, ProjectedAffine, ProjectedBilinear, Terms
 from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
 from structconv.kernels.fused import (
@@ -24,10 +25,13 @@ from structconv.kernels.fused import (
 )
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.projected import projected_attention, terms
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
+from structconv.primitives.products import product
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
+from structconv.theta import HeadBlocksTheta, LowRankTheta, Theta
 
 
 class EdgeAttention(FusedAttention):
@@ -110,7 +114,7 @@ class BilinearEdges(EdgeAttention):
     graph: Graph
     p: float
     seed: Tensor | None
-    scores: Bilinear
+    scores: Products
     bias: EdgeScore | None
     scale: float
 
@@ -123,12 +127,37 @@ class BilinearEdges(EdgeAttention):
         return bilinear_weights(self.graph.by_target(), self.graph.by_source(), *self._operands(lead),
                                 scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
+    def projected(self, x: Tensor, theta: Theta) -> Tensor:
+        scores = self.scores
+        if (not isinstance(scores, ProjectedBilinear) or x is not scores.x or x.dim() > 2 or self.batch_shape
+                or not isinstance(theta, HeadBlocksTheta | LowRankTheta) or theta.values.shape[0] != self.size):
+            return super().projected(x, theta)
+        square = scores.z is x
+        parts = [(scores.of_query.mT, scores.query_bias)] if square else []
+        parts += [(scores.of_key.mT, scores.key_bias), (theta.values.transpose(0, 1).flatten(1), None)]
+        query = None if square else scores.query.transpose(0, 1)
+        y = joint_attention(self.graph.by_target(), self.graph.by_source(), _one_product(x, parts), query,
+                            self._bias(()), heads=self.size, depth=scores.depth, scale=self.scale,
+                            dropout=self.p, seed=self.seed)
+        return y.transpose(0, 1)
+
     def _operands(self, lead: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
         """(N, B K, D), (M, B K, D), and (B K, E) or none."""
         query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
+        return query, key, self._bias(lead)
+
+    def _bias(self, lead: tuple[int, ...]) -> Tensor | None:
         if self.bias is None:
-            return query, key, None
-        return query, key, self.bias.values.expand(*lead, self.size, self.graph.num_edges).flatten(0, -2)
+            return None
+        return self.bias.values.expand(*lead, self.size, self.graph.num_edges).flatten(0, -2)
+
+
+def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """x w + b for every (w, b), b of zeros where it is None, one beside the other."""
+    bias = None
+    if any(b is not None for _, b in parts):
+        bias = torch.cat([w.new_zeros(w.shape[1]) if b is None else b for w, b in parts])
+    return product(x, torch.cat([w for w, _ in parts], 1), bias)
 
 
 def recognise(basis: Basis) -> EdgeAttention | None:
@@ -138,7 +167,7 @@ def recognise(basis: Basis) -> EdgeAttention | None:
         return None
     weights, p, seed = found
     node = unmasked(weights.child)
-    if not isinstance(node, LeakyReLU | Terms | Bilinear | Scaled | Sum):
+    if not isinstance(node, LeakyReLU | Terms | Products | Scaled | Sum):
         return None
     if window_attention.recognise(basis) is not None:  # which needs no list
         return None
@@ -158,4 +187,4 @@ def recognise(basis: Basis) -> EdgeAttention | None:
     return BilinearEdges(basis, graph, p, seed, scores, cast("EdgeScore | None", bias), scale)
 
 
-register_form("structconv.edge_attention", recognise, Normalised, Dropped)
+register_form("structconv.edge_attention", recognise, Normalised, Dropped, projects=True)

@@ -107,7 +107,7 @@ def recognise(basis: Basis) -> WindowAttention | None:
                                          or (p == 0 and held_bias(weights) is not None)):
         return None
     scale, scores = scaled_product(product)
-    if scores is None or not _native(scores):
+    if not isinstance(scores, Bilinear) or not _native(scores):
         return None
     shape = (weights.num_inputs,) if window.grid is None else window.grid.shape
     dilation = tuple(step for _, step in window.axes())

@@ -51,13 +51,15 @@ class Channels:
 class Setting:
     """What a mechanism sees: x (..., M, P), z (..., N, P'), the structure, and x and z after Theta, by heads.
 
-    `projected` holds x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q) when some mechanism asks for them.
+    `projected` holds x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q) when some mechanism asks for them; with
+    `deferred` projections of x and z may be left to whoever applies the basis (`bases.scores.computed`).
     """
 
     x: Tensor
     z: Tensor
     structure: Any = None
     projected: tuple[Tensor, Tensor] | None = None
+    deferred: bool = False
 
     @property
     def dtype(self) -> torch.dtype:

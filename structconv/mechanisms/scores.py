@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.module import _has_any_global_hook
 
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
@@ -41,6 +42,14 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).unflatten(-1, (self.heads, self.dim)).movedim(-2, -3)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a call does nothing but multiply with the weight and add the bias: nothing replaced, no hooks."""
+        parts: tuple[nn.Module, ...] = (self, self.linear)
+        return (tuple(map(type, parts)) == (Projection, Linear) and not _has_any_global_hook()
+                and not any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks
+                            or part._backward_pre_hooks for part in parts))
 
 
 class Score(Mechanism):
@@ -105,6 +114,11 @@ class DotProduct(Score):
         return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
 
     def build(self, setting: Setting) -> Basis:
+        if setting.deferred and self.projects and self.rotary is self.feature is None and self.shared_by == 1:
+            query, key = self.query, self.key
+            if all(isinstance(part, Projection) and part.plain for part in (query, key)):
+                return values.ProjectedBilinear(setting.x, setting.z, query.linear.weight, key.linear.weight,
+                                                query.linear.bias, key.linear.bias, self.heads)
         return values.Bilinear(self.queries(setting.z), self.keys(setting.x))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from structconv import ops
 from structconv.bases.base import Basis
+from structconv.bases.scores import computed
 from structconv.errors import ConfigError, StructureError
 from structconv.kernels.weights import weights_of
 from structconv.mechanisms.expression import Mechanism, Setting
@@ -17,6 +18,7 @@ from structconv.nn.recall import Calls, bias_of, keep, recalled
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.shapes import check_alike, check_entries, check_positive
+from structconv.structures.graph import Graph
 from structconv.theta import HeadBlocksTheta, Theta
 from structconv.weights import Full, Weight, WeightList
 
@@ -76,7 +78,7 @@ class Conv(nn.Module):
             basis, y = call.basis, call.run(x, bias_of(self))
         else:
             basis, y = self._computed(x, z, structure)
-        return (y, weights_of(basis, x.dtype)) if return_weights else y
+        return (y, weights_of(computed(basis), x.dtype)) if return_weights else y
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
         """The basis that the layer would apply."""
@@ -104,7 +106,7 @@ class Conv(nn.Module):
 
     def _computed(self, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Basis, Tensor]:
         """The basis, and y; what the next call of this kind can use is kept."""
-        basis, seen, theta, projected = self._basis(x, z, structure)
+        basis, seen, theta, projected = self._basis(x, z, structure, deferred=self.relative_value is None)
         if projected is not None and self.relative_value is None and isinstance(theta, HeadBlocksTheta):
             bias = None if self.bias is None else self.bias.view(theta.size, theta.head_channels)
             return basis, theta.join(ops.apply(basis, projected[0], bias))
@@ -112,16 +114,20 @@ class Conv(nn.Module):
             y = self._by_heads(seen, basis, theta, projected)
             return basis, y if self.bias is None else y + self.bias
         plan = ops.plan(seen, basis, theta, path=self.path, max_bytes=self.max_bytes)
+        if _defers(structure, theta) and not plan.rule.projects:
+            basis = computed(basis)
+            plan = ops.plan(seen, basis, theta, path=self.path, max_bytes=self.max_bytes)
         if z is None and not torch.compiler.is_compiling():
             keep(self, x, structure, basis, theta, plan)
         return basis, plan.biased(seen, basis, theta, self.bias)
 
-    def _basis(self, x: Tensor, z: Tensor | None,
-               structure: Any) -> tuple[Basis, Tensor, Theta, tuple[Tensor, Tensor] | None]:
+    def _basis(self, x: Tensor, z: Tensor | None, structure: Any,
+               deferred: bool = False) -> tuple[Basis, Tensor, Theta, tuple[Tensor, Tensor] | None]:
         """The basis, x with masked-out entries zeroed, Theta, and what each head projects where a mechanism asks."""
         self._check(x, z, structure)
         theta = self.weight()
-        setting = Setting(x, x if z is None else z, structure)
+        deferred = deferred and _defers(structure, theta)
+        setting = Setting(x, x if z is None else z, structure, deferred=deferred)
         kept = self.mechanism.kept_inputs(setting)
         if kept is not None:
             if kept.shape[-1] != x.shape[-2]:
@@ -130,7 +136,7 @@ class Conv(nn.Module):
             if z is None:  # an entry that no output sees is still an output, unless it is not finite
                 z = torch.where(kept | x.isfinite().all(-1, keepdim=True), x, zero)
             x = torch.where(kept, x, zero)
-            setting = Setting(x, z, structure)
+            setting = Setting(x, z, structure, deferred=deferred)
         if not self.mechanism.sees_projection:
             return self.mechanism.build(setting), x, theta, None
         source = theta.heads(x)
@@ -160,6 +166,11 @@ class Conv(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
+
+
+def _defers(structure: Any, theta: Theta) -> bool:
+    """Whether a kernel may be there that makes projections for scores together with those by Theta."""
+    return isinstance(structure, Graph) and not theta.sums_heads
 
 
 def _weight(weight: Weight | Sequence[Weight] | None) -> Weight:

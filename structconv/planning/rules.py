@@ -105,6 +105,8 @@ class Rule(abc.ABC):
 
     path: ClassVar[str]
     kernel: ClassVar[str]
+    #: Whether it makes what a `ProjectedBilinear` leaves to its kernel together with x's product with Theta.
+    projects: ClassVar[bool] = False
 
     def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
         """Whether the rule can run these at all; reads types, sizes and options, never values."""

@@ -117,6 +117,8 @@ def _leaves() -> None:
             affine=lambda: scores.Affine(random(HEADS, M), random(2, HEADS, 5)),
             projected_affine=lambda: scores.ProjectedAffine(random(HEADS, M, 3), random(2, HEADS, 5, 3),
                                                             random(HEADS, 3), random(HEADS, 3)),
+            projected_bilinear=lambda: scores.ProjectedBilinear(random(M, 3), random(2, 5, 4), random(2 * HEADS, 4),
+                                                                random(2 * HEADS, 3), None, random(2 * HEADS), HEADS),
             additive=lambda: scores.Additive(random(HEADS, M, 3), random(HEADS, 5, 3), random(HEADS, 3)),
             edge_score=lambda: scores.EdgeScore(random_graph(), random(HEADS, 13)),
             uniform=lambda: scores.Uniform(torch.ones((), dtype=F64), M, 5),

@@ -21,6 +21,7 @@ from structconv.primitives.native import core
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
@@ -78,6 +79,10 @@ KERNELS = {
                        additive_attention(*g.layouts, q, k, x, v, activation="tanh"), vectors=(3,)),
     "bilinear": Kernel(lambda g: [(g.n, 3, 12), (g.m, 3, 12), (g.m, 3, 20), (3, g.e)],
                        lambda g, q, k, v, b: bilinear_attention(*g.layouts, q, k, v, b, scale=12**-0.5)),
+    "joint": Kernel(lambda g: [(g.m, 3 * (12 + 20)), (g.n, 3, 12), (3, g.e)], lambda g, table, q, b:
+                    joint_attention(*g.layouts, table, q, b, heads=3, depth=12, scale=12**-0.5)),
+    "joint, one table": Kernel(lambda g: [(g.m, 3 * (12 + 12 + 20))], lambda g, table:
+                               joint_attention(*g.layouts, table, heads=3, depth=12, scale=12**-0.5), square=True),
     "relational": Kernel(lambda g: [(g.e,), (g.m, 12), (3, 12, 8)], _relational, weighted=True),
 }
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structconv.bases import weights_at
+from structconv.kernels import sparse_attention
 from structconv.kernels.forms import fused
 from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges, recognise
 from structconv.mechanisms import STRUCTURE, Additive, BiAffine, DotProduct, EdgeBias, RelativeBias
-from structconv.structures import Causal, Window
+from structconv.nn import Conv
+from structconv.ops import conv
+from structconv.primitives.native.joint import joint_attention
+from structconv.structures import Causal, Graph, Window
+from structconv.weights import HeadBlocks, LowRank
 from tests.kernels.fused_forms import built, check_computes_the_same
 
 AFFINE = BiAffine(heads=4, bilinear=False)
@@ -40,6 +46,89 @@ OTHERS = {
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_the_fused_form_computes_the_same(name, lead, dtype, tolerance):
     check_computes_the_same(*FUSED[name], lead, dtype, tolerance)
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """The shapes of the tables that joint products make."""
+    found = []
+
+    def noted(by_target, by_source, table, *args, **options):
+        found.append(tuple(table.shape))
+        return joint_attention(by_target, by_source, table, *args, **options)
+
+    monkeypatch.setattr(sparse_attention, "joint_attention", noted)
+    return found
+
+
+def layer_and_inputs(mechanism, weight, other=None, path="between", dtype=torch.float64):
+    edges = torch.randint(0, 25, (2, 200))
+    graph = Graph(edges, num_nodes=30, edge_attr=torch.randn(200, 3, dtype=dtype))
+    layer = Conv(mechanism.masked(keep=STRUCTURE).softmax(), 16, 32, weight=weight, other_channels=other,
+                 path=path).to(dtype)
+    x = torch.randn(30, 16, dtype=dtype, requires_grad=True)
+    z = None if other is None else torch.randn(30, other, dtype=dtype, requires_grad=True)
+    return layer, graph, x, z
+
+
+def alone(layer, graph, x, z):
+    """What the layer computes, with queries, keys and values each by their own product."""
+    return conv(x, layer.basis(x, z, graph), layer.weight()) + layer.bias
+
+
+@pytest.mark.parametrize("other", [None, 12])
+@pytest.mark.parametrize("weight", [HeadBlocks(), LowRank(8)])
+@pytest.mark.parametrize("mechanism", [DotProduct(4, 6).scaled(), DotProduct(4, 8, bias=True).scaled(),
+                                       DotProduct(4, 8, bias=True) + EdgeBias(3)], ids=repr)
+def test_projections_of_the_same_entries_are_one_product(mechanism, weight, other, tables):
+    layer, graph, x, z = layer_and_inputs(mechanism, weight, other)
+    y, expected = layer(x, z, structure=graph), alone(layer, graph, x, z)
+    depth = next(part for part in layer.modules() if isinstance(part, DotProduct)).dim
+    assert tables == [(30, 4 * (8 + (2 if z is None else 1) * depth))]
+    torch.testing.assert_close(y, expected)
+    leaves = [x, *([] if z is None else [z]), *layer.parameters()]
+    cotangent = torch.randn_like(y)
+    found, wanted = (torch.autograd.grad(t, leaves, cotangent, create_graph=True) for t in (y, expected))
+    torch.testing.assert_close(found, wanted)
+    slopes = [torch.autograd.grad(sum(g.square().sum() for g in grads), leaves, materialize_grads=True)
+              for grads in (found, wanted)]
+    torch.testing.assert_close(*slopes)
+
+
+def test_the_weights_of_a_joint_product_are_those_of_its_parts(tables):
+    layer, graph, x, _ = layer_and_inputs(DotProduct(4, 8).scaled(), HeadBlocks())
+    y, weights = layer(x, structure=graph, return_weights=True)
+    assert len(tables) == 1
+    torch.testing.assert_close(weights, weights_at(layer.basis(x, None, graph), x.dtype))
+    torch.testing.assert_close(y, alone(layer, graph, x, None))
+
+
+@pytest.mark.parametrize("case", ["path", "batch", "hook", "grouped", "feature", "normalisation"])
+def test_what_is_not_one_product_is_computed_part_by_part(case, tables):
+    dot = {"grouped": DotProduct(4, 8, shared_by=2), "feature": DotProduct(4, 8, feature=torch.tanh)}.get(
+        case, DotProduct(4, 8)).scaled()
+    layer, graph, x, _ = layer_and_inputs(dot, HeadBlocks(), path="structure_first" if case == "path" else "between")
+    if case == "normalisation":
+        layer = Conv(dot.masked(keep=STRUCTURE).normalize("sum"), 16, 32, weight=HeadBlocks(), path="between").double()
+    if case == "batch":
+        x = torch.randn(2, 30, 16, dtype=x.dtype)
+    if case == "hook":
+        query = next(part for part in layer.modules() if isinstance(part, DotProduct)).query
+        query.register_forward_hook(lambda module, args, y: 2 * y)
+    torch.testing.assert_close(layer(x, structure=graph), alone(layer, graph, x, None))
+    assert not tables
+
+
+def test_a_joint_product_compiles_whole(tables):
+    layer, graph, x, _ = layer_and_inputs(DotProduct(4, 8, bias=True).scaled(), HeadBlocks(), dtype=torch.float32)
+    expected = layer(x, structure=graph)
+    graph.by_target(), graph.by_source()
+    compiled = torch.compile(lambda x: layer(x, structure=graph), fullgraph=True, backend="aot_eager")
+    got = compiled(x)
+    torch.testing.assert_close(got, expected)
+    leaves, cotangent = [x, *layer.parameters()], torch.randn_like(got)
+    for a, b in zip(*(torch.autograd.grad(y, leaves, cotangent) for y in (got, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", OTHERS)

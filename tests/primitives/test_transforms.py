@@ -19,6 +19,7 @@ from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
@@ -48,6 +49,8 @@ CASES = {
                             [(M, K, 3), (K, 3), (K, 3), (N, K, 3), (K, 3)]),
     "bilinear_attention": (lambda q, k, v, b: bilinear_attention(*JOINED, q, k, v, b, scale=0.5, **DROP),
                            [(N, K, 4), (M, K, 4), (M, K, 3), (K, E)]),
+    "joint_attention": (lambda t, q, b: joint_attention(*JOINED, t, q, b, heads=K, depth=4, scale=0.5, **DROP),
+                        [(M, K * (4 + 3)), (N, K, 4), (K, E)]),
     "additive_attention": (lambda q, k, x, v: additive_attention(*JOINED, q, k, x, v, activation="tanh", **DROP),
                            [(N, K, 4), (M, K, 4), (M, K, 3), (K, 4)]),
     "dense_additive_attention": (lambda q, k, x, v: dense_additive_attention(q, k, x, v, **DROP),

@@ -15,14 +15,17 @@ from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import (
     Projections,
     copied,
+    dgl_attention,
     dgl_graph,
     dgl_projected,
+    geometric_attention,
     heads_to_rows,
     leaf,
 )
 from structconv.mechanisms import STRUCTURE, Additive, DotProduct
 from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv
 from structconv.primitives.csr import spmm
+from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.structures import Graph
 from structconv.weights import HeadBlocks
 
@@ -176,6 +179,27 @@ def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Con
                    least=_least(2 * graph.num_edges, graph.num_nodes, wide, 3 * in_channels * wide))
 
 
+def _dot_kernel(heads: int, channels: int, size: Size) -> Contest:
+    """The attention alone, of given queries, keys and values."""
+    graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
+
+    def inputs() -> tuple[Tensor, ...]:
+        return tuple(leaf(graph.num_nodes, heads, channels, seed=seed) for seed in range(3))
+
+    ours, found = inputs(), []
+    if (library := peers.geometric()) is not None:
+        pyg, of_pyg = library.TransformerConv(wide, channels, heads, root_weight=False), inputs()
+        found.append(Entrant(name="pyg", run=lambda: geometric_attention(pyg, graph.edge_index, *of_pyg), inputs=of_pyg,
+                             needs=2 * _GATHERED * 4 * graph.num_edges * wide))
+    if (library := peers.dgl()) is not None:
+        g, of_dgl = dgl_graph(library, graph), inputs()
+        found.append(Entrant(name="dgl", run=lambda: dgl_attention(library, g, *of_dgl), inputs=of_dgl))
+    run = partial(bilinear_attention, graph.by_target(), graph.by_source(), *ours, scale=channels**-0.5)
+    return Contest(ours=Entrant(name="ours", run=run, inputs=ours), peers=tuple(found), edges=graph.num_edges,
+                   size=_size(graph, "", f"{heads}x{channels}"),
+                   least=_least(2 * graph.num_edges, graph.num_nodes, wide, 0))
+
+
 def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -> Contest:
     """Chebyshev polynomials of the symmetric Laplacian; the graph comes with its reverse edges."""
     ours: Any = ChebConv(in_channels, channels, terms)
@@ -251,6 +275,7 @@ CASES = (
     Case(suite="graph", name="gat-kernel-8x64", build=partial(_gat_kernel, 8, 64), headline=False),
     Case(suite="graph", name="gatv2-4x32", build=partial(_gatv2, 128, 4, 32)),
     Case(suite="graph", name="transformer-4x32", build=partial(_dot_product, 128, 4, 32), swept=True),
+    Case(suite="graph", name="dot-kernel-4x32", build=partial(_dot_kernel, 4, 32), headline=False),
     Case(suite="graph", name="cheb-128-16", build=partial(_chebyshev, 128, 16, 5)),
     Case(suite="graph", name="cheb-64-64", build=partial(_chebyshev, 64, 64, 5), headline=False),
     Case(suite="graph", name="cora-gcn", build=lambda size: build_gcn(citation(), 1433, 16)),

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from structconv.structures import Graph
 
-__all__ = ["Projections", "copied", "dgl_graph", "dgl_projected", "heads_to_rows", "leaf"]
+__all__ = ["Projections", "copied", "dgl_attention", "dgl_graph", "dgl_projected", "geometric_attention",
+           "heads_to_rows", "leaf"]
 
 
 def leaf(*shape: int, seed: int = 0) -> Tensor:
@@ -57,6 +58,17 @@ class Projections(nn.Module):
 
 def dgl_projected(library: Any, g: Any, layer: Projections, x: Tensor) -> Tensor:
     """Scaled dot-product attention along edges by DGL's operators: (M, P) -> (N, K D)."""
-    query, key, value = layer(x)
-    scores = library.ops.u_dot_v(g, key, query * layer.dim**-0.5)
-    return library.ops.u_mul_e_sum(g, value, library.ops.edge_softmax(g, scores)).flatten(1)
+    return dgl_attention(library, g, *layer(x)).flatten(1)
+
+
+def dgl_attention(library: Any, g: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same of given queries (N, K, D), keys and values (M, K, D) -> (N, K, D)."""
+    scores = library.ops.u_dot_v(g, key, query * query.shape[-1]**-0.5)
+    return library.ops.u_mul_e_sum(g, value, library.ops.edge_softmax(g, scores))
+
+
+def geometric_attention(layer: Any, edge_index: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What `TransformerConv` does with its projections, (N, K, D) and twice (M, K, D) -> (N, K, D)."""
+    y = layer.propagate(edge_index, query=query, key=key, value=value, edge_attr=None)
+    layer._alpha = None
+    return y

@@ -73,7 +73,7 @@ def _usable_gpu(q: Tensor, v: Tensor, edges: int) -> Any:
     return triton.usable(v, edges) and triton.usable(q, edges)
 
 
-def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
              q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, p: float, seed: Tensor | None,
              batch_heads: int) -> tuple[Tensor, Tensor]:
     drop, by_target = Drop(p, seed, batch_heads), Csr(indptr, indices, order)
@@ -90,7 +90,7 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     return ends.collect(w_KE, v.to(dtype)).to(v.dtype).contiguous(), lse
 
 
-def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
+def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
               q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, y: Tensor, lse: Tensor, grad: Tensor, scale: float,
               p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor | None, ...]:
     by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
@@ -123,7 +123,7 @@ def edge_scores(ends: Ends, q: Tensor, k: Tensor, bias: Tensor | None, scale: fl
     return scores if bias is None else scores + bias.to(scores.dtype)
 
 
-def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+def composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
               p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     ends = Ends(by_target, by_source)
@@ -142,4 +142,4 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor]:
 _bilinear_attention = differentiable_operator(
     "bilinear_attention", "Tensor q, Tensor k, Tensor v, Tensor? bias",
     "float scale, float p, Tensor? seed, SymInt batch_heads", "y, lse",
-    forward=_forward, fake=_fake, backward=_backward, composed=_composed)
+    forward=forward, fake=_fake, backward=backward, composed=composed)

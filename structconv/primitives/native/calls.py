@@ -192,14 +192,14 @@ def bilinear_forward(kernels: Core, by_target: Csr, q: Tensor, k: Tensor, v: Ten
 
 
 def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor,
-                      bias: Tensor | None, saved: Sequence[Tensor], grad: Tensor, scale: float,
-                      drop: Drop) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and bias (float32, or None without one)."""
+                      bias: Tensor | None, saved: Sequence[Tensor], grad: Tensor, scale: float, drop: Drop,
+                      into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v, written `into` tensors of their shapes where given, and bias (float32; None without)."""
     q, k, v, grad = _unit(q), _unit(k), _unit(v), _unit(grad)
     outputs, heads, depth = q.shape
     y, lse = (t.contiguous() for t in saved)
     bias = None if bias is None else _floats(bias)
-    grads = [new_empty(t, t.shape) for t in (q, k, v)]
+    grads = [new_empty(t, t.shape) for t in (q, k, v)] if into is None else into
     grad_bias = None if bias is None else torch.empty_like(bias)
     scratch = lse.new_empty((outputs, 2, heads))
     ahead, back = _layout(by_target), _layout(by_source)
