@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from structconv.bench import memory, peers, session
+from structconv.bench import memory, peers, runner, session
 from structconv.bench.contest import BOTH, FORWARD, Case, Contest, Entrant, Size
 from structconv.bench.graphs import csr, knowledge, normalised_csr, power_law
 from structconv.bench.plot import SIZES, check, draw
@@ -77,6 +78,43 @@ def test_a_round_that_was_disturbed_is_taken_again_for_all():
 def test_a_restless_machine_does_not_keep_it_going():
     clock = Clock({"a": [1.0, 9.0] * 20})
     assert alternate(works("a"), repeats=4, seconds=9.0, known={"a": 1.0}, timer=clock)["a"].repeated == 4
+
+
+def test_how_many_calls_make_a_sample_is_found_warm():
+    asked = []
+
+    def timer(work, calls: int) -> float:
+        asked.append(calls)
+        return {1: 1e-4}.get(calls, 1e-5)
+
+    alternate(works("a"), repeats=3, seconds=9.0, known={"a": 5e-2}, timer=timer)
+    assert asked == [1, 10, 400, 400, 400]
+
+
+def test_what_surrounds_the_first_call_is_not_taken_for_its_time(monkeypatch):
+    """Else a sample of a quick work would be one single call."""
+    now = [0.0]
+
+    def pass_by(seconds: float, value=None):
+        now[0] += seconds
+        return value
+
+    def peak(work) -> int:
+        pass_by(100.0)
+        work()
+        return pass_by(100.0, 0)
+
+    def alternated(works, *, known: dict[str, float], **rest):
+        seen.update(known)
+        return alternate(works, known=known, **rest)
+
+    seen: dict[str, float] = {}
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(runner.memory, "peak", peak)
+    monkeypatch.setattr(runner, "alternate", alternated)
+    ours = Entrant(name="ours", run=lambda: pass_by(1.0, torch.ones(2)), phases=(FORWARD,))
+    next(run(Case(suite="graph", name="case", build=lambda size: Contest(ours=ours, peers=(), size="")), BRIEF))
+    assert seen == {"ours": 1.0}
 
 
 def test_median_and_quartiles():

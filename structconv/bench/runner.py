@@ -88,6 +88,14 @@ def run(case: Case | Probe, settings: Settings, edges: int | None = None) -> Ite
             yield line if edges is None or line.ours_ms is None else _with_growth(line)
 
 
+def _noting(once: dict[str, float], name: str, work: Work) -> Sequence[Tensor]:
+    """What `work` returns; the seconds that it took, and nothing around it, are noted."""
+    start = time.perf_counter()
+    result = work()
+    once[name] = time.perf_counter() - start
+    return result
+
+
 def _with_growth(line: Line) -> Line:
     """A line of a sweep, with the time of one edge."""
     assert line.ours_ms is not None and line.edges
@@ -116,11 +124,10 @@ def _phase(case: Case, contest: Contest, phase: str, upstream: Tensor, settings:
         else:
             works[peer.name], errors[peer.name] = work, error or 0.0
     del reference
-    peaks, once = {}, {}
+    peaks: dict[str, int] = {}
+    once: dict[str, float] = {}
     for name, work in works.items():
-        start = time.perf_counter()
-        peaks[name] = memory.peak(work)
-        once[name] = time.perf_counter() - start
+        peaks[name] = memory.peak(lambda name=name, work=work: _noting(once, name, work))
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit, known=once)
     least = contest.least.get(phase)
     fraction = None if least is None or case.suite == _TINY else least.seconds() / times["ours"].median

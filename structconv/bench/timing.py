@@ -108,8 +108,10 @@ def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 1
 
 
 def _calls(first: float, work: Work, timer: Callable[[Work, int], float]) -> int:
-    """How many calls make a sample; a work that was quick even cold is asked again, warm."""
+    """How many calls make a sample; a work that was quick even cold is asked again, warm, and then in a row."""
     warm = timer(work, 1) if first < 0.1 else first
+    if warm < _SAMPLE_SECONDS / 4:
+        warm = timer(work, math.ceil(_SAMPLE_SECONDS / (4 * max(warm, 1e-7))))
     return max(1, math.ceil(_SAMPLE_SECONDS / max(warm, 1e-7)))
 
 
