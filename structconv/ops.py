@@ -70,7 +70,11 @@ def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
 
 def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """A_k^T r_k + bias_k for each head, (..., K, M, C), (K, C) -> (..., K, N, C), by a fused kernel if there is one."""
-    form = fused(basis, r)
+    return applied(fused(basis, r), r, bias)
+
+
+def applied(form: Basis, r: Tensor, bias: Tensor | None) -> Tensor:
+    """`apply` by this form."""
     if bias is None:
         return form.apply(r)
     return form.biased(r, bias) if isinstance(form, EdgeAttention) else form.apply(r) + bias.unsqueeze(-2)

@@ -8,7 +8,7 @@ and in `pairwise.py` (nodes that act entry by entry).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -152,7 +152,14 @@ def transpose(basis: Basis) -> Basis:
     return Transposed(basis)
 
 
-def as_support(basis: Basis, keep: Any, drop: Any) -> Support:
+class Sizes(NamedTuple):
+    """M and N of a basis that is yet to be made."""
+
+    num_inputs: int
+    num_outputs: int
+
+
+def as_support(basis: Basis | Sizes, keep: Any, drop: Any) -> Support:
     """The support that `masked(keep=...)` or `masked(drop=...)` means for a basis of M inputs and N outputs."""
     if (keep is None) == (drop is None):
         got = "neither" if keep is None else "both"
@@ -241,8 +248,14 @@ def dropout(basis: Basis, p: float, seed: Tensor | None = None) -> Basis:
     """Zero each weight with probability p; the seed is drawn from torch's generator unless it is given."""
     if not 0 <= p < 1:
         raise ConfigError("dropout", "p must be in [0, 1)", p)
-    if seed is None:
-        seed = torch.randint(0, 2**62, (), dtype=torch.int64)
+    if p == 0:
+        return basis
+    seed = draw_seed() if seed is None else seed
     if isinstance(basis, Concat):
         return Concat(tuple(dropout(part, p, seed + number) for number, part in enumerate(basis.parts)))
-    return Dropped(basis, p, seed) if p else basis
+    return Dropped(basis, p, seed)
+
+
+def draw_seed() -> Tensor:
+    """A seed of hashed numbers, by torch's generator."""
+    return torch.randint(0, 2**62, (), dtype=torch.int64)

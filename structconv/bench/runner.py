@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,7 +128,7 @@ def _phase(case: Case, contest: Contest, phase: str, upstream: Tensor, settings:
     peaks: dict[str, int] = {}
     once: dict[str, float] = {}
     for name, work in works.items():
-        peaks[name] = memory.peak(lambda name=name, work=work: _noting(once, name, work))
+        peaks[name] = memory.peak(partial(_noting, once, name, work))
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit, known=once)
     least = contest.least.get(phase)
     fraction = None if least is None or case.suite == _TINY else least.seconds() / times["ours"].median

@@ -15,7 +15,7 @@ from structconv.bases.pairwise import Dropped, Normalised
 from structconv.bases.scores import Additive
 from structconv.kernels.forms import register_form
 from structconv.kernels.fused import FusedAttention, entries_first, softmax_over_inputs, unmasked
-from structconv.kernels.sparse_attention import EdgeAttention
+from structconv.kernels.sparse_attention import EdgeAttention, follow_edges
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.calls import usable
@@ -45,12 +45,12 @@ class AdditiveEdges(EdgeAttention):
 
     def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         q, k, vector = _operands(self.scores, lead, v.dtype)
-        return additive_attention(self.graph.by_target(), self.graph.by_source(), q, k, v.to(q.dtype), vector,
+        return additive_attention(*self.layouts(), q, k, v.to(q.dtype), vector,
                                   activation=self.activation, slope=self.slope, dropout=self.p, seed=self.seed,
                                   batch_heads=self.size).to(v.dtype)
 
     def weigh(self, lead: tuple[int, ...]) -> Tensor:
-        return additive_weights(self.graph.by_target(), self.graph.by_source(), *_operands(self.scores, lead),
+        return additive_weights(*self.layouts(), *_operands(self.scores, lead),
                                 activation=self.activation, slope=self.slope, dropout=self.p, seed=self.seed,
                                 batch_heads=self.size)
 
@@ -129,4 +129,4 @@ def suits(form: Basis, r: Tensor) -> bool:
     return all(bool(t.isfinite().all()) for t in (form.scores.source, form.scores.target, r))
 
 
-register_form("structconv.additive_attention", recognise, Normalised, Dropped, suits=suits)
+register_form("structconv.additive_attention", recognise, Normalised, Dropped, suits=suits, follow=follow_edges)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
+from structconv.bases.chain import altered
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Dropped, Mapped, Masked, Normalised
@@ -18,7 +19,7 @@ from structconv.bases.scores import Affine, Bilinear
 from structconv.kernels import dense_attention, window_attention
 from structconv.kernels.dense_attention import Existing, finite
 from structconv.kernels.forms import register_form
-from structconv.kernels.fused import Fused, undropped
+from structconv.kernels.fused import Follow, Fused, undropped
 from structconv.kernels.terms import PRODUCTS, Term, buckets, diagonal, products, sum_terms, table_rows, tables
 from structconv.primitives.blocked_attention import blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
@@ -166,4 +167,13 @@ def _dot_product(basis: Basis) -> BlockedAttention | None:
     return BlockedAttention(basis, terms, Weighing("softmax", "identity", 1.0, 0.0), form.existing, None)
 
 
-register_form("structconv.blocked_attention", recognise, Normalised, Dropped, suits=suits)
+def _follow(form: Basis, leaf: Basis) -> Follow | None:
+    assert isinstance(form, BlockedAttention)
+    first, factor = form.terms[0]
+    if len(form.terms) > 1 or first is not leaf or isinstance(factor, Tensor):
+        return None
+    bare = altered(form, terms=(), child=None, seed=None)
+    return lambda leaf, child, seed: altered(bare, terms=((leaf, factor),), child=child, seed=seed)
+
+
+register_form("structconv.blocked_attention", recognise, Normalised, Dropped, suits=suits, follow=_follow)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
+from structconv.bases.chain import altered
 from structconv.bases.linear import Scaled
 from structconv.bases.pairs import listed_graph
 from structconv.bases.pairwise import Masked, Normalised
@@ -18,7 +19,7 @@ from structconv.bases.scores import Bilinear
 from structconv.bases.sizes import QueryKey
 from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
-from structconv.kernels.fused import product_and_bias
+from structconv.kernels.fused import Follow, product_and_bias
 from structconv.shapes import broadcast
 from structconv.structures.supports import And, Causal, Padding, Support
 
@@ -124,22 +125,30 @@ class ScaledDotProduct(QueryKey):
         return finite(y[..., -1:, :] if unit and r.is_cpu and torch.backends.cuda.flash_sdp_enabled() else y)
 
     def _attend(self, r: Tensor) -> Tensor:
-        lead = broadcast(r.shape[:-3], self.batch_shape)
-        count, (inputs, outputs) = math.prod(lead), (self.num_inputs, self.num_outputs)
-        mask, causal = self.existing.table(lead, inputs, outputs, r.device), self.existing.causal
-        query, key, values = (t.expand(*lead, self.size, *t.shape[-2:]) for t in (self.query, self.key, r))
-        if causal and inputs > outputs:
+        lead, size = broadcast(r.shape[:-3], self.batch_shape), self.size
+        outputs, inputs = self.query.shape[-2], self.key.shape[-2]
+        existing = self.existing
+        mask = existing.table(lead, inputs, outputs, r.device) if existing.masked else None
+        query, key, values = (_batch(t, lead, size) for t in (self.query, self.key, r))
+        if existing.causal and inputs > outputs:
             key, values = key[..., :outputs, :], values[..., :outputs, :]
-        width, channels = max(query.shape[-1], values.shape[-1]), values.shape[-1]
-        query, key, values = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t
-                              for t in (query, key, values))
-        query, key, values = (t.reshape(count, *t.shape[-3:]) for t in (query, key, values))
+        depth, channels = query.shape[-1], values.shape[-1]
+        if depth != channels:
+            query, key, values = (F.pad(t, (0, max(depth, channels) - t.shape[-1])) for t in (query, key, values))
         added = None if mask is None else mask.mT
         if self.bias is not None:
             held = self.bias.dense(query.dtype).mT
             added = held.expand(*lead, *held.shape[-3:]).flatten(0, -4) if self.bias.batch_shape else held
-        y = F.scaled_dot_product_attention(query, key, values, added, is_causal=causal, scale=self.scale)
-        return y.reshape(*lead, *y.shape[-3:])[..., :channels]
+        y = F.scaled_dot_product_attention(query, key, values, added, is_causal=existing.causal, scale=self.scale)
+        y = y if depth <= channels else y[..., :channels]
+        return y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
+
+
+def _batch(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
+    """(..., K or 1, M, C) -> (B, K, M, C)."""
+    if t.dim() == 4 and t.shape[:2] == (*lead, size):
+        return t
+    return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead), size, *t.shape[-2:])
 
 
 def recognise(basis: Basis) -> ScaledDotProduct | None:
@@ -174,4 +183,17 @@ def suits(form: Basis, r: Tensor) -> bool:
     return all(finite(t) for t in (form.query, form.key, r))
 
 
-register_form("torch.sdpa", recognise, Normalised, suits=suits)
+def follow_query_key(form: Basis, leaf: Basis) -> Follow | None:
+    """Of a form that holds the query and the key of a leaf as they are."""
+    if not (isinstance(form, QueryKey) and isinstance(leaf, Bilinear) and form.query is leaf.query
+            and form.key is leaf.key):
+        return None
+    bare = altered(form, query=None, key=None, child=None)
+
+    def follow(leaf: Basis, child: Basis, _: Tensor | None) -> Basis:
+        return altered(bare, query=cast(Bilinear, leaf).query, key=cast(Bilinear, leaf).key, child=child)
+
+    return follow
+
+
+register_form("torch.sdpa", recognise, Normalised, suits=suits, follow=follow_query_key)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.kernels.fused import FusedAttention
+from structconv.kernels.fused import Follow, FusedAttention
 from structconv.planning.cost import Cost
-from structconv.planning.rules import Between, ChannelsFirst, Problem, Rule, StructureFirst, rule
+from structconv.planning.rules import Between, ChannelsFirst, Problem, Rule, Run, StructureFirst, joined, rule
 from structconv.theta import Theta
 
 #: A fused kernel passes over the scores once, where separate operations pass several times.
@@ -29,6 +29,7 @@ class Form(NamedTuple):
     suits: Callable[[Basis, Tensor], bool]
     priced: bool
     projects: bool
+    follow: Callable[[Basis, Basis], Follow | None]
 
     def of(self, basis: Basis, r: Tensor) -> Basis | None:
         """The fused form of a basis where there is one that is right for r."""
@@ -43,9 +44,14 @@ def _always(form: Basis, r: Tensor) -> bool:
     return True
 
 
+def _alone(form: Basis, leaf: Basis) -> Follow | None:
+    return None
+
+
 def register_form(kernel: str, recognise: Callable[[Basis], Basis | None], *types: type[Basis],
                   suits: Callable[[Basis, Tensor], bool] = _always, priced: bool = False,
-                  projects: bool = False) -> None:
+                  projects: bool = False,
+                  follow: Callable[[Basis, Basis], Follow | None] = _alone) -> None:
     """Register a fused kernel for the types of expression at whose root it may stand.
 
     Args:
@@ -55,8 +61,11 @@ def register_form(kernel: str, recognise: Callable[[Basis], Basis | None], *type
         priced: whether the form's type has an `application_cost` of its own, because it does less work than the
             expression; it is then tried before those that do the same.
         projects: whether the form's `projected` also makes the queries and keys of a `ProjectedBilinear`.
+        follow: (form, leaf) -> how the same form is made over another leaf, of the same type and shapes, without
+            recognising it again; `None` where the form rests on more than the leaf and the seed of a dropout. What
+            is returned holds no tensor of the form's.
     """
-    form = Form(kernel, recognise, suits, priced, projects)
+    form = Form(kernel, recognise, suits, priced, projects, follow)
     for kind in types:
         forms = FORMS.setdefault(kind, [])
         forms.insert(0 if priced else len(forms), form)
@@ -66,32 +75,53 @@ def register_form(kernel: str, recognise: Callable[[Basis], Basis | None], *type
 
 def fused(basis: Basis, r: Tensor) -> Basis:
     """The first fused form of a basis that is right for r, or the basis itself."""
+    return recognised(basis, r)[0]
+
+
+def recognised(basis: Basis, r: Tensor) -> tuple[Basis, Form | None]:
+    """The same, and which kernel's it is."""
     for form in FORMS.get(type(basis), []):
         found = form.of(basis, r)
         if found is not None:
-            return found
-    return basis
+            return found, form
+    return basis, None
 
 
-def _fused_rule(path: type[Rule], form: Form) -> type[Rule]:
-    class Fused(path):  # type: ignore[misc, valid-type]
-        """A path whose structure is applied by a fused kernel."""
+class FusedRule(Rule):
+    """A path whose structure is applied by a fused kernel: that of `form`, on the order `plain`."""
 
-        projects = form.projects and path is Between
+    form: Form
+    plain: Rule
+
+    def formed(self, x: Tensor, found: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
+        """`biased` with the form of the basis."""
+        if self.projects and isinstance(found, FusedAttention):
+            return joined(theta, found.projected(x, theta), bias)
+        return self.plain.biased(x, found, theta, bias)
+
+
+def _fused_rule(path: type[Rule], kernel: Form) -> type[Rule]:
+    class Fused(path, FusedRule):  # type: ignore[misc, valid-type]
+        """As `FusedRule` says."""
+
+        form, plain, projects = kernel, path(), kernel.projects and path is Between
 
         def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
-            return super().applies(basis, theta, x) and form.recognise(basis) is not None
+            return super().applies(basis, theta, x) and kernel.recognise(basis) is not None
 
         def cost(self, problem: Problem) -> Cost:
-            found = form.recognise(problem.basis) if form.priced else None
+            found = kernel.recognise(problem.basis) if kernel.priced else None
             if found is not None:
-                return super().cost(problem.part(found, problem.theta))
-            return super().cost(problem).repeated(FUSED_SHARE)
+                return self.plain.cost(problem.part(found, problem.theta))
+            return self.plain.cost(problem).repeated(FUSED_SHARE)
 
         def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-            found = form.of(basis, x) or basis
-            if self.projects and isinstance(found, FusedAttention):
-                return theta.join(found.projected(x, theta))
-            return super().run(x, found, theta)
+            return self.formed(x, kernel.of(basis, x) or basis, theta, None)
+
+        def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
+            return self.formed(x, kernel.of(basis, x) or basis, theta, bias)
+
+        def prepared(self, x: Tensor, basis: Basis, theta: Theta) -> Run:
+            return lambda x, bias: self.biased(x, basis, theta, bias)
 
     return Fused

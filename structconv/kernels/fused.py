@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.bases.chain import altered
 from structconv.bases.linear import Scaled
 from structconv.bases.pairwise import Dropped, Masked, Normalised, Sum, Unary
 from structconv.bases.scores import Products
 from structconv.shapes import broadcast
 from structconv.theta import Theta
+
+#: (another leaf, the same expression over it, the seed of its dropout) -> the form of that expression.
+Follow = Callable[[Basis, Basis, "Tensor | None"], Basis]
 
 
 class Fused(Unary):
@@ -37,6 +41,7 @@ class FusedAttention(Fused):
 
     p: float
     seed: Tensor | None
+    scores: Basis
 
     def analysis(self, x: Tensor) -> Tensor:
         return self.apply(x.unsqueeze(-3).expand(*x.shape[:-2], self.size, *x.shape[-2:]))
@@ -51,8 +56,8 @@ class FusedAttention(Fused):
 
     def apply(self, r: Tensor) -> Tensor:
         lead = broadcast(r.shape[:-3], self.batch_shape)
-        y = self.attend(lead, entries_first(r, lead, self.size))
-        return y.transpose(0, 1).unflatten(0, (*lead, self.size))
+        size = self.size
+        return heads_first(self.attend(lead, entries_first(r, lead, size)), lead, size)
 
     def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         """(M, B K, C) -> (N, B K, C), with the batch folded into the heads."""
@@ -61,7 +66,23 @@ class FusedAttention(Fused):
 
 def entries_first(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
     """(..., K or 1, M, C) -> (M, B K, C)."""
+    if t.shape[:-2] == (*lead, size) and t.dim() == 3:
+        return t.transpose(0, 1)
     return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
+
+
+def heads_first(y: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
+    """(N, B K, C) -> (..., K, N, C)."""
+    y = y.transpose(0, 1)
+    return y.unflatten(0, (*lead, size)) if lead else y
+
+
+def follow_scores(form: Basis, leaf: Basis) -> Follow | None:
+    """Of attention whose scores are a leaf of the expression."""
+    if not isinstance(form, FusedAttention) or form.scores is not leaf:
+        return None
+    bare = altered(form, scores=None, child=None, seed=None)
+    return lambda leaf, child, seed: altered(bare, scores=leaf, child=child, seed=seed)
 
 
 def undropped(basis: Basis) -> tuple[Basis, float, Tensor | None]:

@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv.bases.base import Basis, value
 from structconv.bases.linear import Scaled
@@ -16,20 +17,23 @@ from structconv.bases.scores import EdgeScore, Products, ProjectedAffine, Projec
 from structconv.kernels import window_attention
 from structconv.kernels.forms import register_form
 from structconv.kernels.fused import (
+    Follow,
     FusedAttention,
     entries_first,
+    follow_scores,
+    heads_first,
     product_and_bias,
     scaled_product,
     softmax_over_inputs,
     unmasked,
 )
+from structconv.primitives.layout import Csr
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.projected import projected_attention, terms
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
 from structconv.primitives.products import product
-from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.theta import HeadBlocksTheta, LowRankTheta, Theta
 
@@ -47,6 +51,15 @@ class EdgeAttention(FusedAttention):
     def weigh(self, lead: tuple[int, ...]) -> Tensor:
         """(B K, E)."""
         raise NotImplementedError
+
+    def layouts(self) -> tuple[Csr, Csr]:
+        """The edges by output and by input: looked up once for this form, and for those that follow it."""
+        known = None if is_compiling() else self.__dict__.get("known_layouts")
+        if known is None:
+            known = self.graph.by_target(), self.graph.by_source()
+            if not is_compiling():
+                self.__dict__["known_layouts"] = known
+        return known
 
 
 @value
@@ -74,27 +87,26 @@ class AffineEdges(EdgeAttention):
 
     def _projected(self, scores: ProjectedAffine, bias: Tensor | None) -> Tensor:
         """What is applied to the very entries that the scores are linear in."""
-        lead = broadcast(scores.x.shape[:-3], self.batch_shape)
+        lead = scores.batch_shape
         x, z, of_source, of_target = self._rows(scores, lead)
-        bias = None if bias is None else entries_first(bias.unsqueeze(-2), lead, self.size).squeeze(0)
-        y = projected_attention(self.graph.by_target(), self.graph.by_source(), x, of_source, of_target, z, bias,
-                                slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
-        return y.transpose(0, 1).unflatten(0, (*lead, self.size))
+        y = projected_attention(*self.layouts(), x, of_source, of_target, z,
+                                None if bias is None else _by_head(bias, lead), slope=self.slope, dropout=self.p,
+                                seed=self.seed, batch_heads=scores.size)
+        return heads_first(y, lead, scores.size)
 
     def _rows(self, scores: ProjectedAffine, lead: tuple[int, ...]) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """x (M, B K, C), z (N, B K, C) or none for x, and the two vectors (B K, C)."""
-        x = entries_first(scores.x, lead, self.size)
-        z = None if scores.z is scores.x else entries_first(scores.z, lead, self.size)
-        of_source, of_target = (entries_first(t.unsqueeze(-2), lead, self.size).squeeze(0)
-                                for t in (scores.of_source, scores.of_target))
+        x = entries_first(scores.x, lead, scores.size)
+        z = None if scores.z is scores.x else entries_first(scores.z, lead, scores.size)
+        of_source, of_target = (_by_head(t, lead) for t in (scores.of_source, scores.of_target))
         return x, z, of_source, of_target
 
     def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
-        return affine_attention(self.graph.by_target(), self.graph.by_source(), *self._terms(lead), v,
+        return affine_attention(*self.layouts(), *self._terms(lead), v,
                                 slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
     def weigh(self, lead: tuple[int, ...]) -> Tensor:
-        return affine_weights(self.graph.by_target(), self.graph.by_source(), *self._terms(lead), slope=self.slope,
+        return affine_weights(*self.layouts(), *self._terms(lead), slope=self.slope,
                               dropout=self.p, seed=self.seed, batch_heads=self.size)
 
     def _terms(self, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -104,6 +116,11 @@ class AffineEdges(EdgeAttention):
         source, target = (entries_first(t.unsqueeze(-1), lead, self.size).squeeze(-1)
                           for t in (self.scores.source, self.scores.target))
         return source, target
+
+
+def _by_head(t: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """(K, C) -> (B K, C)."""
+    return t if not lead else t.expand(*lead, *t.shape).reshape(-1, t.shape[-1])
 
 
 @value
@@ -120,11 +137,12 @@ class BilinearEdges(EdgeAttention):
 
     def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
         query, key, bias = self._operands(lead)
-        return bilinear_attention(self.graph.by_target(), self.graph.by_source(), query, key, v, bias,
+        return bilinear_attention(*self.layouts(), query, key, v, bias,
                                   scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
     def weigh(self, lead: tuple[int, ...]) -> Tensor:
-        return bilinear_weights(self.graph.by_target(), self.graph.by_source(), *self._operands(lead),
+        query, key, bias = self._operands(lead)
+        return bilinear_weights(*self.layouts(), query, key, bias,
                                 scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
 
     def projected(self, x: Tensor, theta: Theta) -> Tensor:
@@ -136,7 +154,7 @@ class BilinearEdges(EdgeAttention):
         parts = [(scores.of_query.mT, scores.query_bias)] if square else []
         parts += [(scores.of_key.mT, scores.key_bias), (theta.values.transpose(0, 1).flatten(1), None)]
         query = None if square else scores.query.transpose(0, 1)
-        y = joint_attention(self.graph.by_target(), self.graph.by_source(), _one_product(x, parts), query,
+        y = joint_attention(*self.layouts(), _one_product(x, parts), query,
                             self._bias(()), heads=self.size, depth=scores.depth, scale=self.scale,
                             dropout=self.p, seed=self.seed)
         return y.transpose(0, 1)
@@ -187,4 +205,11 @@ def recognise(basis: Basis) -> EdgeAttention | None:
     return BilinearEdges(basis, graph, p, seed, scores, cast("EdgeScore | None", bias), scale)
 
 
-register_form("structconv.edge_attention", recognise, Normalised, Dropped, projects=True)
+def follow_edges(form: Basis, leaf: Basis) -> Follow | None:
+    """As `follow_scores`; the layouts of the edges go along."""
+    if isinstance(form, EdgeAttention):
+        form.layouts()
+    return follow_scores(form, leaf)
+
+
+register_form("structconv.edge_attention", recognise, Normalised, Dropped, projects=True, follow=follow_edges)

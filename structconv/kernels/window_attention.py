@@ -19,6 +19,7 @@ from structconv.kernels.forms import register_form
 from structconv.kernels.fused import (
     FusedAttention,
     entries_first,
+    follow_scores,
     product_and_bias,
     scaled_product,
     softmax_over_inputs,
@@ -195,4 +196,5 @@ def _application(basis: WindowAttention, sizes: Sizes, channels: int, mode: str)
     return Cost(2 * heads * basis.work(sizes) * (depth + channels), moved, calls=SPARSE_CALLS)
 
 
-register_form("structconv.window_attention", recognise, Normalised, Dropped, suits=suits, priced=True)
+register_form("structconv.window_attention", recognise, Normalised, Dropped, suits=suits, priced=True,
+              follow=follow_scores)

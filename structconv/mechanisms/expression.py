@@ -132,6 +132,14 @@ class Mechanism(ScoreMaps, nn.Module):
         """Which entries some output can see, (..., M) booleans; `None` for all."""
         return None
 
+    def chain(self) -> tuple[list[Mechanism], Mechanism] | None:
+        """What `build` hands from one to the next, from this one down, and the mechanism whose basis is the first.
+
+        `None` where anything but that last one reads x or z, has parameters, or is something else than an operator on
+        one basis: then another x may give another expression, and not the same with other numbers.
+        """
+        return [], self
+
     def adopted(self, sibling: Mechanism) -> Mechanism:
         """This mechanism as a term beside `sibling`, from which it may take what it left open (heads, queries)."""
         return self
@@ -229,6 +237,13 @@ class Operation(Mechanism):
             structure = operand.output_structure(structure)
         return structure
 
+    def chain(self) -> tuple[list[Mechanism], Mechanism] | None:
+        operands = self._mechanisms()
+        if self.name not in _CHAINED or len(operands) != 1 or len(self.factors) or len(self.held):
+            return None
+        below = operands[0].chain()
+        return None if below is None else ([self, *below[0]], below[1])
+
     def _composed(self, setting: Setting) -> Basis:
         """The second mechanism stands on the outputs of the first: their number, and their structure."""
         first, second = self._mechanisms()
@@ -263,6 +278,8 @@ class Operation(Mechanism):
         return f"{first}.{name}({', '.join([*others, *(f'{key}={option!r}' for key, option in given.items())])})"
 
 
+#: Operators of one basis that makes nodes over it, the same for the same options.
+_CHAINED = frozenset(("dropout", "leaky_relu", "map", "masked", "multiply", "normalize", "scaled", "softcap"))
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 

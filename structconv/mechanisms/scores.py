@@ -20,16 +20,17 @@ from structconv.bases.positions import Lookup
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.encodings import Rotary
 from structconv.mechanisms.expression import Channels, Mechanism, Setting
-from structconv.primitives.products import product
+from structconv.primitives.products import linear
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.supports import Window
+from structconv.theta.base import split_heads
 
 
 class Linear(nn.Linear):
     """torch's linear layer, by the faster library."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight.mT, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class Projection(nn.Module):
@@ -41,7 +42,12 @@ class Projection(nn.Module):
         self.linear = Linear(channels, heads * dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).unflatten(-1, (self.heads, self.dim)).movedim(-2, -3)
+        return split_heads(self.linear(x), self.heads, self.dim)
+
+    def ready(self) -> Callable[[Tensor], Tensor]:
+        """The same by the parameters that it has now, of one that is `plain`; it holds while they stay."""
+        weight, bias, heads, dim = self.linear.weight, self.linear.bias, self.heads, self.dim
+        return lambda x: split_heads(linear(x, weight, bias), heads, dim)
 
     @property
     def plain(self) -> bool:
@@ -64,6 +70,10 @@ class Score(Mechanism):
     @property
     def size(self) -> int:
         return self.heads
+
+    def ready(self) -> Callable[[Setting], Basis]:
+        """`build` with all looked up that no setting changes; it holds while modules and parameters are the same."""
+        return self.build
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
@@ -116,10 +126,24 @@ class DotProduct(Score):
     def build(self, setting: Setting) -> Basis:
         if setting.deferred and self.projects and self.rotary is self.feature is None and self.shared_by == 1:
             query, key = self.query, self.key
-            if all(isinstance(part, Projection) and part.plain for part in (query, key)):
+            if _plain(query, key):
                 return values.ProjectedBilinear(setting.x, setting.z, query.linear.weight, key.linear.weight,
                                                 query.linear.bias, key.linear.bias, self.heads)
         return values.Bilinear(self.queries(setting.z), self.keys(setting.x))
+
+    def ready(self) -> Callable[[Setting], Basis]:
+        plain = type(self) is DotProduct and self.projects and _plain(self.query, self.key)
+        if not plain or self.rotary is not None or self.feature is not None or self.shared_by > 1:
+            return self.build
+        query, key = self.query.ready(), self.key.ready()
+        numbers = (self.query.linear.weight, self.key.linear.weight, self.query.linear.bias, self.key.linear.bias)
+
+        def build(setting: Setting) -> Basis:
+            if setting.deferred:
+                return values.ProjectedBilinear(setting.x, setting.z, *numbers, self.heads)
+            return values.Bilinear(query(setting.z), key(setting.x))
+
+        return build
 
 
 class General(Score):
@@ -165,13 +189,16 @@ class BiAffine(Score):
         self.vector_target = _parameter((self.heads, q), q) if self.target else None
         self.offset = nn.Parameter(torch.zeros(self.heads)) if self.constant else None
 
+    def ready(self) -> Callable[[Setting], Basis]:
+        of_source, of_target = self.vector_source, self.vector_target
+        if not self.sees_projection or self.bilinear or of_source is None or of_target is None or self.constant:
+            return self.build
+        return lambda setting: values.ProjectedAffine(*_projected("BiAffine", setting), of_source, of_target)
+
     def build(self, setting: Setting) -> Basis:
         x, z = (setting.x.unsqueeze(-3), setting.z.unsqueeze(-3))
         if self.sees_projection:
-            if setting.projected is None:
-                raise ConfigError("BiAffine(on='projected')", "a layer must provide x Theta", "none",
-                                  "Use it inside Conv.")
-            x, z = setting.projected
+            x, z = _projected("BiAffine", setting)
         terms: list[Basis] = []
         if self.bilinear:
             terms.append(self._bilinear(x, z))
@@ -226,14 +253,18 @@ class Additive(Score):
         self.vector = _parameter((self.heads, dim), dim)
 
     def build(self, setting: Setting) -> Basis:
-        if not self.sees_projection:
-            source = self.source(setting.x)
-        elif setting.projected is None:
-            raise ConfigError("Additive(on='projected')", "a layer must provide x Theta", "none",
-                              "Use it inside Conv.")
-        else:
-            source = setting.projected[0]
+        source = _projected("Additive", setting)[0] if self.sees_projection else self.source(setting.x)
         return values.Additive(source, self.target(setting.z), self.vector, self.activation)
+
+    def ready(self) -> Callable[[Setting], Basis]:
+        if not _plain(self.target, *(() if self.sees_projection else (self.source,))):
+            return self.build
+        target, vector, activation = self.target.ready(), self.vector, self.activation
+        if self.sees_projection:
+            return lambda setting: values.Additive(_projected("Additive", setting)[0], target(setting.z), vector,
+                                                   activation)
+        source = self.source.ready()
+        return lambda setting: values.Additive(source(setting.x), target(setting.z), vector, activation)
 
 
 class Location(Score):
@@ -348,6 +379,18 @@ class Uniform(Score):
     def build(self, setting: Setting) -> Basis:
         uniform = values.Uniform(setting.x.new_ones(()), setting.num_inputs, setting.num_outputs)
         return uniform if self.window is None else Masked(uniform, self.window)
+
+
+def _plain(*parts: nn.Module) -> bool:
+    """Whether all are projections that are `plain`."""
+    return all(isinstance(part, Projection) and part.plain for part in parts)
+
+
+def _projected(owner: str, setting: Setting) -> tuple[Tensor, Tensor]:
+    """x Theta and z Theta, head by head."""
+    if setting.projected is None:
+        raise ConfigError(f"{owner}(on='projected')", "a layer must provide x Theta", "none", "Use it inside Conv.")
+    return setting.projected
 
 
 def _parameter(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:

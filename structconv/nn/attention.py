@@ -6,15 +6,16 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
-from structconv.bases.algebra import as_support
+from structconv.bases.algebra import Sizes, as_support
 from structconv.bases.base import OPERATORS, Basis
-from structconv.bases.scores import Uniform
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism, Setting
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.nn.conv import Conv
 from structconv.nn.grids import to_entries, to_image
+from structconv.nn.recall import bias_of, watched
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
@@ -38,6 +39,10 @@ class MaskedByCall(Mechanism):
         basis = self.scores.build(setting)
         given = isinstance(setting.structure, Graph | Support)
         return OPERATORS["masked"](basis, keep=setting.structure) if given else basis
+
+    def chain(self) -> tuple[list[Mechanism], Mechanism] | None:
+        below = self.scores.chain()
+        return None if below is None else ([self, *below[0]], below[1])
 
     def kept_inputs(self, setting: Setting) -> Tensor | None:
         return setting.structure.kept_inputs() if isinstance(setting.structure, Support) else None
@@ -90,13 +95,21 @@ class MultiheadAttention(nn.Module):
             structure: a `Graph` or a `Support` outside which no pair exists, beside the mask.
             return_weights: give the weights too.
         """
-        y = self.conv(x, z, self._pairs(x, x if z is None else z, keep, drop, structure),
-                      return_weights=return_weights)
-        if self.value_bias is None:
-            return y
+        conv, pairs = cast(Conv, self._modules["conv"]), self._pairs(x, x if z is None else z, keep, drop, structure)
+        if return_weights or is_compiling() or watched(conv):
+            y = conv(x, z, pairs, return_weights=return_weights)
+            constant = self._constant(None)
+            return y if constant is None else (y[0] + constant, y[1]) if return_weights else y + constant
+        return conv.computed(x, z, pairs, self._constant(bias_of(conv)))
+
+    def _constant(self, bias: Tensor | None) -> Tensor | None:
+        """What attention to the values' bias adds to each output, (Q), and `bias`."""
+        values: Tensor | None = self.value_bias
+        if values is None:
+            return bias
         output = cast(LowRank, self.conv.weight).output.flatten(0, 1)
-        constant = self.value_bias.repeat_interleave(self.shared_by, 0).flatten() @ output
-        return (y[0] + constant, y[1]) if return_weights else y + constant
+        values = (values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, 0)).flatten()
+        return values @ output if bias is None else torch.addmv(bias, output.mT, values)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
@@ -142,7 +155,7 @@ class MultiheadAttention(nn.Module):
                               type(structure).__name__)
         if keep is None and drop is None:
             return structure
-        mask = as_support(Uniform(x.new_ones(()), x.shape[-2], z.shape[-2]), keep, drop)
+        mask = as_support(Sizes(x.shape[-2], z.shape[-2]), keep, drop)
         if structure is None:
             return mask
         return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from structconv.bases.scores import computed
 from structconv.errors import ConfigError, StructureError
 from structconv.kernels.weights import weights_of
 from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.nn.attended import Seen, keep_attention
 from structconv.nn.recall import Calls, bias_of, keep, recalled
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
@@ -73,21 +75,26 @@ class Conv(nn.Module):
         A comes as (..., K, E) in the order of the input edges where the basis is a list of edges (a graph, a window),
         else as (..., K, M, N); after the dropout, where there is one.
         """
-        call = recalled(self, x, structure) if z is None else None
-        if call is not None:
-            basis, y = call.basis, call.run(x, bias_of(self))
-        else:
-            basis, y = self._computed(x, z, structure)
-        return (y, weights_of(computed(basis), x.dtype)) if return_weights else y
+        if not return_weights:
+            return self.computed(x, z, structure, bias_of(self))
+        basis, y = self._computed(x, z, structure, bias_of(self))
+        return y, weights_of(computed(basis), x.dtype)
+
+    def computed(self, x: Tensor, z: Tensor | None, structure: Any, bias: Tensor | None) -> Tensor:
+        """y with another bias than the layer's own, and without its hooks."""
+        call = recalled(self, x, structure, z)
+        if call is None:
+            return self._computed(x, z, structure, bias)[1]
+        return call.run(x, bias) if z is None else call.run(x, bias, z)
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
         """The basis that the layer would apply."""
-        return self._basis(x, z, structure)[0]
+        return self._basis(x, z, structure).basis
 
     def plan(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Plan:
         """In which order and by which kernel the layer would compute; `print` it."""
-        basis, x, theta, _ = self._basis(x, z, structure)
-        return ops.plan(x, basis, theta, path=self.path, max_bytes=self.max_bytes)
+        seen = self._basis(x, z, structure)
+        return ops.plan(seen.x, seen.basis, seen.theta, path=self.path, max_bytes=self.max_bytes)
 
     @torch.no_grad()
     def calibrate(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Conv:
@@ -104,44 +111,50 @@ class Conv(nn.Module):
             self.weight.scale_(float((x.var() / variance).sqrt()))
         return self
 
-    def _computed(self, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Basis, Tensor]:
+    def _computed(self, x: Tensor, z: Tensor | None, structure: Any,
+                  bias: Tensor | None) -> tuple[Basis, Tensor]:
         """The basis, and y; what the next call of this kind can use is kept."""
-        basis, seen, theta, projected = self._basis(x, z, structure, deferred=self.relative_value is None)
-        if projected is not None and self.relative_value is None and isinstance(theta, HeadBlocksTheta):
-            bias = None if self.bias is None else self.bias.view(theta.size, theta.head_channels)
-            return basis, theta.join(ops.apply(basis, projected[0], bias))
-        if projected is not None or self.relative_value is not None:
-            y = self._by_heads(seen, basis, theta, projected)
-            return basis, y if self.bias is None else y + self.bias
-        plan = ops.plan(seen, basis, theta, path=self.path, max_bytes=self.max_bytes)
-        if _defers(structure, theta) and not plan.rule.projects:
-            basis = computed(basis)
-            plan = ops.plan(seen, basis, theta, path=self.path, max_bytes=self.max_bytes)
-        if z is None and not torch.compiler.is_compiling():
-            keep(self, x, structure, basis, theta, plan)
-        return basis, plan.biased(seen, basis, theta, self.bias)
+        seen = self._basis(x, z, structure, deferred=self.relative_value is None)
+        basis, theta, projected = seen.basis, seen.theta, seen.projected
+        blocks = projected is not None and isinstance(theta, HeadBlocksTheta)
+        if self.relative_value is not None or (projected is not None and not blocks):
+            y = self._by_heads(seen.x, basis, theta, projected)
+            return basis, y if bias is None else y + bias
+        plan = None
+        if projected is not None:
+            by_head = None if bias is None else bias.view(theta.size, theta.head_channels)
+            y = theta.join(ops.apply(basis, projected[0], by_head))
+        else:
+            plan = ops.plan(seen.x, basis, theta, path=self.path, max_bytes=self.max_bytes)
+            if _defers(structure, theta) and not plan.rule.projects:
+                basis = computed(basis)
+                seen = seen._replace(basis=basis)
+                plan = ops.plan(seen.x, basis, theta, path=self.path, max_bytes=self.max_bytes)
+            y = plan.biased(seen.x, basis, theta, bias)
+        if not torch.compiler.is_compiling():
+            if plan is not None and z is None:
+                keep(self, x, structure, basis, theta, plan)
+            keep_attention(self, x, z, structure, seen, plan)
+        return basis, y
 
-    def _basis(self, x: Tensor, z: Tensor | None, structure: Any,
-               deferred: bool = False) -> tuple[Basis, Tensor, Theta, tuple[Tensor, Tensor] | None]:
-        """The basis, x with masked-out entries zeroed, Theta, and what each head projects where a mechanism asks."""
+    def _basis(self, x: Tensor, z: Tensor | None, structure: Any, deferred: bool = False) -> Seen:
+        """The basis and what it was made of."""
         self._check(x, z, structure)
-        theta = self.weight()
-        deferred = deferred and _defers(structure, theta)
-        setting = Setting(x, x if z is None else z, structure, deferred=deferred)
-        kept = self.mechanism.kept_inputs(setting)
+        theta, masked = self.weight(), None
+        kept = self.mechanism.kept_inputs(Setting(x, x if z is None else z, structure))
         if kept is not None:
             if kept.shape[-1] != x.shape[-2]:
                 raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", kept.shape[-1])
-            kept, zero = kept.unsqueeze(-1), torch.zeros((), dtype=x.dtype, device=x.device)
-            if z is None:  # an entry that no output sees is still an output, unless it is not finite
-                z = torch.where(kept | x.isfinite().all(-1, keepdim=True), x, zero)
-            x = torch.where(kept, x, zero)
-            setting = Setting(x, z, structure, deferred=deferred)
+            masked = partial(zeroed, kept.unsqueeze(-1))
+            x, z = masked(x, z)
+        deferred = deferred and _defers(structure, theta)
+        setting = Setting(x, x if z is None else z, structure, deferred=deferred)
         if not self.mechanism.sees_projection:
-            return self.mechanism.build(setting), x, theta, None
+            return Seen(self.mechanism.build(setting), x, theta, None, masked)
         source = theta.heads(x)
         projected = (source, source if z is None else theta.heads(z))
-        return self.mechanism.build(Setting(setting.x, setting.z, structure, projected)), x, theta, projected
+        basis = self.mechanism.build(Setting(setting.x, setting.z, structure, projected))
+        return Seen(basis, x, theta, projected, masked)
 
     def _by_heads(self, x: Tensor, basis: Basis, theta: Theta, projected: tuple[Tensor, Tensor] | None) -> Tensor:
         """The heads' outputs one by one, for layers that look at a head before or after the structure is applied."""
@@ -171,6 +184,15 @@ class Conv(nn.Module):
 def _defers(structure: Any, theta: Theta) -> bool:
     """Whether a kernel may be there that makes projections for scores together with those by Theta."""
     return isinstance(structure, Graph) and not theta.sums_heads
+
+
+def zeroed(kept: Tensor, x: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x without the entries that no output sees, and z, or x for it: what no output sees is still an output itself,
+    unless it is not finite. kept (..., M, 1)."""
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    if z is None:
+        z = torch.where(kept | x.isfinite().all(-1, keepdim=True), x, zero)
+    return torch.where(kept, x, zero), z
 
 
 def _weight(weight: Weight | Sequence[Weight] | None) -> Weight:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.functional import leaky_relu
 
 from structconv.errors import ConfigError, StructureError
@@ -155,11 +156,13 @@ class _AttentionLayer(nn.Module):
             raise StructureError(type(self).__name__, "the second argument must be a Graph", type(graph).__name__,
                                  "Make one, for example Graph(edge_index, num_nodes=...).")
         graph = graph.with_self_loops() if self.add_self_loops else graph
-        wanted = return_weights or return_attention_weights
-        y = self.conv(x, z, graph, return_weights=wanted)
-        if not wanted:
-            return y
-        y, weights = y[0], y[1] / self.scale if self.scale != 1 else y[1]
+        conv: Any = self._modules["conv"]
+        if not (return_weights or return_attention_weights):
+            if is_compiling() or watched(conv):
+                return conv(x, z, graph)
+            return conv.computed(x, z, graph, bias_of(conv))
+        y, weights = conv(x, z, graph, return_weights=True)
+        weights = weights / self.scale if self.scale != 1 else weights
         return (y, (graph.edge_index, weights.mT)) if return_attention_weights else (y, weights)
 
 

@@ -23,6 +23,8 @@ NOMINAL_ENTRIES = 1024
 NOMINAL_DEGREE = 8
 #: Operators that one dense product, and one sparse product, take the time of calling.
 DENSE_CALLS, SPARSE_CALLS = 3, 8
+#: The same for handing x to every head, or adding up what the heads make of it.
+REPEAT_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") 
     special = _registered(APPLICATIONS, type(basis))
     if special is not None:
         return special(basis, sizes, channels, mode)
-    return product_cost(basis, sizes, channels, nonzeros(basis, sizes))
+    found = product_cost(basis, sizes, channels, nonzeros(basis, sizes))
+    repeats = isinstance(basis, Pairwise) and mode != "apply"  # x for each head, or their sum
+    return found + Cost(calls=REPEAT_CALLS) if repeats else found
 
 
 def product_cost(basis: Basis, sizes: Sizes, channels: int, count: int | None) -> Cost:

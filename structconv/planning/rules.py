@@ -33,8 +33,9 @@ from structconv.theta.base import contract_heads
 if TYPE_CHECKING:
     from structconv.planning.plan import Plan
 
-#: Operators that a product with Theta, and one with the dense operator, take the time of calling.
-CHANNEL_CALLS, OPERATOR_CALLS = 4, 10
+#: Operators that a product with Theta, one with another factor at once, and one with the dense operator, take the time
+#: of calling.
+CHANNEL_CALLS, FACTOR_CALLS, OPERATOR_CALLS = 4, 3, 10
 #: Bytes above which the operator (M, P) -> (N, Q) is never built unasked.
 OPERATOR_BYTES = 1 << 28
 
@@ -82,17 +83,18 @@ class Problem:
         return dataclasses.replace(self, basis=basis, theta=theta)
 
     def channel_product(self, flops: int, entries: int, heads: int, before: int, after: int,
-                        columns: int = 0) -> Cost:
+                        columns: int = 0, products: int = 1) -> Cost:
         """A product with Theta at so many entries: its forward, and its share of the backward.
 
-        `columns` is the width of its result, where that may be too narrow for the machine's full rate.
+        `columns` is the width of its result, where that may be too narrow for the machine's full rate, and `products`
+        how many it is taken in, one factor after the other.
         """
         numel = sum(t.numel() for t in self.theta.tensors) * self.sizes.itemsize
         work = self.sizes.batch * entries * flops
         wasted = lost_flops(work, columns, filled=True)
         copied = 2 * heads * max(before, after) if self.theta.rearranges_heads and heads > 1 else 0
         once = Cost(work, self.bytes(entries * (before + heads * after + copied)) + numel, wasted=wasted,
-                    calls=CHANNEL_CALLS)
+                    calls=CHANNEL_CALLS + (products - 1) * FACTOR_CALLS)
         return once.repeated(1 + self.x_grad + self.theta_grad)
 
     def structure_product(self, channels: int, mode: str, adjoint: bool) -> Cost:
@@ -170,6 +172,14 @@ def rules_for(basis_type: type) -> tuple[Rule, ...]:
     return tuple(found.values())
 
 
+def joined(theta: Theta, r: Tensor, bias: Tensor | None) -> Tensor:
+    """theta.join(r), and b (Q) added where there is one, in passing if the join is a product."""
+    if isinstance(theta, LowRankTheta):
+        return contract_heads(r, theta.outputs, bias)
+    y = theta.join(r)
+    return y if bias is None else y + bias
+
+
 def _distinct_heads(theta: Theta) -> int:
     """How many of the K products x Theta_k differ."""
     return 1 if isinstance(theta, EyeTheta | SharedTheta) else theta.size
@@ -196,6 +206,11 @@ class Between(Rule):
     def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
         return theta.join(basis.apply(theta.heads(x)))
 
+    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
+        if type(self).run is not Between.run:
+            return super().biased(x, basis, theta, bias)
+        return joined(theta, basis.apply(theta.heads(x)), bias)
+
 
 @rule(Basis, "structure_first", kernel="analysis, contract")
 class StructureFirst(Rule):
@@ -207,7 +222,8 @@ class StructureFirst(Rule):
     def cost(self, problem: Problem) -> Cost:
         theta = problem.theta
         channels = problem.channel_product(theta.contract_flops(), problem.outputs, theta.size,
-                                           theta.out_channels, theta.in_channels, theta.out_channels)
+                                           theta.out_channels, theta.in_channels, theta.out_channels,
+                                           products=theta.factors)
         structure = problem.structure_product(theta.in_channels, "analysis", problem.x_grad)
         held = problem.bytes(theta.size * problem.outputs * theta.in_channels)
         return structure + channels + Cost(peak_bytes=held)
@@ -234,7 +250,8 @@ class ChannelsFirst(Rule):
     def cost(self, problem: Problem) -> Cost:
         theta, heads = problem.theta, _distinct_heads(problem.theta)
         channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads,
-                                           theta.in_channels, theta.out_channels, heads * theta.out_channels)
+                                           theta.in_channels, theta.out_channels, heads * theta.out_channels,
+                                           products=theta.factors)
         structure = problem.structure_product(theta.out_channels, "synthesis", problem.x_grad or problem.theta_grad)
         fixed = isinstance(theta, EyeTheta)
         held = 0 if fixed else problem.bytes(heads * problem.inputs * theta.out_channels)

@@ -12,7 +12,7 @@ from structconv.primitives.memory import new_empty
 from structconv.primitives.native import gemm
 from structconv.primitives.native.registry import define, register_gradient
 
-__all__ = ["outer", "product"]
+__all__ = ["linear", "outer", "product"]
 
 Kernel = Literal["native", "library", "torch"]
 
@@ -42,10 +42,19 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     pages. It has derivatives of any order. Small products, other dtypes and devices, autocast, and transforms of
     functions are `x @ w + bias` as torch has it, without overhead.
     """
-    if not _large(x, w):
-        return functional.linear(x, w.mT, bias) if bias is not None else x @ w
+    if not _large(x, w, w.shape[-1]):
+        if bias is None:
+            return x @ w
+        return torch.addmm(bias, x, w) if x.dim() == 2 else functional.linear(x, w.mT, bias)
     y = torch.ops.structconv.project(x.reshape(-1, x.shape[-1]), w, bias)
     return y.reshape(*x.shape[:-1], w.shape[-1])
+
+
+def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x w^T + bias: `product` for a w that lies as in torch's linear layers."""
+    if _large(x, w_QP, w_QP.shape[0]):
+        return product(x, w_QP.mT, bias)
+    return functional.linear(x, w_QP, bias)
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
@@ -53,18 +62,18 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 
     Holds nothing beyond the result but, where the rows are cut into parts, as many results: up to 16.
     """
-    return torch.ops.structconv.outer(x, y) if _large(x, y) else x.mT @ y
+    return torch.ops.structconv.outer(x, y) if _large(x, y, y.shape[-1]) else x.mT @ y
 
 
-def _large(x: Tensor, w: Tensor) -> bool:
-    """Whether the operators have a choice that is worth their overhead."""
-    columns = w.shape[-1]
+def _large(x: Tensor, w: Tensor, columns: int) -> bool:
+    """Whether the operators have a choice that is worth their overhead, for a result of so many columns."""
+    tracing = torch.compiler.is_compiling()
+    if not tracing and not _pays(x.numel(), columns):
+        return False
     if not _ONEDNN or columns < 2 or w.dtype is not torch.float32 or x.dtype is not torch.float32 or w.dim() != 2:
         return False
-    if torch.compiler.is_compiling():  # a traced program shall hold for any number of entries
+    if tracing:  # a traced program shall hold for any number of entries
         return columns < FULL_WIDTH and x.device.type == "cpu"
-    if not _pays(x.numel(), columns):
-        return False
     return (x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and x.dim() > 1
             and not torch._C._are_functorch_transforms_active())
 

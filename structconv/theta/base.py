@@ -47,6 +47,9 @@ class Theta(abc.ABC):
     #: Whether `expand` and `contract` copy their K heads, because these do not lie as products take them.
     rearranges_heads: bool = False
 
+    #: How many factors `expand` and `contract` multiply with, one after the other.
+    factors: int = 1
+
     @property
     def head_channels(self) -> int:
         """What one head carries through the structure: D where Theta_k has two factors, else Q."""
@@ -104,14 +107,21 @@ def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
     size, _, out = theta.shape
     if size == 1:
         return product(x, theta.squeeze(0)).unsqueeze(-3)
-    return product(x, theta.transpose(0, 1).flatten(1)).unflatten(-1, (size, out)).movedim(-2, -3)
+    return split_heads(product(x, theta.transpose(0, 1).flatten(1)), size, out)
+
+
+def split_heads(x: Tensor, size: int, channels: int) -> Tensor:
+    """(..., M, K C) -> (..., K, M, C)."""
+    return x.view(*x.shape[:-1], size, channels).transpose(-2, -3)
 
 
 def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tensor:
     """(..., K, N, P) and (K, P, Q) -> (..., N, Q), as one product of matrices; b (Q) is added where it is given."""
     if theta.shape[0] == 1:
         return product(r.squeeze(-3), theta.squeeze(0), bias)
-    return product(r.movedim(-3, -2).flatten(-2), theta.flatten(0, 1), bias)
+    rows, whole = r.transpose(-3, -2), theta.flatten(0, 1)
+    y = product(rows.reshape(-1, whole.shape[0]), whole, bias)
+    return y.reshape(*rows.shape[:-2], theta.shape[-1]) if rows.dim() > 3 else y
 
 
 def repeat_head(x: Tensor, size: int) -> Tensor:

@@ -126,6 +126,7 @@ class LowRankTheta(Theta):
     values: Tensor
     outputs: Tensor
     sums_heads = False
+    factors = 2
 
     def __post_init__(self) -> None:
         check_letters(self, values="GPD", outputs="KDQ")

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 
 from structconv import Graph, Grid
 from structconv.errors import ShapeError
-from structconv.mechanisms import Adjacency, DotProduct, Identity, Shifts
+from structconv.mechanisms import Adjacency, DotProduct, Identity, RelativeBias, Shifts
 from structconv.nn import Conv, Conv1d, Conv2d, GCNConv, OnGrid, SeparableConv2d
 from structconv.nn.recall import KINDS, LARGEST, Calls, recalled, recalled_image
 
@@ -98,9 +98,11 @@ def test_gradients_of_repeated_calls():
 
 def test_what_is_not_kept():
     x = torch.randn(6, 3)
-    attention = Conv(DotProduct().softmax(), 3, 4)
-    attention(x)
-    assert recalled(attention, x, None) is None
+    for several in ((DotProduct(dim=2) + RelativeBias(2)).softmax(),
+                    DotProduct().softmax() | DotProduct().softmax()):
+        attention = Conv(several, 3, 4)
+        attention(x)
+        assert recalled(attention, x, None) is None
     layer, learnt = Conv(Adjacency(), 3, 4), ring(weight=torch.ones(6, requires_grad=True))
     layer(x, structure=learnt)
     assert recalled(layer, x, learnt) is None

@@ -392,7 +392,7 @@ def _unit(t: Tensor) -> Tensor:
 
 
 def _floats(t: Tensor) -> Tensor:
-    return t.to(torch.float32).contiguous()
+    return t if t.dtype is torch.float32 and t.is_contiguous() else t.to(torch.float32).contiguous()
 
 
 def _drop(drop: Drop, outputs: int, source_major: int) -> tuple[float, int, int, int, int]:
