@@ -25,6 +25,9 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 #: Peaks below this many bytes are not compared.
 _SMALL = 1 << 20
 _AVAILABLE_SHARE = 0.6
+#: Of the parameters. Where one of millions of scores lies within rounding of a kink, as in leaky ReLU, gradients differ
+#: by more than the tolerance: every run shall have the same.
+_SEED = 0
 #: The suite whose inputs are so small that only overheads are left.
 _TINY = "dispatch"
 
@@ -82,6 +85,7 @@ def run(case: Case | Probe, settings: Settings, edges: int | None = None) -> Ite
     if isinstance(case, Probe):
         yield from case.measure(settings)
         return
+    torch.manual_seed(_SEED)
     contest = case.build(settings.size(edges))
     upstream = _upstream(contest.ours)
     for phase in PHASES:
