@@ -17,7 +17,7 @@ from structconv.bases.attention import Pairwise, nodes
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
-from structconv.primitives.products import product
+from structconv.primitives.products import product, split_heads
 from structconv.primitives.segments import segment_sum
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
@@ -86,12 +86,12 @@ class ProjectedBilinear(Products):
     @property
     def query(self) -> Tensor:  # type: ignore[override]
         """(..., K, N, D), made at every call."""
-        return _by_heads(product(self.z, self.of_query.mT, self.query_bias), self.heads)
+        return split_heads(product(self.z, self.of_query.mT, self.query_bias), self.heads, self.depth)
 
     @property
     def key(self) -> Tensor:  # type: ignore[override]
         """(..., K, M, D), made at every call."""
-        return _by_heads(product(self.x, self.of_key.mT, self.key_bias), self.heads)
+        return split_heads(product(self.x, self.of_key.mT, self.key_bias), self.heads, self.depth)
 
     @property
     def depth(self) -> int:
@@ -112,11 +112,6 @@ class ProjectedBilinear(Products):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(self.x.shape[:-2], self.z.shape[:-2]))
-
-
-def _by_heads(t: Tensor, heads: int) -> Tensor:
-    """(..., M, K D) -> (..., K, M, D)."""
-    return t.unflatten(-1, (heads, t.shape[-1] // heads)).movedim(-2, -3)
 
 
 def computed(basis: Basis) -> Basis:

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import io
 import os
-import shutil
 import sys
 import types
 import warnings
@@ -14,7 +13,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any, ClassVar
 
-__all__ = ["compiler", "dgl", "geometric", "versions"]
+__all__ = ["dgl", "geometric", "versions"]
 
 #: DGL's last release has binaries of these for older versions of torch only; its CPU operators do not use them.
 _ABSENT_IN_DGL = ("dgl.graphbolt", "dgl.distributed")
@@ -42,12 +41,6 @@ def dgl() -> Any:
         for part in ("dgl.nn.pytorch", "dgl.ops", "dgl.function") if module is not None else ():
             importlib.import_module(part)
     return module
-
-
-@cache
-def compiler() -> bool:
-    """Whether there is a C++ compiler, without which `torch.compile` stops on a CPU."""
-    return any(shutil.which(name) is not None for name in (os.environ.get("CXX") or "g++", "clang++"))
 
 
 def versions() -> dict[str, str]:

@@ -12,10 +12,10 @@ from torch.compiler import is_compiling
 from structconv.bases.base import Basis
 from structconv.bases.polynomial import Polynomial
 from structconv.planning.rules import ChannelsFirst, Run, rule
-from structconv.primitives.functions import apply, transformed, variable
+from structconv.primitives.functions import apply, transformed
 from structconv.primitives.layout import Csr
 from structconv.primitives.memory import new_empty
-from structconv.primitives.native.operator import gradients
+from structconv.primitives.native.operator import composed_gradients
 from structconv.primitives.native.recurrence import polynomial_synthesis, write_analysis
 from structconv.primitives.products import product
 from structconv.theta import FullTheta, Theta
@@ -95,21 +95,16 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_MP, theta_KPQ = ctx.saved_tensors
         _, *needed = ctx.needs_input_grad
-        again = torch.is_grad_enabled()
-        if not again and not transformed(grad):
-            return None, *_backward(ctx.recurrence, x_MP, theta_KPQ, grad, needed[1])
-        leaves = variable(x_MP, needed[0]), variable(theta_KPQ, needed[1])
-        wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
-        with torch.enable_grad():
-            y_MQ = ctx.recurrence.apply(*leaves)
-        return None, *gradients([y_MQ], [grad], wanted, graph=again)
+        if torch.is_grad_enabled() or transformed(grad):
+            return None, *composed_gradients(ctx.recurrence.apply, ctx.saved_tensors, needed, grad)
+        return None, *_backward(ctx.recurrence, x_MP, theta_KPQ, grad, needed[1])
 
 
 def _backward(recurrence: Recurrence, x_MP: Tensor, theta_KPQ: Tensor, grad: Tensor,
               theta_grad: bool) -> tuple[Tensor, Tensor | None]:
     """Gradients of x and Theta; row by row, that of x replaces what it is computed from."""
     size, _, outputs = theta_KPQ.shape
-    grad_x = new_empty(x_MP, tuple(x_MP.shape))
+    grad_x = new_empty(x_MP, x_MP.shape)
     heads = grad_x[:, :size * outputs]
     write_analysis(heads.unflatten(1, (size, outputs)), recurrence.by_source, recurrence.by_target,
                    recurrence.values, grad, recurrence.order, recurrence.first, recurrence.chebyshev)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,10 +18,10 @@ from structconv.planning.counts import application
 from structconv.planning.plan import Plan, decide, plan_for
 from structconv.planning.rules import Problem, Rule, rule
 from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.functions import apply, transformed, variable
+from structconv.primitives.functions import apply, transformed
 from structconv.primitives.grouped import add_group_outer, group_products, write_group_products
 from structconv.primitives.layout import Csr, compress
-from structconv.primitives.native.operator import gradients
+from structconv.primitives.native.operator import composed_gradients
 from structconv.primitives.native.product import write_spmm
 from structconv.shapes import check_alike
 from structconv.structures.cache import derived
@@ -198,6 +199,12 @@ class Blocks(NamedTuple):
         """Rows for the pairs of any one span, (U B, channels): each span uses the same, since fresh memory is slow."""
         return like.new_empty(self.batch * max(pairs.bounds[-1] for pairs in self.pairs.values()), channels)
 
+    def rows(self, pairs: Pairs, scratch: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of these pairs, (U B, C), and the same rows as (U, B C)."""
+        count = pairs.bounds[-1]
+        rows = scratch[:count * self.batch]
+        return rows, rows.view(count, self.batch * scratch.shape[1])
+
 
 class _Relational(torch.autograd.Function):
     """Block by block, so that the rows of pairs stay within the cache; the backward forms them again."""
@@ -215,16 +222,10 @@ class _Relational(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_MC, theta_KGPQ, values = ctx.saved_tensors
-        again = torch.is_grad_enabled()
-        if again or transformed(grad, *ctx.saved_tensors):
-            needed = ctx.needs_input_grad[1:]
-            leaves: Any = [None if t is None else variable(t, need)
-                           for t, need in zip(ctx.saved_tensors, needed, strict=True)]
-            wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
-            with torch.enable_grad():
-                y_NC = _composed(ctx.blocks, *leaves)
-            return None, *gradients([y_NC], [grad], wanted, graph=again)
-        return None, *_backward(ctx.blocks, x_MC, theta_KGPQ, values, grad, ctx.needs_input_grad[1:])
+        needed = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or transformed(grad, *ctx.saved_tensors):
+            return None, *composed_gradients(partial(_composed, ctx.blocks), ctx.saved_tensors, needed, grad)
+        return None, *_backward(ctx.blocks, x_MC, theta_KGPQ, values, grad, needed)
 
 
 def _composed(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
@@ -242,14 +243,12 @@ def _composed(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor |
 
 
 def _forward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None) -> Tensor:
-    batch, of_outputs, x_MC = blocks.batch, blocks.of_outputs, x_MC.contiguous()
-    y_NC = x_MC.new_empty(blocks.num_outputs, batch * _out_channels(theta_KGPQ))
+    of_outputs, x_MC = blocks.of_outputs, x_MC.contiguous()
+    y_NC = x_MC.new_empty(blocks.num_outputs, blocks.batch * _out_channels(theta_KGPQ))
     sums, products = (blocks.scratch(x_MC, channels(theta_KGPQ)) for channels in (_in_channels, _out_channels))
     for number, span in enumerate(blocks.spans):
         pairs, weights = blocks.pairs[span.start], blocks.values_at(span, values)
-        count = pairs.bounds[-1]
-        rows_UP, rows_UQ = sums[:count * batch], products[:count * batch]
-        r_UP, r_UQ = rows_UP.view(count, x_MC.shape[1]), rows_UQ.view(count, y_NC.shape[1])
+        (rows_UP, r_UP), (rows_UQ, r_UQ) = blocks.rows(pairs, sums), blocks.rows(pairs, products)
         if of_outputs:
             write_spmm(r_UP, *pairs.onto, weights, x_MC)
         else:
@@ -265,16 +264,14 @@ def _forward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | 
 def _backward(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values: Tensor | None, grad: Tensor,
               needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Gradients of x, Theta and the values; those towards x are added up as they are formed."""
-    batch, of_outputs, x_MC, grad = blocks.batch, blocks.of_outputs, x_MC.contiguous(), grad.contiguous()
+    of_outputs, x_MC, grad = blocks.of_outputs, x_MC.contiguous(), grad.contiguous()
     grad_x = torch.empty_like(x_MC) if needed[0] else None
     grad_theta = torch.zeros_like(theta_KGPQ) if needed[1] else None
     grad_values = torch.empty_like(values) if values is not None and needed[2] else None
     rows, back = (blocks.scratch(x_MC, channels(theta_KGPQ)) for channels in (_in_channels, _out_channels))
     for number, span in enumerate(blocks.spans):
         pairs, weights = blocks.pairs[span.start], blocks.values_at(span, values)
-        count = pairs.bounds[-1]
-        rows_UP, rows_UQ = rows[:count * batch], back[:count * batch]
-        r_UP, back_UQ = rows_UP.view(count, x_MC.shape[1]), rows_UQ.view(count, grad.shape[1])
+        (rows_UP, r_UP), (rows_UQ, back_UQ) = blocks.rows(pairs, rows), blocks.rows(pairs, back)
         x_span, grad_span = (x_MC, grad[span]) if of_outputs else (x_MC[span], grad)
         onto, off = (weights, None) if of_outputs else (None, weights)
         write_spmm(back_UQ, pairs.off[1], pairs.off[0], off, grad_span)

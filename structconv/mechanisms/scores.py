@@ -20,10 +20,9 @@ from structconv.bases.positions import Lookup
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.encodings import Rotary
 from structconv.mechanisms.expression import Channels, Mechanism, Setting
-from structconv.primitives.products import linear
+from structconv.primitives.products import linear, split_heads
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.supports import Window
-from structconv.theta.base import split_heads
 
 
 class Linear(nn.Linear):

@@ -65,6 +65,11 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
     return torch.ops.structconv.outer(x, y) if _large(x, y, y.shape[-1]) else x.mT @ y
 
 
+def split_heads(x: Tensor, size: int, channels: int) -> Tensor:
+    """The columns of a product by heads: (..., M, K C) -> (..., K, M, C), a view."""
+    return x.view(*x.shape[:-1], size, channels).transpose(-2, -3)
+
+
 def _large(x: Tensor, w: Tensor, columns: int) -> bool:
     """Whether the operators have a choice that is worth their overhead, for a result of so many columns."""
     tracing = torch.compiler.is_compiling()

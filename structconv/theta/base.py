@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.products import product
+from structconv.primitives.products import product, split_heads
 
 
 class Theta(abc.ABC):
@@ -108,11 +108,6 @@ def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
     if size == 1:
         return product(x, theta.squeeze(0)).unsqueeze(-3)
     return split_heads(product(x, theta.transpose(0, 1).flatten(1)), size, out)
-
-
-def split_heads(x: Tensor, size: int, channels: int) -> Tensor:
-    """(..., M, K C) -> (..., K, M, C)."""
-    return x.view(*x.shape[:-1], size, channels).transpose(-2, -3)
 
 
 def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tensor:

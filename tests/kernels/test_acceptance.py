@@ -210,6 +210,5 @@ def test_no_native_kernel_is_left_out():
     elsewhere = {"window_forward", "window_backward",  # no edges: test_window_attention.py
                  "project", "outer",  # nor here: test_products.py
                  "drop_block",  # nor here: test_dropout.py
-                 "edge_weights",  # test_edge_weights.py
-                 "expect_writes"}  # advice
+                 "edge_weights"}  # test_edge_weights.py
     assert {name for name in vars(core()) if callable(getattr(core(), name))} == covered | elsewhere

@@ -15,11 +15,11 @@ from structconv.bases import scores
 from structconv.bases.base import Basis
 from structconv.bases.pairwise import Dropped
 from structconv.bases.positions import Lookup
-from structconv.bench import peers
 from structconv.bench.contest import FORWARD, PHASES, Case, Contest, Entrant, Size
 from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import leaf
 from structconv.nn import MultiheadAttention
+from structconv.primitives.native.build import compiler
 from structconv.structures import Causal
 
 __all__ = ["CASES", "build_multihead"]
@@ -41,7 +41,7 @@ def _sdpa(causal: bool, batch: int, heads: int, dim: int, size: Size) -> Contest
 
     found = []
     entries: list[Any] = [("torch sdpa", partial(F.scaled_dot_product_attention, is_causal=causal), False)]
-    if peers.compiler():
+    if compiler() is not None:  # without one `torch.compile` stops on a CPU
         entries.append(("flex attention", _flex(causal), True))
     for name, operator, slow in entries:
         leaves = tuple(tensor.detach() for tensor in _qkv(*shape)) if slow else _qkv(*shape)

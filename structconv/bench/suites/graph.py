@@ -26,6 +26,7 @@ from structconv.mechanisms import STRUCTURE, Additive, DotProduct
 from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv
 from structconv.primitives.csr import spmm
 from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.build import compiler
 from structconv.structures import Graph
 from structconv.weights import HeadBlocks
 
@@ -97,7 +98,7 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Cont
         copied(pyg.att_dst, target[None])
         needs = _GATHERED * 4 * graph.num_edges * wide
         found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg, needs=needs))
-        if peers.compiler():
+        if compiler() is not None:  # without one `torch.compile` stops on a CPU
             compiled, x_compiled = torch.compile(pyg), leaf(*x.shape)
             found.append(entrant("pyg compiled", pyg, lambda: compiled(x_compiled, graph.edge_index), x_compiled,
                                  needs=needs, full_only=True))

@@ -15,7 +15,6 @@ from structconv.primitives.native.layout import fits, in_slots, narrow, remember
 from structconv.primitives.native.loader import Core, core
 
 _LAYOUT, _ROWS, _DROP = "PPPqq", "Pqq", "dqqqq"
-_SPAN = struct.Struct("Pq")
 _SPMM = struct.Struct(_LAYOUT + "PPPP" + "q" * 8 + "dd")
 _SDDMM = struct.Struct(_LAYOUT + "PPP" + "q" * 7)
 _VECTORS = "qPPP" + _ROWS * 2 + "PPPP"
@@ -54,13 +53,6 @@ def usable(x: Tensor, edges: int) -> Core | None:
     if not x.is_cpu or x.dtype not in _STORED or x.shape[-1] > MAX_CHANNELS or not fits(edges, *x.shape):
         return None
     return core()
-
-
-def expect_writes(y: Tensor) -> None:
-    """Say that y, just allocated, is about to be written: large memory is asked for in huge pages, where there are."""
-    kernels = core()
-    if kernels is not None:
-        kernels.expect_writes(_SPAN.pack(y.data_ptr(), y.numel() * y.element_size()))
 
 
 def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int,
@@ -127,7 +119,7 @@ def _affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tenso
                     slope: float, drop: Drop, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     outputs, heads, channels = target.shape[0], x.shape[1], x.shape[2]
     y = new_empty(x, (outputs, heads, channels))
-    y2 = new_empty(x, (outputs, heads, channels)) if train else new_empty(x, (0, heads, channels))
+    y2 = new_empty(x, (outputs if train else 0, heads, channels))
     lse, mass = torch.empty_like(target), torch.empty_like(target)
     packed = _layout(by_target)
     kernels.affine_forward(_AFFINE.pack(

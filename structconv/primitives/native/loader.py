@@ -22,8 +22,8 @@ import torch
 
 from structconv.primitives.native import build
 
-_KERNELS = ("expect_writes", "spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward",
-            "bilinear_backward", "additive_forward", "additive_backward", "edge_weights", "window_forward",
+_KERNELS = ("spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward", "bilinear_backward",
+            "additive_forward", "additive_backward", "edge_weights", "window_forward",
             "window_backward", "project", "outer", "drop_block")
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
@@ -67,7 +67,6 @@ class Core:
             function.argtypes, function.restype = [ctypes.c_char_p], None
             setattr(self, name, function)
 
-    expect_writes: Callable[[bytes], None]
     spmm: Callable[[bytes], None]
     sddmm: Callable[[bytes], None]
     affine_forward: Callable[[bytes], None]

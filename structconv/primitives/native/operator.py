@@ -13,7 +13,7 @@ from structconv.primitives.functions import variable
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.registry import EDGES, define, register_gradient
 
-__all__ = ["differentiable_operator", "gradients"]
+__all__ = ["composed_gradients", "differentiable_operator", "gradients"]
 
 
 def differentiable_operator(name: str, inputs: str, options: str, results: str, *, forward: Callable[..., Any],
@@ -165,8 +165,19 @@ class _Formulas:
         return self.found_again((*gradients(first, cotangents, wanted, graph=again), None))
 
 
+def composed_gradients(composed: Callable[..., Tensor], tensors: Sequence[Tensor | None], needed: Sequence[bool],
+                       grad: Tensor) -> list[Tensor | None]:
+    """Those of composed(*tensors), by differentiable operators, with a graph where one is being drawn."""
+    again = torch.is_grad_enabled()
+    leaves = [None if t is None else variable(t, need) for t, need in zip(tensors, needed, strict=True)]
+    with torch.enable_grad():
+        y = composed(*leaves)
+    wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
+    return gradients([y], [grad], wanted, graph=again)
+
+
 def gradients(results: Sequence[Tensor | None], grads: Sequence[Tensor | None], leaves: Sequence[Tensor | None],
-               graph: bool) -> list[Tensor | None]:
+              graph: bool) -> list[Tensor | None]:
     """Those of the leaves, from the results that have one; None where there is none."""
     pairs = [(y, g) for y, g in zip(results, grads, strict=True) if y is not None and y.requires_grad and g is not None]
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]

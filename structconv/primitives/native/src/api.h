@@ -19,11 +19,6 @@ struct Layout {
     int64_t rows, slots;
 };
 
-struct Span {
-    void* start;
-    int64_t bytes;
-};
-
 struct Rows {
     void* x;
     int64_t row, head;

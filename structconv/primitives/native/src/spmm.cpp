@@ -212,7 +212,3 @@ SC_EXPORT(spmm)(const structconv::SpmmArgs* args) {
     using namespace structconv::SC_ISA;
     args->half ? spmm<bfloat16>(*args) : spmm<float>(*args);
 }
-
-SC_EXPORT(expect_writes)(const structconv::Span* span) {
-    structconv::SC_ISA::expect_writes(span->start, span->bytes);
-}
