@@ -10,13 +10,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
 from structconv.pictures import basis_png
+from structconv.structures.values import fields_only
 
 if TYPE_CHECKING:
     from structconv.bases.pairs import Pairs
@@ -40,7 +41,8 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @dataclass_transform(frozen_default=True, eq_default=False)
 def value(cls: _Class) -> _Class:
     """Make `cls` a frozen dataclass compared by identity, and a pytree, so that blocks can be recomputed over it."""
-    made = cast(_Class, dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls))
+    made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    made.__getstate__ = fields_only
     torch.export.register_dataclass(made, serialized_type_name=f"{made.__module__}.{made.__qualname__}")
     return made
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs
 from structconv.errors import ShapeError
+from structconv.memo import derived
 from structconv.shapes import check_alike, check_positive
-from structconv.structures.cache import derived
 from structconv.structures.graph import Graph
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.sparse import Sparse
-from structconv.structures.cache import derived
+from structconv.memo import derived
 from structconv.structures.graph import Graph
 
 NORMALIZATIONS = ("sym", "row", None)

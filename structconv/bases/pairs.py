@@ -16,12 +16,12 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError
+from structconv.memo import derived
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.csr import sddmm
 from structconv.primitives.segments import masked_softmax, segment_softmax, segment_sum
-from structconv.structures.cache import derived
 from structconv.structures.graph import Graph
-from structconv.structures.supports import Support
+from structconv.structures.supports import EdgeSupport, Support
 
 #: Elements that a temporary of one block may have: 64 MB in float32.
 BLOCK_ELEMENTS = 1 << 24
@@ -257,12 +257,11 @@ class Edges(Pairs):
 
 def _listing(support: Support, num_inputs: int, num_outputs: int, device: torch.device) -> tuple[Graph | None, bool]:
     """A list outside which no pair of the support exists, and whether it has exactly those that do."""
-
-    def build() -> tuple[Graph | None, bool]:
-        exact = support.edges(num_inputs, num_outputs, device)
-        return (exact, True) if exact is not None else (support.candidates(num_inputs, num_outputs, device), False)
-
-    return derived(support, ("listing", num_inputs, num_outputs, device), build)
+    if isinstance(support, EdgeSupport):
+        return support.edges(num_inputs, num_outputs, device), True
+    exact = derived(support, ("edges", num_inputs, num_outputs, device),
+                    lambda: support.edges(num_inputs, num_outputs, device))
+    return (exact, True) if exact is not None else (support.candidates(num_inputs, num_outputs, device), False)
 
 
 def listed_graph(basis: Basis) -> Graph | None:

@@ -18,7 +18,6 @@ from structconv.bases.pairs import Pairs, listed_graph, normalized
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
-from structconv.structures.cache import derived
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.supports import Support
 
@@ -104,7 +103,7 @@ def _common_pattern(first: Basis, second: Basis) -> Graph | None:
     graph = first.pattern() or second.pattern()
     if graph is None or first.has_scores or second.has_scores:
         return graph
-    return derived(graph.edge_index, ("each pair once", graph.num_inputs, graph.num_outputs), lambda: distinct(graph))
+    return distinct(graph)
 
 
 def check_sizes(owner: str, first: Basis, second: Basis) -> None:

@@ -9,7 +9,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.bases.shift import Shift, ShiftTransposed
-from structconv.structures.batch import GridBatch
+from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 

@@ -13,7 +13,7 @@ from structconv.bases.pairs import Pairs
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
 from structconv.errors import StructureError
-from structconv.structures.cache import derived
+from structconv.memo import derived
 from structconv.structures.grid import Grid
 
 BUCKETS = ("clip", "log", "log_causal", "position")

@@ -15,9 +15,9 @@ from structconv.bases.cuboid import CuboidSpec, Ints, Offset, per_axis, recognis
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.errors import ConfigError, StructureError
+from structconv.memo import derived
 from structconv.shapes import check_choice
-from structconv.structures.batch import GridBatch
-from structconv.structures.cache import derived
+from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 

@@ -13,9 +13,9 @@ from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import GraphValues
 from structconv.errors import ConfigError, ShapeError
+from structconv.memo import derived
 from structconv.primitives.csr import edge_product, spmm
 from structconv.shapes import check_alike
-from structconv.structures.cache import derived
 from structconv.structures.graph import Graph
 
 

@@ -13,10 +13,10 @@ from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.bases.sizes import GraphValues
 from structconv.errors import ShapeError, StructureError
+from structconv.memo import derived, is_plain
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import Csr, compress
 from structconv.shapes import check_alike, check_positive
-from structconv.structures.cache import derived, is_plain
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.relations import KnowledgeGraph
 
@@ -97,9 +97,7 @@ class Typed(GraphValues):
 
     def pattern(self) -> Graph | None:
         """The pairs that some edge joins, each once; `None` while compiling, where their number is not known."""
-        if torch.compiler.is_compiling():
-            return None
-        return self.derived("pairs", lambda: _without_repeats(self.graph)) or self.graph
+        return distinct(self.graph)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         values = self.weights(None if self.values is not None else pairs.dtype)
@@ -168,12 +166,6 @@ def _stacked(r: Tensor) -> Tensor:
 
 def _bounds(kind: Tensor) -> tuple[int, int]:
     return (0, -1) if kind.numel() == 0 else (int(kind.amin()), int(kind.amax()))
-
-
-def _without_repeats(graph: Graph) -> Graph | None:
-    """The graph with each pair once; `None` where it is that already, for its own memo must not hold it."""
-    once = distinct(graph)
-    return None if once is graph else once
 
 
 def relational(knowledge: KnowledgeGraph, normalize: str | None, dtype: torch.dtype) -> Typed:

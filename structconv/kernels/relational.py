@@ -13,6 +13,7 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
+from structconv.memo import derived
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.plan import Plan, decide, plan_for
@@ -24,7 +25,6 @@ from structconv.primitives.layout import Csr, compress
 from structconv.primitives.native.operator import composed_gradients
 from structconv.primitives.native.product import write_spmm
 from structconv.shapes import check_alike
-from structconv.structures.cache import derived
 from structconv.theta import (
     EyeTheta,
     FullTheta,

@@ -15,10 +15,10 @@ from torch.nn import functional
 from structconv.bases.base import Basis
 from structconv.bases.shift import Shift
 from structconv.kernels.grid import GridConvolution
+from structconv.memo import derived
 from structconv.planning.cost import Cost
 from structconv.planning.rules import Problem, Rule, rule
 from structconv.primitives.shifted import shift_products
-from structconv.structures.cache import derived
 from structconv.structures.grid import Grid
 from structconv.theta import FullTheta, Theta
 

@@ -20,8 +20,8 @@ from structconv.bases.sparse import Sparse
 from structconv.bases.typed import relational
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
-from structconv.structures.cache import derived
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 

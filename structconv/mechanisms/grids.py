@@ -16,7 +16,7 @@ from structconv.bases.shift import PADDINGS, Shift
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Mechanism, Setting
 from structconv.shapes import check_choice
-from structconv.structures.batch import GridBatch
+from structconv.structures.batching import GridBatch
 from structconv.structures.grid import Grid
 
 AnyGrid = Grid | GridBatch

@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from structconv.bases.sparse import Sparse
 from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev, Mechanism
+from structconv.memo import derived
 from structconv.models.sparse_input import SparseConv, drop_values
 from structconv.nn import Conv
-from structconv.structures import Graph, derived
+from structconv.structures import Graph
 
 __all__ = ["CitationNetwork", "chebyshev", "gat", "gcn"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from structconv.structures.batch import GridBatch, Structure, batch, membership, unbatch
-from structconv.structures.cache import derived
+from structconv.structures.batching import GridBatch, Structure, batch, membership, unbatch
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.supports import Blocks, Causal, DenseMask, EdgeSupport, Padding, Support, Window
 
 __all__ = ["Blocks", "Causal", "DenseMask", "EdgeSupport", "Graph", "Grid", "GridBatch", "KnowledgeGraph", "Padding",
-           "Structure", "Support", "Window", "batch", "derived", "membership", "unbatch"]
+           "Structure", "Support", "Window", "batch", "membership", "unbatch"]

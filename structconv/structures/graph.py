@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
+from structconv.memo import derived, forget, is_plain
 from structconv.primitives.layout import Csr, compress
-from structconv.structures.cache import derived, is_plain
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import structure
 
@@ -102,6 +102,14 @@ class Graph(Exchange):
         """(M,): the sum over n of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
         return derived(self, "out degree", lambda: _degree(self.source, self.edge_weight, self.num_inputs))
 
+    def changed(self) -> None:
+        """Forget what was derived from this graph's tensors: to be called after a write that torch does not count.
+
+        Those are writes through `.data`, through NumPy or another library, and into inference tensors; any other
+        change in place is noticed.
+        """
+        forget(self)
+
     def reversed(self) -> Graph:
         """Every edge turned around, in the same edge order: the graph of A^T. Remembered."""
         return derived(self, "reversed", lambda: Graph(
@@ -181,12 +189,17 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
 
 def distinct(graph: Graph) -> Graph | None:
     """The graph with each pair once, without weights; itself where none repeats. `None` while compiling, where the
-    number of distinct pairs is not known."""
+    number of distinct pairs is not known. O(E log E) once, then remembered."""
     if torch.compiler.is_compiling():
         return None
+    key = ("each pair once", graph.num_inputs, graph.num_outputs)
+    return derived(graph.edge_index, key, lambda: _without_repeats(graph)) or graph
+
+
+def _without_repeats(graph: Graph) -> Graph | None:
     keys = torch.unique(graph.source.long() * graph.num_outputs + graph.target.long())
     if keys.shape[0] == graph.num_edges:
-        return graph
+        return None
     pairs = torch.stack([keys // max(graph.num_outputs, 1), keys % max(graph.num_outputs, 1)])
     return Graph(pairs.to(graph.edge_index.dtype), num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
 

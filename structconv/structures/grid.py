@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
-from structconv.structures.cache import derived
+from structconv.memo import derived
 from structconv.structures.graph import Graph, check_size
 from structconv.structures.values import structure
 

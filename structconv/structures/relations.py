@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
-from structconv.structures.cache import derived, is_plain
+from structconv.memo import derived, is_plain
 from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_size
 from structconv.structures.values import structure
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
+from structconv.memo import derived
 from structconv.structures import enumeration
-from structconv.structures.cache import derived
 from structconv.structures.graph import Graph, check_size
 from structconv.structures.masks import And, Device, Not, Or, Support, Transposed, listed
 from structconv.structures.values import structure

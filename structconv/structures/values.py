@@ -11,6 +11,11 @@ import torch
 C = TypeVar("C", bound=type)
 
 
+def fields_only(value: Any) -> dict[str, Any]:
+    """What a copy of a value, or a file, has of it: its fields, and nothing that was noted beside them."""
+    return {name: held for name, held in value.__dict__.items() if not name.startswith("_")}
+
+
 @dataclass_transform(frozen_default=True, eq_default=False)
 def structure(*, eq: bool = False, init: bool = True) -> Callable[[C], C]:
     """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`.
@@ -23,6 +28,7 @@ def structure(*, eq: bool = False, init: bool = True) -> Callable[[C], C]:
 
     def decorate(cls: C) -> C:
         made: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
+        made.__getstate__ = fields_only
         torch.export.register_dataclass(made, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
         return made
 

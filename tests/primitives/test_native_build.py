@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 
+from structconv import memo
 from structconv.primitives.layout import compress
 from structconv.primitives.native import build, calls, core, layout, loader, status
 from structconv.primitives.native.affine import affine_attention
@@ -132,10 +133,10 @@ def test_indices_are_narrowed_once_and_forgotten_with_their_owner():
     assert layout.narrow(first) is first
     index[0] = 7
     assert layout.narrow(index)[0] == 7
-    held = len(layout._KNOWN)
+    held = len(memo._ENTRIES)
     del index
     gc.collect()
-    assert len(layout._KNOWN) < held
+    assert len(memo._ENTRIES) < held
 
 
 def test_values_seen_twice_are_kept_in_the_order_of_the_slots():

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
+
+from structconv.memo import derived
 
 LONGEST = 1024  # edges of one program; a program of a smaller row ends before, so only hubs are cut
-_KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class Parts(NamedTuple):
@@ -43,11 +43,7 @@ def parts(indptr: Tensor) -> Parts:
 
     Cost: O(rows) and one wait for the device at the first call for a layout; O(1) after it.
     """
-    mark = (0 if indptr.is_inference() else indptr._version, LONGEST)
-    known = _KNOWN.get(indptr)
-    if known is None or known[0] != mark:
-        known = _KNOWN[indptr] = (mark, _cut(indptr, LONGEST))
-    return known[1]
+    return derived(indptr, ("parts", LONGEST), lambda: _cut(indptr, LONGEST))
 
 
 def _cut(indptr: Tensor, length: int) -> Parts:

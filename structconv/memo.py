@@ -1,0 +1,152 @@
+"""`derived`: what is computed from tensors that stay is computed once. The one memo of the package.
+
+It is by identity and version: a tensor that was changed in place is another one. What torch cannot notice, a write
+through `.data`, through NumPy or into an inference tensor, is told by `forget`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from structconv import torch_private as private
+
+__all__ = ["derived", "forget", "is_plain"]
+
+T = TypeVar("T")
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class _Entry:
+    """What was derived from one owner: by key the owner's other tensors with their versions, and the value."""
+
+    __slots__ = ("ref", "values", "version")
+
+    def __init__(self, owner: object, version: int | None) -> None:
+        self.ref = weakref.ref(owner, self._forget(id(owner)))
+        self.version, self.values = version, cast("dict[Hashable, tuple[tuple[Any, ...], Any]]", {})
+
+    @staticmethod
+    def _forget(number: int) -> Callable[[object], object]:
+        return lambda _: _ENTRIES.pop(number, None)
+
+
+_ENTRIES: dict[int, _Entry] = {}
+
+
+def derived(owner: Any, key: Hashable, build: Callable[[], T]) -> T:
+    """`build()`, remembered under `key` for as long as `owner` lives unchanged.
+
+    Args:
+        owner: a tensor, a tuple of tensors, or a value that holds some (a structure, a basis). A value is known by
+            the identity of its tensors and by all else that it holds, so that equal values over the same tensors share
+            what is derived; one without tensors by its own identity.
+        build: what it computes must not hold the owner's first tensor, else neither would ever be freed. It runs
+            without gradients and outside of every mode of the caller: inference, transforms, fake tensors, autocast.
+
+    Nothing is remembered while a compiler traces, nor when a tensor of the owner requires a gradient or is a stand-in;
+    `build` then runs as it is. O(1) when remembered.
+    """
+    if is_compiling():
+        return build()
+    if isinstance(owner, Tensor):
+        tensors: tuple[Tensor, ...] = (owner,)
+    elif isinstance(owner, tuple):
+        tensors = owner
+    else:
+        tensors, rest = _content(owner)
+        key = (rest, key)
+    first: Any = tensors[0] if tensors else owner
+    entry = _ENTRIES.get(id(first))
+    if entry is not None and entry.ref() is first and (not tensors or entry.version == _version(tensors[0])):
+        known = entry.values.get(key)
+        if known is not None and _same(known[0], tensors):
+            return known[1]
+    return _made(first, tensors, key, build)
+
+
+def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T]) -> T:
+    if any(t.requires_grad for t in tensors) or not all(map(is_plain, tensors)):
+        return build()
+    versions = [private.version(t) for t in tensors]
+    value = private.outside_modes(build)
+    assert all(t is not first for t in _tensors(value)), "a derived value must not hold its owner"
+    if None in versions:
+        return value
+    entry = _ENTRIES.get(id(first))
+    version = versions[0] if versions else None
+    if entry is None or entry.ref() is not first or entry.version != version:
+        entry = _ENTRIES[id(first)] = _Entry(first, version)
+    marks = tuple((weakref.ref(t), v) for t, v in zip(tensors[1:], versions[1:], strict=True))
+    entry.values[key] = marks, value
+    return value
+
+
+def forget(owner: Any) -> None:
+    """Forget what was derived from the tensors of `owner`, which were changed behind torch's back."""
+    for t in list(_tensors(owner)) or [owner]:
+        _ENTRIES.pop(id(t), None)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `value` is a tensor with numbers that Python may read: no tracer's or transform's stand-in, not meta."""
+    return type(value) in _PLAIN and not is_compiling() and not value.is_meta and not private.is_wrapped(value)
+
+
+class _Rest:
+    """What a value holds beside tensors, hashed once."""
+
+    __slots__ = ("content", "number")
+
+    def __init__(self, content: Hashable) -> None:
+        self.content, self.number = content, hash(content)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Rest) and self.content == other.content)
+
+
+def _content(value: Any) -> tuple[tuple[Tensor, ...], _Rest]:
+    """The tensors of a value in the order of its fields, and the rest; noted beside its fields, which are frozen."""
+    found = value.__dict__.get("_content")
+    if found is None:
+        found = value.__dict__["_content"] = tuple(_tensors(value)), _Rest(_rest(value))
+    return found
+
+
+def _fields(value: Any) -> list[Any]:
+    return [getattr(value, name) for name in getattr(value, "__dataclass_fields__", ())]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for item in value if isinstance(value, tuple | list) else _fields(value):
+            yield from _tensors(item)
+
+
+def _rest(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, tuple | list):
+        return tuple(map(_rest, value))
+    return (type(value), *map(_rest, _fields(value))) if _fields(value) else value
+
+
+def _version(t: Tensor) -> int | None:
+    return 0 if t.is_inference() else t._version
+
+
+def _same(marks: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> bool:
+    if not marks:
+        return len(tensors) <= 1
+    return len(marks) == len(tensors) - 1 and all(
+        ref() is t and version == _version(t) for (ref, version), t in zip(marks, tensors[1:], strict=True))

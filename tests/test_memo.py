@@ -1,0 +1,182 @@
+"""`derived`: remembered, forgotten with its owner, rebuilt after a change in place, built outside of every mode."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from structconv import memo
+from structconv import torch_private as private
+from structconv.memo import derived, forget
+from structconv.structures import Graph
+
+
+class Counter:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.calls
+
+
+def pair():
+    return torch.tensor([[0], [1]])
+
+
+@pytest.mark.parametrize("owner", [torch.arange(3), (torch.arange(2), torch.arange(3)), Graph(pair())])
+def test_built_once_for_each_key(owner):
+    build = Counter()
+    assert [derived(owner, "a", build), derived(owner, "a", build), derived(owner, ("a", 1), build)] == [1, 1, 2]
+
+
+def test_tensors_are_told_apart_by_identity():
+    first, second, build = torch.zeros(2), torch.zeros(2), Counter()
+    assert derived(first, "a", build) != derived(second, "a", build)
+
+
+def test_values_are_told_apart_by_their_tensors_and_by_all_else():
+    index, weight, build = pair(), torch.ones(1), Counter()
+    graph = Graph(index, num_nodes=2)
+    assert derived(graph, "a", build) == derived(Graph(index, num_nodes=2), "a", build) == 1
+    assert derived(Graph(index, num_nodes=3), "a", build) == 2
+    assert derived(Graph(index.clone(), num_nodes=2), "a", build) == 3
+    weighted = Graph(index, num_nodes=2, edge_weight=weight)
+    assert derived(weighted, "a", build) == 4
+    assert derived(dataclasses.replace(weighted, edge_weight=weight.clone()), "a", build) == 5
+
+
+@pytest.mark.parametrize("which", ["edge_index", "edge_weight"])
+def test_a_change_in_place_is_seen(which):
+    graph, build = Graph(pair(), num_nodes=2, edge_weight=torch.ones(1)), Counter()
+    derived(graph, "a", build)
+    getattr(graph, which).zero_()
+    assert derived(graph, "a", build) == 2 and derived(graph, "a", build) == 2
+
+
+def test_what_torch_does_not_count_is_told():
+    graph, build = Graph(pair(), num_nodes=2), Counter()
+    derived(graph, "a", build)
+    graph.edge_index.data.zero_()
+    graph.changed()
+    assert derived(graph, "a", build) == 2
+    forget((graph.edge_index,))
+    assert derived(graph, "a", build) == 3
+
+
+def test_nothing_is_kept_where_a_gradient_flows():
+    weight, build = torch.ones(1, requires_grad=True), Counter()
+    graph = Graph(pair(), edge_weight=weight)
+    assert [derived(graph, "a", build), derived(graph, "a", build)] == [1, 2]
+
+
+def test_nothing_is_kept_of_fake_tensors():
+    build = Counter()
+    with FakeTensorMode():
+        owner = torch.zeros(2)
+        assert [derived(owner, "a", build), derived(owner, "a", build)] == [1, 2]
+
+
+def test_copies_have_only_the_fields():
+    graph = Graph(pair(), num_nodes=2)
+    derived(graph, "a", Counter())
+    assert "_content" in graph.__dict__ and "_content" not in copy.copy(graph).__dict__
+
+
+def in_inference_mode(build):
+    with torch.inference_mode():
+        return build()
+
+
+def in_fake_mode(build):
+    with FakeTensorMode():
+        return build()
+
+
+def in_vmap(build):
+    found = []
+    torch.func.vmap(lambda x: (found.append(build()), x)[1])(torch.ones(3))
+    return found[0]
+
+
+def in_jvp(build):
+    found = []
+    torch.func.jvp(lambda x: (found.append(build()), x)[1], (torch.ones(3),), (torch.ones(3),))
+    return found[0]
+
+
+def in_grad(build):
+    found = []
+    torch.func.grad(lambda x: (found.append(build()), x)[1])(torch.tensor(1.0))
+    return found[0]
+
+
+def in_dual_level(build):
+    with forward.dual_level():
+        return build()
+
+
+def in_autocast(build):
+    with torch.autocast("cpu", torch.bfloat16):
+        return build()
+
+
+def on_meta(build):
+    with torch.device("meta"):
+        return build()
+
+
+MODES = [in_inference_mode, in_fake_mode, in_vmap, in_jvp, in_grad, in_dual_level, in_autocast, on_meta]
+
+
+@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+def test_what_is_derived_is_free_of_the_mode_of_its_first_caller(mode, public, monkeypatch):
+    if public:
+        monkeypatch.setattr(private, "no_transforms", None)
+    owner = torch.eye(2)
+    found = mode(lambda: derived(owner, "product", lambda: owner @ owner + torch.zeros(2, 2)))
+    assert not found.is_inference() and not private.is_wrapped(found) and not found.is_meta
+    assert found.dtype == torch.float32 and torch.equal(found, torch.eye(2))
+    assert derived(owner, "product", Counter()) is found
+
+
+def test_an_error_in_another_thread_is_raised(monkeypatch):
+    monkeypatch.setattr(private, "no_transforms", None)
+
+    def fail():
+        raise ValueError("no")
+
+    with torch.inference_mode(), pytest.raises(ValueError, match="no"):
+        derived(torch.zeros(1), "a", fail)
+
+
+def test_inference_tensors():
+    with torch.inference_mode():
+        graph = Graph(pair(), num_nodes=2)
+        assert graph.by_target() is graph.by_target()
+
+
+def test_memo_dies_with_its_owner():
+    graph = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    looped = graph.with_self_loops()
+    graph.reversed().by_target()
+    watched = [weakref.ref(graph), weakref.ref(looped)]
+    gc.collect()
+    before = len(memo._ENTRIES)
+    del graph, looped
+    gc.collect()
+    assert [ref() for ref in watched] == [None, None] and len(memo._ENTRIES) < before
+
+
+def test_a_value_must_not_hold_its_owner():
+    owner = torch.zeros(2)
+    with pytest.raises(AssertionError, match="owner"):
+        derived(owner, "itself", lambda: [owner])
