@@ -20,6 +20,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,19 +28,25 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.bases.entrywise import Masked, Normalised, Sum
 from structconv.bases.linear import Scaled
-from structconv.bases.pairwise import Masked, Normalised, Sum
 from structconv.bases.positions import Lookup
 from structconv.bases.scores import Bilinear
+from structconv.bases.spec import stand_ins
 from structconv.bench import peers
 from structconv.bench.graphs import power_law
-from structconv.kernels import blocked_attention, flex_attention
+from structconv.kernels.blocked_attention import BlockedAttention
+from structconv.kernels.flex_attention import FlexAttention
+from structconv.kernels.orders import Applied
+from structconv.planning.counts import Sizes
+from structconv.planning.problem import Call, Problem
 from structconv.primitives import triton
 from structconv.primitives.csr import spmm
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.structures import Causal, Graph
+from structconv.theta import ByHeadTheta
 
 HEADS = ((4, 32), (8, 64))
 COPIED = 2**30  # bytes
@@ -142,17 +149,18 @@ def dense_cases(length: int, dtype: torch.dtype) -> Iterator[Case]:
             scores: Basis = Sum(Scaled(Bilinear(q, k), depth**-0.5), Lookup(table, "clip", clip, length, length))
             return Normalised(Masked(scores, Causal()) if causal else scores, "softmax", "inputs")
 
-        if flex_attention.recognise(expression()) is not None:
-            yield Case(f"flex {name} {heads}x{depth} n={length}", (q, k, v, table),
-                       lambda expression=expression: whole(flex_attention.recognise(expression())).apply(v),
-                       lambda expression=expression: whole(blocked_attention.recognise(expression())).apply(v),
-                       4 * once, 12 * once, "blocks")
+        ours, peer = (by_kernel(kernel, expression(), v) for kernel in (FlexAttention(), BlockedAttention()))
+        if ours is not None:
+            yield Case(f"flex {name} {heads}x{depth} n={length}", (q, k, v, table), ours, peer, 4 * once, 12 * once,
+                       "blocks")
 
 
-def whole(form: Basis | None) -> Basis:
-    """The form, which is there."""
-    assert form is not None
-    return form
+def by_kernel(kernel: Applied, basis: Basis, r: Tensor) -> Callable[[], Tensor] | None:
+    """A_k^T r_k by this kernel, (K, M, C) -> (K, N, C), or `None` where it is not for this basis."""
+    theta = ByHeadTheta(basis.size, r.shape[-1])
+    call = Call(r[0], (basis,), theta, None, itemgetter(0), r)
+    match = kernel.match(Problem(call.build(stand_ins(call.leaves)), theta, call.x, Sizes(1, r.element_size())))
+    return None if match is None else lambda: match.apply(r, call)
 
 
 def leaf(graph: Graph, dtype: torch.dtype, *sizes: int) -> Tensor:

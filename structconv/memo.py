@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 
-__all__ = ["derived", "forget", "is_plain"]
+__all__ = ["derived", "forget", "is_plain", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -33,7 +33,8 @@ class _Entry:
 
     @staticmethod
     def _forget(number: int) -> Callable[[object], object]:
-        return lambda _: _ENTRIES.pop(number, None)
+        entries = _ENTRIES  # at the end of a process the module's names go first
+        return lambda _: entries.pop(number, None)
 
 
 _ENTRIES: dict[int, _Entry] = {}
@@ -63,9 +64,9 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T]) -> T:
         key = (rest, key)
     first: Any = tensors[0] if tensors else owner
     entry = _ENTRIES.get(id(first))
-    if entry is not None and entry.ref() is first and (not tensors or entry.version == _version(tensors[0])):
+    if entry is not None and entry.ref() is first and (not tensors or entry.version == private.version(tensors[0])):
         known = entry.values.get(key)
-        if known is not None and _same(known[0], tensors):
+        if known is not None and (len(tensors) < 2 if not known[0] else _same(known[0], tensors[1:])):
             return known[1]
     return _made(first, tensors, key, build)
 
@@ -96,6 +97,11 @@ def forget(owner: Any) -> None:
 def is_plain(value: Any) -> bool:
     """Whether `value` is a tensor with numbers that Python may read: no tracer's or transform's stand-in, not meta."""
     return type(value) in _PLAIN and not is_compiling() and not value.is_meta and not private.is_wrapped(value)
+
+
+def values_known(*tensors: Tensor) -> bool:
+    """Whether what is computed may depend on the numbers in these tensors: no compiler, transform or stand-in."""
+    return not private.transforms_active() and all(map(is_plain, tensors))
 
 
 class _Rest:
@@ -141,12 +147,10 @@ def _rest(value: Any) -> Hashable:
     return (type(value), *map(_rest, _fields(value))) if _fields(value) else value
 
 
-def _version(t: Tensor) -> int | None:
-    return 0 if t.is_inference() else t._version
-
-
-def _same(marks: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> bool:
-    if not marks:
-        return len(tensors) <= 1
-    return len(marks) == len(tensors) - 1 and all(
-        ref() is t and version == _version(t) for (ref, version), t in zip(marks, tensors[1:], strict=True))
+def _same(marks: tuple[Any, ...], others: tuple[Tensor, ...]) -> bool:
+    if len(marks) != len(others):
+        return False
+    for (ref, version), t in zip(marks, others, strict=True):
+        if ref() is not t or version != private.version(t):
+            return False
+    return True

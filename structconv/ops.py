@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import torch
 from torch import Tensor
 
-from structconv import kernels as _kernels  # noqa: F401 - registers the kernels' rules
+from structconv import kernels as _kernels  # noqa: F401 - registers the kernels
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators of the algebra
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.shift import Shift
 from structconv.errors import ConfigError, ShapeError
 from structconv.factorisation import decompose, factorise
-from structconv.kernels.forms import fused
-from structconv.kernels.sparse_attention import EdgeAttention
-from structconv.planning.plan import Plan, plan_for
-from structconv.shapes import check_alike, check_entries
+from structconv.planning.plan import Plan, plan_for, subject
+from structconv.planning.problem import Call
+from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
-from structconv.theta import EyeTheta, FullTheta, Theta, as_theta
+from structconv.theta import ByHeadTheta, EyeTheta, FullTheta, Theta, as_theta
 
-__all__ = ["apply", "compose_pairs", "conv", "decompose", "factorise", "plan", "synthesis"]
+__all__ = ["apply", "compose_pairs", "conv", "decompose", "factorise", "plan"]
 
 Pair = tuple[Basis, Theta | Tensor]
 
@@ -34,7 +35,7 @@ def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
         theta: Theta, a tensor (K, P, Q) or a value of `structconv.theta`, in x's dtype and on its device.
         path: the order of the products: "channels_first", "structure_first", "operator_first", and "between" for a
             `LowRankTheta`, "per_part" for `a | b`. By default the planner chooses.
-        plan: a plan made before, which is run as it is.
+        plan: a plan made before for a call of this kind, which is run as it is.
         max_bytes: bytes that the path may hold beside its arguments and its result.
 
     Returns:
@@ -44,45 +45,32 @@ def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
         ShapeError: if entries, channels, sizes K, dtypes or devices do not fit.
         ConfigError: if there is no such path for this basis and Theta, or both `path` and `plan` are given.
     """
-    theta = as_theta(theta)
-    _check(x, basis, theta)
+    call = _call(x, basis, theta)
     if plan is None:
-        plan = plan_for(x, basis, theta, path=path, max_bytes=max_bytes)
+        plan = plan_for(call, path=path, max_bytes=max_bytes)
     elif path is not None:
         raise ConfigError("conv", "at most one of path= and plan= must be given", f"path={path!r} and a plan")
-    elif not plan.rule.applies(basis, theta, x):
-        raise ConfigError("conv", f"plan must be for {type(basis).__name__} and {type(theta).__name__}", plan.problem,
-                          "Make one by structconv.plan(x, basis, theta).")
-    return plan.run(x, basis, theta)
+    elif plan.subject != subject(call):
+        raise ConfigError("conv", f"plan must be for {type(basis).__name__} and {type(call.theta).__name__} of these "
+                          "sizes", plan.problem, "Make one by structconv.plan(x, basis, theta).")
+    return plan.run(call)
 
 
 def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None,
          max_bytes: int | None = None) -> Plan:
-    """How `conv` would compute (1) for these shapes: order, kernel, cost, and what was rejected; `print` it.
+    """How `conv` computes (1) for these shapes: order, kernel, cost, and what was rejected; `print` it.
 
     Arguments and errors are those of `conv`. Nothing is computed, unless `planning.autotune` is on: then the paths
     within three times the cheapest are timed, once per class of shapes.
     """
-    theta = as_theta(theta)
-    _check(x, basis, theta)
-    return plan_for(x, basis, theta, path=path, max_bytes=max_bytes)
+    return plan_for(_call(x, basis, theta), path=path, max_bytes=max_bytes)
 
 
 def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A_k^T r_k + bias_k for each head, (..., K, M, C), (K, C) -> (..., K, N, C), by a fused kernel if there is one."""
-    return applied(fused(basis, r), r, bias)
-
-
-def applied(form: Basis, r: Tensor, bias: Tensor | None) -> Tensor:
-    """`apply` by this form."""
-    if bias is None:
-        return form.apply(r)
-    return form.biased(r, bias) if isinstance(form, EdgeAttention) else form.apply(r) + bias.unsqueeze(-2)
-
-
-def synthesis(basis: Basis, r: Tensor) -> Tensor:
-    """sum_k A_k^T r_k, (..., K, M, C) -> (..., N, C), by a fused kernel where one knows the basis."""
-    return fused(basis, r).synthesis(r)
+    """A_k^T r_k + bias_k for each head, (..., K or 1, M, C), (K, C) or none -> (..., K, N, C), by the planner's choice.
+    """
+    call = Call(r.select(-3, 0), (basis,), ByHeadTheta(basis.size, r.shape[-1]), bias, itemgetter(0), r)
+    return plan_for(call).run(call)
 
 
 def compose_pairs(first: Pair, second: Pair) -> Pair:
@@ -119,19 +107,12 @@ def compose_pairs(first: Pair, second: Pair) -> Pair:
     return basis @ after, product
 
 
-def _check(x: Tensor, basis: Basis, theta: Theta) -> None:
-    tracing = torch.compiler.is_compiling()
-    entries = None if tracing else basis.num_inputs
-    check_entries("Conv", x, entries=entries, channels=theta.in_channels)
+def _call(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Call:
+    theta = as_theta(theta)
     _check_size("Conv", basis, theta)
-    for tensor in theta.tensors:
-        check_alike("Conv", x, tensor)
-    if not tracing and basis.batch_shape:
-        try:
-            torch.broadcast_shapes(x.shape[:-2], basis.batch_shape)
-        except RuntimeError:
-            raise ShapeError("Conv", f"leading dimensions of x must broadcast with the basis's {basis.batch_shape}",
-                             tuple(x.shape)) from None
+    check_entries("Conv", x, entries=None if torch.compiler.is_compiling() else basis.num_inputs,
+                  channels=theta.in_channels)
+    return Call(x, (basis,), theta, None, itemgetter(0))
 
 
 def _check_size(owner: str, basis: Basis, theta: Theta) -> None:

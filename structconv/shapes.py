@@ -7,6 +7,9 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
 
+__all__ = ["Shape", "alike", "broadcast", "check_alike", "check_choice", "check_divides", "check_entries",
+           "check_positive", "mixes"]
+
 Shape = tuple[int, ...]
 
 
@@ -49,6 +52,19 @@ def check_alike(owner: str, x: Tensor, other: Tensor, *, name: str = "x", other_
     if x.device != other.device:
         raise ShapeError(owner, f"{name} and {other_name} must be on one device", f"{x.device} and {other.device}",
                          f"Move one, for example {name}.to({str(other.device)!r}).")
+
+
+def alike(owner: str, x: Tensor, other: Tensor, *, name: str = "x", other_name: str = "values") -> Tensor:
+    """`other`, in the dtype of x where autocast may have given it another; else `ShapeError` unless they share both."""
+    mixed = mixes(x, other)
+    if not mixed:
+        check_alike(owner, x, other, name=name, other_name=other_name)
+    return other.to(x.dtype) if mixed else other
+
+
+def mixes(x: Tensor, other: Tensor) -> bool:
+    """Whether autocast may have given two tensors the different dtypes that they have."""
+    return x.dtype != other.dtype and x.device == other.device and torch.is_autocast_enabled(x.device.type)
 
 
 def check_positive(owner: str, name: str, value: int) -> int:

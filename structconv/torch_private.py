@@ -6,18 +6,19 @@ never another number. `NAMES` lists them; the tests take each away in turn.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
-from functools import reduce
+from contextlib import nullcontext
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["NAMES", "any_requires_grad", "below_autograd", "dispatch_modes", "function_modes", "global_hooks",
-           "hooked", "in_a_mode", "inplace_requires_grad", "is_wrapped", "linear_pointwise", "outside_modes",
-           "profiling", "single_level", "transforms_active", "version"]
+__all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "below_autograd", "bound_apply", "dispatch_modes",
+           "flash_attention", "follows_transforms", "forward_level", "forward_mode", "function_modes", "global_hooks",
+           "hooked", "in_a_mode", "intercepted", "is_wrapped", "linear_pointwise", "outside_modes", "profiling",
+           "single_level", "tracing", "transforms_active", "version", "without_autocast"]
 
 T = TypeVar("T")
 
@@ -47,9 +48,16 @@ def _one_requires_grad(*values: Any) -> bool:
     return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
-@contextlib.contextmanager
-def _nothing(*_: Any) -> Any:
-    yield
+def _traces() -> bool | None:
+    return torch.jit.is_tracing() or None
+
+
+def _level_unknown() -> int:
+    return 0
+
+
+def _some_autocast() -> bool:
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 #: Our name -> torch's, and what does without it.
@@ -62,9 +70,14 @@ NAMES: dict[str, tuple[str, Any]] = {
     "any_requires_grad": ("torch._C._any_requires_grad", _one_requires_grad),
     "below_autograd": ("torch._C._AutoDispatchBelowAutograd", None),
     "single_level": ("torch._functorch.autograd_function.enable_single_level_autograd_function", None),
-    "inplace_requires_grad": ("torch._functorch.eager_transforms.enable_inplace_requires_grad", _nothing),
+    "tracing": ("torch._C._get_tracing_state", _traces),
+    "forward_level": ("torch.autograd.forward_ad._current_level", None),
+    "forward_mode": ("torch.autograd.forward_ad._set_fwd_grad_enabled", None),
+    "function_base": ("torch._C._FunctionBase", None),
     "global_hooks": ("torch.nn.modules.module._has_any_global_hook", _always),
     "linear_pointwise": ("torch.ops.mkldnn._linear_pointwise", None),
+    "flash_attention": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", None),
+    "any_autocast": ("torch._C._is_any_autocast_enabled", _some_autocast),
     "no_dispatch_modes": ("torch.utils._python_dispatch._disable_current_modes", None),
     "no_transforms": ("torch._C._DisableFuncTorch", None),
     "no_functions": ("torch._C.DisableTorchFunction", None),
@@ -84,23 +97,52 @@ any_requires_grad: Callable[..., bool] = _found(*NAMES["any_requires_grad"])
 below_autograd: Any = _found(*NAMES["below_autograd"])
 #: A context in which an `autograd.Function` is one of the level that is being differentiated; `None` without.
 single_level: Any = _found(*NAMES["single_level"])
-#: A context in which a transform lets a tensor be made a variable.
-inplace_requires_grad: Any = _found(*NAMES["inplace_requires_grad"])
+#: What a tracer records in, else `None`.
+tracing: Callable[[], Any] = _found(*NAMES["tracing"])
+#: At which level forward derivatives are computed; below 0 at none.
+forward_level: Callable[[], int] = (_level_unknown if _found(*NAMES["forward_level"]) is None
+                                    else partial(getattr, torch.autograd.forward_ad, "_current_level"))
+#: A context in which they are, or are not.
+forward_mode: Any = _found(*NAMES["forward_mode"])
+function_base: Any = _found(*NAMES["function_base"])
+#: Whether an `autograd.Function` can follow functional transforms level by level; torch's own error says if not.
+follows_transforms: bool = None not in (below_autograd, single_level, forward_mode, function_base)
 #: Whether hooks are registered for all modules.
 global_hooks: Callable[[], bool] = _found(*NAMES["global_hooks"])
 #: oneDNN's product x w^T + b; `None` where torch was built without it.
 linear_pointwise: Any = _found(*NAMES["linear_pointwise"]) if torch.backends.mkldnn.is_available() else None
+#: The operator of attention on a CPU; `None` where there is none.
+flash_attention: Any = _found(*NAMES["flash_attention"])
+any_autocast: Callable[[], bool] = _found(*NAMES["any_autocast"])
 no_dispatch_modes: Any = _found(*NAMES["no_dispatch_modes"])
 no_transforms: Any = _found(*NAMES["no_transforms"])
 no_functions: Any = _found(*NAMES["no_functions"])
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 def hooked(module: torch.nn.Module) -> bool:
     """Whether somebody is to be told of calls of this module."""
+    held = module.__dict__.get
+    return bool(held("_forward_hooks", True) or held("_forward_pre_hooks", True) or held("_backward_hooks", True)
+                or held("_backward_pre_hooks", True) or global_hooks())
+
+
+#: How modules are called, unless a tracer has put another way in its place.
+_CALL = torch.nn.Module.__call__
+
+
+def intercepted(module: torch.nn.Module) -> bool:
+    """Whether a call of this module may do something else than its class says."""
     held = module.__dict__
-    return any(held.get(name, True) for name in _HOOKS) or global_hooks()
+    return ("forward" in held or held.get("_compiled_call_impl") is not None or hooked(module)
+            or torch.nn.Module.__call__ is not _CALL)
+
+
+def bound_apply(function: Any) -> Callable[..., Any]:
+    """`function.apply`, which outside of functional transforms need not look for them: 27 of 47 us of a small call.
+
+    What is left of a transform's tensors is not for it.
+    """
+    return function.apply if function_base is None else super(torch.autograd.Function, function).apply
 
 
 def version(t: Tensor) -> int | None:
@@ -108,10 +150,25 @@ def version(t: Tensor) -> int | None:
     return 0 if t.is_inference() else getattr(t, "_version", None)
 
 
+def autocast() -> tuple[torch.dtype, ...]:
+    """The dtypes that autocast gives on each kind of device; empty where there is none."""
+    if not any_autocast():
+        return ()
+    return tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+                 for kind in ("cpu", "cuda"))
+
+
+def without_autocast(kind: str) -> Any:
+    """A context in which this kind of device keeps dtypes; some kinds know no other."""
+    if torch.amp.is_autocast_available(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
+
+
 def in_a_mode() -> bool:
     """Whether what is computed now would be another kind of tensor than outside of its caller."""
     return (torch.is_inference_mode_enabled() or transforms_active() or bool(dispatch_modes())
-            or bool(function_modes()) or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+            or bool(function_modes()) or any_autocast())
 
 
 def outside_modes(build: Callable[[], T]) -> T:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Sequence
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -137,7 +137,7 @@ class Full(_Whole):
         self.theta = new(self.size, self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return FullTheta(self.theta)
+        return FullTheta.over(theta=self.theta)
 
 
 class Grouped(_Whole):
@@ -153,7 +153,7 @@ class Grouped(_Whole):
         self.theta = new(self.size, self.groups, p, q)
 
     def _theta(self) -> Theta:
-        return GroupedTheta(self.theta)
+        return GroupedTheta.over(theta=self.theta)
 
     def _options(self) -> list[str]:
         return [f"groups={self.groups}"]
@@ -166,7 +166,7 @@ class Shared(_Whole):
         self.theta = new(self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return SharedTheta(self.theta, self.size)
+        return SharedTheta.over(theta=self.theta, size=self.size)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         gram = isinstance(energy, Tensor) and energy.dim() == 2
@@ -192,7 +192,7 @@ class Separable(Weight):
         self.filters = new(self.rank, self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return SeparableTheta(self.mix, self.filters)
+        return SeparableTheta.over(mix=self.mix, filters=self.filters)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.mix, _energies(energy, self.size), dims=(0, 1))
@@ -216,7 +216,7 @@ class DepthwiseSeparable(Weight):
         self.pointwise = new(self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return DepthwiseSeparableTheta(self.depthwise, self.pointwise)
+        return DepthwiseSeparableTheta.over(depthwise=self.depthwise, pointwise=self.pointwise)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
@@ -248,7 +248,7 @@ class LowRank(Weight):
         self.output = new(self.size, self.dim, self.out_channels)
 
     def _theta(self) -> Theta:
-        return LowRankTheta(self.value, self.output)
+        return LowRankTheta.over(values=self.value, outputs=self.output)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         total = float(_energies(energy, self.size).sum())
@@ -262,23 +262,18 @@ class LowRank(Weight):
         return [f"dim={self.dim}", *([f"shared_by={self.shared_by}"] if self.shared_by > 1 else [])]
 
 
-class HeadBlocks(Weight):
+class HeadBlocks(_Whole):
     """Head k fills the k-th of K blocks of output channels (concatenated heads, as in GAT): P Q numbers."""
-
-    values: nn.Parameter
 
     def _make(self, new: _Maker) -> None:
         dim = check_divides("HeadBlocks", "size", self.size, "out_channels", self.out_channels)
-        self.values = new(self.size, self.in_channels, dim)
+        self.theta = new(self.size, self.in_channels, dim)
 
     def _theta(self) -> Theta:
-        return HeadBlocksTheta(self.values)
+        return HeadBlocksTheta.over(values=self.theta)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
-        _draw(self.values, variance / (self.in_channels * _positive(float(_energies(energy, self.size).mean()))))
-
-    def scale_(self, factor: float | Tensor) -> None:
-        _scale(self.values, factor)
+        _draw(self.theta, variance / (self.in_channels * _positive(float(_energies(energy, self.size).mean()))))
 
 
 class Depthwise(Weight):
@@ -298,7 +293,7 @@ class Depthwise(Weight):
         self.depthwise = new(self.size, self.in_channels, self.multiplier)
 
     def _theta(self) -> Theta:
-        return DepthwiseTheta(self.depthwise)
+        return DepthwiseTheta.over(depthwise=self.depthwise)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
@@ -346,7 +341,7 @@ class WeightList(Weight):
                                                    device=new.device) for weight, size in pairs])
 
     def _parts(self) -> list[Weight]:
-        return [weight for weight in self.weights if isinstance(weight, Weight)]
+        return cast("list[Weight]", list(self.weights))
 
     def _theta(self) -> Theta:
         return ConcatTheta(tuple(weight() for weight in self._parts()))

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from structconv.bench import memory, peers, runner, session
-from structconv.bench.contest import BOTH, FORWARD, Case, Contest, Entrant, Size
-from structconv.bench.graphs import csr, knowledge, normalised_csr, power_law
+from structconv.bench.case import BOTH, FORWARD, Case, Comparison, Entrant, Size
+from structconv.bench.graphs import csr, knowledge, molecules, normalised_csr, power_law
 from structconv.bench.plot import SIZES, check, draw
 from structconv.bench.rates import Work
 from structconv.bench.records import HEADERS, Line, from_json, row
 from structconv.bench.runner import Probe, Settings, run
 from structconv.bench.session import Session
 from structconv.bench.suites import SUITES, cases, planner
-from structconv.bench.timing import Times, alternate
+from structconv.bench.timing import Times, added, alternate
 from structconv.cli import main
 from structconv.errors import ConfigError
 
@@ -28,18 +28,18 @@ FIELDS = {"suite", "case", "phase", "peer", "ratio", "memory_ratio", "roofline",
 BRIEF = Settings(quick=True, repeats=1, seconds=0.01)
 
 
-def contest(factor: float = 1.0, **options) -> Contest:
+def comparison(factor: float = 1.0, **options) -> Comparison:
     """x times a number, against a peer that takes the number times `factor`."""
     a, b = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
-    return Contest(ours=Entrant(name="ours", run=lambda: 3 * a, inputs=(a,)), size="16 numbers",
-                   peers=(Entrant(name="peer", run=lambda: 3 * factor * b, inputs=(b,), **options),))
+    return Comparison(ours=Entrant(name="ours", run=lambda: 3 * a, inputs=(a,)), size="16 numbers",
+                      peers=(Entrant(name="peer", run=lambda: 3 * factor * b, inputs=(b,), **options),))
 
 
-def lines_of(made: Contest, suite: str = "graph") -> list[Line]:
+def lines_of(made: Comparison, suite: str = "graph") -> list[Line]:
     return list(run(Case(suite=suite, name="case", build=lambda size: made), BRIEF))
 
 
-def peers_lines(made: Contest) -> list[Line]:
+def peers_lines(made: Comparison) -> list[Line]:
     """Those of the peer; where it does not run, ours is still measured, in a line without one."""
     return [line for line in lines_of(made) if line.peer is not None]
 
@@ -113,7 +113,7 @@ def test_what_surrounds_the_first_call_is_not_taken_for_its_time(monkeypatch):
     monkeypatch.setattr(runner.memory, "peak", peak)
     monkeypatch.setattr(runner, "alternate", alternated)
     ours = Entrant(name="ours", run=lambda: pass_by(1.0, torch.ones(2)), phases=(FORWARD,))
-    next(run(Case(suite="graph", name="case", build=lambda size: Contest(ours=ours, peers=(), size="")), BRIEF))
+    next(run(Case(suite="graph", name="case", build=lambda size: Comparison(ours=ours, peers=(), size="")), BRIEF))
     assert seen == {"ours": 1.0}
 
 
@@ -145,7 +145,7 @@ def test_the_profiler_stands_in_where_pages_cannot_be_counted():
 
 
 def test_both_phases_are_compared_with_every_field():
-    found = lines_of(contest())
+    found = lines_of(comparison())
     assert [(line.phase, line.peer) for line in found] == [(FORWARD, "peer"), (BOTH, "peer")]
     for line in found:
         fields = json.loads(json.dumps(line.as_json()))
@@ -158,7 +158,7 @@ def test_both_phases_are_compared_with_every_field():
 
 
 def test_a_peer_that_disagrees_is_not_timed():
-    found = peers_lines(contest(factor=1.01))
+    found = peers_lines(comparison(factor=1.01))
     assert len(found) == 2
     for line in found:
         assert line.failed
@@ -168,36 +168,67 @@ def test_a_peer_that_disagrees_is_not_timed():
 
 def test_a_wrong_gradient_is_a_disagreement():
     x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-    made = Contest(ours=Entrant(name="ours", run=lambda: x * x, inputs=(x,)), size="",
-                   peers=(Entrant(name="peer", run=lambda: y * y.detach(), inputs=(y,)),))
+    made = Comparison(ours=Entrant(name="ours", run=lambda: x * x, inputs=(x,)), size="",
+                      peers=(Entrant(name="peer", run=lambda: y * y.detach(), inputs=(y,)),))
     assert [line.failed for line in peers_lines(made)] == [False, True]
 
 
 def test_nan_is_a_disagreement():
-    assert [line.failed for line in peers_lines(contest(factor=math.nan))] == [True, True]
+    assert [line.failed for line in peers_lines(comparison(factor=math.nan))] == [True, True]
 
 
 def test_a_peer_that_stops_is_reported():
     def fails() -> torch.Tensor:
         raise RuntimeError("no kernel\nfor this")
 
-    ours = contest().ours
-    stopped = peers_lines(Contest(ours=ours, peers=(Entrant(name="peer", run=fails),), size=""))
+    ours = comparison().ours
+    stopped = peers_lines(Comparison(ours=ours, peers=(Entrant(name="peer", run=fails),), size=""))
     assert [line.note for line in stopped] == ["RuntimeError: no kernel for this"] * 2
     assert all(line.failed for line in stopped)
 
 
 def test_a_peer_that_needs_more_than_there_is_is_left_out():
-    found = peers_lines(contest(needs=1e18))
+    found = peers_lines(comparison(needs=1e18))
     assert all("left out" in line.note and not line.failed and line.ratio is None for line in found)
     assert len(found) == 2
 
 
 def test_a_kernel_without_peers_has_one_line_a_phase():
-    found = lines_of(Contest(ours=contest().ours, peers=(), size="", least={FORWARD: Work(copied=128.0)}))
+    found = lines_of(Comparison(ours=comparison().ours, peers=(), size="", least={FORWARD: Work(copied=128.0)}))
     assert [line.peer for line in found] == [None, None]
     assert found[0].roofline > 0
     assert found[1].roofline is None
+
+
+def test_parts_are_timed_one_after_the_other():
+    once, twice = comparison().ours, comparison().ours
+    made = Comparison(ours=comparison().ours, peers=comparison().peers, parts=(once, twice), size="")
+    found = lines_of(made, suite="dispatch")
+    assert [(line.phase, line.peer) for line in found] == [(phase, peer) for phase in (FORWARD, BOTH)
+                                                           for peer in ("peer", "its parts")]
+    for line in found[1::2]:
+        assert line.max_error is None
+        assert line.ratio == pytest.approx(line.peer_ms[1] / line.ours_ms[1])
+        assert line.overhead_us == pytest.approx(1e3 * (line.ours_ms[1] - line.peer_ms[1]))
+
+
+def test_times_of_several_works_are_added_round_by_round():
+    total = added([Times((1.0, 2.0, 5.0), repeated=1, other_load=0.5), Times((10.0, 30.0, 20.0), repeated=1)])
+    assert total == Times((11.0, 32.0, 25.0), repeated=1, other_load=0.5)
+
+
+def test_molecules_are_small_connected_graphs():
+    graph = molecules(8, seed=3)
+    reach = torch.eye(graph.num_nodes, dtype=torch.bool)
+    reach[graph.source, graph.target] = True
+    for _ in range(6):
+        reach = (reach.float() @ reach.float()) > 0
+    sizes = reach.sum(1)
+    assert len(set(map(tuple, reach.tolist()))) == 8
+    assert int(sizes.min()) >= 16 and int(sizes.max()) <= 30
+    assert graph.num_edges == 2 * (graph.num_nodes - 8 + 3 * 8)
+    assert not (graph.source == graph.target).any()
+    assert not torch.equal(graph.edge_index, molecules(8, seed=4).edge_index)
 
 
 def test_random_graphs_have_the_sizes_asked_for():
@@ -325,7 +356,7 @@ def test_the_verb_prints_an_object_a_line(capsys):
 
 def test_an_interrupted_run_shows_what_it_has_measured(capsys, monkeypatch, tmp_path):
     def stopped(found: Session):
-        yield from lines_of(contest())
+        yield from lines_of(comparison())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "_lines", stopped)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from structconv.bases.attention import Pairwise
 from structconv.bases.base import Basis, value
 from structconv.bases.dense import Dense
 from structconv.bases.pairs import full
+from structconv.bases.pairwise import Pairwise
 from structconv.bases.scores import Bilinear
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
@@ -176,7 +176,7 @@ def test_dependence_on_blocks_is_found():
 
 
 class Broken(Mechanism):
-    """A mechanism whose basis is what `fn(setting)` says."""
+    """A mechanism whose basis is what `fn(inputs)` says."""
 
     size = 1
 
@@ -185,50 +185,50 @@ class Broken(Mechanism):
         self.fn = fn
         self.linear = nn.Linear(3, 3, dtype=F64)
 
-    def build(self, setting):
-        return self.fn(self, setting)
+    def build(self, inputs):
+        return self.fn(self, inputs)
 
 
-def by_position(mechanism, setting):
+def by_position(mechanism, inputs):
     """Not equivariant: the first input weighs more."""
-    a = torch.ones(1, setting.num_inputs, setting.num_outputs, dtype=setting.dtype)
+    a = torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype)
     a[:, 0] = 2
     return Dense(a)
 
 
-def by_total(mechanism, setting):
+def by_total(mechanism, inputs):
     """The weights of one element of a batch, or of one block, depend on the others."""
-    a = torch.ones(1, setting.num_inputs, setting.num_outputs, dtype=setting.dtype)
-    return Dense(a * setting.x.sum())
+    a = torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype)
+    return Dense(a * inputs.x.sum())
 
 
-def leaking(mechanism, setting):
+def leaking(mechanism, inputs):
     """Masks by multiplying with zero."""
     keep = torch.tensor([True, True, False, True])
-    a = torch.softmax(mechanism.linear(setting.x) @ setting.z.mT, -2).unsqueeze(0)
+    a = torch.softmax(mechanism.linear(inputs.x) @ inputs.z.mT, -2).unsqueeze(0)
     return Dense(a * keep.unsqueeze(-1))
 
 
-def nearly_masked(mechanism, setting):
+def nearly_masked(mechanism, inputs):
     """The output that sees nothing still has a gradient."""
-    a = torch.ones(1, 4, 4, dtype=setting.dtype)
+    a = torch.ones(1, 4, 4, dtype=inputs.dtype)
     a[..., 0] = 0
     return Dense(a) * mechanism.linear.weight[0, 0]
 
 
-def breaks_graph(mechanism, setting):
+def breaks_graph(mechanism, inputs):
     """Branches on a value."""
-    a = torch.ones(1, setting.num_inputs, setting.num_outputs, dtype=setting.dtype)
-    return Dense(a if setting.x.sum() > 0 else -a)
+    a = torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype)
+    return Dense(a if inputs.x.sum() > 0 else -a)
 
 
-def by_constant(mechanism, setting):
+def by_constant(mechanism, inputs):
     """Another program for each number of entries."""
-    a = torch.ones(1, int(setting.num_inputs), int(setting.num_outputs), dtype=setting.dtype)
-    return Dense(a * (1.0 + {4: 1, 8: 2, 12: 3}[int(setting.num_inputs)]))
+    a = torch.ones(1, int(inputs.num_inputs), int(inputs.num_outputs), dtype=inputs.dtype)
+    return Dense(a * (1.0 + {4: 1, 8: 2, 12: 3}[int(inputs.num_inputs)]))
 
 
-def forgets_state(mechanism, setting):
+def forgets_state(mechanism, inputs):
     """A number outside of the state dict."""
     if not hasattr(mechanism, "hidden"):
         mechanism.hidden = torch.randn((), dtype=F64)
@@ -260,8 +260,8 @@ class Warm(Mechanism):
 
     has_scores = True
 
-    def build(self, setting):
-        scores = Bilinear(setting.z.unsqueeze(-3), setting.x.unsqueeze(-3))
+    def build(self, inputs):
+        scores = Bilinear(inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3))
         keep = Padding(torch.tensor([True, True, True, False]))
         a = scores.evaluate(full(4, 4, F64, scores.device))
         return Dense(torch.softmax(torch.where(keep.keep.unsqueeze(-1), a, -1e4), -2))

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "structconv"
 TOP = 10
 FLOORS = {
-    "errors": 0, "shapes": 0, "pictures": 0, "torch_private": 0,
+    "errors": 0, "cache_folder": 0, "shapes": 0, "pictures": 0, "torch_private": 0,
     "structures": 1, "primitives": 1, "tensors": 1, "memo": 1,
     "bases": 2, "theta": 2,
     "planning": 3,
@@ -27,6 +29,7 @@ FLOORS = {
     "analysis": 9, "data": 9, "train": 9, "report": 9, "commands": 9, "testing": 9, "bench": 9,
     "cli": TOP, "__init__": TOP, "__main__": TOP,
 }
+CHECKING = {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
 MAX_LINES = 500
 MAX_PUBLIC_METHODS = 15
 
@@ -47,7 +50,7 @@ def imported(source: str, module: str) -> Iterator[tuple[int, str]]:
     pending: list[ast.AST] = [ast.parse(source)]
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        if isinstance(node, ast.If) and ast.unparse(node.test) in CHECKING:
             pending.extend(node.orelse)
             continue
         pending.extend(ast.iter_child_nodes(node))
@@ -83,6 +86,45 @@ def climbs(source: str, module: str) -> list[str]:
     return found
 
 
+def circles(texts: dict[str, str]) -> list[str]:
+    """The first circle of imports among the modules of one floor, if there is one."""
+    leads = {module: {other for name in named(source, module) if (other := home(name, texts)) not in (None, module)
+                      and floor(other) == floor(module)} for module, source in texts.items()}
+    try:
+        TopologicalSorter(leads).prepare()
+    except CycleError as error:
+        return [" <- ".join(error.args[1])]
+    return []
+
+
+def named(source: str, module: str) -> Iterator[str]:
+    """The dotted names that a module imports, with what it takes from each."""
+    for node in ast.walk(without_types(ast.parse(source))):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{name}.{alias.name}" for name in names_of(node, module) for alias in node.names)
+        else:
+            yield from names_of(node, module)
+
+
+def without_types(tree: ast.AST) -> ast.AST:
+    """A tree without what stands under `if TYPE_CHECKING:`."""
+    class Drop(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> Any:
+            return node.orelse if ast.unparse(node.test) in CHECKING else self.generic_visit(node)
+
+    return Drop().visit(tree)
+
+
+def home(name: str, texts: dict[str, str]) -> str | None:
+    """The module that a dotted name is, or is in."""
+    while name:
+        for module in (name, f"{name}.__init__"):
+            if module in texts:
+                return module
+        name = name.rpartition(".")[0]
+    return None
+
+
 def crowded(source: str, module: str) -> list[str]:
     """The classes of a module with more public methods than the house allows."""
     found = []
@@ -109,6 +151,25 @@ def test_no_import_climbs():
     found = [line for module, source in sources().items() if floor(module) is not None
              for line in climbs(source, module)]
     assert not found, report(found)
+
+
+def test_no_circle_within_a_floor():
+    assert not circles(sources()), report(circles(sources()))
+
+
+def test_a_circle_is_found():
+    texts = {"structconv.bases.a": "from structconv.bases import b",
+             "structconv.bases.b": "def f():\n    import structconv.bases.c",
+             "structconv.bases.c": "if TYPE_CHECKING:\n    from structconv.bases.b import f"}
+    assert not circles(texts)
+    assert circles({**texts, "structconv.bases.c": "from structconv.bases.a import x"})
+
+
+def test_every_module_says_what_is_public():
+    silent = [module for module, source in sources().items() if not module.endswith("__main__") and not any(
+        isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(node).startswith("__all__")
+        for node in ast.parse(source).body)]
+    assert not silent, report(silent)
 
 
 def test_no_file_is_too_long():

@@ -247,7 +247,7 @@ def gat(layer, x, structure):
 
 @reference
 def gat_concatenated(layer, x, structure):
-    return torch.cat(gat_heads(layer, x, held(layer, "values")), -1) + layer.bias
+    return torch.cat(gat_heads(layer, x, held(layer, "theta")), -1) + layer.bias
 
 
 @reference
@@ -271,8 +271,8 @@ def by_heads(x: Tensor, weight: Tensor, heads: int = 8) -> Tensor:
 
 def products(layer, x: Tensor, z: Tensor | None = None, heads: int = 8) -> Tensor:
     """<q_kn, k_km>, (B, K, N, M): outputs are rows, as libraries lay them out."""
-    q = by_heads(x if z is None else z, held(layer, "query.linear.weight"), heads)
-    k = by_heads(x, held(layer, "key.linear.weight"), heads)
+    q = by_heads(x if z is None else z, held(layer, "query.weight"), heads)
+    k = by_heads(x, held(layer, "key.weight"), heads)
     return q @ k.mT
 
 
@@ -284,7 +284,7 @@ def attended(layer, x: Tensor, weights_BKNM: Tensor, extra: Tensor | float = 0.0
 
 @reference
 def causal_attention(layer, x):
-    q, k = (by_heads(x, held(layer, f"{name}.linear.weight")) for name in ("query", "key"))
+    q, k = (by_heads(x, held(layer, f"{name}.weight")) for name in ("query", "key"))
     v = torch.einsum("bmp,kpd->bkmd", x, held(layer, "value"))
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return torch.einsum("bknd,kdq->bnq", y, held(layer, "output")) + layer.bias
@@ -297,8 +297,8 @@ def cross_attention(layer, x, z):
 
 @reference
 def grouped_queries(layer, x):
-    q = by_heads(x, held(layer, "query.linear.weight"))
-    k = by_heads(x, held(layer, "key.linear.weight"), 2)
+    q = by_heads(x, held(layer, "query.weight"))
+    k = by_heads(x, held(layer, "key.weight"), 2)
     v = torch.einsum("bmp,gpd->bgmd", x, held(layer, "value"))
     y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     return torch.einsum("bknd,kdq->bnq", y, held(layer, "output")) + layer.bias
@@ -306,8 +306,8 @@ def grouped_queries(layer, x):
 
 @reference
 def bahdanau(layer, x, z):
-    w, u = held(layer, "target.linear.weight"), held(layer, "source.linear.weight")
-    b, v = held(layer, "target.linear.bias"), held(layer, "vector")[0]
+    w, u = held(layer, "target.weight"), held(layer, "source.weight")
+    b, v = held(layer, "target.bias"), held(layer, "vector")[0]
     scores = torch.stack([torch.tanh(z @ w.T + b + (x[:, m] @ u.T).unsqueeze(1)) @ v for m in range(12)], -1)
     return scores.softmax(-1) @ x + layer.bias
 
@@ -319,17 +319,17 @@ def luong_dot(layer, x, z):
 
 @reference
 def luong_general(layer, x, z):
-    return (z @ held(layer, "key.linear.weight") @ x.mT).softmax(-1) @ x + layer.bias
+    return (z @ held(layer, "key.weight") @ x.mT).softmax(-1) @ x + layer.bias
 
 
 @reference
 def luong_location(layer, x, z):
-    return (z @ held(layer, "table.linear.weight")[:12].T).softmax(-1) @ x + layer.bias
+    return (z @ held(layer, "table.weight")[:12].T).softmax(-1) @ x + layer.bias
 
 
 @reference
 def luong_local_m(layer, x):
-    scores = x @ held(layer, "key.linear.weight") @ x.mT
+    scores = x @ held(layer, "key.weight") @ x.mT
     far = (torch.arange(12)[:, None] - torch.arange(12)).abs() > D
     return scores.masked_fill(far, -torch.inf).softmax(-1) @ x + layer.bias
 
@@ -339,7 +339,7 @@ def luong_local_p(layer, x, z):
     hidden, vector = held(layer, "hidden.weight"), held(layer, "vector.weight")[0]
     position = 12 * torch.sigmoid(torch.tanh(z @ hidden.T) @ vector)
     distance = torch.arange(12, dtype=F64) - position.unsqueeze(-1)
-    scores = z @ held(layer, "key.linear.weight") @ x.mT
+    scores = z @ held(layer, "key.weight") @ x.mT
     weights = scores.masked_fill(distance.abs() > D, -torch.inf).softmax(-1).nan_to_num(0.0)
     return (weights * torch.exp(-distance ** 2 / (2 * (D / 2) ** 2))) @ x + layer.bias
 
@@ -351,7 +351,7 @@ def relative(layer, x: Tensor, end: str) -> Tensor:
 
 
 def shaw_weights(layer, x: Tensor) -> Tensor:
-    q = by_heads(x, held(layer, "query.linear.weight"))
+    q = by_heads(x, held(layer, "query.weight"))
     key_side = torch.einsum("bknd,nmd->bknm", q, relative(layer, x, "1.table"))
     return ((products(layer, x) + key_side) / 8).softmax(-1)
 
@@ -409,8 +409,8 @@ def non_local_dot(layer, x):
 
 @reference
 def non_local_concatenation(layer, x):
-    theta_x = x @ held(layer, "theta.linear.weight").T + held(layer, "theta.linear.bias")
-    phi_x = x @ held(layer, "phi.linear.weight").T + held(layer, "phi.linear.bias")
+    theta_x = x @ held(layer, "theta.weight").T + held(layer, "theta.bias")
+    phi_x = x @ held(layer, "phi.weight").T + held(layer, "phi.bias")
     pair = torch.cat([theta_x.unsqueeze(1).expand(-1, 48, -1, -1), phi_x.unsqueeze(2).expand(-1, -1, 48, -1)], -1)
     f = (pair @ held(layer, "vector")[0]).relu()
     return attended(layer, x, (f / 48).unsqueeze(1))

@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from structconv.bases.attention import nodes
 from structconv.bases.base import Basis
+from structconv.bases.pairwise import nodes
 from structconv.mechanisms.expression import Mechanism
 from structconv.testing import SPECIMENS, Setup, suite
 

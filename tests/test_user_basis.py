@@ -41,8 +41,8 @@ class HaarTransform(Mechanism):
 
     size = property(lambda self: self.scales)
 
-    def build(self, setting):
-        return Haar(setting.num_inputs)
+    def build(self, inputs):
+        return Haar(inputs.num_inputs)
 
 
 SUITE = [*suite(Haar(8)), *suite(Specimen("haar mechanism", lambda: Setup(
@@ -65,7 +65,10 @@ def test_functional_form(path):
     x, theta = torch.randn(2, 8, 3, dtype=F64), torch.randn(4, 3, 5, dtype=F64)
     expected = torch.einsum("kmn,bmp,kpq->bnq", Haar(8).dense(F64), x, theta)
     torch.testing.assert_close(conv(x, Haar(8), theta, path=path), expected)
-    assert "rejected" in str(plan(x, Haar(8), theta)) or str(plan(x, Haar(8), theta))
+    made = plan(x, Haar(8), theta, path=path)
+    assert made.path == path or path is None
+    assert {one.path for one in made.candidates} == {"channels_first", "structure_first", "operator_first"}
+    assert all(one.rejected for one in made.candidates[1:]) and not made.candidates[0].rejected
 
 
 @pytest.mark.parametrize("weight", [None, Separable(rank=2), LowRank(2)])

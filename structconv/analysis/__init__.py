@@ -1,1 +1,3 @@
 """Looking at bases and layers: pictures and receptive fields."""
+
+__all__ = ()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from structconv import torch_private as private
 from structconv.primitives import csr as _csr  # noqa: F401 - registers the operators counted here
 from structconv.primitives import products as _products  # noqa: F401
 from structconv.primitives.native import additive as _additive  # noqa: F401
@@ -29,10 +30,12 @@ def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
     counted. The function is run once, without gradients.
     """
     ops = torch.ops.structconv
-    counted = {ops.spmm: _spmm_flops, ops.sddmm: _sddmm_flops, ops.project: _project_flops,
-               ops.affine_attention: _affine_flops, ops.bilinear_attention: _bilinear_flops,
-               ops.additive_attention: _bilinear_flops, ops.dense_additive_attention: _dense_additive_flops,
-               torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+    counted: dict[Any, Callable[..., int]] = {
+        ops.spmm: _spmm_flops, ops.sddmm: _sddmm_flops, ops.project: _project_flops,
+        ops.affine_attention: _affine_flops, ops.bilinear_attention: _bilinear_flops,
+        ops.additive_attention: _bilinear_flops, ops.dense_additive_attention: _dense_additive_flops}
+    if private.flash_attention is not None:
+        counted[private.flash_attention] = _attention_flops
     counter = FlopCounterMode(display=False, custom_mapping=counted)
     with torch.no_grad(), counter:
         fn(x)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from structconv.bases.attention import Pairwise, weights_at
 from structconv.bases.base import Algebra, Basis, operator, value
 from structconv.bases.cuboid import CuboidSpec, cuboid_offsets
 from structconv.bases.dense import Dense, Identity
+from structconv.bases.entrywise import Dropped, LeakyReLU, Mapped, Masked, Normalised, Outer, Product, Sum
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
 from structconv.bases.matrices import adjacency, random_walk, scaled_laplacian
 from structconv.bases.pairs import Block, Edges, Pairs
-from structconv.bases.pairwise import Dropped, LeakyReLU, Mapped, Masked, Normalised, Outer, Product, Sum
+from structconv.bases.pairwise import Pairwise, weights_at
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.positions import ClippedShifts, Distance, GaussianBump, GridLookup, Lookup
@@ -19,8 +19,6 @@ from structconv.bases.scores import (
     Bilinear,
     EdgeScore,
     PairFunction,
-    ProjectedAffine,
-    ProjectedBilinear,
     Score,
     Uniform,
 )
@@ -31,6 +29,6 @@ from structconv.bases.typed import Typed
 __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
            "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "GridLookup",
            "Identity", "LeakyReLU", "LinearSum", "Lookup", "Mapped", "Masked", "Normalised", "Outer", "PairFunction",
-           "Pairs", "Pairwise", "Polynomial", "Pooling", "Product", "ProjectedAffine", "ProjectedBilinear", "Repeated",
+           "Pairs", "Pairwise", "Polynomial", "Pooling", "Product", "Repeated",
            "Scaled", "Score", "Shift", "ShiftTransposed", "Sparse", "Sum", "Transposed", "Typed", "Uniform",
            "adjacency", "cuboid_offsets", "operator", "random_walk", "scaled_laplacian", "value", "weights_at"]

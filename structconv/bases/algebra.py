@@ -2,7 +2,7 @@
 
 The functions dispatch on type and are registered by name, so that the dunders of `Basis` and the expressions of
 mechanisms reach the same ones. What they make is in `linear.py` (nodes that act through their operands' primitives)
-and in `pairwise.py` (nodes that act entry by entry).
+and in `entrywise.py` (nodes that act entry by entry).
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.bases.attention import nodes
 from structconv.bases.base import Basis, operator
-from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
-from structconv.bases.pairs import NORMALIZATIONS
-from structconv.bases.pairwise import (
+from structconv.bases.entrywise import (
     Dropped,
     LeakyReLU,
     Mapped,
@@ -28,10 +25,17 @@ from structconv.bases.pairwise import (
     Sum,
     check_sizes,
 )
+from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
+from structconv.bases.pairs import NORMALIZATIONS
+from structconv.bases.pairwise import nodes
+from structconv.bases.spec import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
 from structconv.structures.supports import DenseMask, EdgeSupport, Padding, Support
+
+__all__ = ["Sizes", "add", "as_support", "compose", "concat", "depth", "draw_seed", "dropout", "entrywise",
+           "leaky_relu", "masked", "multiply", "normalize", "outer", "scaled", "softcap", "transpose"]
 
 
 def _check_bases(owner: str, first: Basis, second: Basis) -> None:
@@ -110,7 +114,7 @@ def multiply(first: Basis, second: Basis | Tensor | float) -> Basis:
         _check_same_entries("a * b", first, second)
         check_sizes("a * b", first, second)
         return _part_by_part("a * b", Product, first, second)
-    if not isinstance(second, Tensor):
+    if not isinstance(second, Tensor | Leaf):
         return _over_parts(first, lambda part: Scaled(part, float(second)))
     if second.numel() not in (1, first.size):
         raise ShapeError("c * a", f"a tensor c must have 1 or K={first.size} elements", tuple(second.shape))
@@ -244,7 +248,7 @@ def depth(basis: Basis) -> int:
 
 
 @operator("dropout")
-def dropout(basis: Basis, p: float, seed: Tensor | None = None) -> Basis:
+def dropout(basis: Basis, p: float, seed: Tensor | None = None, stream: int = 0) -> Basis:
     """Zero each weight with probability p; the seed is drawn from torch's generator unless it is given."""
     if not 0 <= p < 1:
         raise ConfigError("dropout", "p must be in [0, 1)", p)
@@ -252,8 +256,8 @@ def dropout(basis: Basis, p: float, seed: Tensor | None = None) -> Basis:
         return basis
     seed = draw_seed() if seed is None else seed
     if isinstance(basis, Concat):
-        return Concat(tuple(dropout(part, p, seed + number) for number, part in enumerate(basis.parts)))
-    return Dropped(basis, p, seed)
+        return Concat(tuple(dropout(part, p, seed, number) for number, part in enumerate(basis.parts)))
+    return Dropped(basis, p, seed, stream)
 
 
 def draw_seed() -> Tensor:

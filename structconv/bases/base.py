@@ -8,16 +8,17 @@ The algebra's operators live in `algebra.py`, which registers them in `OPERATORS
 from __future__ import annotations
 
 import abc
-import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeVar, cast, dataclass_transform
 
 import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
 from structconv.pictures import basis_png
-from structconv.structures.values import fields_only
+from structconv.structures.values import FrozenValue, field_names, frozen, size_class, tensors_in
+
+__all__ = ["OPERATORS", "Algebra", "Basis", "ScoreMaps", "operator", "value"]
 
 if TYPE_CHECKING:
     from structconv.bases.pairs import Pairs
@@ -41,10 +42,7 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @dataclass_transform(frozen_default=True, eq_default=False)
 def value(cls: _Class) -> _Class:
     """Make `cls` a frozen dataclass compared by identity, and a pytree, so that blocks can be recomputed over it."""
-    made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-    made.__getstate__ = fields_only
-    torch.export.register_dataclass(made, serialized_type_name=f"{made.__module__}.{made.__qualname__}")
-    return made
+    return cast(_Class, frozen(cls, eq=False, init=True))
 
 
 class Algebra:
@@ -136,7 +134,7 @@ class ScoreMaps(Algebra):
         return self._operate("softcap", self, cap=cap)
 
 
-class Basis(ScoreMaps, abc.ABC):
+class Basis(FrozenValue, ScoreMaps, abc.ABC):
     """A lazy tensor A of shape (..., K, M, N): K matrices from M inputs to N outputs.
 
     A subclass gives `size`, `num_inputs`, `num_outputs` and `dense()`; everything else has a default.
@@ -196,13 +194,6 @@ class Basis(ScoreMaps, abc.ABC):
         """sum_k A_k^T r_k: (..., K, M, C) -> (..., N, C)."""
         return self.apply(r).sum(-3)
 
-    def ready(self, primitive: str) -> Callable[[Tensor], Tensor]:
-        """The primitive of this name, with all looked up that depends on the basis alone.
-
-        It holds as long as no tensor of the basis changes, and leaves the checks of its argument to its caller.
-        """
-        return getattr(self, primitive)
-
     def pattern(self) -> Graph | None:
         """The pairs outside which every entry is zero, listed; `None` where any pair may count."""
         return None
@@ -223,6 +214,12 @@ class Basis(ScoreMaps, abc.ABC):
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Any:
         return OPERATORS[name](*args, **options)
+
+    def _static(self) -> Hashable:
+        if field_names(self):
+            held = [id(t) for t in tensors_in(self)]  # tensors that are one have one stand-in
+            return super()._static(), tuple(map(held.index, held)) if len(set(held)) < len(held) else ()
+        return type(self), self.size, *map(size_class, (self.num_inputs, self.num_outputs, *self.batch_shape))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(K={self.size}, M={self.num_inputs}, N={self.num_outputs})"

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from structconv.errors import ConfigError
 
+__all__ = ["CuboidSpec", "Ints", "Offset", "cuboid_offsets", "per_axis", "recognise"]
+
 Offset = tuple[int, ...]
 Ints = int | Sequence[int]
 

@@ -9,8 +9,10 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs
 from structconv.errors import ShapeError
 from structconv.memo import derived
-from structconv.shapes import check_alike, check_positive
+from structconv.shapes import alike, check_positive
 from structconv.structures.graph import Graph
+
+__all__ = ["Dense", "Identity", "check_heads"]
 
 
 def check_heads(basis: Basis, r: Tensor) -> None:
@@ -73,20 +75,19 @@ class Dense(Basis):
 
     def apply(self, r: Tensor) -> Tensor:
         check_heads(self, r)
-        check_alike("Dense", r, self.a, name="r", other_name="a")
-        return self.a.mT @ r
+        return alike("Dense", r, self.a, name="r", other_name="a").mT @ r
 
     def analysis(self, x: Tensor) -> Tensor:
         self.check_input(x, "Dense")
-        check_alike("Dense", x, self.a, other_name="a")
-        return (self.a.mT.flatten(-3, -2) @ x).unflatten(-2, (self.size, self.num_outputs))
+        a = alike("Dense", x, self.a, other_name="a")
+        return (a.mT.flatten(-3, -2) @ x).unflatten(-2, (self.size, self.num_outputs))
 
     def synthesis(self, r: Tensor) -> Tensor:
         check_heads(self, r)
-        check_alike("Dense", r, self.a, name="r", other_name="a")
+        a = alike("Dense", r, self.a, name="r", other_name="a")
         if r.shape[-3] != self.size:
-            return self.a.sum(-3).mT @ r.squeeze(-3)
-        return self.a.flatten(-3, -2).mT @ r.flatten(-3, -2)
+            return a.sum(-3).mT @ r.squeeze(-3)
+        return a.flatten(-3, -2).mT @ r.flatten(-3, -2)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.pick(self.a)
@@ -107,6 +108,8 @@ class Identity(Basis):
         size: K.
         device: where the pairs of `pattern()` are listed; the products follow their x.
     """
+
+    ENTRY_COUNTS = ("n",)
 
     n: int
     size: int = 1

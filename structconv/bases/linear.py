@@ -9,14 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from structconv.bases.attention import Pairwise, entries, reach
 from structconv.bases.base import Basis, value
+from structconv.bases.entrywise import Unary
 from structconv.bases.pairs import Edges, Pairs
-from structconv.bases.pairwise import Unary
+from structconv.bases.pairwise import Pairwise, entries, reach
 from structconv.errors import ShapeError
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
+
+__all__ = ["Composed", "Concat", "LinearSum", "Operands", "Repeated", "Scaled", "Transposed"]
 
 
 def _fold(t: Tensor) -> Tensor:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.memo import derived
 from structconv.structures.graph import Graph
+
+__all__ = ["NORMALIZATIONS", "adjacency", "random_walk", "scaled_laplacian"]
 
 NORMALIZATIONS = ("sym", "row", None)
 
@@ -75,6 +78,8 @@ def _normalised(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Tens
 
 
 def _weights(graph: Graph, dtype: torch.dtype) -> Tensor:
+    if not is_compiling():
+        graph.layouts()  # refuses an index out of range before anything is gathered by it
     if graph.edge_weight is None:
         return torch.ones(graph.num_edges, dtype=dtype, device=graph.edge_index.device)
     return graph.edge_weight.to(dtype)

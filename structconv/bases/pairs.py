@@ -16,12 +16,13 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError
-from structconv.memo import derived
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.csr import sddmm
 from structconv.primitives.segments import masked_softmax, segment_softmax, segment_sum
 from structconv.structures.graph import Graph
-from structconv.structures.supports import EdgeSupport, Support
+from structconv.structures.supports import Support
+
+__all__ = ["BLOCK_ELEMENTS", "NORMALIZATIONS", "Block", "Edges", "Pairs", "full", "listed_graph", "normalized"]
 
 #: Elements that a temporary of one block may have: 64 MB in float32.
 BLOCK_ELEMENTS = 1 << 24
@@ -198,7 +199,7 @@ class Edges(Pairs):
     def _lists(self, support: Support | None) -> bool:
         if support is None:
             return True
-        graph, exact = _listing(support, self.num_inputs, self.num_outputs, self.device)
+        graph, exact = support.listing(self.num_inputs, self.num_outputs, self.device)
         return exact and graph is self.graph
 
     def source(self, t: Tensor) -> Tensor:
@@ -255,28 +256,10 @@ class Edges(Pairs):
         return self.graph.source, self.graph.num_inputs
 
 
-def _listing(support: Support, num_inputs: int, num_outputs: int, device: torch.device) -> tuple[Graph | None, bool]:
-    """A list outside which no pair of the support exists, and whether it has exactly those that do."""
-    if isinstance(support, EdgeSupport):
-        return support.edges(num_inputs, num_outputs, device), True
-    exact = derived(support, ("edges", num_inputs, num_outputs, device),
-                    lambda: support.edges(num_inputs, num_outputs, device))
-    return (exact, True) if exact is not None else (support.candidates(num_inputs, num_outputs, device), False)
-
-
 def listed_graph(basis: Basis) -> Graph | None:
     """The pairs of a basis's support as a graph, where the support is sparse."""
     support = basis.support()
-    return None if support is None else _listing(support, basis.num_inputs, basis.num_outputs, basis.device)[0]
-
-
-def exact_graph(basis: Basis) -> Graph | None:
-    """The pairs of a basis's support as a graph that has no others, where there is one."""
-    support = basis.support()
-    if support is None:
-        return None
-    graph, exact = _listing(support, basis.num_inputs, basis.num_outputs, basis.device)
-    return graph if exact else None
+    return None if support is None else support.listing(basis.num_inputs, basis.num_outputs, basis.device)[0]
 
 
 def _axis(over: str) -> int:

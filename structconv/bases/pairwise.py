@@ -1,299 +1,216 @@
-"""Operators that act entry by entry: sum, product, outer product, mask, map, normalisation, dropout.
+"""How an expression of scores is applied: along the edges of its pattern, or in blocks of the (M, N) rectangle.
 
-A node holds its children and restricts, combines or transforms what they give at the same pairs. Absent pairs (those
-that a mask dropped) stay absent through every node above the mask.
+`Pairwise` is the base of every basis that is defined by its entries rather than by a product. Where the pairs that
+count are listed (a graph, a window), the entries are evaluated there and applied as a sparse product: O(E K + N C)
+memory. Elsewhere blocks of outputs are evaluated, applied and forgotten, and evaluated again in the backward pass:
+O(N C) memory beside one block. Normalisation over outputs needs whole rows, so such expressions run in blocks of
+inputs, summed. The entries are never held whole unless `dense()` asks for them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from structconv.bases.attention import Pairwise, both, complete, entries, reach
-from structconv.bases.base import Basis, value
-from structconv.bases.pairs import Pairs, listed_graph, normalized
-from structconv.errors import ShapeError
-from structconv.primitives.hashing import hash_uniform
-from structconv.shapes import broadcast
-from structconv.structures.graph import Graph, distinct
-from structconv.structures.supports import Support
+from structconv.bases.base import Basis
+from structconv.bases.pairs import Block, Edges, Pairs, full, listed_graph
+from structconv.bases.sparse import Sparse
+from structconv.memo import values_known
+from structconv.primitives.blocks import recompute_blocks
+from structconv.primitives.segments import segment_sum
+from structconv.structures.supports import EdgeSupport, Support
+from structconv.structures.values import field_names, map_tensors, tensors_in
+
+__all__ = ["BLOCK_ELEMENTS", "Pairwise", "both", "children", "complete", "entries", "listed", "nodes", "reach",
+           "weights_at"]
+
+#: Elements that a temporary of one block may have: 8 MB in float32, of which a cache holds a few.
+BLOCK_ELEMENTS = 1 << 21
 
 
-class Unary(Pairwise):
-    """A node over one child, whose sizes, support and pattern it shares."""
-
-    child: Basis
-
-    @property
-    def size(self) -> int:
-        return self.child.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.child.num_inputs
+class Pairwise(Basis):
+    """A basis given by its entries at pairs; a subclass implements `evaluate` and, if it restricts them, `support`."""
 
     @property
-    def num_outputs(self) -> int:
-        return self.child.num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.child.batch_shape
+    def width(self) -> int:
+        """Numbers held at one pair while it is evaluated, for one head."""
+        return 1
 
     @property
     def device(self) -> torch.device:
-        return self.child.device
+        """The device of the tensors that the entries are made of, or of the bases where these hold none."""
+        tensor = next(iter(tensors_in(self)), None)
+        return next(children(self)).device if tensor is None else tensor.device
 
     @property
-    def has_scores(self) -> bool:
-        return self.child.has_scores
+    def dtype(self) -> torch.dtype | None:
+        """The floating dtype of the tensors that the entries are made of; `None` where there are none."""
+        held = (t.dtype for t in tensors_in(self) if t.is_floating_point())
+        below = (getattr(child, "dtype", None) for child in children(self))
+        return next((dtype for dtype in (*held, *below) if dtype is not None), None)
 
-    def support(self) -> Support | None:
-        return self.child.support()
+    def reach(self) -> Support | None:
+        """The pairs outside which a mask makes every entry zero; `None` where no mask says so."""
+        return self.support()
 
+    def apply(self, r: Tensor) -> Tensor:
+        return _contract(self, r, sum_heads=False)
 
-class Binary(Pairwise):
-    """A node over two children with equal M and N."""
+    def analysis(self, x: Tensor) -> Tensor:
+        return _contract(self, x.unsqueeze(-3), sum_heads=False)
 
-    first: Basis
-    second: Basis
+    def synthesis(self, r: Tensor) -> Tensor:
+        return _contract(self, r, sum_heads=True)
 
-    @property
-    def num_inputs(self) -> int:
-        return self.first.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.first.num_outputs
-
-    @property
-    def size(self) -> int:
-        return max(self.first.size, self.second.size)
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.first.batch_shape, self.second.batch_shape)
-
-    @property
-    def has_scores(self) -> bool:
-        return self.first.has_scores or self.second.has_scores
-
-    def support(self) -> Support | None:
-        return both(self.first.support(), self.second.support())
-
-    def __post_init__(self) -> None:
-        for name in ("num_inputs", "num_outputs"):
-            if getattr(self.first, name) != getattr(self.second, name):
-                letter = "M" if name == "num_inputs" else "N"
-                raise ShapeError(type(self).__name__, f"both bases must have the same {letter}",
-                                 f"{getattr(self.first, name)} and {getattr(self.second, name)}")
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or self.dtype or torch.get_default_dtype()
+        pairs = listed(self, dtype)
+        if pairs is not None:
+            return Sparse(pairs.graph, entries(self, pairs).to(dtype)).dense(dtype)
+        return entries(self, full(self.num_inputs, self.num_outputs, dtype, self.device)).to(dtype)
 
 
-def _common_pattern(first: Basis, second: Basis) -> Graph | None:
-    """Where a product can be evaluated sparsely: a side that normalises must see all of its own pairs.
+def entries(basis: Basis, pairs: Pairs) -> Tensor:
+    """The entries at `pairs`, exactly zero at those that are absent."""
+    a = basis.evaluate(pairs)
+    keep = pairs.keep(basis.support())
+    return a if keep is None else torch.where(keep, a, torch.zeros((), dtype=a.dtype, device=a.device))
 
-    Of two matrices each pair is listed once, since the product of sums over repeated edges is no sum over them.
+
+def listed(basis: Basis, dtype: torch.dtype) -> Edges | None:
+    """The pairs that count as a list of edges, where the support or the pattern is sparse.
+
+    Where a node normalises, only its own pattern will do: a mask above it may list fewer pairs than it sums over.
     """
-    patterns = [basis.pattern() for basis in (first, second) if complete(basis)]
-    if patterns:
-        return patterns[0] if all(graph is patterns[0] for graph in patterns) else None
-    graph = first.pattern() or second.pattern()
-    if graph is None or first.has_scores or second.has_scores:
-        return graph
-    return distinct(graph)
+    graph = None if complete(basis) else listed_graph(basis)
+    graph = basis.pattern() if graph is None else graph
+    return None if graph is None else Edges(graph, dtype)
 
 
-def check_sizes(owner: str, first: Basis, second: Basis) -> None:
-    """Raise `ShapeError` unless the sizes K are equal or one of them is 1."""
-    if first.size != second.size and 1 not in (first.size, second.size):
-        raise ShapeError(owner, "the sizes K of both bases must be equal, or one of them 1",
-                         f"{first.size} and {second.size}", "Use a.outer(b) for every pair of heads.")
+def reach(basis: Basis) -> Support | None:
+    """`Pairwise.reach` of any basis."""
+    return basis.reach() if isinstance(basis, Pairwise) else basis.support()
 
 
-@value
-class Sum(Binary):
-    """a_k + b_k."""
-
-    first: Basis
-    second: Basis
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("a + b", self.first, self.second)
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return self.first.evaluate(pairs) + self.second.evaluate(pairs)
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} + {self.second!r})"
+def both(first: Support | None, second: Support | None) -> Support | None:
+    """The pairs in both supports, `None` standing for all."""
+    if first is None or second is None:
+        return second if first is None else first
+    if first is second or _same_edges(first, second):
+        return second
+    return first & second
 
 
-@value
-class Product(Binary):
-    """a_k * b_k, entry by entry; evaluated only where the sparser of the two is not zero."""
-
-    first: Basis
-    second: Basis
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("a * b", self.first, self.second)
-
-    def pattern(self) -> Graph | None:
-        return _common_pattern(self.first, self.second)
-
-    def reach(self) -> Support | None:
-        return both(reach(self.first), reach(self.second))
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return self.first.evaluate(pairs) * self.second.evaluate(pairs)
-
-    def __repr__(self) -> str:
-        return f"({self.first!r} * {self.second!r})"
+def _same_edges(first: Support, second: Support) -> bool:
+    return (isinstance(first, EdgeSupport) and isinstance(second, EdgeSupport)
+            and first.graph.edge_index is second.graph.edge_index)
 
 
-@value
-class Outer(Binary):
-    """a_k' * b_k'', entry by entry, for every pair of heads; k = k' K'' + k''."""
-
-    first: Basis
-    second: Basis
-
-    @property
-    def size(self) -> int:
-        return self.first.size * self.second.size
-
-    def pattern(self) -> Graph | None:
-        return _common_pattern(self.first, self.second)
-
-    def reach(self) -> Support | None:
-        return both(reach(self.first), reach(self.second))
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        axis = -1 - len(pairs.shape)
-        first, second = self.first.evaluate(pairs), self.second.evaluate(pairs)
-        return (first.unsqueeze(axis) * second.unsqueeze(axis - 1)).flatten(axis - 1, axis)
-
-    def __repr__(self) -> str:
-        return f"{self.first!r}.outer({self.second!r})"
+def weights_at(basis: Basis, dtype: torch.dtype) -> Tensor:
+    """The entries where they count: (..., K, E) along the basis's edges in their order, else (..., K, M, N)."""
+    pairs = listed(basis, dtype) if isinstance(basis, Pairwise) else None
+    if pairs is None and isinstance(basis, Sparse):
+        pairs = Edges(basis.graph, dtype)
+    return basis.dense(dtype) if pairs is None else entries(basis, pairs)
 
 
-@value
-class Masked(Unary):
-    """Only the pairs that `keep` contains exist."""
-
-    child: Basis
-    mask: Support
-
-    def support(self) -> Support:
-        return both(self.child.support(), self.mask)  # type: ignore[return-value]
-
-    def reach(self) -> Support | None:
-        return both(reach(self.child), self.mask)
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return self.child.evaluate(pairs)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.masked(keep={self.mask!r})"
+def children(basis: Basis) -> Iterator[Basis]:
+    """The bases that a node of an expression holds."""
+    if dataclasses.is_dataclass(basis):
+        for field in dataclasses.fields(basis):
+            held = getattr(basis, field.name)
+            yield from (part for part in (held if isinstance(held, tuple) else (held,)) if isinstance(part, Basis))
 
 
-@value
-class Mapped(Unary):
-    """fn(a_kmn), entry by entry."""
-
-    child: Basis
-    fn: Callable[[Tensor], Tensor]
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return self.fn(self.child.evaluate(pairs))
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.map({getattr(self.fn, '__name__', self.fn)})"
+def nodes(basis: Basis) -> Iterator[Basis]:
+    """The expression's nodes, itself first."""
+    yield basis
+    for child in children(basis):
+        yield from nodes(child)
 
 
-@value
-class LeakyReLU(Unary):
-    """max(a, 0) + negative_slope min(a, 0); a type of its own because kernels use that it is monotone."""
-
-    child: Basis
-    negative_slope: float
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return torch.nn.functional.leaky_relu(self.child.evaluate(pairs), self.negative_slope)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.leaky_relu({self.negative_slope})"
+def complete(basis: Basis) -> frozenset[str]:
+    """Along what ("inputs", "outputs") all pairs must be evaluated together, because some node normalises."""
+    found = {basis.normalizes} - {""}
+    for child in children(basis):
+        found |= complete(child)
+    return frozenset(_OTHER[over] for over in found) if basis.flips else frozenset(found)
 
 
-@value
-class Normalised(Unary):
-    """Weights from scores: "softmax", "sum", "count" or "sigmoid", over inputs or outputs; absent pairs weigh zero."""
+_OTHER = {"inputs": "outputs", "outputs": "inputs"}
 
-    child: Basis
-    kind: str
-    over: str
 
-    @property
-    def has_scores(self) -> bool:
-        return False
+def _contract(basis: Pairwise, r: Tensor, *, sum_heads: bool) -> Tensor:
+    pairs = listed(basis, r.dtype)
+    if pairs is None:
+        return _in_blocks(basis, r, sum_heads)
+    sparse = Sparse(pairs.graph, entries(basis, pairs).to(r.dtype))
+    keep = pairs.keep(reach(basis))
+    bad = None if keep is None else _not_finite(r)
+    if keep is None or bad is None:
+        return sparse.synthesis(r) if sum_heads else sparse.apply(r.expand(*r.shape[:-3], basis.size, *r.shape[-2:]))
+    touched = (keep & pairs.source(bad)).to(r.dtype)
+    reached = segment_sum(touched, pairs.target_index(), basis.num_outputs) > 0
+    y = sparse.apply(r.masked_fill(bad.unsqueeze(-1), 0).expand(*r.shape[:-3], basis.size, *r.shape[-2:]))
+    y = y.masked_fill(reached.unsqueeze(-1), torch.nan)
+    return y.sum(-3) if sum_heads else y
 
-    @property
-    def normalizes(self) -> str:  # type: ignore[override]
-        return "" if self.kind == "sigmoid" else self.over
 
-    def support(self) -> Support | None:
+def _not_finite(r: Tensor) -> Tensor | None:
+    """Which rows of r (..., M, C) are not finite, (..., M); `None` where all are, or where values are not known."""
+    if torch.compiler.is_compiling():
         return None
-
-    def pattern(self) -> Graph | None:
-        graph = listed_graph(self.child)
-        if complete(self.child) and graph is not self.child.pattern():
-            graph = None
-        return self.child.pattern() if graph is None and self.kind == "sum" else graph
-
-    def reach(self) -> Support | None:
-        return self.child.support()
-
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        return normalized(self.child.evaluate(pairs), pairs, self.child.support(), self.kind, self.over)
-
-    def __repr__(self) -> str:
-        return f"{self.child!r}.normalize({self.kind!r}, over={self.over!r})"
+    bad = ~r.isfinite().all(-1)
+    return bad if not values_known(bad) or bad.any() else None
 
 
-@value
-class Dropped(Unary):
-    """Weights, each zeroed with probability p and else divided by 1 - p.
+def _in_blocks(basis: Pairwise, r: Tensor, sum_heads: bool) -> Tensor:
+    tensors = tensors_in(basis)
+    opaque = not all(map(field_names, nodes(basis)))
+    together = complete(basis)
+    by_rows = "outputs" in together
+    whole = opaque or len(together) == 2 or torch.compiler.is_compiling()
+    blocks = _blocks(basis, r, by_rows, whole)
 
-    Whether a weight falls is a function of the seed and of its indices (batch, k, m, n), so that it does not matter
-    in which blocks, in which pass or along which edges it is evaluated.
-    """
+    def contract(block: Block, *values: Tensor) -> Tensor:
+        supply = iter(values[:-1])
+        tree = basis if opaque else map_tensors(basis, lambda _: next(supply))
+        rows = values[-1] if len(blocks) == 1 or not by_rows else values[-1][..., slice(*block.rows), :]
+        y = _product(tree, block, rows)
+        return y.sum(-3) if sum_heads else y
 
-    child: Basis
-    p: float
-    seed: Tensor
+    if len(blocks) == 1:
+        return contract(blocks[0], *tensors, r)
+    return recompute_blocks(contract, [*tensors, r], blocks, reduce="sum" if by_rows else "cat", dim=-2)
 
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
 
-    def reach(self) -> Support | None:
-        return reach(self.child)
+def _blocks(basis: Pairwise, r: Tensor, by_rows: bool, whole: bool) -> list[Block]:
+    size_m, size_n = basis.num_inputs, basis.num_outputs
+    if whole:
+        return [full(size_m, size_n, r.dtype, r.device)]
+    batch = 1
+    for size in torch.broadcast_shapes(basis.batch_shape, r.shape[:-3]):
+        batch *= size
+    width = max((getattr(node, "width", 1) for node in nodes(basis)), default=1)
+    across, along = (size_n, size_m) if by_rows else (size_m, size_n)
+    step = max(1, BLOCK_ELEMENTS // max(1, batch * basis.size * width * across))
+    spans = [(start, min(start + step, along)) for start in range(0, along, step)] or [(0, 0)]
+    whole_m, whole_n = (0, size_m), (0, size_n)
+    return [Block(size_m, size_n, span if by_rows else whole_m, whole_n if by_rows else span, r.dtype, r.device)
+            for span in spans]
 
-    def evaluate(self, pairs: Pairs) -> Tensor:
-        a = entries(self.child, pairs)
-        rank = len(pairs.shape)
-        lead, heads = a.shape[:-rank - 1], a.shape[-rank - 1]
-        batch = torch.arange(math.prod(lead), device=a.device).view(*lead, 1, *(1,) * rank)
-        head = torch.arange(heads, device=a.device).view(-1, *(1,) * rank)
-        pair = pairs.source_index() * pairs.num_outputs + pairs.target_index()
-        kept = hash_uniform(self.seed, batch, head, pair) >= self.p
-        return torch.where(kept, a / (1 - self.p), torch.zeros((), dtype=a.dtype, device=a.device))
 
-    def __repr__(self) -> str:
-        return f"{self.child!r}.dropout({self.p})"
+def _product(basis: Basis, block: Block, r: Tensor) -> Tensor:
+    """A^T r over a block. Rows of r that are not finite reach only the outputs whose pair with them exists."""
+    a = entries(basis, block).to(r.dtype)
+    mask = reach(basis)
+    bad = None if mask is None else _not_finite(r)
+    keep = None if bad is None else block.keep(mask)
+    if keep is None or bad is None:
+        return a.mT @ r
+    reached = (keep & bad.unsqueeze(-1)).any(-2)
+    y = a.mT @ r.masked_fill(bad.unsqueeze(-1), 0)
+    return y.masked_fill(reached.unsqueeze(-1), torch.nan)

@@ -12,7 +12,9 @@ from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
-from structconv.shapes import check_alike, check_choice
+from structconv.shapes import alike, check_choice
+
+__all__ = ["KINDS", "Polynomial"]
 
 KINDS = ("chebyshev", "monomial")
 
@@ -136,8 +138,7 @@ class Polynomial(Basis):
         if values is not None:
             if values.requires_grad and torch.is_grad_enabled():
                 return None
-            check_alike("Sparse", x, values, other_name="values")
-            values = values.flatten()
+            values = alike("Sparse", x, values).flatten()
         return graph.by_target(), graph.by_source(), values
 
     def _times(self, x: Tensor) -> Tensor:

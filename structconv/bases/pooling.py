@@ -13,6 +13,8 @@ from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 
+__all__ = ["Pooling"]
+
 
 @value
 class Pooling(Basis):

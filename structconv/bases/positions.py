@@ -7,14 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from structconv.bases.attention import Pairwise
 from structconv.bases.base import value
 from structconv.bases.pairs import Pairs
+from structconv.bases.pairwise import Pairwise
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.structures.grid import Grid
+
+__all__ = ["BUCKETS", "ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup", "bucket", "bucket_count"]
 
 BUCKETS = ("clip", "log", "log_causal", "position")
 
@@ -158,6 +160,8 @@ class Distance(Sized, Score):
 @value
 class GaussianBump(Pairwise):
     """a_mn = exp(-(m - centre_n)^2 / (2 deviation^2)), centre (..., N): Luong's local attention (2015, eq. 10)."""
+
+    ENTRY_COUNTS = ("inputs",)
 
     centre: Tensor
     deviation: float

@@ -6,22 +6,22 @@ produced the tensors, a module with parameters, is of no concern here; kernels m
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from structconv.bases.attention import Pairwise, nodes
-from structconv.bases.base import Basis, value
+from structconv.bases.base import value
 from structconv.bases.pairs import Edges, Pairs
+from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
-from structconv.primitives.products import product, split_heads
+from structconv.memo import values_known
 from structconv.primitives.segments import segment_sum
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
+
+__all__ = ["Additive", "Affine", "Bilinear", "EdgeScore", "PairFunction", "Products", "Score", "Terms", "Uniform"]
 
 
 def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Tensor, target: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Te
     No gradient passes through such a pair, so that a mask above it keeps the NaN from all other entries.
     """
     known = source.isfinite().all(-1), target.isfinite().all(-1)
-    if torch.compiler.is_compiling() or (known[0].all() and known[1].all()):
+    if torch.compiler.is_compiling() or (values_known(*known) and known[0].all() and known[1].all()):
         return score(source, target)
     zeroed = [t.masked_fill(~finite.unsqueeze(-1), 0) for t, finite in zip((source, target), known, strict=True)]
     return score(*zeroed).masked_fill(~(pairs.source(known[0]) & pairs.target(known[1])), torch.nan)
@@ -67,70 +67,6 @@ class Bilinear(QueryKey, Products):
     key: Tensor
 
 
-@value
-class ProjectedBilinear(Products):
-    """a_kmn = <query_kn, key_km> of query = z of_query^T + query_bias and key = x of_key^T + key_bias, by heads.
-
-    x (..., M, P), z (..., N, P'), of_query (K D, P'), of_key (K D, P), biases (K D) or None, heads K. A kernel that is
-    applied to projections of this very x makes them all in one product; for any other, `computed` makes query and key.
-    """
-
-    x: Tensor
-    z: Tensor
-    of_query: Tensor
-    of_key: Tensor
-    query_bias: Tensor | None
-    key_bias: Tensor | None
-    heads: int
-
-    @property
-    def query(self) -> Tensor:  # type: ignore[override]
-        """(..., K, N, D), made at every call."""
-        return split_heads(product(self.z, self.of_query.mT, self.query_bias), self.heads, self.depth)
-
-    @property
-    def key(self) -> Tensor:  # type: ignore[override]
-        """(..., K, M, D), made at every call."""
-        return split_heads(product(self.x, self.of_key.mT, self.key_bias), self.heads, self.depth)
-
-    @property
-    def depth(self) -> int:
-        return self.of_key.shape[0] // self.heads
-
-    @property
-    def size(self) -> int:
-        return self.heads
-
-    @property
-    def num_inputs(self) -> int:
-        return self.x.shape[-2]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.z.shape[-2]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.x.shape[:-2], self.z.shape[:-2]))
-
-
-def computed(basis: Basis) -> Basis:
-    """The expression with every `ProjectedBilinear` as the `Bilinear` that it stands for; itself without any."""
-    if isinstance(basis, ProjectedBilinear):
-        return Bilinear(basis.query, basis.key)
-    if not any(isinstance(node, ProjectedBilinear) for node in nodes(basis)):
-        return basis
-    held: Any = basis
-    fields = {field.name: getattr(basis, field.name) for field in dataclasses.fields(held)}
-    return dataclasses.replace(held, **{name: _computed(field) for name, field in fields.items()})
-
-
-def _computed(field: Any) -> Any:
-    if isinstance(field, tuple):
-        return tuple(_computed(part) for part in field)
-    return computed(field) if isinstance(field, Basis) else field
-
-
 class Terms(Score):
     """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N)."""
 
@@ -163,45 +99,6 @@ class Affine(Terms):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.source.shape[:-2], self.target.shape[:-2])
-
-
-@value
-class ProjectedAffine(Terms):
-    """a_kmn = <of_source_k, x_km> + <of_target_k, z_kn>, with x (..., K, M, C), z (..., K, N, C), vectors (K, C).
-
-    A kernel that is applied to this very x computes the terms, and their gradients, as it passes over the rows.
-    """
-
-    x: Tensor
-    z: Tensor
-    of_source: Tensor
-    of_target: Tensor
-
-    @property
-    def source(self) -> Tensor:  # type: ignore[override]
-        """(..., K, M)."""
-        return (self.x @ self.of_source.unsqueeze(-1)).squeeze(-1)
-
-    @property
-    def target(self) -> Tensor:  # type: ignore[override]
-        """(..., K, N)."""
-        return (self.z @ self.of_target.unsqueeze(-1)).squeeze(-1)
-
-    @property
-    def size(self) -> int:
-        return self.of_source.shape[0]
-
-    @property
-    def num_inputs(self) -> int:
-        return self.x.shape[-2]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.z.shape[-2]
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.x.shape[:-3], self.z.shape[:-3])
 
 
 @value

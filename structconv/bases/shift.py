@@ -21,6 +21,8 @@ from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 
+__all__ = ["PADDINGS", "Shift", "ShiftTransposed"]
+
 PADDINGS = ("zeros", "circular", "reflect", "replicate", "none")
 
 
@@ -110,7 +112,8 @@ class Shift(Basis):
         if spec is None or isinstance(self.grid, GridBatch) or self.num_outputs == 0 or self.num_inputs == 0:
             return None
         if mode == "zeros":
-            return spec
+            cut = zip(spec.pad_low, spec.pad_high, self.grid.shape, strict=True)
+            return None if any(min(low, high) < -size for low, high, size in cut) else spec
         room = {"circular": 0, "reflect": -1, "replicate": None}[mode]
         for low, high, size in zip(spec.pad_low, spec.pad_high, self.grid.shape, strict=True):
             if min(low, high) < 0 or (room is not None and max(low, high) > size + room):

@@ -9,9 +9,13 @@ from structconv.bases.base import Basis
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 
+__all__ = ["GraphValues", "OnGraph", "QueryKey", "Sized", "SourceTarget"]
+
 
 class Sized(Basis):
     """Entries that no tensor with M or N rows gives: the sizes are told."""
+
+    ENTRY_COUNTS = ("inputs", "outputs")
 
     inputs: int
     outputs: int

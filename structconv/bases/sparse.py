@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,9 +14,11 @@ from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import GraphValues
 from structconv.errors import ConfigError, ShapeError
 from structconv.memo import derived
-from structconv.primitives.csr import edge_product, spmm
-from structconv.shapes import check_alike
+from structconv.primitives.csr import spmm
+from structconv.shapes import alike
 from structconv.structures.graph import Graph
+
+__all__ = ["Sparse"]
 
 
 @value
@@ -91,20 +93,6 @@ class Sparse(GraphValues):
     def synthesis(self, r: Tensor) -> Tensor:
         return self._product(r, sum_heads=True)
 
-    def ready(self, primitive: str) -> Callable[[Tensor], Tensor]:
-        ahead, back, values = self.graph.by_target(), self.graph.by_source(), self.values
-        row = values.unsqueeze(0) if values is not None and values.dim() == 1 else values
-        summed, single = primitive == "synthesis", self.size == 1 and (row is None or row.dim() == 2)
-
-        def product(r: Tensor) -> Tensor:
-            r = r.unsqueeze(-3) if primitive == "analysis" else r
-            if single and r.dim() == 3 and r.shape[0] == 1:
-                y = edge_product(*ahead, *back, row, r, 1)
-                return y.squeeze(0) if summed else y
-            return spmm(ahead, back, values, r, sum_heads=summed)
-
-        return product
-
     def pattern(self) -> Graph:
         return self.graph
 
@@ -143,6 +131,5 @@ class Sparse(GraphValues):
 
     def _product(self, r: Tensor, sum_heads: bool) -> Tensor:
         check_heads(self, r)
-        if self.values is not None:
-            check_alike("Sparse", r, self.values, other_name="values")
-        return spmm(self.graph.by_target(), self.graph.by_source(), self.values, r, sum_heads=sum_heads)
+        values = None if self.values is None else alike("Sparse", r, self.values)
+        return spmm(self.graph.by_target(), self.graph.by_source(), values, r, sum_heads=sum_heads)

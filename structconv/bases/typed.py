@@ -16,9 +16,11 @@ from structconv.errors import ShapeError, StructureError
 from structconv.memo import derived, is_plain
 from structconv.primitives.csr import spmm
 from structconv.primitives.layout import Csr, compress
-from structconv.shapes import check_alike, check_positive
+from structconv.shapes import alike, check_positive
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.relations import KnowledgeGraph
+
+__all__ = ["Typed", "relational"]
 
 T = TypeVar("T")
 
@@ -127,13 +129,12 @@ class Typed(GraphValues):
 
     def _product(self, x: Tensor, stacked_inputs: bool, stacked_outputs: bool) -> Tensor:
         """The product over all edges, from rows m, or m K + k, to rows n, or n K + k."""
-        if self.values is not None:
-            check_alike("Typed", x, self.values, other_name="values")
+        values = None if self.values is None else alike("Typed", x, self.values)
         by_target, by_source = self.graph.by_target(), self.graph.by_source()
         if stacked_inputs or stacked_outputs:
             by_target, by_source = self.derived(("layouts", stacked_inputs, stacked_outputs),
                                                 lambda: self._layouts(stacked_inputs, stacked_outputs))
-        return spmm(by_target, by_source, self.values, x)
+        return spmm(by_target, by_source, values, x)
 
     def _layouts(self, stacked_inputs: bool, stacked_outputs: bool) -> tuple[Csr, Csr]:
         rows, columns = self.graph.target.long(), self.graph.source.long()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structconv.structures import Graph, KnowledgeGraph
 
-__all__ = ["citation", "csr", "knowledge", "normalised_csr", "power_law"]
+__all__ = ["citation", "csr", "knowledge", "molecules", "normalised_csr", "power_law"]
 
 #: Nodes and directed edges of the citation graph Cora.
 CORA = (2708, 10556)
@@ -47,6 +47,22 @@ def knowledge(triples: int, relations: int, nodes: int | None = None) -> Knowled
     relation = torch.searchsorted(below, draws).clamp(max=relations - 1)
     rows = torch.stack([graph.source, relation, graph.target], 1)
     return KnowledgeGraph(rows, graph.num_nodes, [f"r{number}" for number in range(relations)])
+
+
+def molecules(count: int, seed: int = 0) -> Graph:
+    """So many random graphs of the size of small molecules, as one: 16 to 30 nodes, a tree and three more bonds each.
+
+    ZINC's have 23 nodes and 50 directed edges in the mean, and so have these.
+    """
+    generator, edges, first = torch.Generator().manual_seed(seed), [], 0
+    for nodes in torch.randint(16, 31, (count,), generator=generator).tolist():
+        child = torch.arange(1, nodes)
+        parent = (torch.rand(nodes - 1, generator=generator) * child).long()
+        one = torch.randint(nodes - 2, (3,), generator=generator)
+        bonds = torch.stack([torch.cat([child, one]), torch.cat([parent, one + 2])])
+        edges += [bonds + first, bonds.flip(0) + first]
+        first += nodes
+    return Graph(torch.cat(edges, 1), num_nodes=first)
 
 
 def normalised_csr(graph: Graph, self_loops: bool = True) -> Tensor:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from structconv.bench import memory
-from structconv.bench.contest import PHASES, Case, Contest, Entrant, Size
+from structconv.bench.case import PHASES, Case, Comparison, Entrant, Size
 from structconv.bench.records import Line
-from structconv.bench.timing import Times, alternate
+from structconv.bench.timing import Times, added, alternate
 
 __all__ = ["HUGE_PAGES", "Probe", "Settings", "huge_pages", "run"]
 
@@ -30,6 +30,8 @@ _AVAILABLE_SHARE = 0.6
 _SEED = 0
 #: The suite whose inputs are so small that only overheads are left.
 _TINY = "dispatch"
+#: The name of a comparison's parts together.
+_PARTS = "its parts"
 
 Work = Callable[[], Sequence[Tensor]]
 
@@ -65,7 +67,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A case that makes its lines itself, where there is no contest of layers."""
+    """A case that makes its lines itself, where there is no comparison of layers."""
 
     suite: str
     name: str
@@ -86,10 +88,10 @@ def run(case: Case | Probe, settings: Settings, edges: int | None = None) -> Ite
         yield from case.measure(settings)
         return
     torch.manual_seed(_SEED)
-    contest = case.build(settings.size(edges))
-    upstream = _upstream(contest.ours)
+    comparison = case.build(settings.size(edges))
+    upstream = _upstream(comparison.ours)
     for phase in PHASES:
-        for line in _phase(case, contest, phase, upstream, settings):
+        for line in _phase(case, comparison, phase, upstream, settings):
             yield line if edges is None or line.ours_ms is None else _with_growth(line)
 
 
@@ -107,34 +109,39 @@ def _with_growth(line: Line) -> Line:
     return replace(line, extra={**line.extra, "ns_per_edge": 1e6 * line.ours_ms[1] / line.edges})
 
 
-def _phase(case: Case, contest: Contest, phase: str, upstream: Tensor, settings: Settings) -> Iterator[Line]:
+def _phase(case: Case, comparison: Comparison, phase: str, upstream: Tensor, settings: Settings) -> Iterator[Line]:
     def line(peer: str | None, **fields: Any) -> Line:
-        return Line(suite=case.suite, case=case.name, phase=phase, peer=peer, size=contest.size, edges=contest.edges,
-                    huge_pages=huge_pages(), **fields)
+        return Line(suite=case.suite, case=case.name, phase=phase, peer=peer, size=comparison.size,
+                    edges=comparison.edges, huge_pages=huge_pages(), **fields)
 
-    ours = contest.ours.work(phase, upstream)
-    reference = [tensor.clone() for tensor in _compared(ours(), contest.ours)]
+    ours = comparison.ours.work(phase, upstream)
+    reference = [tensor.clone() for tensor in _compared(ours(), comparison.ours)]
     works: dict[str, Work] = {"ours": ours}
-    errors: dict[str, float] = {}
-    for peer in contest.peers:
+    errors: dict[str, float | None] = {}
+    for peer in comparison.peers:
         if phase not in peer.phases or (peer.full_only and settings.quick):
             continue
         if peer.needs > _AVAILABLE_SHARE * memory.available():
             yield line(peer.name, note=f"left out: it needs about {peer.needs / 1e9:.0f} GB")
             continue
         work = peer.work(phase, upstream)
-        error, complaint = _agreement(reference, work, peer, contest.tolerance)
+        error, complaint = _agreement(reference, work, peer, comparison.tolerance)
         if complaint:
             yield line(peer.name, note=complaint, max_error=error, failed=True)
         else:
             works[peer.name], errors[peer.name] = work, error or 0.0
     del reference
+    parts = [f"part {number}" for number, _ in enumerate(comparison.parts)]
+    works |= {name: part.work(phase, upstream) for name, part in zip(parts, comparison.parts, strict=True)}
     peaks: dict[str, int] = {}
     once: dict[str, float] = {}
     for name, work in works.items():
         peaks[name] = memory.peak(partial(_noting, once, name, work))
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit, known=once)
-    least = contest.least.get(phase)
+    if parts:
+        errors[_PARTS] = None
+        times[_PARTS], peaks[_PARTS] = added([times[name] for name in parts]), max(peaks[name] for name in parts)
+    least = comparison.least.get(phase)
     fraction = None if least is None or case.suite == _TINY else least.seconds() / times["ours"].median
     rivals: list[str | None] = [*errors] or [None]
     for rival in rivals:

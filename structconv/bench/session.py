@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from structconv.bench import memory, peers, rates
-from structconv.bench.contest import Case
+from structconv.bench.case import Case
 from structconv.bench.plot import SIZES, draw
 from structconv.bench.records import HEADERS, TEXT_COLUMNS, Line, from_json, row
 from structconv.bench.runner import HUGE_PAGES, Probe, Settings, run

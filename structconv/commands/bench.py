@@ -9,6 +9,8 @@ from typing import Any
 from structconv.bench.suites import SUITES
 from structconv.commands.output import no_more, print_json
 
+__all__ = ["add"]
+
 _PAGES = ("off", "on", "both")
 
 

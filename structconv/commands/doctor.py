@@ -11,6 +11,8 @@ from typing import Any
 from structconv.commands.output import no_more, print_json
 from structconv.report.table import print_table
 
+__all__ = ["add"]
+
 _EXTRAS = ("numpy", "scipy", "networkx", "scikit-learn", "matplotlib", "rich", "safetensors")
 
 

@@ -10,6 +10,8 @@ from structconv.commands.output import no_more, print_json
 from structconv.report.table import print_table
 from structconv.train.recipes import RECIPES
 
+__all__ = ["add"]
+
 
 def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verb."""

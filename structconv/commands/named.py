@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from structconv.mechanisms import Mechanism
     from structconv.structures import Graph, Grid
 
-__all__ = ["NAMED", "Named", "Wishes", "find", "parse_numbers"]
+__all__ = ["NAMED", "Named", "Options", "find", "parse_numbers"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class Options:
     """What the command line may say of a mechanism."""
 
     grid: tuple[int, ...] = (8, 8)
@@ -45,7 +45,7 @@ class Named:
     """A mechanism with a line on what it is; `on_graph` if it reads the pixel graph instead of the grid."""
 
     summary: str
-    build: Callable[[Wishes], Mechanism]
+    build: Callable[[Options], Mechanism]
     on_graph: bool = False
 
 
@@ -55,44 +55,44 @@ def _mechanisms() -> Any:
     return mechanisms
 
 
-def _shift(wishes: Wishes) -> Mechanism:
-    offsets = wishes.offsets or ((1,) * len(wishes.grid),)
-    if any(len(offset) != len(wishes.grid) for offset in offsets):
-        raise ConfigError("structconv", f"an offset must have one number for each axis of the grid {wishes.grid}",
+def _shift(options: Options) -> Mechanism:
+    offsets = options.offsets or ((1,) * len(options.grid),)
+    if any(len(offset) != len(options.grid) for offset in offsets):
+        raise ConfigError("structconv", f"an offset must have one number for each axis of the grid {options.grid}",
                           offsets, "Write --grid 8x10 --offset 2,4.")
     return _mechanisms().Shifts(list(offsets))
 
 
-def _window(wishes: Wishes) -> tuple[int, ...]:
-    return (3,) * len(wishes.grid)
+def _window(options: Options) -> tuple[int, ...]:
+    return (3,) * len(options.grid)
 
 
 NAMED: dict[str, Named] = {
-    "identity": Named(summary="every entry to itself", build=lambda w: _mechanisms().Identity()),
+    "identity": Named(summary="every entry to itself", build=lambda o: _mechanisms().Identity()),
     "shift": Named(summary="shifts of the grid by --offset (repeatable)", build=_shift),
     "cuboid": Named(summary="all shifts of a window of 3 on each axis",
-                    build=lambda w: _mechanisms().Cuboid(_window(w), padding="zeros")),
-    "pool": Named(summary="average over blocks of 2 on each axis", build=lambda w: _mechanisms().Pool(2)),
+                    build=lambda o: _mechanisms().Cuboid(_window(o), padding="zeros")),
+    "pool": Named(summary="average over blocks of 2 on each axis", build=lambda o: _mechanisms().Pool(2)),
     "adjacency": Named(summary="symmetrically normalised pixel graph with self-loops", on_graph=True,
-                       build=lambda w: _mechanisms().Adjacency(normalize="sym", self_loops=True)),
+                       build=lambda o: _mechanisms().Adjacency(normalize="sym", self_loops=True)),
     "chebyshev": Named(summary="Chebyshev polynomials of the pixel graph's Laplacian, up to --order", on_graph=True,
-                       build=lambda w: _mechanisms().Chebyshev(order=w.order)),
+                       build=lambda o: _mechanisms().Chebyshev(order=o.order)),
     "walk": Named(summary="powers of the random walk on the pixel graph, up to --order", on_graph=True,
-                  build=lambda w: _mechanisms().Powers(w.order, walk="forward")),
+                  build=lambda o: _mechanisms().Powers(o.order, walk="forward")),
     "attention": Named(summary="scaled dot-product attention of random entries, --heads heads",
-                       build=lambda w: _mechanisms().DotProduct(heads=w.heads, dim=8).scaled().softmax()),
-    "window-attention": Named(summary="the same within a window of radius 2", build=lambda w: _windowed(w)),
+                       build=lambda o: _mechanisms().DotProduct(heads=o.heads, dim=8).scaled().softmax()),
+    "window-attention": Named(summary="the same within a window of radius 2", build=lambda o: _windowed(o)),
     "mixed": Named(summary="attention beside the shifts of a window",
-                   build=lambda w: NAMED["attention"].build(w) | NAMED["cuboid"].build(w)),
+                   build=lambda o: NAMED["attention"].build(o) | NAMED["cuboid"].build(o)),
 }
 
 
-def _windowed(wishes: Wishes) -> Mechanism:
+def _windowed(options: Options) -> Mechanism:
     from structconv.structures import Grid
     from structconv.structures.supports import Window
 
-    scores = _mechanisms().DotProduct(heads=wishes.heads, dim=8).scaled()
-    return scores.masked(keep=Window(2, grid=Grid(wishes.grid))).softmax()
+    scores = _mechanisms().DotProduct(heads=options.heads, dim=8).scaled()
+    return scores.masked(keep=Window(2, grid=Grid(options.grid))).softmax()
 
 
 def find(name: str) -> Named:

@@ -6,8 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.named import find
+from structconv.commands.options import add_options, read_options
 from structconv.commands.output import no_more, print_json
-from structconv.commands.wishes import add_wishes, read_wishes
+
+__all__ = ["add"]
 
 if TYPE_CHECKING:
     from structconv.planning.plan import Candidate
@@ -19,7 +21,7 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser = verbs.add_parser("plan", help=text, description=text, parents=[shared], allow_abbrev=False,
                               epilog="Names: see structconv list.")
     parser.add_argument("name", metavar="BASIS", help="for example cuboid")
-    add_wishes(parser)
+    add_options(parser)
     parser.add_argument("--batch", type=int, default=1, help="B (default: 1)")
     parser.add_argument("--in-channels", type=int, default=32, help="P (default: 32)")
     parser.add_argument("--out-channels", type=int, default=32, help="Q (default: 32)")
@@ -34,12 +36,12 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     from structconv.nn import Conv
     from structconv.shapes import check_positive
 
-    wishes, named = read_wishes(args), find(args.name)
+    options, named = read_options(args), find(args.name)
     batch = check_positive("structconv plan", "--batch", args.batch)
-    layer = Conv(named.build(wishes), args.in_channels, args.out_channels)
-    x = torch.randn(batch, wishes.entries, args.in_channels, requires_grad=args.training)
+    layer = Conv(named.build(options), args.in_channels, args.out_channels)
+    x = torch.randn(batch, options.entries, args.in_channels, requires_grad=args.training)
     with torch.set_grad_enabled(args.training):
-        plan = layer.plan(x, structure=wishes.structure(named.on_graph))
+        plan = layer.plan(x, structure=options.structure(named.on_graph))
     if args.json:
         print_json({"basis": args.name, "problem": plan.problem, "reason": plan.reason,
                     "candidates": [_described(candidate) for candidate in plan.candidates]})

@@ -14,6 +14,8 @@ from structconv.train.progress import progress_for
 from structconv.train.recipes import RECIPES, Entry, Runner, entry_named, recipe_of
 from structconv.train.run import Run, check_new
 
+__all__ = ["add"]
+
 _HELP = {"compare": "learn one task through several bases and report on them", "train": "train a recipe"}
 
 

@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from structconv.commands.named import Wishes, find
+from structconv.commands.named import Options, find
+from structconv.commands.options import add_options, read_options
 from structconv.commands.output import no_more, print_json
-from structconv.commands.wishes import add_wishes, read_wishes
+
+__all__ = ["add"]
 
 if TYPE_CHECKING:
     from structconv.bases.base import Basis
@@ -22,21 +24,21 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser = verbs.add_parser("show", help="draw the matrices of a basis", description=text, parents=[shared],
                               allow_abbrev=False, epilog="Names: see structconv list.")
     parser.add_argument("name", metavar="BASIS", help="for example shift")
-    add_wishes(parser)
+    add_options(parser)
     parser.add_argument("--out", metavar="FILE.png", help="also draw all matrices into a PNG")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("show", rest)
-    wishes = read_wishes(args)
-    basis = _basis(args.name, wishes)
+    options = read_options(args)
+    basis = _basis(args.name, options)
     dense_KMN = basis.dense().detach()
     if args.out:
         from structconv.pictures import basis_png
         from structconv.train.files import write_atomically
 
-        write_atomically(Path(args.out), basis_png(dense_KMN, _titles(args.name, wishes),
+        write_atomically(Path(args.out), basis_png(dense_KMN, _titles(args.name, options),
                                                     panel_inches=4.0 if len(dense_KMN) == 1 else 2.0))
     if args.json:
         print_json({"basis": args.name, "shape": list(dense_KMN.shape), "nonzeros": int(dense_KMN.count_nonzero()),
@@ -53,20 +55,20 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _basis(name: str, wishes: Wishes) -> Basis:
-    """The named mechanism on the wished structure, at random content where it reads any."""
+def _basis(name: str, options: Options) -> Basis:
+    """The named mechanism on the structure asked for, at random content where it reads any."""
     import torch
 
     named = find(name)
-    structure = wishes.structure(named.on_graph)
-    channels = 8 * wishes.heads
+    structure = options.structure(named.on_graph)
+    channels = 8 * options.heads
     torch.manual_seed(0)
-    mechanism = named.build(wishes).bound(channels, channels)
-    return mechanism(torch.randn(wishes.entries, channels), structure=structure)
+    mechanism = named.build(options).bound(channels, channels)
+    return mechanism.basis(torch.randn(options.entries, channels), structure=structure)
 
 
-def _titles(name: str, wishes: Wishes) -> list[str]:
-    sizes = "x".join(map(str, wishes.grid))
+def _titles(name: str, options: Options) -> list[str]:
+    sizes = "x".join(map(str, options.grid))
     if name != "shift":
         return []
-    return [f"grid {sizes}, shift {','.join(map(str, offset))}" for offset in wishes.offsets]
+    return [f"grid {sizes}, shift {','.join(map(str, offset))}" for offset in options.offsets]

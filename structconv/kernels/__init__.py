@@ -1,4 +1,4 @@
-"""Kernels: what runs a path for one type of basis. Importing the package registers them."""
+"""Kernels: what computes (1) for one kind of basis. Importing the package registers them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from structconv.kernels import (
     dense_attention,
     flex_attention,
     grid,
+    orders,
     polynomial,
     reassociation,
     relational,
     shifts,
     sparse_attention,
+    sparse_product,
     window_attention,
 )
-from structconv.kernels.reference import reference
+from structconv.planning.kernel import complete
 
 __all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "flex_attention", "grid",
-           "polynomial", "reassociation", "reference", "relational", "shifts", "sparse_attention", "window_attention"]
+           "orders", "polynomial", "reassociation", "relational", "shifts", "sparse_attention", "sparse_product",
+           "window_attention"]
+
+complete()

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from structconv.bases.base import Basis, value
-from structconv.bases.pairs import exact_graph, listed_graph
-from structconv.bases.pairwise import Dropped, Normalised
+from structconv.bases.entrywise import Dropped, Normalised
 from structconv.bases.scores import Additive
-from structconv.kernels.forms import register_form
-from structconv.kernels.fused import FusedAttention, entries_first, softmax_over_inputs, unmasked
-from structconv.kernels.sparse_attention import EdgeAttention, follow_edges
+from structconv.bases.spec import Leaves, getter, tensor
+from structconv.kernels.expressions import (
+    Dropout,
+    entries_first,
+    finite,
+    heads_first,
+    listed,
+    pairs_list,
+    softmax_over_inputs,
+    unmasked,
+)
+from structconv.kernels.orders import Application, Applied
+from structconv.kernels.sparse_attention import Edges
+from structconv.planning.cost import Cost
+from structconv.planning.counts import application
+from structconv.planning.fitted import FUSED_SHARE
+from structconv.planning.kernel import register
+from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.calls import usable
 from structconv.primitives.native.weights import additive_weights
-from structconv.structures.graph import Graph
+from structconv.shapes import broadcast
 from structconv.structures.supports import Causal
+
+__all__ = ["AdditiveAttention", "AdditiveScores", "known"]
 
 _NAMED: dict[Callable[..., Tensor], tuple[str, float]] = {
     torch.tanh: ("tanh", 0.0), F.tanh: ("tanh", 0.0), Tensor.tanh: ("tanh", 0.0),
@@ -31,102 +47,98 @@ _NAMED: dict[Callable[..., Tensor], tuple[str, float]] = {
 }
 
 
-@value
-class AdditiveEdges(EdgeAttention):
-    """softmax over edges of <vector, activation(target_n + source_m)>."""
+class AdditiveScores(NamedTuple):
+    """softmax of <vector, activation(target_n + source_m)>, along edges, or over all m, or those up to n.
 
-    child: Basis
-    graph: Graph
-    p: float
-    seed: Tensor | None
-    scores: Additive
+    Args:
+        source, target, vector: what finds them. size: K.
+        edges: none for all pairs.
+    """
+
+    source: Callable[[Leaves], Any]
+    target: Callable[[Leaves], Any]
+    vector: Callable[[Leaves], Tensor]
     activation: str
     slope: float
-
-    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
-        q, k, vector = _operands(self.scores, lead, v.dtype)
-        return additive_attention(*self.layouts(), q, k, v.to(q.dtype), vector,
-                                  activation=self.activation, slope=self.slope, dropout=self.p, seed=self.seed,
-                                  batch_heads=self.size).to(v.dtype)
-
-    def weigh(self, lead: tuple[int, ...]) -> Tensor:
-        return additive_weights(*self.layouts(), *_operands(self.scores, lead),
-                                activation=self.activation, slope=self.slope, dropout=self.p, seed=self.seed,
-                                batch_heads=self.size)
-
-
-@value
-class AdditivePairs(FusedAttention):
-    """softmax over all m, or those up to n, of <vector, activation(target_n + source_m)>."""
-
-    child: Basis
-    p: float
-    seed: Tensor | None
-    scores: Additive
-    activation: str
-    slope: float
+    size: int
+    dropout: Dropout
+    edges: Edges | None
     causal: bool
 
-    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
-        q, k, vector = _operands(self.scores, lead, v.dtype)
-        return dense_additive_attention(q, k, v.to(q.dtype), vector, activation=self.activation, slope=self.slope,
-                                        causal=self.causal, dropout=self.p, seed=self.seed,
-                                        batch_heads=self.size).to(v.dtype)
+    def apply(self, r: Tensor, call: Call) -> Tensor:
+        """(..., K or 1, M, C) -> (..., K, N, C)."""
+        source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
+        lead, size = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3]), self.size
+        q, k, vector = self._operands(source, target, lead, call, r.dtype)
+        v = entries_first(r, lead, size).to(q.dtype)
+        options: dict[str, Any] = {"activation": self.activation, "slope": self.slope, "batch_heads": size,
+                                   "dropout": self.dropout.p, "seed": self.dropout.seed_of(call.leaves)}
+        if self.edges is not None:
+            layouts = self.edges.layouts(call.leaves, source.shape[-2], target.shape[-2], r.device)
+            y = additive_attention(*layouts, q, k, v, vector, **options)
+        elif self.causal and usable(r, target.shape[-2]) is None and not all(map(finite, (source, target, r))):
+            return call.basis().apply(r)  # without native kernels a NaN would pass a causal mask
+        else:
+            y = dense_additive_attention(q, k, v, vector, causal=self.causal, **options)
+        return heads_first(y.to(r.dtype), lead, size)
 
+    def weights(self, call: Call) -> Tensor:
+        """(..., K, E) in the order of the edges."""
+        assert self.edges is not None
+        source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
+        lead = broadcast(source.shape[:-3], target.shape[:-3])
+        layouts = self.edges.layouts(call.leaves, source.shape[-2], target.shape[-2], source.device)
+        found = additive_weights(*layouts, *self._operands(source, target, lead, call), activation=self.activation,
+                                 slope=self.slope, **self.edges.options(call.leaves))
+        return found.unflatten(0, (*lead, self.size)).to(call.x.dtype)
 
-def _operands(scores: Additive, lead: tuple[int, ...],
-              other: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """q (N, B K, D) and k (M, B K, D) of one dtype, which autocast may not have given them, and vector (B K, D)."""
-    q, k = (entries_first(t, lead, scores.size) for t in (scores.target, scores.source))
-    dtype = torch.promote_types(q.dtype, k.dtype)
-    dtype = dtype if other is None else torch.promote_types(dtype, other)
-    vector = scores.vector.expand(*lead, *scores.vector.shape).reshape(-1, scores.vector.shape[-1])
-    return q.to(dtype), k.to(dtype), vector
+    def _operands(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call,
+                  other: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """q (N, B K, D) and k (M, B K, D) of one dtype, which autocast may not have given them; vector (B K, D)."""
+        q, k = (entries_first(t, lead, self.size) for t in (target, source))
+        dtype = torch.promote_types(q.dtype, k.dtype)
+        dtype = dtype if other is None else torch.promote_types(dtype, other)
+        vector = self.vector(call.leaves)
+        vector = vector if not lead else vector.expand(*lead, *vector.shape).reshape(-1, vector.shape[-1])
+        return q.to(dtype), k.to(dtype), vector
 
 
 def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:
-    """(name, slope) of an activation that the operators have, or `None`; it is recognised, never called."""
+    """(name, slope) of a function that the operators have, or `None`; it is recognised, never called."""
     if isinstance(activation, partial):
         if activation.func is not F.leaky_relu or activation.args or set(activation.keywords) - {"negative_slope"}:
             return None
         return "leaky_relu", float(activation.keywords.get("negative_slope", 0.01))
-    if type(activation) is nn.LeakyReLU:
-        return "leaky_relu", float(activation.negative_slope)
-    modules = {nn.Tanh: ("tanh", 0.0), nn.Sigmoid: ("sigmoid", 0.0), nn.ReLU: ("leaky_relu", 0.0),
-               nn.Identity: ("leaky_relu", 1.0)}
-    if isinstance(activation, nn.Module):
-        return modules.get(type(activation))
     return next((found for fn, found in _NAMED.items() if fn is activation), None)
 
 
-def recognise(basis: Basis) -> FusedAttention | None:
-    """The basis as additive attention, or `None` where it is something else or its mask is one of another kind."""
-    softmax = softmax_over_inputs(basis)
-    if softmax is None:
-        return None
-    weights, p, seed = softmax
-    node = unmasked(weights.child)
-    found = known(node.activation) if isinstance(node, Additive) else None
-    if not isinstance(node, Additive) or found is None:
-        return None
-    graph, support = exact_graph(weights.child), weights.child.support()
-    if graph is not None:
-        return AdditiveEdges(basis, graph, p, seed, node, *found)
-    if support is not None and (not isinstance(support, Causal) or listed_graph(weights.child) is not None):
-        return None
-    return AdditivePairs(basis, p, seed, node, *found, support is not None)
+class AdditiveAttention(Applied):
+    """The native kernels of additive scores."""
+
+    name, types = "structconv.additive_attention", (Normalised, Dropped)
+
+    def match(self, problem: Problem) -> AdditiveScores | None:
+        softmax = softmax_over_inputs(problem.basis)
+        if softmax is None:
+            return None
+        weights, dropout = softmax
+        node = unmasked(weights.child)
+        named = known(node.activation) if isinstance(node, Additive) else None
+        if not isinstance(node, Additive) or named is None:
+            return None
+        support = weights.child.support()
+        pairs = pairs_list(support)
+        if pairs is None and support is not None and (not isinstance(support, Causal) or listed(weights.child)):
+            return None
+        edges = None if pairs is None else Edges(pairs, dropout, node.size)
+        return AdditiveScores(getter(node.source), getter(node.target), getter(node.vector), *named, node.size, dropout,
+                              edges, pairs is None and support is not None)
+
+    def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
+        return application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
+
+    def application(self, match: AdditiveScores, problem: Problem) -> Application:
+        return Application(match.apply, weights=None if match.edges is None else match.weights)
 
 
-def suits(form: Basis, r: Tensor) -> bool:
-    """Whether the operator is right for r: without native kernels a NaN would pass a causal mask.
-
-    Compiled programs read no values; there masked-out entries are the layer's care.
-    """
-    if torch.compiler.is_compiling() or not (isinstance(form, AdditivePairs) and form.causal):
-        return True
-    if usable(r, form.num_outputs) is not None:
-        return True
-    return all(bool(t.isfinite().all()) for t in (form.scores.source, form.scores.target, r))
-
-
-register_form("structconv.additive_attention", recognise, Normalised, Dropped, suits=suits, follow=follow_edges)
+register(AdditiveAttention())

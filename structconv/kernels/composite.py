@@ -1,47 +1,174 @@
-"""Bases made of others: each part by its own plan."""
+"""Bases made of others: `a | b` by parts each with its own plan; multiples, sums and products by what they hold."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.linear import Concat
+from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
+from structconv.bases.spec import filler
+from structconv.kernels.orders import Application, Applied
+from structconv.planning import machine
 from structconv.planning.cost import Cost
-from structconv.planning.plan import Plan, decide, plan_for
-from structconv.planning.rules import Problem, Rule, rule
-from structconv.theta import Theta, sum_tensors
+from structconv.planning.fitted import NODE_CALLS
+from structconv.planning.kernel import Kernel, matching, register
+from structconv.planning.plan import Plan, decide
+from structconv.planning.problem import Call, Problem, Run
+from structconv.structures.values import altered
+from structconv.theta import sum_tensors
+
+__all__ = ["Nested", "PerPart"]
 
 
-@rule(Concat, "per_part", kernel="parts, summed")
-class PerPart(Rule):
+class Part(NamedTuple):
+    """A part of `a | b`: its number, its plan and its heads."""
+
+    number: int
+    plan: Plan
+    start: int
+    stop: int
+
+    def run(self, call: Call, bias: Tensor | None) -> Tensor:
+        """Its term of y, and b."""
+        projected = None if call.projected is None else call.projected[..., self.start:self.stop, :, :]
+        theta, build, number = call.theta.slice(self.start, self.stop), call.build, self.number
+
+        def part(leaves: Sequence[Any]) -> Basis:
+            return cast(Concat, build(leaves)).parts[number]
+
+        return self.plan.run(Call(call.x, call.leaves, theta, bias, part, projected))
+
+
+class PerPart(Kernel):
     """y = sum over the parts of `a | b | ...`, each with its slice of Theta and by the path that suits it."""
 
-    def cost(self, problem: Problem) -> Cost:
+    name, types, orders, by_heads = "parts, summed", (Concat,), ("per_part",), True
+
+    def match(self, problem: Problem) -> tuple[Part, ...] | None:
+        if problem.relative is not None or (problem.projected and not problem.theta.sums_heads):
+            return None
+        found: list[Part] = []
+        for number, part in enumerate(cast(Concat, problem.basis).parts):
+            at = found[-1].stop if found else 0
+            plan = decide(problem.part(part, problem.theta.slice(at, at + part.size)))
+            found.append(Part(number, plan, at, at + part.size))
+        return tuple(found)
+
+    def cost(self, match: tuple[Part, ...], problem: Problem, path: str) -> Cost:
         total = Cost()
-        for basis, theta in _parts(problem.basis, problem.theta):
-            part = decide(problem.part(basis, theta)).cost
-            result = problem.bytes(problem.outputs * theta.out_channels)
-            total = total + part + Cost(bytes=3 * result, peak_bytes=result)
+        for part in match:
+            result = problem.bytes(problem.outputs * problem.theta.out_channels)
+            total = total + part.plan.cost + Cost(bytes=3 * result, peak_bytes=result)
         return total
 
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        return self.biased(x, basis, theta, None)
+    def compile(self, match: tuple[Part, ...], problem: Problem, path: str) -> Run:
+        *others, last = match
 
-    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
-        """b goes to the last part, which may add it in passing."""
-        *others, (last, weight) = _parts(basis, theta)
-        terms = [plan_for(x, part, own).run(x, part, own) for part, own in others]
-        return sum_tensors([*terms, plan_for(x, last, weight).biased(x, last, weight, bias)])
+        def run(call: Call) -> Tensor:
+            return sum_tensors([*[part.run(call, None) for part in others], last.run(call, call.bias)])
 
-    def parts(self, problem: Problem) -> tuple[Plan, ...]:
-        return tuple(decide(problem.part(basis, theta)) for basis, theta in _parts(problem.basis, problem.theta))
+        return run
+
+    def parts(self, match: tuple[Part, ...], problem: Problem) -> tuple[Plan, ...]:
+        return tuple(part.plan for part in match)
 
 
-def _parts(basis: Basis, theta: Theta) -> list[tuple[Basis, Theta]]:
-    pairs, at = [], 0
-    for part in cast(Concat, basis).parts:
-        pairs.append((part, theta.slice(at, at + part.size)))
-        at += part.size
-    return pairs
+class _Operand(Basis):
+    """A basis that is applied by a kernel, in one call."""
+
+    def __init__(self, application: Application, call: Call, size: int) -> None:
+        self.application, self.call, self.heads = application, call, size
+
+    @property
+    def size(self) -> int:
+        return self.heads
+
+    @property
+    def num_inputs(self) -> int:
+        return self.call.basis().num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.call.basis().num_outputs
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.call.basis().dense(dtype)
+
+    def apply(self, r: Tensor) -> Tensor:
+        return self.application.apply(r, self.call)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self.application.analyse()(x, self.call)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self.application.synthesise()(r, self.call)
+
+
+class Nested(Applied):
+    """A multiple, a sum, a product, a repetition of bases, each operand by the kernel that suits it."""
+
+    name, types, before = "operands' kernels", (Scaled, LinearSum, Composed, Repeated, Concat), ("primitives",)
+
+    def match(self, problem: Problem) -> dict[str, Any] | None:
+        """What each operand is applied by."""
+        held = problem.basis.__dict__
+        return {name: _applied(held[name], problem) for name in ("child", "first", "second", "parts") if name in held}
+
+    def application_cost(self, match: dict[str, Any], problem: Problem, channels: int, mode: str) -> Cost:
+        count = 1 + sum(len(operand) if isinstance(operand[0], tuple) else 1 for operand in match.values())
+        return super().application_cost(match, problem, channels, mode) + Cost(calls=NODE_CALLS * count)
+
+    def application(self, match: dict[str, Any], problem: Problem) -> Application:
+        node, fills = problem.basis, {name: filler(field) for name, field in problem.basis.__dict__.items()
+                                      if name == "factor"}
+
+        def bound(call: Call) -> Basis:
+            fields = {name: _bound(operand, call, attrgetter(name)) for name, operand in match.items()}
+            return cast(Basis, altered(node, **fields, **{name: fill(call.leaves) for name, fill in fills.items()}))
+
+        weights = None
+        if isinstance(node, Scaled) and isinstance(node.factor, float):
+            weights = _times(match["child"][0].weights, node.factor)
+        return Application(lambda r, call: bound(call).apply(r), lambda x, call: bound(call).analysis(x),
+                           lambda r, call: bound(call).synthesis(r), weights=weights)
+
+
+def _times(weights: Run | None, factor: float) -> Run | None:
+    return None if weights is None else lambda call: weights(call) * factor
+
+
+def _applied(operand: Any, problem: Problem) -> Any:
+    """By which kernel an operand, or each of several, is applied: the cheapest; with its K."""
+    if isinstance(operand, tuple):
+        return tuple(_applied(part, problem) for part in operand)
+    inner, rates = problem.part(operand, problem.theta), machine.rates(problem.x.device)
+    least, best = float("inf"), None
+    for kernel, match, _ in matching(inner):
+        if isinstance(kernel, Applied):
+            seconds = kernel.application_cost(match, inner, problem.theta.head_channels, "apply").seconds(
+                rates, problem.sizes.itemsize)
+            if seconds < least:
+                least, best = seconds, kernel.application(match, inner)
+    return best, operand.size
+
+
+def _bound(operand: Any, call: Call, find: Callable[[Any], Any]) -> Any:
+    """The operand in a call that knows it as its basis."""
+    if not isinstance(operand[0], Application):
+        return tuple(_bound(part, call, _item_of(find, i)) for i, part in enumerate(operand))
+    build = call.build
+    own = Call(call.x, call.leaves, call.theta, None, lambda leaves: find(build(leaves)), call.projected)
+    return _Operand(operand[0], own, operand[1])
+
+
+def _item_of(find: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:
+    return lambda basis: find(basis)[number]
+
+
+for _kernel in (PerPart(), Nested()):
+    register(_kernel)

@@ -21,20 +21,25 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from structconv.bases.base import Basis, value
-from structconv.bases.pairwise import Normalised
+from structconv import torch_private as private
+from structconv.bases.entrywise import Normalised
 from structconv.bases.scores import Affine, Bilinear
-from structconv.kernels import blocked_attention, dense_attention
-from structconv.kernels.dense_attention import finite
+from structconv.bases.spec import Leaves
+from structconv.kernels.blocked_attention import Blocked, BlockedAttention, fitting, mapped
+from structconv.kernels.expressions import finite
 from structconv.kernels.flex_masks import SIDE, Present
-from structconv.kernels.forms import register_form
-from structconv.kernels.fused import Fused
-from structconv.kernels.terms import Term, buckets, diagonal, products, sum_terms, table_rows, tables
+from structconv.kernels.orders import Application, Applied
+from structconv.kernels.terms import Term, buckets, diagonal, filled, products, summands, table_rows, tables
 from structconv.planning.cost import Cost
-from structconv.planning.counts import DENSE_CALLS, Sizes, application_cost
+from structconv.planning.fitted import DENSE_CALLS
+from structconv.planning.kernel import register
+from structconv.planning.problem import Call, Problem
 from structconv.primitives import triton
+
+__all__ = ["FlexAttention", "FlexScores"]
 
 #: Devices that Flex is offered for; none where torch was built without a GPU.
 DEVICES = ("cuda",) if torch.version.cuda or torch.version.hip else ()
@@ -51,51 +56,68 @@ _MAPS: dict[str, Callable[[Tensor], Tensor] | None] = {
 _COMPILED: dict[Hashable, Callable[..., Tensor]] = {}
 
 
-@value
-class FlexAttention(Fused):
-    """softmax over the inputs of gain map(terms), at the pairs that are present; `child` is the same."""
+class FlexScores(NamedTuple):
+    """softmax over the inputs of gain map(terms), at the pairs that are present.
 
-    child: Basis
-    terms: tuple[Term, ...]
+    Args:
+        terms: what finds them. size: K.
+        otherwise: the same in blocks, or `None` where blocks do not express it.
+    """
+
+    terms: Callable[[Leaves], tuple[Term, ...]]
     mapping: str
     gain: float
     present: Present
+    size: int
+    depth: int
+    otherwise: Blocked | None
 
-    def analysis(self, x: Tensor) -> Tensor:
-        return self.apply(x.unsqueeze(-3))
-
-    def apply(self, r: Tensor) -> Tensor:
-        along = diagonal(self.terms, self.num_inputs, self.num_outputs, r)
-        rows = table_rows(self.terms)
+    def apply(self, r: Tensor, call: Call) -> Tensor:
+        """(..., K or 1, M, C) -> (..., K, N, C)."""
+        terms = self.terms(call.leaves)
+        query, key, scale = products(terms)
+        inputs, outputs = key.shape[-2], query.shape[-2]
+        along, rows = diagonal(terms, inputs, outputs, r), table_rows(terms)
         learnt = any(t is not None and t.requires_grad for t in (along, rows))
-        if learnt and torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled():
-            return self._otherwise(r)
-        y = self._attend(r, along, rows)
-        return y if self.present.everything or finite(y) else self._otherwise(r)
+        atomic = learnt and torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled()
+        if atomic or not self._suits(r, query, key):
+            return self._otherwise(r, call)
+        lead = torch.broadcast_shapes(r.shape[:-3], query.shape[:-3], key.shape[:-3])
+        y = self._attend(r, call, lead, (query, key, scale), along, rows, terms)
+        return y if self.present.everything or finite(y) else self._otherwise(r, call)
 
-    def _otherwise(self, r: Tensor) -> Tensor:
+    def _suits(self, r: Tensor, query: Tensor, key: Tensor) -> bool:
+        """Whether Flex takes these types, and what a mask leaves out is finite: absent pairs are multiplied by zero.
+        What order or a window leaves out for one entry is seen by another, and found in the result."""
+        held = (r, query, key)
+        if any(t.dtype not in _STORED for t in held):
+            return False
+        seen = self.present.reflexive and query.shape[-2] == key.shape[-2]
+        return self.present.everything or seen or all(map(finite, held))
+
+    def _otherwise(self, r: Tensor, call: Call) -> Tensor:
         """In blocks, or as the expression is written: deterministic, and apart from what is not finite."""
-        blocked = blocked_attention.recognise(self.child)
-        return (self.child if blocked is None or not blocked_attention.suits(blocked, r) else blocked).apply(r)
+        return call.basis().apply(r) if self.otherwise is None else self.otherwise.apply(r, call)
 
-    def _attend(self, r: Tensor, along: Tensor | None, rows: Tensor | None) -> Tensor:
-        lead = torch.broadcast_shapes(r.shape[:-3], self.batch_shape)
-        inputs, outputs, channels = self.num_inputs, self.num_outputs, r.shape[-1]
+    def _attend(self, r: Tensor, call: Call, lead: torch.Size, given: tuple[Tensor, Tensor, float],
+                along: Tensor | None, rows: Tensor | None, terms: tuple[Term, ...]) -> Tensor:
+        query, key, scale = given
+        inputs, outputs, channels = key.shape[-2], query.shape[-2], r.shape[-1]
 
         def flat(t: Tensor) -> Tensor:
             return t.expand(*lead, self.size, *t.shape[-2:]).reshape(lead.numel(), self.size, *t.shape[-2:])
 
-        query, key, scale = products(self.terms)
         dtype = _dtype(query, key, r)
         query, key, values = (_widened(flat(t.to(dtype))) for t in (query, key, r))
-        bucket = next((buckets(leaf.kind, leaf.clip, inputs, outputs, r.device) for leaf in tables(self.terms)), None)
+        bucket = next((buckets(leaf.kind, leaf.clip, inputs, outputs, r.device) for leaf in tables(terms)), None)
         along = None if along is None else _own(flat(along.unsqueeze(-2)).squeeze(-2))
         rows = None if rows is None else _own(flat(rows))
-        maps = Maps(along, rows, bucket, *self.present.by_tensors(lead))
-        kind = (self.mapping, self.gain, scale, self.present.kind, self.size, query.shape[-1], values.shape[-1], dtype,
+        maps = Maps(along, rows, bucket, *self.present.by_tensors(call.leaves, lead))
+        kind = (self.mapping, self.gain, scale, tuple(map(id, self.present.parts)), maps.padding is None,
+                tuple(t.dim() for t in maps.tables), self.size, query.shape[-1], values.shape[-1], dtype,
                 torch.is_grad_enabled(),
                 *(None if t is None else t.requires_grad for t in (query, key, values, along, rows)))
-        with torch.autocast(r.device.type, enabled=False):
+        with private.without_autocast(r.device.type):
             y = _attention(r.device, kind)(query, key, values, maps, self.present.block_mask(inputs, outputs, r.device),
                                            scale, self.mapping, self.gain)
         return y[..., :channels].unflatten(0, lead) if lead else y[0, ..., :channels]
@@ -178,49 +200,39 @@ def _attention(device: torch.device, kind: Hashable) -> Callable[..., Tensor]:
     return made
 
 
-def recognise(basis: Basis) -> FlexAttention | None:
-    """The basis as what Flex computes; `None` where it is something else, elsewhere, small, or fused by torch."""
-    if not DEVICES or not isinstance(basis, Normalised) or (basis.kind, basis.over) != ("softmax", "inputs"):
-        return None
-    if torch.compiler.is_compiling() or basis.num_inputs * basis.num_outputs < max(LEAST_PAIRS, 1):
-        return None
-    device = basis.device
-    if device.type not in DEVICES or not triton.working(device):
-        return None
-    found = blocked_attention.mapped(basis)
-    terms = None if found is None else sum_terms(found[3])
-    if found is None or terms is None or not blocked_attention.fitting(terms):
-        return None
-    present = Present.of(basis.child.support())
-    if present is None or dense_attention.recognise(basis) is not None:
-        return None
-    return FlexAttention(basis, terms, found[1], found[2], present)
+class FlexAttention(Applied):
+    """Flex, on devices where it has gradients."""
+
+    name, types, before = "torch.flex", (Normalised,), ("structconv.blocked_attention",)
+
+    def match(self, problem: Problem) -> FlexScores | None:
+        basis, device = problem.basis, problem.x.device
+        assert isinstance(basis, Normalised)
+        if device.type not in DEVICES or (basis.kind, basis.over) != ("softmax", "inputs") or is_compiling():
+            return None
+        if problem.relative is not None or basis.num_inputs * basis.num_outputs < max(LEAST_PAIRS, 1):
+            return None
+        found = mapped(basis) if triton.working(device) else None
+        terms = None if found is None else summands(found[3])
+        present = Present.of(basis.child.support())
+        if found is None or terms is None or present is None or not fitting(terms):
+            return None
+        depth = sum(leaf.depth if isinstance(leaf, Bilinear) else 2 for leaf, _ in terms
+                    if isinstance(leaf, Bilinear | Affine))
+        return FlexScores(filled(terms), found[1], found[2], present, basis.size, depth,
+                          BlockedAttention().match(problem))
+
+    def application_cost(self, match: FlexScores, problem: Problem, channels: int, mode: str) -> Cost:
+        """Two products at the pairs of the visited blocks, of which a window has its width and the sides of a block."""
+        (inputs, outputs), sizes = problem.sizes.entries(problem.basis), problem.sizes
+        width = min([inputs, *((part.edge_bound(inputs, outputs) or inputs * outputs) // outputs + SIDE
+                               for part in match.present.parts)])
+        heads = sizes.batch * match.size
+        moved = heads * (inputs + outputs) * (match.depth + channels) * sizes.itemsize
+        return Cost(2 * heads * outputs * width * (match.depth + channels), moved, calls=DENSE_CALLS)
+
+    def application(self, match: FlexScores, problem: Problem) -> Application:
+        return Application(match.apply)
 
 
-def suits(form: Basis, r: Tensor) -> bool:
-    """Whether Flex takes these types, and what a mask leaves out is finite: absent pairs are multiplied by zero. What
-    order or a window leaves out for one entry is seen by another, and found in the result."""
-    assert isinstance(form, FlexAttention)
-    held = [r, *(t for leaf, _ in form.terms
-                 for t in ((leaf.query, leaf.key) if isinstance(leaf, Bilinear) else
-                           (leaf.source, leaf.target) if isinstance(leaf, Affine) else ()))]
-    if any(t.dtype not in _STORED for t in held):
-        return False
-    seen = form.present.reflexive and form.num_inputs == form.num_outputs
-    return form.present.everything or seen or all(finite(t) for t in held)
-
-
-@application_cost(FlexAttention)
-def _application(basis: FlexAttention, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """Two products at the pairs of the visited blocks, of which a window has its width and the sides of a block."""
-    inputs, outputs = sizes.entries(basis)
-    width = min([inputs, *((part.edge_bound(inputs, outputs) or inputs * outputs) // outputs + SIDE
-                           for part in basis.present.parts)])
-    depth = sum(leaf.query.shape[-1] if isinstance(leaf, Bilinear) else 2 for leaf, _ in basis.terms
-                if isinstance(leaf, Bilinear | Affine))
-    heads = sizes.batch * basis.size
-    moved = heads * (inputs + outputs) * (depth + channels) * sizes.itemsize
-    return Cost(2 * heads * outputs * width * (depth + channels), moved, calls=DENSE_CALLS)
-
-
-register_form("torch.flex", recognise, Normalised, suits=suits, priced=True)
+register(FlexAttention())

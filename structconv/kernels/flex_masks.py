@@ -4,23 +4,24 @@ by tensors that its score function reads."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from structconv.bases.spec import Leaves, getter
+from structconv.memo import derived
 from structconv.structures.supports import And, Blocks, Causal, DenseMask, Not, Or, Padding, Support, Transposed, Window
+
+__all__ = ["BOOLEANS", "SIDE", "Present"]
 
 #: Outputs and inputs of a block, and booleans that are evaluated at a time to find those that have a pair.
 SIDE = 128
 BOOLEANS = 1 << 24
-#: Block masks remembered before the memo starts anew.
-KNOWN = 64
-_KNOWN: dict[Hashable, BlockMask] = {}
 #: The first support of each kind: programs are compiled for an object, and would be anew for its equals.
-_SEEN: dict[Hashable, Support] = {}
+_FIRST: dict[Hashable, Support] = {}
 
 
 class Present(NamedTuple):
@@ -28,54 +29,48 @@ class Present(NamedTuple):
 
     Args:
         parts: functions of m and n alone.
-        padding: (..., M) booleans, or `None`.
-        tables: (..., M, N) booleans.
+        paddings: what finds booleans (..., M).
+        tables: what finds booleans (..., M, N).
     """
 
     parts: tuple[Support, ...]
-    padding: Tensor | None
-    tables: tuple[Tensor, ...]
+    paddings: tuple[Callable[[Leaves], Tensor], ...]
+    tables: tuple[Callable[[Leaves], Tensor], ...]
 
     @classmethod
     def of(cls, support: Support | None) -> Present | None:
-        """The parts of a support; `None` where one of them is of another kind."""
+        """The parts of a support's spec; `None` where one of them is of another kind."""
         if support is None:
-            return cls((), None, ())
+            return cls((), (), ())
         if isinstance(support, And):
             first, second = cls.of(support.first), cls.of(support.second)
-            return None if first is None or second is None else first.joined(second)
+            return None if first is None or second is None else cls(
+                *(one + other for one, other in zip(first, second, strict=True)))  # type: ignore[arg-type]
         if isinstance(support, Padding):
-            return cls((), support.keep, ())
+            return cls((), (getter(support.keep),), ())
         if isinstance(support, DenseMask):
-            return cls((), None, (support.keep,))
-        return cls((_SEEN.setdefault(_key(support), support),), None, ()) if _computable(support) else None
-
-    def joined(self, other: Present) -> Present:
-        """The pairs in both."""
-        kept = [padding for padding in (self.padding, other.padding) if padding is not None]
-        return Present(self.parts + other.parts, kept[0] & kept[-1] if kept else None, self.tables + other.tables)
+            return cls((), (), (getter(support.keep),))
+        return cls((_FIRST.setdefault(_key(support), support),), (), ()) if _computable(support) else None
 
     @property
     def everything(self) -> bool:
         """Whether no pair is absent."""
-        return not self.parts and self.padding is None and not self.tables
+        return not any(self)
 
     @property
     def reflexive(self) -> bool:
         """Whether every entry surely has the pair (n, n)."""
-        by_number = all(isinstance(part, Causal | Window | Blocks) for part in self.parts)
-        return by_number and self.padding is None and not self.tables
+        return all(isinstance(part, Causal | Window | Blocks) for part in self.parts) and not any(self[1:])
 
-    @property
-    def kind(self) -> Hashable:
-        """What a program is compiled for: all but the numbers in tensors."""
-        return tuple(map(_key, self.parts)), self.padding is None, tuple(t.dim() for t in self.tables)
-
-    def by_tensors(self, lead: torch.Size) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    def by_tensors(self, leaves: Leaves, lead: torch.Size) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         """The padding (B, M) and the tables (M, N) or (B, M, N) of a batch of B = prod(lead) entries."""
-        padding = None if self.padding is None else self.padding.expand(*lead, -1).reshape(lead.numel(), -1)
+        padding: Tensor | None = None
+        for find in self.paddings:
+            padding = find(leaves) if padding is None else padding & find(leaves)
+        padding = None if padding is None else padding.expand(*lead, -1).reshape(lead.numel(), -1)
+        tables = [find(leaves) for find in self.tables]
         return padding, tuple(t if t.dim() == 2 else t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
-                              for t in self.tables)
+                              for t in tables)
 
     def block_mask(self, inputs: int, outputs: int, device: torch.device) -> BlockMask | None:
         """The pairs of `parts`; `None` where there are none.
@@ -84,13 +79,8 @@ class Present(NamedTuple):
         """
         if not self.parts:
             return None
-        key = tuple(map(_key, self.parts)), inputs, outputs, device
-        known = _KNOWN.get(key)
-        if known is None:
-            if len(_KNOWN) >= KNOWN:
-                _KNOWN.clear()
-            known = _KNOWN[key] = _found(self.parts, inputs, outputs, device)
-        return known
+        key = "block mask", tuple(map(_key, self.parts)), inputs, outputs, device
+        return derived(self.parts[0], key, lambda: _found(self.parts, inputs, outputs, device))
 
 
 def _computable(support: Support) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 from torch.nn import functional
 
-from structconv.bases.base import Basis
-from structconv.bases.cuboid import CuboidSpec
 from structconv.bases.shift import Shift
 from structconv.planning.cost import Cost
-from structconv.planning.rules import Problem, Rule, Run, rule
+from structconv.planning.kernel import Kernel, register
+from structconv.planning.problem import Call, Problem, Run
 from structconv.structures.grid import Grid
 from structconv.theta import (
     DepthwiseSeparableTheta,
@@ -24,51 +24,71 @@ from structconv.theta import (
     Theta,
 )
 
+__all__ = ["GridConvolution", "Window", "convolution_cost"]
+
 _CONVOLUTIONS: tuple[Any, ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
+#: (image (B, P, *S), Theta, b or none) -> (B, Q, *S').
+Convolve = Callable[[Tensor, Any, "Tensor | None"], Tensor]
 
 
-@rule(Shift, "operator_first", kernel="torch.conv")
-class GridConvolution(Rule):
+class GridConvolution(Kernel):
     """Theta as the kernel of a strided, dilated convolution, whose padding is that of the grid.
 
     Depthwise and grouped Theta become groups; a depthwise separable Theta is a depthwise convolution, then a product
     with channels; any other is a dense kernel. Grids of one, two or three axes.
     """
 
-    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
-        shift = cast(Shift, basis)
-        spec = shift.as_cuboid() if isinstance(shift.grid, Grid) and shift.grid.ndim <= 3 else None
-        return spec is not None and x.dim() >= 2
+    name, types, orders, images = "torch.conv", (Shift,), ("operator_first",), True
+    before = ("structconv.slices", "zero-filled window", "dense operator")
 
-    def cost(self, problem: Problem) -> Cost:
-        theta = problem.theta
-        per_output = 2 * theta.size * theta.in_channels * theta.out_channels // _groups(theta)
-        if isinstance(theta, DepthwiseSeparableTheta | SharedTheta):
-            per_output = 2 * theta.in_channels * (theta.size + theta.out_channels)
-        moved = problem.channel_product(per_output, problem.outputs, 1, theta.out_channels, 0)
-        read = Cost(bytes=problem.bytes(problem.inputs * theta.in_channels)).repeated(1 + problem.x_grad)
-        padded = 0 if cast(Shift, problem.basis).padding in ("zeros", "none") else problem.inputs * theta.in_channels
-        return moved + read + Cost(peak_bytes=problem.bytes(padded))
+    def match(self, problem: Problem) -> Window | None:
+        return Window.of(cast(Shift, problem.basis))
 
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        return self.biased(x, basis, theta, None)
+    def cost(self, match: Window, problem: Problem, path: str) -> Cost:
+        return convolution_cost(problem, cast(Shift, problem.basis))
 
-    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
-        return self.prepared(x, basis, theta)(x, bias)
+    def compile(self, match: Window, problem: Problem, path: str) -> Run:
+        convolve = _convolution(match, problem.theta)
+        if problem.image is not None:
+            return _of_images(convolve, problem.image.axes)
+        return _of_entries(convolve, cast(Grid, cast(Shift, problem.basis).grid).shape)
 
-    def prepared(self, x: Tensor, basis: Basis, theta: Theta) -> Run:
-        window, lead, channels = Window.of(cast(Shift, basis)), x.shape[:-2], x.shape[-1]
-        batch, shape, convolve = math.prod(lead), cast(Grid, cast(Shift, basis).grid).shape, _convolution(window, theta)
 
-        def run(x: Tensor, bias: Tensor | None) -> Tensor:
-            y = convolve(x.reshape(batch, *shape, channels).movedim(-1, 1), bias).movedim(1, -1)
-            return y.reshape(*lead, math.prod(y.shape[1:-1]), y.shape[-1])
+def convolution_cost(problem: Problem, shift: Shift) -> Cost:
+    """What torch's convolution with so many offsets costs."""
+    theta = problem.theta
+    per_output = 2 * theta.size * theta.in_channels * theta.out_channels // _groups(theta)
+    if isinstance(theta, DepthwiseSeparableTheta | SharedTheta):
+        per_output = 2 * theta.in_channels * (theta.size + theta.out_channels)
+    moved = problem.channel_product(per_output, problem.outputs, 1, theta.out_channels, 0)
+    read = Cost(bytes=problem.bytes(problem.inputs * theta.in_channels)).repeated(1 + problem.x_grad)
+    padded = 0 if shift.padding in ("zeros", "none") else problem.inputs * theta.in_channels
+    return moved + read + Cost(peak_bytes=problem.bytes(padded))
 
-        return run
 
-    def prepared_image(self, image: Tensor, basis: Basis, theta: Theta) -> Run | None:
-        window = Window.of(cast(Shift, basis))
-        return _convolution(window, theta) if image.dim() == window.ndim + 2 else None
+def _of_images(convolve: Convolve, axes: int) -> Run:
+    batched = axes + 2
+
+    def run(call: Call) -> Tensor:
+        x = call.x
+        if x.dim() == batched:
+            return convolve(x, call.theta, call.bias)
+        lead = x.shape[:-1 - axes]
+        y = convolve(x.reshape(math.prod(lead), *x.shape[-1 - axes:]), call.theta, call.bias)
+        return y.reshape(*lead, *y.shape[1:])
+
+    return run
+
+
+def _of_entries(convolve: Convolve, shape: tuple[int, ...]) -> Run:
+    def run(call: Call) -> Tensor:
+        x = call.x
+        lead = x.shape[:-2]
+        image = x.reshape(math.prod(lead), *shape, x.shape[-1]).movedim(-1, 1)
+        y = convolve(image, call.theta, call.bias).movedim(1, -1)
+        return y.reshape(*lead, math.prod(y.shape[1:-1]), y.shape[-1])
+
+    return run
 
 
 class Window(NamedTuple):
@@ -89,9 +109,11 @@ class Window(NamedTuple):
     places: list[int] | None
 
     @classmethod
-    def of(cls, shift: Shift) -> Window:
-        """The window that the offsets of a shift form."""
-        spec = cast(CuboidSpec, shift.as_cuboid())
+    def of(cls, shift: Shift) -> Window | None:
+        """The window that the offsets of a shift form, if it is one that torch convolves with."""
+        spec = shift.as_cuboid() if isinstance(shift.grid, Grid) and shift.grid.ndim <= 3 else None
+        if spec is None:
+            return None
         ndim = len(spec.kernel_size)
         none = (0,) * ndim
         alike = spec.padding == "zeros" and spec.pad_low == spec.pad_high and min(spec.pad_low) >= 0
@@ -120,23 +142,34 @@ class Window(NamedTuple):
         return convolution(image, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
 
-def _convolution(window: Window, theta: Theta) -> Run:
-    """(image, b) -> y, for images (B, C, *S)."""
-    if isinstance(theta, DepthwiseSeparableTheta):
-        return lambda image, bias: _mixed(window.convolve(image, theta.depthwise.unsqueeze(-1).unsqueeze(-1),
-                                                          theta.in_channels, None), theta.pointwise, bias)
-    if isinstance(theta, SharedTheta):
-        shared = theta.theta
-        if theta.out_channels < theta.in_channels:
-            return lambda image, bias: _plus(_box(window, _mixed(image, shared, None), theta.size), bias)
-        return lambda image, bias: _mixed(_box(window, image, theta.size), shared, bias)
-    if isinstance(theta, EyeTheta):
-        return lambda image, bias: _plus(_box(window, image, theta.size), bias)
-    if isinstance(theta, FullTheta) and window.places is None:
-        whole, shape = theta.theta, (theta.out_channels, theta.in_channels, *window.kernel_size)
-        return lambda image, bias: window.correlate(image, whole.permute(2, 1, 0).view(shape), 1, bias)
-    groups = _groups(theta)
-    return lambda image, bias: window.convolve(image, _blocks(theta), groups, bias)
+def _convolution(window: Window, like: Theta) -> Convolve:
+    """(image, Theta, b) -> y for all Theta of this kind."""
+    if isinstance(like, DepthwiseSeparableTheta):
+        return lambda image, theta, bias: _mixed(window.convolve(
+            image, theta.depthwise.unsqueeze(-1).unsqueeze(-1), theta.in_channels, None), theta.pointwise, bias)
+    if isinstance(like, SharedTheta):
+        if like.out_channels < like.in_channels:
+            return lambda image, theta, bias: _plus(_box(window, _mixed(image, theta.theta, None), theta.size), bias)
+        return lambda image, theta, bias: _mixed(_box(window, image, theta.size), theta.theta, bias)
+    if isinstance(like, EyeTheta):
+        return lambda image, theta, bias: _plus(_box(window, image, theta.size), bias)
+    if isinstance(like, FullTheta) and window.places is None:
+        return _whole(window, (like.out_channels, like.in_channels, *window.kernel_size))
+    groups = _groups(like)
+    return lambda image, theta, bias: window.convolve(image, _blocks(theta), groups, bias)
+
+
+def _whole(window: Window, shape: tuple[int, ...]) -> Convolve:
+    """Theta (K, P, Q) as a kernel (Q, P, *kernel_size), which it is already where it lies so (`OnGrid`)."""
+    convolution, (stride, padding, dilation) = _CONVOLUTIONS[window.ndim - 1], window[2:5]
+
+    def convolve(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:
+        kernel = theta.theta.permute(2, 1, 0).view(shape)
+        if window.pads or (bias is not None and bias.dtype != kernel.dtype):
+            return window.correlate(image, kernel, 1, bias)
+        return convolution(image, kernel, bias, stride, padding, dilation)
+
+    return convolve
 
 
 def _groups(theta: Theta) -> int:
@@ -166,3 +199,6 @@ def _mixed(image: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 def _plus(image: Tensor, bias: Tensor | None) -> Tensor:
     return image if bias is None else image + bias.view(-1, *(1,) * (image.dim() - 2))
+
+
+register(GridConvolution())

@@ -3,52 +3,111 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv.bases.base import Basis
 from structconv.bases.polynomial import Polynomial
-from structconv.planning.rules import ChannelsFirst, Run, rule
-from structconv.primitives.functions import apply, transformed
+from structconv.bases.sparse import Sparse
+from structconv.bases.spec import Leaves, getter
+from structconv.kernels.orders import Application, Applied
+from structconv.planning.kernel import register
+from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.functions import transformed
 from structconv.primitives.layout import Csr
-from structconv.primitives.memory import new_empty
-from structconv.primitives.native.operator import composed_gradients
-from structconv.primitives.native.recurrence import polynomial_synthesis, write_analysis
-from structconv.primitives.products import product
+from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
+from structconv.primitives.polynomials import Recurrence, polynomial_product
+from structconv.shapes import check_alike, mixes
+from structconv.structures.graph import Graph
 from structconv.theta import FullTheta, Theta
+
+__all__ = ["LEAST_NUMBERS", "LEAST_WIDTH", "Polynomials", "Recurrences"]
 
 #: Numbers of x from which the memory of a pass is worth more than the operators that save it.
 LEAST_NUMBERS = 1 << 22
 #: Numbers of a row of all heads from which products with it run at their full rate.
 LEAST_WIDTH = 16
-#: Rows that are multiplied at a time; a block of them stays in the cache.
-ROWS = 4096
 
 
-@rule(Polynomial, "channels_first", kernel="expand, synthesis")
-class Clenshaw(ChannelsFirst):
-    """x Theta_k for every k, then Clenshaw's recurrence over the outputs.
+class Recurrences(Applied):
+    """Forward recurrence over the inputs for all degrees of x, Clenshaw's over the outputs for their sum.
 
-    The backward needs T_k(A) g for every k, then two products with all of them, g being the gradient of y. For large
-    x of K Q <= P channels they lie in the rows of x's gradient until these are computed from them, so that beside
-    the gradients only two rows of the recurrence are held, 2 N Q.
+    Behind a product with channels, the backward of Clenshaw's needs T_k(A) g for every k, then two products with all
+    of them, g being the gradient of y. For large x of K Q <= P channels they lie in the rows of x's gradient until
+    these are computed from them, so that beside the gradients only two rows of the recurrence are held, 2 N Q.
     """
 
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        polynomial, edges = cast(Polynomial, basis), None
-        if _large(x, theta):
-            edges = polynomial.constant_edges(x)
-        if edges is None:
-            return super().run(x, basis, theta)
-        recurrence = Recurrence(*edges, polynomial.order, polynomial.first, polynomial.kind == "chebyshev")
-        y = apply(_Product, recurrence, x.reshape(x.shape[-2:]), cast(FullTheta, theta).theta)
-        return y.reshape(*x.shape[:-1], theta.out_channels)
+    name, types, before = "structconv.recurrence", (Polynomial,), ("primitives",)
 
-    def prepared(self, x: Tensor, basis: Basis, theta: Theta) -> Run:
-        return super().prepared(x, basis, theta) if _large(x, theta) else self.ready(basis, theta)
+    def match(self, problem: Problem) -> Polynomials | None:
+        basis = problem.basis
+        assert isinstance(basis, Polynomial)
+        operator = basis.operator
+        if type(operator) is not Sparse or operator.batch_shape:
+            return None
+        if operator.values is not None and not mixes(problem.x, operator.values):
+            check_alike("Sparse", problem.x, operator.values, other_name="values")
+        values = None if operator.values is None else getter(operator.values)
+        return Polynomials(getter(operator.graph), values, basis.order, basis.first, basis.kind == "chebyshev")
+
+    def application(self, match: Polynomials, problem: Problem) -> Application:
+        return Application(match.apply, match.analysis, match.synthesis)
+
+    def compile(self, match: Polynomials, problem: Problem, path: str) -> Run:
+        run = super().compile(match, problem, path)
+        if path != "channels_first" or is_compiling() or not _large(problem.x, problem.theta):
+            return run
+
+        def in_place(call: Call) -> Tensor:
+            x, theta = call.x, call.theta
+            edges = match.edges(call) if _large(x, theta) else None
+            if edges is None:
+                return run(call)
+            recurrence = Recurrence(*edges, match.order, match.first, match.chebyshev)
+            y = polynomial_product(recurrence, x.reshape(x.shape[-2:]), cast(FullTheta, theta).theta)
+            y = y.reshape(*x.shape[:-1], theta.out_channels)
+            return y if call.bias is None else y + call.bias
+
+        return in_place
+
+
+class Polynomials(NamedTuple):
+    """The polynomials of a sparse matrix, and what finds its edges."""
+
+    graph: Callable[[Leaves], Graph]
+    values: Callable[[Leaves], Tensor] | None
+    order: int
+    first: int
+    chebyshev: bool
+
+    def edges(self, call: Call) -> tuple[Csr, Csr, Tensor | None] | None:
+        """Both layouts, and the values (E,); `None` where these learn: the recurrences take them for constants."""
+        values = None if self.values is None else self.values(call.leaves)
+        if values is not None and values.requires_grad and torch.is_grad_enabled():
+            return None
+        return *self.graph(call.leaves).layouts(), None if values is None else values.flatten()
+
+    def analysis(self, x: Tensor, call: Call) -> Tensor:
+        """(..., M, C) -> (..., K, M, C)."""
+        edges = self.edges(call)
+        if edges is None:
+            return call.basis().analysis(x)
+        return polynomial_analysis(*edges, x, order=self.order, first=self.first, chebyshev=self.chebyshev)
+
+    def synthesis(self, r: Tensor, call: Call) -> Tensor:
+        """(..., K, M, C) -> (..., M, C)."""
+        edges = self.edges(call)
+        if edges is None:
+            return call.basis().synthesis(r)
+        r = r.expand(*r.shape[:-3], self.order - self.first + 1, *r.shape[-2:])
+        return polynomial_synthesis(*edges, r, first=self.first, chebyshev=self.chebyshev)
+
+    def apply(self, r: Tensor, call: Call) -> Tensor:
+        """(..., K, M, C) -> (..., K, M, C)."""
+        return call.basis().apply(r)
 
 
 def _large(x: Tensor, theta: Theta) -> bool:
@@ -61,63 +120,4 @@ def _large(x: Tensor, theta: Theta) -> bool:
     return plain and LEAST_WIDTH <= theta.size * theta.out_channels <= theta.in_channels
 
 
-class Recurrence(NamedTuple):
-    """The edges of a matrix, and which of its polynomials; see `polynomial_analysis`."""
-
-    by_target: Csr
-    by_source: Csr
-    values: Tensor | None
-    order: int
-    first: int
-    chebyshev: bool
-
-    def apply(self, x_MP: Tensor, theta_KPQ: Tensor) -> Tensor:
-        """sum_k T_k(A)^T x Theta_k, (M, Q), by differentiable operators."""
-        size, _, outputs = theta_KPQ.shape
-        r_KMQ = product(x_MP, _folded(theta_KPQ)).unflatten(1, (size, outputs)).movedim(1, 0)
-        return polynomial_synthesis(self.by_target, self.by_source, self.values, r_KMQ, first=self.first,
-                                    chebyshev=self.chebyshev)
-
-
-class _Product(torch.autograd.Function):
-    """`Recurrence.apply`, its backward in place."""
-
-    @staticmethod
-    def forward(recurrence: Recurrence, x_MP: Tensor, theta_KPQ: Tensor) -> Tensor:
-        return recurrence.apply(x_MP, theta_KPQ)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.recurrence, *tensors = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_MP, theta_KPQ = ctx.saved_tensors
-        _, *needed = ctx.needs_input_grad
-        if torch.is_grad_enabled() or transformed(grad):
-            return None, *composed_gradients(ctx.recurrence.apply, ctx.saved_tensors, needed, grad)
-        return None, *_backward(ctx.recurrence, x_MP, theta_KPQ, grad, needed[1])
-
-
-def _backward(recurrence: Recurrence, x_MP: Tensor, theta_KPQ: Tensor, grad: Tensor,
-              theta_grad: bool) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and Theta; row by row, that of x replaces what it is computed from."""
-    size, _, outputs = theta_KPQ.shape
-    grad_x = new_empty(x_MP, x_MP.shape)
-    heads = grad_x[:, :size * outputs]
-    write_analysis(heads.unflatten(1, (size, outputs)), recurrence.by_source, recurrence.by_target,
-                   recurrence.values, grad, recurrence.order, recurrence.first, recurrence.chebyshev)
-    folded = _folded(theta_KPQ)
-    grad_folded = torch.zeros_like(folded)
-    for rows in (slice(start, start + ROWS) for start in range(0, x_MP.shape[0], ROWS)):
-        back = heads[rows].clone()
-        if theta_grad:
-            grad_folded.addmm_(x_MP[rows].t(), back)
-        torch.mm(back, folded.t(), out=grad_x[rows])
-    return grad_x, grad_folded.unflatten(1, (size, outputs)).transpose(0, 1) if theta_grad else None
-
-
-def _folded(theta_KPQ: Tensor) -> Tensor:
-    """(P, K Q)."""
-    return theta_KPQ.transpose(0, 1).flatten(1)
+register(Recurrences())

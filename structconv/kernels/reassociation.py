@@ -7,69 +7,92 @@ eq. 5, where a positive feature map has been applied to both sides). Then the M 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structconv.bases.base import Basis, value
+from structconv.bases.entrywise import Masked, Normalised
 from structconv.bases.linear import Scaled
-from structconv.bases.pairs import listed_graph
-from structconv.bases.pairwise import Normalised
 from structconv.bases.scores import Bilinear
-from structconv.bases.sizes import QueryKey
-from structconv.kernels.dense_attention import Existing, finite
-from structconv.kernels.forms import register_form
-from structconv.kernels.terms import products, sum_terms
+from structconv.bases.spec import Leaves
+from structconv.kernels.existing import Existing
+from structconv.kernels.expressions import finite, listed
+from structconv.kernels.orders import Application, Applied
+from structconv.kernels.terms import Term, filled, products, summands
 from structconv.planning.cost import Cost, lost_flops
-from structconv.planning.counts import DENSE_CALLS, Sizes, application_cost
+from structconv.planning.fitted import CAUSAL_CALLS, DENSE_CALLS, DIVIDED_CALLS
+from structconv.planning.kernel import register
+from structconv.planning.problem import Call, Problem
+
+__all__ = ["CHUNK", "Reassociation", "causal_product"]
 
 #: Consecutive outputs whose pairs among themselves are visited where an output sees what came before.
 CHUNK = 128
 
 
-@value
-class Reassociated(QueryKey):
-    """a_kmn = scale <query_kn, key_km> at existing pairs, divided as `kind` and `over` say; `child` is the same."""
+class Reassociated(NamedTuple):
+    """a_kmn = scale <query_kn, key_km> at existing pairs, divided as `kind` and `over` say.
 
-    query: Tensor
-    key: Tensor
-    child: Basis
-    scale: float
+    Args:
+        terms: what finds the products. depth, size: D of all of them, and K.
+    """
+
+    terms: Callable[[Leaves], tuple[Term, ...]]
+    depth: int
+    size: int
     kind: str
     over: str
     existing: Existing
 
-    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.child.dense(dtype)
-
-    def apply(self, r: Tensor) -> Tensor:
-        query, key = self._divided()
-        present = self._present(r)
+    def apply(self, r: Tensor, call: Call) -> Tensor:
+        """(..., K or 1, M, C) -> (..., K, N, C)."""
+        factors = _Factors.of(self, call)
+        query, key = factors.divided()
+        present = factors.present(r)
         if not self.existing.causal:
             return query @ (key.mT @ present)
         y = causal_product(query, key, present)
-        return y if torch.compiler.is_compiling() or finite(y) else self.child.apply(r)
+        return y if finite(y) else call.basis().apply(r)
 
-    def analysis(self, x: Tensor) -> Tensor:
-        return self.apply(x.unsqueeze(-3))
-
-    def synthesis(self, r: Tensor) -> Tensor:
+    def synthesis(self, r: Tensor, call: Call) -> Tensor:
+        """(..., K, M, C) -> (..., N, C)."""
         if self.existing.causal:
-            return self.apply(r).sum(-3)
-        query, key = self._divided()
-        inner = key.mT @ self._present(r)
+            return self.apply(r, call).sum(-3)
+        factors = _Factors.of(self, call)
+        query, key = factors.divided()
+        inner = key.mT @ factors.present(r)
         lead = torch.broadcast_shapes(query.shape[:-2], inner.shape[:-2])
         folded = query.expand(*lead, *query.shape[-2:]).movedim(-3, -2).flatten(-2)
         return folded @ inner.expand(*lead, *inner.shape[-2:]).flatten(-3, -2)
 
-    def _present(self, t: Tensor) -> Tensor:
-        """(..., K, M, C) with zeros where there is padding."""
-        padding = self.existing.padding
-        return t if padding is None else t.masked_fill(~padding[..., None, :, None], 0)
 
-    def _divided(self) -> tuple[Tensor, Tensor]:
+class _Factors(NamedTuple):
+    """Query and key of a call, and which inputs exist."""
+
+    query: Tensor
+    key: Tensor
+    padding: Tensor | None
+    kind: str
+    over: str
+    causal: bool
+
+    @classmethod
+    def of(cls, found: Reassociated, call: Call) -> _Factors:
+        """Those of this call, the scale with the query."""
+        query, key, scale = products(found.terms(call.leaves))
+        query = query if scale == 1.0 else query * scale
+        return cls(query, key, found.existing.padding(call.leaves), found.kind, found.over, found.existing.causal)
+
+    def present(self, t: Tensor) -> Tensor:
+        """(..., K, M, C) with zeros where there is padding."""
+        return t if self.padding is None else t.masked_fill(~self.padding[..., None, :, None], 0)
+
+    def divided(self) -> tuple[Tensor, Tensor]:
         """Query and key, the one or the other divided by what its row's weights are to be divided by."""
-        query, key = self.query if self.scale == 1.0 else self.query * self.scale, self._present(self.key)
+        query, key = self.query, self.present(self.key)
         if self.kind == "none":
             return query, key
         if self.over == "outputs":
@@ -80,16 +103,16 @@ class Reassociated(QueryKey):
 
     def _seen(self, key: Tensor) -> Tensor:
         """The sum of the keys that each output sees, (..., N or 1, D)."""
-        if not self.existing.causal:
+        if not self.causal:
             return key.sum(-2, keepdim=True)
-        last = torch.arange(self.num_outputs, device=key.device).clamp(max=self.num_inputs - 1)
+        last = torch.arange(self.query.shape[-2], device=key.device).clamp(max=key.shape[-2] - 1)
         return key.cumsum(-2).index_select(-2, last)
 
     def _count(self, like: Tensor) -> Tensor:
         """How many pairs each row has."""
         if self.over == "outputs":
-            return like.new_full((1, 1), self.num_outputs)
-        return self._seen(self._present(like.new_ones((1, self.num_inputs, 1))))
+            return like.new_full((1, 1), self.query.shape[-2])
+        return self._seen(self.present(like.new_ones((1, self.key.shape[-2], 1))))
 
 
 def causal_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
@@ -107,43 +130,37 @@ def causal_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     return y.flatten(-3, -2)[..., :outputs, :]
 
 
-def recognise(basis: Basis) -> Reassociated | None:
-    """The basis as a product of low rank; `None` where something acts on its entries, or its pairs are listed."""
-    kind, over, scores = (basis.kind, basis.over, basis.child) if isinstance(basis, Normalised) else (
-        "none", "inputs", basis)
-    terms = sum_terms(scores) if kind in ("none", "count", "sum") else None
-    if terms is None or not all(isinstance(leaf, Bilinear) for leaf, _ in terms) or listed_graph(scores) is not None:
-        return None
-    existing = Existing.of(scores.support(), scores.num_inputs, scores.num_outputs)
-    if existing is None or existing.others or (existing.causal and over == "outputs"):
-        return None
-    query, key, scale = products(terms)
-    return Reassociated(query, key, basis, scale, kind, over, existing)
+class Reassociation(Applied):
+    """Two products that run through the D channels, where they take fewer operations than the pairs do."""
+
+    name, types = "structconv.reassociated", (Normalised, Bilinear, Scaled, Masked)
+
+    def match(self, problem: Problem) -> Reassociated | None:
+        basis = problem.basis
+        kind, over, scores = (basis.kind, basis.over, basis.child) if isinstance(basis, Normalised) else (
+            "none", "inputs", basis)
+        terms = summands(scores) if kind in ("none", "count", "sum") else None
+        if terms is None or not all(isinstance(leaf, Bilinear) for leaf, _ in terms) or listed(scores):
+            return None
+        existing = Existing.of(scores.support(), scores.num_inputs, scores.num_outputs)
+        if existing is None or existing.others or (existing.causal and over == "outputs"):
+            return None
+        depth = sum(leaf.depth for leaf, _ in terms if isinstance(leaf, Bilinear))
+        return Reassociated(filled(terms), depth, basis.size, kind, over, existing)
+
+    def application_cost(self, match: Reassociated, problem: Problem, channels: int, mode: str) -> Cost:
+        """Two products that run through the D channels, and the rows and columns divided."""
+        (inputs, outputs), depth, sizes = problem.sizes.entries(problem.basis), match.depth, problem.sizes
+        heads, causal = sizes.batch * match.size, match.existing.causal
+        flops = 2 * heads * depth * channels * (inputs + outputs)
+        if causal:
+            flops += 2 * heads * CHUNK * outputs * (depth + channels)
+        moved = heads * ((inputs + outputs) * (channels + 2 * depth) + 2 * depth * channels) * sizes.itemsize
+        calls = 2 * DENSE_CALLS + (0 if match.kind == "none" else DIVIDED_CALLS) + (CAUSAL_CALLS if causal else 0)
+        return Cost(flops, moved, wasted=lost_flops(flops, channels), calls=calls)
+
+    def application(self, match: Reassociated, problem: Problem) -> Application:
+        return Application(match.apply, synthesis=match.synthesis)
 
 
-def suits(form: Basis, r: Tensor) -> bool:
-    """Whether it takes fewer operations than the pairs do."""
-    assert isinstance(form, Reassociated)
-    if torch.compiler.is_compiling():
-        return True
-    depth, channels, (inputs, outputs) = form.query.shape[-1], r.shape[-1], (form.num_inputs, form.num_outputs)
-    around = (inputs + outputs) * depth * channels
-    if form.existing.causal:
-        return around + CHUNK * outputs * (depth + channels) < inputs * outputs * (depth + channels) / 2
-    return around < inputs * outputs * (depth + channels)
-
-
-@application_cost(Reassociated)
-def _application(basis: Reassociated, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """Two products that run through the D channels, and the rows and columns divided."""
-    (inputs, outputs), depth = sizes.entries(basis), basis.query.shape[-1]
-    heads = sizes.batch * basis.size
-    flops = 2 * heads * depth * channels * (inputs + outputs)
-    if basis.existing.causal:
-        flops += 2 * heads * CHUNK * outputs * (depth + channels)
-    moved = heads * ((inputs + outputs) * (channels + 2 * depth) + 2 * depth * channels) * sizes.itemsize
-    calls = 2 * DENSE_CALLS + (0 if basis.kind == "none" else 4) + (8 if basis.existing.causal else 0)
-    return Cost(flops, moved, wasted=lost_flops(flops, channels), calls=calls)
-
-
-register_form("structconv.reassociated", recognise, Normalised, Bilinear, Scaled, suits=suits, priced=True)
+register(Reassociation())

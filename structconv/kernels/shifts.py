@@ -6,21 +6,23 @@ import dataclasses
 import itertools
 import math
 from functools import reduce
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from structconv.bases.base import Basis
 from structconv.bases.shift import Shift
-from structconv.kernels.grid import GridConvolution
+from structconv.kernels.grid import GridConvolution, Window, convolution_cost
 from structconv.memo import derived
 from structconv.planning.cost import Cost
-from structconv.planning.rules import Problem, Rule, rule
+from structconv.planning.kernel import Kernel, register
+from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.shifted import shift_products
 from structconv.structures.grid import Grid
-from structconv.theta import FullTheta, Theta
+from structconv.theta import FullTheta
+
+__all__ = ["Frame", "SliceProducts", "ZeroFilledWindow", "frame"]
 
 
 class Frame(NamedTuple):
@@ -71,70 +73,89 @@ def _frame(shift: Shift) -> Frame:
     return Frame(before, after, shape, outputs, shifts)
 
 
-@rule(Shift, "per_shift", kernel="products of slices")
-class SliceProducts(Rule):
+class SliceProducts(Kernel):
     """y = sum over k of one product with Theta_k, of a slice of x and into a slice of y; no row is gathered.
 
     For stride 1, on grids of any number of axes, with every padding. torch's convolution keeps the cuboids.
     """
 
-    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
-        shift = cast(Shift, basis)
-        return (_unstrided(shift) and not GridConvolution().applies(basis, theta, x)
-                and shift.num_inputs > 0 and shift.num_outputs > 0)
+    name, types, orders = "structconv.slices", (Shift,), ("per_shift",)
 
-    def cost(self, problem: Problem) -> Cost:
-        shift, theta = cast(Shift, problem.basis), problem.theta
-        made = frame(shift)
-        rows = math.prod(made.rows)
+    def match(self, problem: Problem) -> Frame | None:
+        shift = cast(Shift, problem.basis)
+        fits = _unstrided(shift) and shift.num_inputs > 0 and shift.num_outputs > 0
+        return frame(shift) if fits and Window.of(shift) is None else None
+
+    def cost(self, match: Frame, problem: Problem, path: str) -> Cost:
+        theta, rows = problem.theta, math.prod(match.rows)
         passes = 1 + problem.x_grad + problem.theta_grad
         products = Cost(2 * problem.sizes.batch * rows * theta.size * theta.in_channels * theta.out_channels,
                         problem.bytes(rows * (theta.in_channels + theta.size * theta.out_channels))).repeated(passes)
-        laid = rows * theta.in_channels if any(made.before) or any(made.after) else 0
-        cut = rows * theta.out_channels if made.rows != made.outputs else 0
+        laid = rows * theta.in_channels if any(match.before) or any(match.after) else 0
+        cut = rows * theta.out_channels if match.rows != match.outputs else 0
         copies = Cost(bytes=problem.bytes(2 * (laid + cut))).repeated(1 + problem.x_grad)
         return products + copies + Cost(peak_bytes=problem.bytes(laid + cut))
 
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        shift = cast(Shift, basis)
-        made, ndim = frame(shift), cast(Grid, shift.grid).ndim
-        lead = x.shape[:-2]
-        image = _laid(x.reshape(math.prod(lead), *cast(Grid, shift.grid).shape, x.shape[-1]), shift.padding, made)
-        weight = theta.dense().to(dtype=x.dtype, device=x.device)
-        y = shift_products(image.flatten(1, ndim), weight, made.shifts, math.prod(made.rows)).unflatten(1, made.rows)
-        for axis, size in enumerate(made.outputs):
-            y = y.narrow(axis + 1, 0, size)
-        return y.reshape(*lead, math.prod(made.outputs), y.shape[-1])
+    def compile(self, match: Frame, problem: Problem, path: str) -> Run:
+        shift = cast(Shift, problem.basis)
+        shape, padding = cast(Grid, shift.grid).shape, shift.padding
+
+        def run(call: Call) -> Tensor:
+            x = call.x
+            lead = x.shape[:-2]
+            image = _laid(x.reshape(math.prod(lead), *shape, x.shape[-1]), padding, match)
+            weight = call.theta.dense().to(dtype=x.dtype, device=x.device)
+            y = shift_products(image.flatten(1, len(shape)), weight, match.shifts, math.prod(match.rows))
+            y = y.unflatten(1, match.rows)
+            for axis, size in enumerate(match.outputs):
+                y = y.narrow(axis + 1, 0, size)
+            y = y.reshape(*lead, math.prod(match.outputs), y.shape[-1])
+            return y if call.bias is None else y + call.bias
+
+        return run
 
 
-@rule(Shift, "operator_first", kernel="zero-filled window")
-class ZeroFilledWindow(Rule):
+class ZeroFilledWindow(Kernel):
     """The smallest cuboid that holds the offsets, by torch's convolution, with zeros for Theta where there is none.
 
     It multiplies by those zeros, so that a NaN of x reaches outputs that do not read it; hence only on request.
     """
 
-    def applies(self, basis: Basis, theta: Theta, x: Tensor) -> bool:
-        shift, conv = cast(Shift, basis), GridConvolution()
-        if not isinstance(shift.grid, Grid) or conv.applies(basis, theta, x):
-            return False
-        return conv.applies(_window(shift)[0], theta, x)
+    name, types, orders = "zero-filled window", (Shift,), ("operator_first",)
 
-    def unasked(self, problem: Problem) -> bool:
+    def match(self, problem: Problem) -> tuple[Shift, list[int]] | None:
+        shift = cast(Shift, problem.basis)
+        if not isinstance(shift.grid, Grid) or Window.of(shift) is not None:
+            return None
+        filled = _window(shift)
+        return None if Window.of(filled[0]) is None else filled
+
+    def automatic(self, match: Any, problem: Problem, path: str) -> bool:
         return False
 
-    def cost(self, problem: Problem) -> Cost:
-        window, _ = _window(cast(Shift, problem.basis))
-        theta = problem.theta
-        filled = FullTheta(problem.x.new_empty((window.size, theta.in_channels, theta.out_channels), device="meta"))
-        return GridConvolution().cost(dataclasses.replace(problem, basis=window, theta=filled))
+    def cost(self, match: tuple[Shift, list[int]], problem: Problem, path: str) -> Cost:
+        return convolution_cost(self._filled(match[0], problem), match[0])
 
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        window, places = _window(cast(Shift, basis))
-        weight = theta.dense().to(dtype=x.dtype, device=x.device)
-        filled = weight.new_zeros(window.size, *weight.shape[1:])
-        filled = filled.index_add(0, torch.tensor(places, device=x.device), weight)
-        return GridConvolution().run(x, window, FullTheta(filled))
+    def compile(self, match: tuple[Shift, list[int]], problem: Problem, path: str) -> Run:
+        window, places = match
+        convolution, inner = GridConvolution(), self._filled(window, problem)
+        run = convolution.compile(cast(Window, convolution.match(inner)), inner, path)
+
+        def filled(call: Call) -> Tensor:
+            x = call.x
+            weight = call.theta.dense().to(dtype=x.dtype, device=x.device)
+            whole = weight.new_zeros(window.size, *weight.shape[1:])
+            whole = whole.index_add(0, torch.tensor(places, device=x.device), weight)
+            return run(Call(x, (), FullTheta(whole), call.bias, call.build))
+
+        return filled
+
+    @staticmethod
+    def _filled(window: Shift, problem: Problem) -> Problem:
+        """The problem with the window, and with a Theta of its sizes."""
+        sizes = (window.size, problem.theta.in_channels, problem.theta.out_channels)
+        return dataclasses.replace(problem, basis=window, image=None,
+                                   theta=FullTheta(problem.x.new_empty(sizes, device="meta")))
 
 
 def _unstrided(shift: Shift) -> bool:
@@ -174,3 +195,7 @@ def _positions(size: int, low: int, high: int, padding: str, device: torch.devic
         return at.clamp(0, size - 1)
     at = at % max(2 * (size - 1), 1)
     return torch.where(at < size, at, 2 * (size - 1) - at)
+
+
+for _kernel in (SliceProducts(), ZeroFilledWindow()):
+    register(_kernel)

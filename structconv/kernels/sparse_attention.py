@@ -2,172 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from structconv.bases.base import Basis, value
-from structconv.bases.linear import Scaled
-from structconv.bases.pairs import exact_graph
-from structconv.bases.pairwise import Dropped, LeakyReLU, Normalised, Sum
-from structconv.bases.scores import EdgeScore, Products, ProjectedAffine, ProjectedBilinear, Terms
-from structconv.kernels import window_attention
-from structconv.kernels.forms import register_form
-from structconv.kernels.fused import (
-    Follow,
-    FusedAttention,
+from structconv.bases.base import Basis
+from structconv.bases.entrywise import Dropped, LeakyReLU, Normalised
+from structconv.bases.scores import Affine, EdgeScore
+from structconv.bases.spec import Leaves, Projected, Term, getter, tensor
+from structconv.kernels.expressions import (
+    Dropout,
     entries_first,
-    follow_scores,
     heads_first,
+    pairs_list,
     product_and_bias,
     scaled_product,
     softmax_over_inputs,
     unmasked,
 )
-from structconv.primitives.layout import Csr
+from structconv.kernels.orders import Application, Applied
+from structconv.planning.cost import Cost
+from structconv.planning.counts import application
+from structconv.planning.fitted import FUSED_SHARE
+from structconv.planning.kernel import register
+from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.csr import Csr
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.joint import joint_attention
-from structconv.primitives.native.projected import projected_attention, terms
+from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
 from structconv.primitives.products import product
+from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
-from structconv.theta import HeadBlocksTheta, LowRankTheta, Theta
+from structconv.structures.supports import EdgeSupport, Support
+from structconv.theta import HeadBlocksTheta, LowRankTheta
+
+__all__ = ["AffineEdges", "BilinearEdges", "EdgeAttention", "Edges"]
 
 
-class EdgeAttention(FusedAttention):
-    """Attention along the edges of `graph`."""
+class Edges(NamedTuple):
+    """The edges of attention, its dropout, and its sizes.
 
-    graph: Graph
+    Args:
+        pairs: what finds the list of the pairs. size: K.
+    """
 
-    def weights(self) -> Tensor:
-        """What is applied, (..., K, E) in the order of the edges."""
-        lead = torch.Size(self.batch_shape)
-        return self.weigh(lead).unflatten(0, (*lead, self.size))
+    pairs: Callable[[Leaves, int, int, torch.device], Graph]
+    dropout: Dropout
+    size: int
 
-    def weigh(self, lead: tuple[int, ...]) -> Tensor:
-        """(B K, E)."""
-        raise NotImplementedError
+    def layouts(self, leaves: Leaves, inputs: int, outputs: int, device: torch.device) -> tuple[Csr, Csr]:
+        """The edges by output and by input."""
+        return self.pairs(leaves, inputs, outputs, device).layouts()
 
-    def layouts(self) -> tuple[Csr, Csr]:
-        """The edges by output and by input: looked up once for this form, and for those that follow it."""
-        known = None if is_compiling() else self.__dict__.get("known_layouts")
-        if known is None:
-            known = self.graph.by_target(), self.graph.by_source()
-            if not is_compiling():
-                self.__dict__["known_layouts"] = known
-        return known
+    def options(self, leaves: Leaves) -> dict[str, Any]:
+        """What every operator is told of dropout."""
+        return {"dropout": self.dropout.p, "seed": self.dropout.seed_of(leaves), "batch_heads": self.size}
 
 
-@value
-class AffineEdges(EdgeAttention):
+class AffineEdges(NamedTuple):
     """softmax over edges of leaky_relu(source_m + target_n)."""
 
-    child: Basis
-    graph: Graph
-    p: float
-    seed: Tensor | None
-    scores: Terms
+    edges: Edges
+    source: Callable[[Leaves], Any]
+    target: Callable[[Leaves], Any]
     slope: float
 
-    def apply(self, r: Tensor) -> Tensor:
-        scores = self.scores
-        if isinstance(scores, ProjectedAffine) and r is scores.x:
-            return self._projected(scores, None)
-        return super().apply(r)
+    def apply(self, r: Tensor, call: Call) -> Tensor:
+        """A_k^T r_k; where the terms of the scores are linear in r itself, they are made in passing."""
+        source, target = self.source(call.leaves), self.target(call.leaves)
+        if type(source) is Term and type(target) is Term and source.x is r:
+            return self._projected(source, target, None, call)
+        return self._attend(tensor(source), tensor(target), r, call)
 
-    def biased(self, r: Tensor, bias: Tensor) -> Tensor:
-        scores = self.scores
-        if isinstance(scores, ProjectedAffine) and r is scores.x and r.dtype in (torch.float32, torch.float64):
-            return self._projected(scores, bias)
-        return super().biased(r, bias)
+    def biased(self, r: Tensor, bias: Tensor, call: Call) -> Tensor:
+        """The same plus b_k (K, C), which numbers of 32 bits and more take in passing."""
+        source, target = self.source(call.leaves), self.target(call.leaves)
+        passing = type(source) is Term and type(target) is Term and source.x is r
+        if passing and r.dtype in (torch.float32, torch.float64):
+            return self._projected(source, target, bias, call)
+        return self.apply(r, call) + bias.unsqueeze(-2)
 
-    def _projected(self, scores: ProjectedAffine, bias: Tensor | None) -> Tensor:
-        """What is applied to the very entries that the scores are linear in."""
-        lead = scores.batch_shape
-        x, z, of_source, of_target = self._rows(scores, lead)
-        y = projected_attention(*self.layouts(), x, of_source, of_target, z,
-                                None if bias is None else _by_head(bias, lead), slope=self.slope, dropout=self.p,
-                                seed=self.seed, batch_heads=scores.size)
-        return heads_first(y, lead, scores.size)
+    def weights(self, call: Call) -> Tensor:
+        """(..., K, E) in the order of the edges."""
+        source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
+        lead = broadcast(source.shape[:-2], target.shape[:-2])
+        layouts = self.edges.layouts(call.leaves, source.shape[-1], target.shape[-1], source.device)
+        found = affine_weights(*layouts, *self._terms(source, target, lead), slope=self.slope,
+                               **self.edges.options(call.leaves))
+        return found.unflatten(0, (*lead, self.edges.size)).to(call.x.dtype)
 
-    def _rows(self, scores: ProjectedAffine, lead: tuple[int, ...]) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """x (M, B K, C), z (N, B K, C) or none for x, and the two vectors (B K, C)."""
-        x = entries_first(scores.x, lead, scores.size)
-        z = None if scores.z is scores.x else entries_first(scores.z, lead, scores.size)
-        of_source, of_target = (_by_head(t, lead) for t in (scores.of_source, scores.of_target))
-        return x, z, of_source, of_target
+    def _attend(self, source: Tensor, target: Tensor, r: Tensor, call: Call) -> Tensor:
+        lead, size = broadcast(r.shape[:-3], source.shape[:-2], target.shape[:-2]), self.edges.size
+        layouts = self.edges.layouts(call.leaves, source.shape[-1], target.shape[-1], r.device)
+        y = affine_attention(*layouts, *self._terms(source, target, lead), entries_first(r, lead, size),
+                             slope=self.slope, **self.edges.options(call.leaves))
+        return heads_first(y, lead, size)
 
-    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
-        return affine_attention(*self.layouts(), *self._terms(lead), v,
-                                slope=self.slope, dropout=self.p, seed=self.seed, batch_heads=self.size)
-
-    def weigh(self, lead: tuple[int, ...]) -> Tensor:
-        return affine_weights(*self.layouts(), *self._terms(lead), slope=self.slope,
-                              dropout=self.p, seed=self.seed, batch_heads=self.size)
-
-    def _terms(self, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _terms(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """(M, B K) and (N, B K)."""
-        if isinstance(self.scores, ProjectedAffine):
-            return terms(*self._rows(self.scores, lead))
-        source, target = (entries_first(t.unsqueeze(-1), lead, self.size).squeeze(-1)
-                          for t in (self.scores.source, self.scores.target))
-        return source, target
+        return tuple(entries_first(t.unsqueeze(-1), lead, self.edges.size).squeeze(-1)  # type: ignore[return-value]
+                     for t in (source, target))
+
+    def _projected(self, source: Term, target: Term, bias: Tensor | None, call: Call) -> Tensor:
+        x, z, size, edges = source.x, target.x, self.edges.size, self.edges
+        lead = tuple(x.shape[:-3]) if z is x else broadcast(x.shape[:-3], z.shape[:-3])
+        layouts = edges.layouts(call.leaves, x.shape[-2], z.shape[-2], x.device)
+        vectors = (source.vector, target.vector) if not lead else (_by_head(source.vector, lead),
+                                                                   _by_head(target.vector, lead))
+        bias = bias if bias is None or not lead else _by_head(bias, lead)
+        rows = entries_first(x, lead, size)
+        y = projected_attention(*layouts, rows, *vectors, None if z is x else entries_first(z, lead, size), bias,
+                                slope=self.slope, dropout=edges.dropout.p, seed=edges.dropout.seed_of(call.leaves),
+                                batch_heads=size)
+        return heads_first(y, lead, size)
 
 
 def _by_head(t: Tensor, lead: tuple[int, ...]) -> Tensor:
     """(K, C) -> (B K, C)."""
-    return t if not lead else t.expand(*lead, *t.shape).reshape(-1, t.shape[-1])
+    return t.expand(*lead, *t.shape).reshape(-1, t.shape[-1])
 
 
-@value
-class BilinearEdges(EdgeAttention):
+class BilinearEdges(NamedTuple):
     """softmax over edges of scale <query_n, key_m> + bias_e."""
 
-    child: Basis
-    graph: Graph
-    p: float
-    seed: Tensor | None
-    scores: Products
-    bias: EdgeScore | None
+    edges: Edges
+    query: Callable[[Leaves], Any]
+    key: Callable[[Leaves], Any]
+    bias: Callable[[Leaves], Tensor] | None
     scale: float
 
-    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
-        query, key, bias = self._operands(lead)
-        return bilinear_attention(*self.layouts(), query, key, v, bias,
-                                  scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
+    def apply(self, r: Tensor, call: Call) -> Tensor:
+        """A_k^T r_k."""
+        query, key, size = tensor(self.query(call.leaves)), tensor(self.key(call.leaves)), self.edges.size
+        lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
+        layouts = self.edges.layouts(call.leaves, key.shape[-2], query.shape[-2], r.device)
+        q, k, v = (entries_first(t, lead, size) for t in (query, key, r))
+        if q.dtype is not v.dtype:  # under autocast
+            q, k = q.to(v.dtype), k.to(v.dtype)
+        y = bilinear_attention(*layouts, q, k, v, self._bias(lead, call), scale=self.scale,
+                               **self.edges.options(call.leaves))
+        return heads_first(y, lead, size)
 
-    def weigh(self, lead: tuple[int, ...]) -> Tensor:
-        query, key, bias = self._operands(lead)
-        return bilinear_weights(*self.layouts(), query, key, bias,
-                                scale=self.scale, dropout=self.p, seed=self.seed, batch_heads=self.size)
+    def weights(self, call: Call) -> Tensor:
+        """(..., K, E) in the order of the edges."""
+        query, key, size = tensor(self.query(call.leaves)), tensor(self.key(call.leaves)), self.edges.size
+        lead = broadcast(query.shape[:-3], key.shape[:-3])
+        layouts = self.edges.layouts(call.leaves, key.shape[-2], query.shape[-2], query.device)
+        q, k = (entries_first(t, lead, size) for t in (query, key))
+        found = bilinear_weights(*layouts, q, k, self._bias(lead, call), scale=self.scale,
+                                 **self.edges.options(call.leaves))
+        return found.unflatten(0, (*lead, size)).to(call.x.dtype)
 
-    def projected(self, x: Tensor, theta: Theta) -> Tensor:
-        scores = self.scores
-        if (not isinstance(scores, ProjectedBilinear) or x is not scores.x or x.dim() > 2 or self.batch_shape
-                or not isinstance(theta, HeadBlocksTheta | LowRankTheta) or theta.values.shape[0] != self.size):
-            return super().projected(x, theta)
-        square = scores.z is x
-        parts = [(scores.of_query.mT, scores.query_bias)] if square else []
-        parts += [(scores.of_key.mT, scores.key_bias), (theta.values.transpose(0, 1).flatten(1), None)]
-        query = None if square else scores.query.transpose(0, 1)
-        y = joint_attention(*self.layouts(), _one_product(x, parts), query,
-                            self._bias(()), heads=self.size, depth=scores.depth, scale=self.scale,
-                            dropout=self.p, seed=self.seed)
-        return y.transpose(0, 1)
+    def joint(self, otherwise: Run, problem: Problem) -> Run:
+        """`between` with queries, keys and values in one product, where all are projections of one x (M, P)."""
+        if not isinstance(problem.theta, HeadBlocksTheta | LowRankTheta) or problem.projected:
+            return otherwise
 
-    def _operands(self, lead: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(N, B K, D), (M, B K, D), and (B K, E) or none."""
-        query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
-        return query, key, self._bias(lead)
+        def run(call: Call) -> Tensor:
+            query, key, x = self.query(call.leaves), self.key(call.leaves), call.x
+            values = call.theta.values  # type: ignore[attr-defined]
+            ready = type(query) is Projected and type(key) is Projected and key.x is x
+            if not ready or x.dim() > 2 or query.x.dim() > 2 or not key.heads == values.shape[0] == self.edges.size:
+                return otherwise(call)
+            square = query.x is x
+            parts = [(query.weight.mT, query.bias)] if square else []
+            parts += [(key.weight.mT, key.bias), (values.transpose(0, 1).flatten(1), None)]
+            table, q = _one_product(x, parts), None if square else query.tensor().transpose(0, 1)
+            outputs = query.x.shape[-2]
+            layouts = self.edges.layouts(call.leaves, x.shape[-2], outputs, x.device)
+            y = joint_attention(*layouts, table, q, self._bias((), call), heads=self.edges.size,
+                                depth=key.weight.shape[0] // key.heads, scale=self.scale, dropout=self.edges.dropout.p,
+                                seed=self.edges.dropout.seed_of(call.leaves))
+            return call.theta.join(y.transpose(0, 1), call.bias)
 
-    def _bias(self, lead: tuple[int, ...]) -> Tensor | None:
+        return run
+
+    def _bias(self, lead: tuple[int, ...], call: Call) -> Tensor | None:
         if self.bias is None:
             return None
-        return self.bias.values.expand(*lead, self.size, self.graph.num_edges).flatten(0, -2)
+        values = self.bias(call.leaves)
+        return values.expand(*lead, self.edges.size, values.shape[-1]).flatten(0, -2)
 
 
 def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
@@ -178,38 +196,48 @@ def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Te
     return product(x, torch.cat([w for w, _ in parts], 1), bias)
 
 
-def recognise(basis: Basis) -> EdgeAttention | None:
-    """The basis as attention along edges, or `None` where it is something else or its pairs are not listed."""
-    found = softmax_over_inputs(basis)
-    if found is None:
-        return None
-    weights, p, seed = found
-    node = unmasked(weights.child)
-    if not isinstance(node, LeakyReLU | Terms | Products | Scaled | Sum):
-        return None
-    if window_attention.recognise(basis) is not None:  # which needs no list
-        return None
-    graph = exact_graph(weights.child)
-    if graph is None:
-        return None
-    slope, inner = (node.negative_slope, unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
-    if isinstance(inner, Terms):
-        return AffineEdges(basis, graph, p, seed, inner, slope) if slope >= 0 else None
-    if isinstance(node, LeakyReLU):
-        return None
-    product, bias = product_and_bias(
-        node, lambda part: isinstance(part, EdgeScore) and part.graph.edge_index is graph.edge_index)
+class EdgeAttention(Applied):
+    """The native kernels along a list of edges."""
+
+    name, types = "structconv.edge_attention", (Normalised, Dropped)
+
+    def match(self, problem: Problem) -> AffineEdges | BilinearEdges | None:
+        found = softmax_over_inputs(problem.basis)
+        if found is None:
+            return None
+        weights, dropout = found
+        support = weights.child.support()
+        pairs = pairs_list(support)
+        if pairs is None:
+            return None
+        edges = Edges(pairs, dropout, weights.size)
+        node = unmasked(weights.child)
+        slope, inner = (node.negative_slope, unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
+        if isinstance(inner, Affine):
+            return AffineEdges(edges, getter(inner.source), getter(inner.target), slope) if slope >= 0 else None
+        return None if isinstance(node, LeakyReLU) else _bilinear(node, edges, support)
+
+    def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
+        return application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
+
+    def application(self, match: AffineEdges | BilinearEdges, problem: Problem) -> Application:
+        return Application(match.apply, biased=match.biased if isinstance(match, AffineEdges) else None,
+                           weights=match.weights)
+
+    def compile(self, match: AffineEdges | BilinearEdges, problem: Problem, path: str) -> Run:
+        run = super().compile(match, problem, path)
+        return match.joint(run, problem) if path == "between" and isinstance(match, BilinearEdges) else run
+
+
+def _bilinear(node: Basis, edges: Edges, support: Support | None) -> BilinearEdges | None:
+    """A bias must be one of the very edges that are listed."""
+    own = support.graph.edge_index if isinstance(support, EdgeSupport) else None
+    product, bias = product_and_bias(node, lambda part: isinstance(part, EdgeScore) and part.graph.edge_index is own)
     scale, scores = scaled_product(product)
     if scores is None:
         return None
-    return BilinearEdges(basis, graph, p, seed, scores, cast("EdgeScore | None", bias), scale)
+    return BilinearEdges(edges, getter(scores.query), getter(scores.key), None if bias is None else getter(bias.values),
+                         scale)
 
 
-def follow_edges(form: Basis, leaf: Basis) -> Follow | None:
-    """As `follow_scores`; the layouts of the edges go along."""
-    if isinstance(form, EdgeAttention):
-        form.layouts()
-    return follow_scores(form, leaf)
-
-
-register_form("structconv.edge_attention", recognise, Normalised, Dropped, projects=True, follow=follow_edges)
+register(EdgeAttention())

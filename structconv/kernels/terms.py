@@ -3,35 +3,49 @@ what depends on the offset m - n alone and what depends on the output too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.bases.entrywise import Masked, Sum
 from structconv.bases.linear import Scaled
-from structconv.bases.pairwise import Masked, Sum
 from structconv.bases.positions import Distance, Lookup, bucket
 from structconv.bases.scores import Affine, Bilinear
+from structconv.bases.spec import Leaves, filler
+
+__all__ = ["PRODUCTS", "Factor", "Summand", "Term", "buckets", "by_head", "diagonal", "filled", "products", "summands",
+           "table_rows", "tables"]
 
 #: What is a product of vectors.
 PRODUCTS = (Bilinear, Affine)
 
 Factor = float | Tensor
 Term = tuple[Basis, Factor]
+#: A leaf of a spec, and its factors.
+Summand = tuple[Basis, tuple[Any, ...]]
 
 
-def sum_terms(node: Basis, factor: Factor = 1.0) -> tuple[Term, ...] | None:
-    """The leaves of a sum of products and of relative terms with their factors; `None` where there is another."""
+def summands(node: Basis, factors: tuple[Any, ...] = ()) -> tuple[Summand, ...] | None:
+    """The leaves of a sum of products and of relative terms, with their factors; `None` where there is another."""
     if isinstance(node, Masked):
-        return sum_terms(node.child, factor)
+        return summands(node.child, factors)
     if isinstance(node, Scaled):
-        return sum_terms(node.child, factor * node.factor)
+        return summands(node.child, (*factors, node.factor))
     if isinstance(node, Sum):
-        first, second = sum_terms(node.first, factor), sum_terms(node.second, factor)
+        first, second = summands(node.first, factors), summands(node.second, factors)
         return None if first is None or second is None else first + second
     relative = isinstance(node, Distance) or (isinstance(node, Lookup) and node.kind != "position")
-    return ((node, factor),) if relative or isinstance(node, PRODUCTS) else None
+    return ((node, factors),) if relative or isinstance(node, PRODUCTS) else None
+
+
+def filled(terms: Sequence[Summand]) -> Callable[[Leaves], tuple[Term, ...]]:
+    """(leaves) -> the terms of a call, each with its factor."""
+    fills = [(filler(leaf), filler(factors)) for leaf, factors in terms]
+    return lambda leaves: tuple((fill(leaves), math.prod(factors(leaves))) for fill, factors in fills)
 
 
 def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:
@@ -60,7 +74,7 @@ def diagonal(terms: Sequence[Term], inputs: int, outputs: int, like: Tensor) -> 
     return total
 
 
-def tables(terms: Sequence[Term]) -> list[Lookup]:
+def tables(terms: Sequence[tuple[Basis, Any]]) -> list[Lookup]:
     """The relative terms that depend on the output too."""
     return [leaf for leaf, _ in terms if isinstance(leaf, Lookup) and leaf.table.shape[-2] != 1]
 

@@ -1,134 +1,156 @@
-"""Attention within a window of a sequence or a grid, recognised from its tree of values: no list of pairs is made.
+"""Attention within a window of a sequence or a grid: no list of pairs is made.
 
 `window_attention` computes 16 neighbouring outputs at once, which see W + 15 offsets on the last axis for W that count.
-Narrow windows without a bias stay with the list of pairs and its kernel where that costs less, and is remembered.
+A narrow window without a bias may cost less by its list of pairs, which is remembered; the planner weighs both.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from structconv.bases.base import Basis, value
-from structconv.bases.pairwise import Dropped, Normalised
+from structconv.bases.base import Basis
+from structconv.bases.entrywise import Dropped, Normalised
 from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
-from structconv.kernels.forms import register_form
-from structconv.kernels.fused import (
-    FusedAttention,
+from structconv.bases.spec import Leaves, filler, getter, tensor
+from structconv.kernels.dense_attention import held_bias
+from structconv.kernels.expressions import (
+    Dropout,
     entries_first,
-    follow_scores,
+    heads_first,
     product_and_bias,
     scaled_product,
     softmax_over_inputs,
     unmasked,
 )
+from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
-from structconv.planning.counts import SPARSE_CALLS, Sizes, application_cost
+from structconv.planning.counts import application
+from structconv.planning.fitted import FUSED_SHARE, SPARSE_CALLS, WINDOW_ENTRY
+from structconv.planning.kernel import register
+from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.window import MAX_WINDOW_CHANNELS, window_attention
+from structconv.shapes import broadcast
 from structconv.structures.supports import And, Causal, Support, Window
 
-#: From timings, in the time of one pair in the kernel: what an output takes beside its pairs (its row is turned into a
-#: lane and back), what it takes along a list, and what a pair of a list takes.
-WINDOW_ENTRY, LISTED_ENTRY, LISTED_PAIR = 110.0, 48.0, 2.4
-#: Weights of a whole grid up to which they are cheaper held, for torch's operator, where there is no dropout.
-HELD_WEIGHTS = 1 << 22
+__all__ = ["WindowAttention", "Windowed"]
+
 #: What the native kernel takes; anything else is computed from lists, with the same numbers.
 STORED = (torch.float32, torch.bfloat16)
 
 
-@value
-class WindowAttention(FusedAttention):
-    """softmax over the offsets of a window of scale <query_n, key_m> + table[m - n]; `child` is the expression.
+class Offsets(NamedTuple):
+    """The offsets of a window on a grid of this shape, on each axis, as for `window_attention`."""
 
-    Args:
-        p, seed: of the dropout.
-        shape, below, above, dilation: the grid and the offsets on each axis, as for `window_attention`.
-        table: (..., K or 1, *offsets), or `None`.
-    """
-
-    child: Basis
-    p: float
-    seed: Tensor | None
-    scores: Bilinear
-    table: Tensor | None
-    scale: float
     shape: tuple[int, ...]
     below: tuple[int, ...]
     above: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    def attend(self, lead: tuple[int, ...], v: Tensor) -> Tensor:
-        query, key = (entries_first(t, lead, self.size) for t in (self.scores.query, self.scores.key))
-        table, axes = self.table, len(self.shape)
-        if table is not None and math.prod(table.shape[:-axes]) > 1:
-            table = table.expand(*lead, self.size, *table.shape[-axes:])
-        table = None if table is None else table.reshape(-1, *table.shape[-axes:])
-        return window_attention(query, key, v, table, shape=self.shape, below=self.below, above=self.above,
-                                dilation=self.dilation, scale=self.scale, dropout=self.p, seed=self.seed,
-                                batch_heads=self.size)
+    @classmethod
+    def of(cls, window: Window, causal: bool, entries: int) -> Offsets:
+        """Those of a window over so many entries."""
+        shape = (entries,) if window.grid is None else window.grid.shape
+        below = tuple(min(radius, max(size - 1, 0) // step)
+                      for (radius, step), size in zip(window.axes(), shape, strict=True))
+        return cls(shape, below, (0,) if causal else below, tuple(step for _, step in window.axes()))
 
-    def work(self, sizes: Sizes) -> float:
+    def work(self) -> float:
         """Pairs that are computed, 16 outputs of a line at once, full or not, and what each output takes beside."""
         *others, (last, line) = self._widths()
         lanes = -(-line // 16) * 16 / max(line, 1)
         near = math.prod(min(width, size) for width, size in others) * min(last + 15, line)
-        return sizes.entries(self)[1] * (near * lanes + WINDOW_ENTRY)
-
-    def listed_work(self, sizes: Sizes) -> float:
-        """The same of a list of the pairs."""
-        pairs = math.prod(min(width, size) for width, size in self._widths())
-        return sizes.entries(self)[1] * (pairs * LISTED_PAIR + LISTED_ENTRY)
+        return math.prod(self.shape) * (near * lanes + WINDOW_ENTRY)
 
     def _widths(self) -> list[tuple[int, int]]:
         """Of each axis, how many offsets it has, and how many entries that are as far apart as these."""
         return [(below + above + 1, -(-size // step))
                 for below, above, size, step in zip(self.below, self.above, self.shape, self.dilation, strict=True)]
 
-    def beats_list(self) -> bool:
-        """Whether this takes no longer than the kernel along a list; while a program is traced none is remembered."""
-        sizes = Sizes(1, self.scores.query.dtype.itemsize)
-        return torch.compiler.is_compiling() or self.work(sizes) <= self.listed_work(sizes)
+
+class Windowed(NamedTuple):
+    """softmax over the offsets of a window of scale <query_n, key_m> + table[m - n].
+
+    Args:
+        query, key, bias: what finds them. size, depth: K and D.
+        window, causal: the offsets.
+    """
+
+    query: Callable[[Leaves], Any]
+    key: Callable[[Leaves], Any]
+    bias: Callable[[Leaves], Basis] | None
+    dropout: Dropout
+    scale: float
+    size: int
+    depth: int
+    window: Window
+    causal: bool
+
+    def attend(self, r: Tensor, call: Call) -> Tensor:
+        """(..., K or 1, M, C) -> (..., K, N, C)."""
+        query, key, size = tensor(self.query(call.leaves)), tensor(self.key(call.leaves)), self.size
+        entries, channels = query.shape[-2], r.shape[-1]
+        if key.shape[-2] != entries or not 0 < channels <= MAX_WINDOW_CHANNELS or not _native(query, key, r):
+            return call.basis().apply(r)
+        lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
+        offsets = Offsets.of(self.window, self.causal, entries)
+        table = None if self.bias is None else _table(self.bias(call.leaves), offsets)
+        axes = len(offsets.shape)
+        if table is not None and math.prod(table.shape[:-axes]) > 1:
+            table = table.expand(*lead, size, *table.shape[-axes:])
+        table = None if table is None else table.reshape(math.prod(table.shape[:-axes]), *table.shape[-axes:])
+        q, k, v = (entries_first(t, lead, size) for t in (query, key, r))
+        seed = self.dropout.seed_of(call.leaves)
+        y = window_attention(q, k, v, table, shape=offsets.shape, below=offsets.below, above=offsets.above,
+                             dilation=offsets.dilation, scale=self.scale, dropout=self.dropout.p, seed=seed,
+                             batch_heads=size)
+        return heads_first(y, lead, size)
 
 
-def recognise(basis: Basis) -> WindowAttention | None:
-    """The basis as attention within a window, or `None` where it is something else or lists are faster."""
-    softmax = softmax_over_inputs(basis)
-    if softmax is None:
-        return None
-    weights, p, seed = softmax
-    product, bias = product_and_bias(unmasked(weights.child), _by_offset)
-    found = _window(weights.child.support(), bias)
-    if found is None or weights.num_inputs != weights.num_outputs:
-        return None
-    window, causal = found
-    if isinstance(bias, GridLookup) and (window.grid is None or window.grid.shape != bias.grid.shape
-                                         or (p == 0 and held_bias(weights) is not None)):
-        return None
-    scale, scores = scaled_product(product)
-    if not isinstance(scores, Bilinear) or not _native(scores):
-        return None
-    shape = (weights.num_inputs,) if window.grid is None else window.grid.shape
-    dilation = tuple(step for _, step in window.axes())
-    below = tuple(min(radius, max(size - 1, 0) // step)
-                  for (radius, step), size in zip(window.axes(), shape, strict=True))
-    above = (0,) if causal else below
-    table = None if bias is None else _table(bias, shape, below, above, dilation)
-    form = WindowAttention(basis, p, seed, scores, table, scale, shape, below, above, dilation)
-    return form if bias is not None or form.beats_list() else None
+class WindowAttention(Applied):
+    """The native kernel for windows."""
 
+    name, types = "structconv.window_attention", (Normalised, Dropped)
+    before = ("torch.sdpa", "torch.flex", "structconv.blocked_attention", "primitives")
 
-def held_bias(weights: Normalised) -> GridLookup | None:
-    """The bias on all of a grid that is small enough to hold the weights of all its pairs."""
-    if weights.child.support() is not None:
-        return None
-    bias = product_and_bias(weights.child, lambda part: isinstance(part, GridLookup))[1]
-    if not isinstance(bias, GridLookup):
-        return None
-    batch = 1 if torch.compiler.is_compiling() else math.prod(weights.batch_shape)
-    return bias if batch * weights.size * bias.num_inputs**2 <= HELD_WEIGHTS else None
+    def match(self, problem: Problem) -> Windowed | None:
+        softmax = softmax_over_inputs(problem.basis)
+        if softmax is None:
+            return None
+        weights, dropout = softmax
+        product, bias = product_and_bias(unmasked(weights.child), _by_offset)
+        found = _window(weights.child.support(), bias)
+        if found is None or weights.num_inputs != weights.num_outputs:
+            return None
+        window, causal = found
+        if isinstance(bias, GridLookup) and (window.grid is None or window.grid.shape != bias.grid.shape
+                                             or (dropout.p == 0 and held_bias(weights) is not None)):
+            return None
+        scale, scores = scaled_product(product)
+        if not isinstance(scores, Bilinear) or not _stored(scores):
+            return None
+        return Windowed(getter(scores.query), getter(scores.key), None if bias is None else filler(bias), dropout,
+                        scale, scores.size, scores.depth, window, causal)
+
+    def application_cost(self, match: Windowed, problem: Problem, channels: int, mode: str) -> Cost:
+        """Products of all pairs that the kernel computes, and the rows of both sides; in a program for any number of
+        entries what a list of edges costs, except that nothing is gathered."""
+        (inputs, outputs), sizes = problem.sizes.entries(problem.basis), problem.sizes
+        if sizes.nominal:
+            listed = application(problem.basis, sizes, channels, mode).repeated(FUSED_SHARE)
+            return dataclasses.replace(listed, gathered=0.0)
+        heads, pairs = sizes.batch * match.size, Offsets.of(match.window, match.causal, inputs).work()
+        moved = heads * (inputs + outputs) * (match.depth + channels) * sizes.itemsize
+        return Cost(2 * heads * pairs * (match.depth + channels), moved, calls=SPARSE_CALLS)
+
+    def application(self, match: Windowed, problem: Problem) -> Application:
+        return Application(match.attend)
 
 
 def _window(support: Support | None, bias: Basis | None) -> tuple[Window, bool] | None:
@@ -146,11 +168,15 @@ def _window(support: Support | None, bias: Basis | None) -> tuple[Window, bool] 
     return None if support.grid is not None and support.grid.periodic else (support, False)
 
 
-def _native(scores: Bilinear) -> bool:
-    """Whether the native kernel computes these."""
+def _stored(scores: Bilinear) -> bool:
+    """Whether the native kernel may compute these."""
     q, k = scores.query, scores.key
-    stored = q.device.type == "cpu" and q.dtype == k.dtype and q.dtype in STORED
-    return stored and 0 < q.shape[-1] <= MAX_WINDOW_CHANNELS
+    return q.device.type == "cpu" and q.dtype == k.dtype and q.dtype in STORED and (
+        0 < q.shape[-1] <= MAX_WINDOW_CHANNELS)
+
+
+def _native(*tensors: Tensor) -> bool:
+    return len({t.dtype for t in tensors}) == 1 and tensors[0].dtype in STORED
 
 
 def _by_offset(bias: Basis) -> bool:
@@ -159,19 +185,19 @@ def _by_offset(bias: Basis) -> bool:
                                                        and bias.table.shape[-2] == 1)
 
 
-def _table(bias: Basis, shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...],
-           dilation: tuple[int, ...]) -> Tensor:
+def _table(bias: Basis, offsets: Offsets) -> Tensor:
     """The bias at each offset: (..., K, *offsets). On a grid m - n is that of the entries' numbers."""
+    shape = offsets.shape
     if isinstance(bias, GridLookup):
         table = bias.table
-        for axis, (before, after, step) in enumerate(zip(below, above, dilation, strict=True)):
+        for axis, (before, after, step) in enumerate(zip(*offsets[1:], strict=True)):
             radius = table.shape[axis - len(shape)] // 2
             index = (torch.arange(-before, after + 1) * step).clamp(-radius, radius) + radius
             table = table.index_select(axis - len(shape), index)
         return table
     offset, stride = torch.zeros((), dtype=torch.int64), 1
     for axis in range(len(shape) - 1, -1, -1):
-        steps = torch.arange(-below[axis], above[axis] + 1) * (dilation[axis] * stride)
+        steps = torch.arange(-offsets.below[axis], offsets.above[axis] + 1) * (offsets.dilation[axis] * stride)
         offset = steps.view(-1, *(1,) * (len(shape) - 1 - axis)) + offset
         stride *= shape[axis]
     if isinstance(bias, Distance):
@@ -181,20 +207,4 @@ def _table(bias: Basis, shape: tuple[int, ...], below: tuple[int, ...], above: t
     return bias.table.squeeze(-2).index_select(-1, index).unflatten(-1, offset.shape)
 
 
-def suits(form: Basis, r: Tensor) -> bool:
-    """Whether the kernel takes the values, too."""
-    assert isinstance(form, WindowAttention)
-    return r.dtype == form.scores.query.dtype and 0 < r.shape[-1] <= MAX_WINDOW_CHANNELS
-
-
-@application_cost(WindowAttention)
-def _application(basis: WindowAttention, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """Products of all pairs that the kernel computes, and the rows of both sides."""
-    inputs, outputs = sizes.entries(basis)
-    heads, depth = sizes.batch * basis.size, basis.scores.depth
-    moved = heads * (inputs + outputs) * (depth + channels) * sizes.itemsize
-    return Cost(2 * heads * basis.work(sizes) * (depth + channels), moved, calls=SPARSE_CALLS)
-
-
-register_form("structconv.window_attention", recognise, Normalised, Dropped, suits=suits, priced=True,
-              follow=follow_scores)
+register(WindowAttention())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
-from structconv.mechanisms.expression import STRUCTURE, Channels, Mechanism, Operation, Position, Setting
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers, Relation, Relations, Walks
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool, Shifts
 from structconv.mechanisms.index import Identity
+from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
+from structconv.mechanisms.operations import Operation
 from structconv.mechanisms.positions import (
     ALiBi,
     ClippedShifts,
@@ -35,6 +37,7 @@ from structconv.mechanisms.scores import (
 
 __all__ = [
     "STRUCTURE",
+    "STRUCTURE_IF_GIVEN",
     "ALiBi",
     "Additive",
     "Adjacency",
@@ -54,6 +57,7 @@ __all__ = [
     "GridMechanism",
     "Identity",
     "Incidence",
+    "Inputs",
     "LearntEncoding",
     "Location",
     "Mechanism",
@@ -70,7 +74,6 @@ __all__ = [
     "RelativeKey",
     "Rotary",
     "Score",
-    "Setting",
     "Shifts",
     "SinusoidalEncoding",
     "Term",

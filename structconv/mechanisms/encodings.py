@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from structconv.errors import ConfigError
 from structconv.shapes import check_positive
 
+__all__ = ["LearntEncoding", "Rotary", "SinusoidalEncoding", "sinusoidal"]
+
 
 def sinusoidal(positions: Tensor, channels: int, base: float = 10000.0) -> Tensor:
     """p[i, 2j] = sin(i / base^(2j/d)), p[i, 2j+1] = cos of the same (Vaswani et al. 2017, section 3.5).

@@ -1,41 +1,28 @@
-"""`Mechanism`: a module that makes a basis from (x, z, structure), and the expressions that mechanisms form.
+"""`Mechanism`: what makes a basis from (x, z, structure).
 
-The tree of modules built here mirrors the tree of values in `bases/`: an `Operation` applies to the bases of its
-operands the very function that the algebra of values registers under its name. No operator is written twice.
+A mechanism has two sides. Called as a module it hands out the *leaves* of a call: tensors computed from x and z by its
+parameters, masks, the structure's matrices. `fill` says, without computing anything, which value they are the leaves
+of; filled with stand-ins it is the spec for which a plan is made.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
-from structconv.bases.base import OPERATORS, Basis, ScoreMaps
-from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.structures.graph import Graph
-from structconv.structures.grid import Grid
-from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
+from structconv.bases.base import Basis, ScoreMaps
+from structconv.bases.spec import Token, materialised
+from structconv.errors import ConfigError
+from structconv.mechanisms.options import KEPT, may_change, options, static
 
+__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_mechanism"]
 
-class _Structure:
-    """The structure that the layer is called with, named in an expression before it is known."""
-
-    def __repr__(self) -> str:
-        return "STRUCTURE"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Structure:
-        return self
-
-    def __reduce__(self) -> str:
-        return "STRUCTURE"
-
-
-STRUCTURE = _Structure()
+Leaves = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -47,48 +34,84 @@ class Channels:
     outputs: int
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a mechanism sees: x (..., M, P), z (..., N, P'), the structure, and x and z after Theta, by heads.
+class Inputs(NamedTuple):
+    """What a mechanism is told of its call: x (..., M, P), z (..., N, P'), the structure, and x and z after Theta.
 
-    `projected` holds x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q) when some mechanism asks for them; with
-    `deferred` projections of x and z may be left to whoever applies the basis (`bases.scores.computed`).
+    `projected` holds x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q) where some mechanism asks for them,
+    `sibling` the other operand of a sum or a product for one that reads it. A mechanism that reads no entries may get
+    images (..., P, *S) for x and z.
     """
 
     x: Tensor
     z: Tensor
     structure: Any = None
     projected: tuple[Tensor, Tensor] | None = None
-    deferred: bool = False
+    sibling: Any = None
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of x."""
         return self.x.dtype
 
     @property
     def device(self) -> torch.device:
+        """That of x."""
         return self.x.device
 
     @property
     def num_inputs(self) -> int:
+        """M."""
         return self.x.shape[-2]
 
     @property
     def num_outputs(self) -> int:
+        """N."""
         return self.z.shape[-2]
 
 
-class Mechanism(ScoreMaps, nn.Module):
-    """A module (x, z, structure) -> `Basis`.
+class _TokenAttribute:
+    """The token of a mechanism, made anew until a layer binds it; then it is an ordinary attribute."""
 
-    A subclass implements `build(setting)` and says `size`; one with parameters makes them in `bind(channels)`, which
-    the layer calls on its own copy, so that an expression is a recipe and may be used for many layers.
+    def __get__(self, mechanism: Mechanism | None, owner: type) -> Any:
+        if mechanism is None:
+            return self
+        return None if torch.compiler.is_compiling() else mechanism._token()
+
+
+class Mechanism(ScoreMaps, nn.Module):
+    """A module that makes a basis.
+
+    A subclass says `size`; one with parameters makes them in `bind(channels)`, which the layer calls on its own copy,
+    so that an expression is a recipe and may be used for many layers. It gives either `build(inputs)`, or the two
+    halves of it: `forward(inputs)`, the leaves, and `fill(inputs, leaves)`, the basis over them. With the halves no
+    call but the first of its kind builds a basis.
+
+    Options are fixed once a layer has bound the mechanism; parameters and submodules may change at any time.
     """
 
     #: Whether a softmax over what is built means something.
     has_scores: bool = False
-    #: Whether `build` reads `setting.projected`.
+    #: Whether the leaves are made of `inputs.projected`.
     sees_projection: bool = False
+    #: Whether the leaves are made of `inputs.sibling`, the mechanism beside this one in a sum or a product.
+    reads_sibling: bool = False
+    #: Whether calls may leave inputs out for all outputs: always, or by a structure that is a support (`kept_inputs`).
+    hides: bool = False
+    hides_by_structure: bool = False
+    #: Whether the leaves depend on x or z, or on more of the call than the structure, the dtype and the device.
+    reads_entries: bool = True
+    #: What an operator of the algebra makes of mechanisms (`operations`).
+    operation: ClassVar[Callable[..., Mechanism]]
+    #: Stands for the type and the options among the leaves of a call.
+    token: Any = _TokenAttribute()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class that gives one of the two ways to make a basis does not inherit the other."""
+        super().__init_subclass__(**options)
+        if "build" in cls.__dict__ and "forward" not in cls.__dict__:
+            cls.forward, cls.fill = Mechanism.forward, Mechanism.fill  # type: ignore[method-assign]
+        elif "build" not in cls.__dict__ and ("forward" in cls.__dict__ or "fill" in cls.__dict__):
+            cls.build = _build_of(cls)  # type: ignore[method-assign, assignment]
 
     @property
     def size(self) -> int:
@@ -98,23 +121,78 @@ class Mechanism(ScoreMaps, nn.Module):
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""
 
-    def build(self, setting: Setting) -> Basis:
-        """The basis for this setting."""
-        raise NotImplementedError
+    def forward(self, inputs: Inputs) -> Leaves:
+        """The leaves of the basis for these inputs, in the order in which `fill` takes them."""
+        return (self.build(inputs),)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        """The basis over these leaves, or its spec over stand-ins of them; computes nothing."""
+        return cast(Basis, next(leaves))
+
+    def build(self, inputs: Inputs) -> Basis:
+        """The basis for these inputs."""
+        raise NotImplementedError(f"{type(self).__name__} must define build, or forward and fill")
+
+    def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
+        """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
+        inputs = Inputs(x, x if z is None else z, structure)
+        return self.filled(inputs, self.leaves(inputs))
+
+    def leaves(self, inputs: Inputs) -> Leaves:
+        """The options' token, then the leaves."""
+        return self.token, *self(inputs)
+
+    def filled(self, inputs: Inputs, leaves: Leaves) -> Basis:
+        """The basis over what `leaves` gave."""
+        return self._fill_next(inputs, iter(materialised(leaves)))
+
+    def _fill_next(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        """`fill`, behind the token."""
+        next(leaves)
+        return self.fill(inputs, leaves)
 
     def bound(self, in_channels: int, out_channels: int | None = None, other_channels: int | None = None) -> Mechanism:
         """A copy of the expression with parameters for these channel counts; shared parts stay shared."""
         channels = Channels(in_channels, in_channels if other_channels is None else other_channels,
                             in_channels if out_channels is None else out_channels)
         mechanism = copy.deepcopy(self)
-        for module in mechanism.modules():
-            if isinstance(module, Mechanism | Position):
-                module.bind(channels)
+        modules = [module for module in mechanism.modules() if isinstance(module, Mechanism | Position)]
+        for module in modules:
+            module.__dict__.pop("_bound", None)
+            module.bind(channels)
+        for module in modules:
+            if isinstance(module, Mechanism):
+                module._fix_options()
         return mechanism
 
-    def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
-        """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
-        return self.build(Setting(x, x if z is None else z, structure))
+    def _gives_basis(self) -> bool:
+        """Whether the leaf is the basis itself."""
+        return type(self).forward is Mechanism.forward
+
+    def _token(self) -> Token:
+        """The token of the type and the options, which do not matter where the leaf is the basis itself."""
+        return Token.of((type(self), None if self._gives_basis() else static(options(self))))
+
+    def _fix_options(self) -> None:
+        self.__dict__["_bound"] = True
+        self.__dict__.pop("token", None)
+        if self._gives_basis() or not any(map(may_change, options(self).values())):
+            self.__dict__["token"] = self._token()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        bound = "_bound" in self.__dict__ and name not in KEPT
+        if bound and name in self.__dict__ and not (name.startswith("_") or isinstance(value, Tensor)):
+            raise ConfigError(type(self).__name__, f"{name} is fixed once a layer has bound its mechanism", repr(value),
+                              "Make a new layer.")
+        super().__setattr__(name, value)
+        if bound and name in self.__dict__ and not isinstance(value, Tensor):
+            self._fix_options()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy or a file, whose options may be other objects."""
+        super().__setstate__(state)
+        if "_bound" in self.__dict__:
+            self._fix_options()
 
     def parts(self) -> list[Mechanism]:
         """What `|` joins, in order; itself where there is none."""
@@ -122,23 +200,20 @@ class Mechanism(ScoreMaps, nn.Module):
 
     def input_entries(self, structure: Any) -> int | None:
         """M by the structure of a call; `None` where x alone tells."""
-        return getattr(structure, "num_inputs", getattr(structure, "num_entries", None))
+        return None if structure is None else _count(structure, "num_inputs")
 
     def output_structure(self, structure: Any) -> Any:
         """The structure of the outputs, where the mechanism leads to another one (a coarser grid)."""
         return structure
 
-    def kept_inputs(self, setting: Setting) -> Tensor | None:
+    def output_entries(self, structure: Any) -> int | None:
+        """N by the structure of a call; `None` where z alone tells."""
+        led = self.output_structure(structure)
+        return _count(led, "num_outputs")
+
+    def kept_inputs(self, inputs: Inputs) -> Tensor | None:
         """Which entries some output can see, (..., M) booleans; `None` for all."""
         return None
-
-    def chain(self) -> tuple[list[Mechanism], Mechanism] | None:
-        """What `build` hands from one to the next, from this one down, and the mechanism whose basis is the first.
-
-        `None` where anything but that last one reads x or z, has parameters, or is something else than an operator on
-        one basis: then another x may give another expression, and not the same with other numbers.
-        """
-        return [], self
 
     def adopted(self, sibling: Mechanism) -> Mechanism:
         """This mechanism as a term beside `sibling`, from which it may take what it left open (heads, queries)."""
@@ -148,203 +223,35 @@ class Mechanism(ScoreMaps, nn.Module):
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
-        return Operation(name, *args, **options)
+        return Mechanism.operation(name, *args, **options)
+
+
+def _count(structure: Any, name: str) -> int | None:
+    """How many inputs or outputs a structure has; entries where both are the same; `None` where it is a filter only."""
+    found: int | None = getattr(structure, name, None)
+    return getattr(structure, "num_entries", None) if found is None else found
+
+
+def check_mechanism(owner: str, module: Any) -> None:
+    """Raise `ConfigError` where another module stands in the place of a mechanism, here or further down."""
+    if not hasattr(module, "leaves"):
+        raise ConfigError(owner, "its mechanism must be a Mechanism", type(module).__name__,
+                          "Register a hook, or derive a class, instead of wrapping one.")
+    for operand in getattr(module, "operands", ()):
+        check_mechanism(type(module).__name__, operand)
+
+
+def _build_of(cls: type[Mechanism]) -> Callable[[Mechanism, Inputs], Basis]:
+    """`build` by the two halves that a class has, also where a subclass calls it by `super()`."""
+    def build(self: Mechanism, inputs: Inputs) -> Basis:
+        """The basis for these inputs."""
+        return cls.fill(self, inputs, iter(materialised(cls.forward(self, inputs))))
+
+    return build
 
 
 class Position(nn.Module):
-    """A module that predicts from a `Setting` a position for each output, (..., N): the centre of a window."""
+    """A module that predicts from `Inputs` a position for each output, (..., N): the centre of a window."""
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""
-
-
-def _adopted(operands: list[Mechanism], name: str) -> list[Mechanism]:
-    if name not in ("add", "multiply") or len(operands) != 2:
-        return operands
-    first, second = operands
-    return [first.adopted(second), second.adopted(first)]
-
-
-def _size(name: str, sizes: list[int]) -> int:
-    if name == "concat":
-        return sum(sizes)
-    if name in ("compose", "outer"):
-        return sizes[0] * sizes[1]
-    if name in ("add", "multiply") and len(sizes) == 2:
-        if sizes[0] != sizes[1] and 1 not in sizes:
-            raise ShapeError(f"a {'+' if name == 'add' else '*'} b",
-                             "the sizes K of both mechanisms must be equal, or one of them 1",
-                             f"{sizes[0]} and {sizes[1]}", "Use a.outer(b) for every pair of heads.")
-        return max(sizes)
-    return sizes[0]
-
-
-class Operation(Mechanism):
-    """An operator of the algebra, waiting for its operands' bases."""
-
-    def __init__(self, name: str, *args: Any, **options: Any) -> None:
-        super().__init__()
-        self.name = name
-        strange = [type(arg).__name__ for arg in args if not isinstance(arg, Mechanism)]
-        if strange and name in ("concat", "compose", "add", "outer"):
-            raise ConfigError(f"Mechanism.{name}", "both operands must be mechanisms", strange[0])
-        self.operands = nn.ModuleList(_adopted([arg for arg in args if isinstance(arg, Mechanism)], name))
-        self.constants = [arg for arg in args if not isinstance(arg, Mechanism | Tensor)]
-        self.factors = nn.ParameterList([_parameter(arg) for arg in args if isinstance(arg, Tensor)])
-        self.options = options
-        self.held = nn.ModuleList(_modules(options))
-        self._size = _size(name, [operand.size for operand in self._mechanisms()])
-        scored = any(operand.has_scores for operand in self._mechanisms())
-        if name == "masked" and (options["keep"] is None) == (options["drop"] is None):
-            got = "neither" if options["keep"] is None else "both"
-            raise ConfigError("masked", "exactly one of keep= and drop= must be given", got)
-        if name == "normalize" and options["kind"] in ("softmax", "sigmoid") and not scored:
-            raise ConfigError(options["kind"], "its basis must have scores", _leaves(self._mechanisms()[0]),
-                              "Scores come from a content-based mechanism such as DotProduct.")
-        self.has_scores = scored and name != "normalize"
-        self.sees_projection = any(operand.sees_projection for operand in self._mechanisms())
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    def build(self, setting: Setting) -> Basis:
-        if self.name == "compose":
-            return self._composed(setting)
-        bases = [operand.build(setting) for operand in self._mechanisms()]
-        return OPERATORS[self.name](*bases, *self.constants, *self.factors, **self._resolved(setting))
-
-    def kept_inputs(self, setting: Setting) -> Tensor | None:
-        if self.name == "transpose":
-            return None
-        if self.name == "compose":
-            return self._mechanisms()[0].kept_inputs(setting)
-        kept = [operand.kept_inputs(setting) for operand in self._mechanisms()]
-        if self.name == "concat" or (self.name == "add" and not self.has_scores):
-            return None if any(k is None for k in kept) else torch.stack(torch.broadcast_tensors(*kept)).any(0)
-        if self.name == "masked":
-            kept.append(_kept_by(self._resolved(setting), setting))
-        known = [k for k in kept if k is not None]
-        return torch.stack(torch.broadcast_tensors(*known)).all(0) if known else None
-
-    def input_entries(self, structure: Any) -> int | None:
-        return None if self.name == "transpose" else self._mechanisms()[0].input_entries(structure)
-
-    def output_structure(self, structure: Any) -> Any:
-        if self.name == "transpose":  # it is called with the finer grid, on which its outputs lie
-            return structure
-        for operand in self._mechanisms()[: 2 if self.name == "compose" else 1]:
-            structure = operand.output_structure(structure)
-        return structure
-
-    def chain(self) -> tuple[list[Mechanism], Mechanism] | None:
-        operands = self._mechanisms()
-        if self.name not in _CHAINED or len(operands) != 1 or len(self.factors) or len(self.held):
-            return None
-        below = operands[0].chain()
-        return None if below is None else ([self, *below[0]], below[1])
-
-    def _composed(self, setting: Setting) -> Basis:
-        """The second mechanism stands on the outputs of the first: their number, and their structure."""
-        first, second = self._mechanisms()
-        basis = first.build(setting)
-        structure = setting.structure
-        if structure is not None and getattr(second, "name", "") != "transpose":
-            structure = first.output_structure(structure)
-        if structure is not setting.structure or (structure is None and basis.num_outputs != setting.num_inputs):
-            x = setting.x.new_zeros(()).expand(basis.num_outputs, setting.x.shape[-1])
-            setting = dataclasses.replace(setting, x=x, z=x, structure=structure)
-        return OPERATORS["compose"](basis, second.build(setting))
-
-    def parts(self) -> list[Mechanism]:
-        if self.name != "concat":
-            return [self]
-        return [part for operand in self._mechanisms() for part in operand.parts()]
-
-    def _mechanisms(self) -> list[Mechanism]:
-        return list(self.operands)  # type: ignore[arg-type]
-
-    def _resolved(self, setting: Setting) -> dict[str, Any]:
-        if self.name == "dropout":
-            return {"p": self.options["p"] if self.training else 0.0}
-        return {key: _resolve(option, setting) for key, option in self.options.items()}
-
-    def __repr__(self) -> str:
-        first, *others = [*map(repr, self._mechanisms()), *map(repr, self.constants), *("factor" for _ in self.factors)]
-        if self.name in _SIGNS:
-            return f"({first} {_SIGNS[self.name]} {', '.join(others)})"
-        given = {key: option for key, option in self.options.items() if option is not None}
-        name = self.name if given.get("kind") != "softmax" else given.pop("kind")
-        return f"{first}.{name}({', '.join([*others, *(f'{key}={option!r}' for key, option in given.items())])})"
-
-
-#: Operators of one basis that makes nodes over it, the same for the same options.
-_CHAINED = frozenset(("dropout", "leaky_relu", "map", "masked", "multiply", "normalize", "scaled", "softcap"))
-_SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
-
-
-def _parameter(factor: Tensor) -> nn.Parameter:
-    """A factor that moves, saves and loads with the module; trained only if it was a parameter already."""
-    return factor if isinstance(factor, nn.Parameter) else nn.Parameter(factor, requires_grad=False)
-
-
-def _leaves(mechanism: Mechanism) -> str:
-    return ", ".join(type(part).__name__ for part in mechanism.modules()
-                     if isinstance(part, Mechanism) and not isinstance(part, Operation))
-
-
-def _modules(options: dict[str, Any]) -> list[nn.Module]:
-    """The modules that options hold, directly or in the fields of a support."""
-    found: list[nn.Module] = []
-    for option in options.values():
-        if isinstance(option, nn.Module):
-            found.append(option)
-        elif isinstance(option, Support):
-            found += _modules(_fields(option))
-    return found
-
-
-def _fields(support: Support) -> dict[str, Any]:
-    return {f.name: getattr(support, f.name) for f in dataclasses.fields(support)}  # type: ignore[arg-type]
-
-
-def _resolve(option: Any, setting: Setting) -> Any:
-    """An option with the structure of the call and predicted positions in their places."""
-    if option is STRUCTURE:
-        if not isinstance(setting.structure, Graph | Support):
-            raise StructureError("masked(keep=STRUCTURE)", "the layer must be called with a Graph or a Support",
-                                 type(setting.structure).__name__, "Call it as layer(x, structure=graph).")
-        return setting.structure
-    if isinstance(option, Window) and option.grid is None and option.centre is None:
-        return option.on(setting.structure) if isinstance(setting.structure, Grid) else option
-    if isinstance(option, Position):
-        return option(setting)
-    if isinstance(option, Support):
-        held = _fields(option)
-        resolved = {name: _resolve(field, setting) for name, field in held.items()}
-        changed = {name: field for name, field in resolved.items() if field is not held[name]}
-        return dataclasses.replace(option, **changed) if changed else option  # type: ignore[type-var]
-    return option
-
-
-def _kept_by(options: dict[str, Any], setting: Setting) -> Tensor | None:
-    """Entries that a mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for."""
-    kept = options.get("drop") is None
-    mask = options.get("keep" if kept else "drop")
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        mask = Padding(mask) if mask.dim() == 1 else DenseMask(mask)
-    return _seen(mask, kept) if isinstance(mask, Support) else None
-
-
-def _seen(mask: Support, kept: bool) -> Tensor | None:
-    """The inputs in some pair that is in the mask (`kept`), or out of it; perhaps more, `None` for all."""
-    if isinstance(mask, Not):
-        return _seen(mask.kept, not kept)
-    if isinstance(mask, And if kept else Or):
-        known = [seen for side in (mask.first, mask.second) if (seen := _seen(side, kept)) is not None]
-        return torch.stack(torch.broadcast_tensors(*known)).all(0) if known else None
-    if kept:
-        return mask.kept_inputs()
-    if isinstance(mask, Padding):
-        return ~mask.keep
-    return (~mask.keep).any(-1) if isinstance(mask, DenseMask) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -19,16 +19,50 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import relational
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 
+__all__ = ["Adjacency", "Chebyshev", "GraphMechanism", "Incidence", "MatrixMechanism", "Powers", "Relation",
+           "Relations", "Walks"]
+
 _INVERSE = "^-1"
 
 
-class Adjacency(Mechanism):
+class GraphMechanism(Mechanism):
+    """A mechanism over a `Graph` or a `KnowledgeGraph`: its leaves are derived from it once a dtype."""
+
+    reads_entries = False
+
+
+class MatrixMechanism(GraphMechanism):
+    """One matrix over the edges of a graph: the leaves are the edges, and their values or none."""
+
+    def matrix(self, structure: Any, dtype: torch.dtype) -> Sparse:
+        """The matrix that this mechanism makes of a structure."""
+        raise NotImplementedError
+
+    def checked(self, structure: Any) -> Graph | KnowledgeGraph:
+        """The structure, if it is of the right kind."""
+        return _graph(self, structure)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        structure, dtype = self.checked(inputs.structure), inputs.x.dtype
+        graph, values = derived(structure, (self.token, dtype), lambda: self._parts(structure, dtype))
+        return structure if graph is None else graph, values
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Sparse(next(leaves), next(leaves))
+
+    def _parts(self, structure: Any, dtype: torch.dtype) -> tuple[Graph | None, torch.Tensor | None]:
+        """The edges, `None` for the structure's own, and the values."""
+        found = self.matrix(structure, dtype)
+        return None if found.graph is structure else found.graph, found.values
+
+
+class Adjacency(MatrixMechanism):
     """A[m, n] = the weight of the edge m -> n, normalised; with self-loops and "sym" it is GCN's.
 
     - "sym": D^-1/2 W D^-1/2 (Kipf and Welling 2017, equation 2), D_n = sum_m W_mn, self-loops included. Where inputs
@@ -48,15 +82,15 @@ class Adjacency(Mechanism):
         check_choice("Adjacency", "normalize", normalize, NORMALIZATIONS)
         self.normalize_by, self.self_loops = normalize, self_loops
 
-    def build(self, setting: Setting) -> Basis:
-        graph = _graph(self, setting)
-        return adjacency(graph.with_self_loops() if self.self_loops else graph, self.normalize_by, setting.dtype)
+    def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
+        graph = structure.with_self_loops() if self.self_loops else structure
+        return adjacency(graph, self.normalize_by, dtype)
 
     def extra_repr(self) -> str:
         return f"normalize={self.normalize_by!r}, self_loops={self.self_loops}"
 
 
-class Chebyshev(Mechanism):
+class Chebyshev(MatrixMechanism):
     """Chebyshev polynomials T_0 .. T_order of the scaled Laplacian 2 L / lambda_max - I; K = order + 1.
 
     L = I - W' with W' the adjacency normalised by "sym" or "row" as in `Adjacency`, or D - W without normalisation
@@ -84,15 +118,20 @@ class Chebyshev(Mechanism):
     def size(self) -> int:
         return self.order + 1
 
-    def build(self, setting: Setting) -> Basis:
-        graph = _square(self, _graph(self, setting))
-        return Polynomial(scaled_laplacian(graph, self.normalize_by, self.lambda_max, setting.dtype), self.order)
+    def checked(self, structure: Any) -> Graph:
+        return _square(self, _graph(self, structure))
+
+    def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
+        return scaled_laplacian(structure, self.normalize_by, self.lambda_max, dtype)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Polynomial(super().fill(inputs, leaves), self.order)
 
     def extra_repr(self) -> str:
         return f"order={self.order}, normalize={self.normalize_by!r}, lambda_max={self.lambda_max:g}"
 
 
-class Powers(Mechanism):
+class Powers(MatrixMechanism):
     """Monomials L^first .. L^order of an adjacency or of a random walk; K = order - first + 1.
 
     - walk="forward": L = D_O^-1 W, L[m, n] = w(m -> n) / (sum of m's outgoing weights): the walk along the edges.
@@ -127,21 +166,24 @@ class Powers(Mechanism):
     def size(self) -> int:
         return self.order - self.first + 1
 
-    def build(self, setting: Setting) -> Basis:
-        graph = _square(self, _graph(self, setting))
-        graph = graph.with_self_loops() if self.self_loops else graph
+    def checked(self, structure: Any) -> Graph:
+        return _square(self, _graph(self, structure))
+
+    def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
+        graph = structure.with_self_loops() if self.self_loops else structure
         if self.walk is None:
-            step = adjacency(graph, self.normalize_by, setting.dtype)
-        else:
-            step = random_walk(graph if self.walk == "forward" else graph.reversed(), setting.dtype)
-        return Polynomial(step, self.order, "monomial", self.first)
+            return adjacency(graph, self.normalize_by, dtype)
+        return random_walk(graph if self.walk == "forward" else graph.reversed(), dtype)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Polynomial(super().fill(inputs, leaves), self.order, "monomial", self.first)
 
     def extra_repr(self) -> str:
         return (f"order={self.order}, walk={self.walk!r}, normalize={self.normalize_by!r}, "
                 f"self_loops={self.self_loops}, first={self.first}")
 
 
-class Relation(Mechanism):
+class Relation(MatrixMechanism):
     """The matrix of one relation of a `KnowledgeGraph`: A[m, n] = the number of triples (m, name, n), normalised.
 
     Args:
@@ -154,14 +196,17 @@ class Relation(Mechanism):
         check_choice("Relation", "normalize", normalize, NORMALIZATIONS)
         self.name, self.normalize_by = name, normalize
 
-    def build(self, setting: Setting) -> Basis:
-        return adjacency(_relation(_knowledge(self, setting), self.name), self.normalize_by, setting.dtype)
+    def checked(self, structure: Any) -> KnowledgeGraph:
+        return _knowledge(self, structure)
+
+    def matrix(self, structure: KnowledgeGraph, dtype: torch.dtype) -> Sparse:
+        return adjacency(_relation(structure, self.name), self.normalize_by, dtype)
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, normalize={self.normalize_by!r}"
 
 
-class Relations(Mechanism):
+class Relations(GraphMechanism):
     """One matrix a relation of a `KnowledgeGraph`, in its order, as one `Typed` basis; "row" is R-GCN's 1 / c_ir.
 
     (Schlichtkrull et al. 2018, equation 2: c_ir is the number of neighbours of i under r.)
@@ -180,19 +225,19 @@ class Relations(Mechanism):
     def size(self) -> int:
         return self.count
 
-    def build(self, setting: Setting) -> Basis:
-        knowledge = _knowledge(self, setting)
+    def build(self, inputs: Inputs) -> Basis:
+        knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype
         if knowledge.num_relations != self.count:
             raise StructureError("Relations", f"the structure must have {self.count} relations",
                                  knowledge.num_relations, f"Say Relations({knowledge.num_relations}).")
-        return derived(knowledge, ("relations", self.normalize_by, setting.dtype),
-                       lambda: relational(knowledge, self.normalize_by, setting.dtype))
+        return derived(knowledge, ("relations", self.normalize_by, dtype),
+                       lambda: relational(knowledge, self.normalize_by, dtype))
 
     def extra_repr(self) -> str:
         return f"{self.count}, normalize={self.normalize_by!r}"
 
 
-class Walks(Mechanism):
+class Walks(GraphMechanism):
     """Typed walks in a `KnowledgeGraph`: A_k[m, n] = the number of walks m -> n along the relations of walk k.
 
     "played.characterIn.genre" is `Relation("played") @ Relation("characterIn") @ Relation("genre")`; the product of
@@ -216,17 +261,17 @@ class Walks(Mechanism):
     def size(self) -> int:
         return len(self.walks)
 
-    def build(self, setting: Setting) -> Basis:
-        knowledge = _knowledge(self, setting)
-        walks = [reduce(OPERATORS["compose"], (adjacency(_relation(knowledge, name), None, setting.dtype)
-                                               for name in walk)) for walk in self.walks]
-        return reduce(OPERATORS["concat"], walks)
+    def build(self, inputs: Inputs) -> Basis:
+        knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype
+        return derived(knowledge, ("walks", self.walks, dtype), lambda: reduce(OPERATORS["concat"], (
+            reduce(OPERATORS["compose"], (adjacency(_relation(knowledge, name), None, dtype) for name in walk))
+            for walk in self.walks)))
 
     def extra_repr(self) -> str:
         return repr([".".join(walk) for walk in self.walks])
 
 
-class Incidence(Mechanism):
+class Incidence(GraphMechanism):
     """A[m, e] = 1 iff node m is the sender, or the receiver, of edge e: from M nodes to N = E edges.
 
     `.transpose()` sums over the edges that leave, or reach, each node. Edges are entries in the graph's order.
@@ -244,10 +289,16 @@ class Incidence(Mechanism):
         receivers = self.end == "receiver" and isinstance(structure, Graph)
         return structure.num_outputs if receivers else super().input_entries(structure)
 
-    def build(self, setting: Setting) -> Basis:
-        graph = _graph(self, setting)
+    def output_entries(self, structure: Any) -> int | None:
+        return structure.num_edges if isinstance(structure, Graph) else None
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        graph = _graph(self, inputs.structure)
         key = ("incidence", self.end, graph.num_inputs, graph.num_outputs)
-        return Sparse(derived(graph.edge_index, key, lambda: self._incidence(graph)))
+        return (derived(graph.edge_index, key, lambda: self._incidence(graph)),)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Sparse(next(leaves))
 
     def extra_repr(self) -> str:
         return repr(self.end)
@@ -260,11 +311,11 @@ class Incidence(Mechanism):
                      num_outputs=graph.num_edges)
 
 
-def _graph(mechanism: Mechanism, setting: Setting) -> Graph:
-    if not isinstance(setting.structure, Graph):
-        raise StructureError(type(mechanism).__name__, "structure must be a Graph", type(setting.structure).__name__,
+def _graph(mechanism: Mechanism, structure: Any) -> Graph:
+    if not isinstance(structure, Graph):
+        raise StructureError(type(mechanism).__name__, "structure must be a Graph", type(structure).__name__,
                              "Call it as layer(x, structure=graph); the pixel graph of a grid is grid.graph().")
-    return setting.structure
+    return structure
 
 
 def _square(mechanism: Mechanism, graph: Graph) -> Graph:
@@ -274,11 +325,11 @@ def _square(mechanism: Mechanism, graph: Graph) -> Graph:
     return graph
 
 
-def _knowledge(mechanism: Mechanism, setting: Setting) -> KnowledgeGraph:
-    if not isinstance(setting.structure, KnowledgeGraph):
+def _knowledge(mechanism: Mechanism, structure: Any) -> KnowledgeGraph:
+    if not isinstance(structure, KnowledgeGraph):
         raise StructureError(type(mechanism).__name__, "structure must be a KnowledgeGraph",
-                             type(setting.structure).__name__, "Call it as layer(x, structure=knowledge_graph).")
-    return setting.structure
+                             type(structure).__name__, "Call it as layer(x, structure=knowledge_graph).")
+    return structure
 
 
 def _relation(knowledge: KnowledgeGraph, name: str) -> Graph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,28 +14,42 @@ from structconv.bases.cuboid import Ints, cuboid_offsets, per_axis
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import PADDINGS, Shift
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.shapes import check_choice
 from structconv.structures.batching import GridBatch
 from structconv.structures.grid import Grid
 
+__all__ = ["AnyGrid", "Cuboid", "GridMechanism", "Pool", "Shifts"]
+
 AnyGrid = Grid | GridBatch
 _MODES = ("zeros", "circular", "reflect", "replicate")
+#: Grids and shifts are values of a few numbers, and what is derived from them lives as long as they do.
 _line = lru_cache(maxsize=64)(Grid)
+_shift = lru_cache(maxsize=256)(Shift)
 
 
 class GridMechanism(Mechanism):
     """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row."""
 
+    reads_entries = False
     #: The number of axes of the grid; `None` where any will do.
     ndim: int | None = None
 
-    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
-        """The shifts that this mechanism makes of a grid."""
+    def shift_options(self, ndim: int) -> tuple[Any, ...]:
+        """Of the shifts that this mechanism makes of a grid: offsets, padding, stride, and how much the grid grows."""
         raise NotImplementedError
 
-    def build(self, setting: Setting) -> Basis:
-        return self.shift(self._grid(setting.structure, setting.num_inputs), setting.device)
+    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
+        """The shifts that this mechanism makes of a grid."""
+        options = self.shift_options(grid.ndim if isinstance(grid, Grid) else grid.grids[0].ndim)
+        make: Callable[..., Shift] = Shift if torch.compiler.is_compiling() else _shift
+        return make(grid, *options, device)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        grid = inputs.structure
+        if type(grid) is not Grid or self.ndim not in (None, len(grid.shape)):
+            grid = self._grid(grid, inputs.num_inputs)
+        return (self.shift(grid, inputs.x.device),)
 
     def output_structure(self, structure: AnyGrid) -> AnyGrid:
         """The grid on which the outputs lie, for inputs on the grid `structure`."""
@@ -84,8 +98,8 @@ class Shifts(GridMechanism):
     def size(self) -> int:
         return len(self.offsets)
 
-    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
-        return Shift(grid, self.offsets, self.padding, self.stride, device=device)
+    def shift_options(self, ndim: int) -> tuple[Any, ...]:
+        return self.offsets, self.padding, self.stride, None
 
     def extra_repr(self) -> str:
         return f"{list(self.offsets)}, padding={self.padding!r}, stride={self.stride}"
@@ -132,16 +146,17 @@ class Cuboid(GridMechanism):
         stays = not any(self.offset) and not any(amount for pair in self.padding for amount in pair)
         bare = stays or padding in ("valid", "none")
         self.padding_mode = "none" if bare else padding_mode
+        low = tuple(pair[0] + offset for pair, offset in zip(self.padding, self.offset, strict=True))
+        grow = tuple(sum(pair) - reach for pair, reach in zip(self.padding, self._reach(), strict=True))
+        offsets = cuboid_offsets(self.kernel_size, self.dilation, low)
+        self._options = offsets, self.padding_mode, self.stride, grow
 
     @property
     def size(self) -> int:
         return math.prod(self.kernel_size)
 
-    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
-        low = tuple(pair[0] + offset for pair, offset in zip(self.padding, self.offset, strict=True))
-        offsets = cuboid_offsets(self.kernel_size, self.dilation, low)
-        grow = tuple(sum(pair) - reach for pair, reach in zip(self.padding, self._reach(), strict=True))
-        return Shift(grid, offsets, self.padding_mode, self.stride, grow, device)
+    def shift_options(self, ndim: int) -> tuple[Any, ...]:
+        return self._options
 
     def extra_repr(self) -> str:
         return (f"{self.kernel_size}, stride={self.stride}, dilation={self.dilation}, padding={self.padding}, "
@@ -185,13 +200,12 @@ class Pool(GridMechanism):
             raise ConfigError("Pool", "a stride for each axis needs a window for each axis", repr(window))
         self.stride = per_axis("Pool", "stride", stride, self.ndim or 1, least=1)
 
-    def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
-        ndim = grid.ndim if isinstance(grid, Grid) else grid.grids[0].ndim
+    def shift_options(self, ndim: int) -> tuple[Any, ...]:
         window, stride = ((sizes * ndim if self.ndim is None else sizes) for sizes in (self.window, self.stride))
-        return Shift(grid, cuboid_offsets(window), "none", stride, device=device)
+        return cuboid_offsets(window), "none", stride, None
 
-    def build(self, setting: Setting) -> Basis:
-        shift = self.shift(self._grid(setting.structure, setting.num_inputs), setting.device)
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        shift = next(leaves)
         return Pooling(shift, 1 / shift.size)
 
     def extra_repr(self) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from structconv.bases import dense
 from structconv.bases.base import Basis
-from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.graphs import (
     Adjacency,
     Chebyshev,
@@ -36,8 +39,11 @@ class Identity(Mechanism):
     def size(self) -> int:
         return self._size
 
-    def build(self, setting: Setting) -> Basis:
-        return dense.Identity(setting.num_inputs, self._size, setting.device)
+    def forward(self, inputs: Inputs) -> Leaves:
+        return ()
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return dense.Identity(inputs.num_inputs, self._size, inputs.device)
 
     def extra_repr(self) -> str:
         return "" if self._size == 1 else f"size={self._size}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +15,14 @@ from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
-from structconv.mechanisms.expression import Channels, Mechanism, Position, Setting
-from structconv.mechanisms.scores import DotProduct, Projection
+from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
+from structconv.mechanisms.scores import DotProduct, Projection, heads_of
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
+
+__all__ = ["ALiBi", "ClippedShifts", "EdgeBias", "GaussianWindow", "PredictedPosition", "RelativeBias", "RelativeKey",
+           "Term"]
 
 
 class Term(Mechanism):
@@ -68,14 +73,19 @@ class RelativeBias(Term):
                  (1, values.bucket_count(self.buckets, self.clip)))
         self.table = nn.Parameter(torch.randn(self.size, *shape) * 0.02)
 
-    def build(self, setting: Setting) -> Basis:
+    def forward(self, inputs: Inputs) -> Leaves:
+        if not isinstance(self.clip, tuple):
+            return (self.table,)
+        grid = inputs.structure if self.grid is None else self.grid
+        if not isinstance(grid, Grid) or grid.ndim != len(self.clip):
+            raise StructureError("RelativeBias", f"structure must be a Grid with {len(self.clip)} axes", repr(grid),
+                                 "Give one as grid=, or call the layer as layer(x, structure=grid).")
+        return self.table, grid
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         if isinstance(self.clip, tuple):
-            grid = setting.structure if self.grid is None else self.grid
-            if not isinstance(grid, Grid) or grid.ndim != len(self.clip):
-                raise StructureError("RelativeBias", f"structure must be a Grid with {len(self.clip)} axes", repr(grid),
-                                     "Give one as grid=, or call the layer as layer(x, structure=grid).")
-            return values.GridLookup(self.table, grid)
-        return values.Lookup(self.table, self.buckets, self.clip, setting.num_inputs, setting.num_outputs)
+            return values.GridLookup(next(leaves), next(leaves))
+        return values.Lookup(next(leaves), self.buckets, self.clip, inputs.num_inputs, inputs.num_outputs)
 
 
 class RelativeKey(Term):
@@ -92,45 +102,65 @@ class RelativeKey(Term):
         super().__init__(heads)
         self.clip = check_positive("RelativeKey", "clip", clip)
         self.dim, self.sinusoidal = dim, sinusoidal
-        self._beside: tuple[DotProduct, ...] = ()
+        self._dim_beside: Callable[[Channels], int] | None = None
 
     def adopted(self, sibling: Mechanism) -> Mechanism:
-        term = super().adopted(sibling)
-        found = next((module for module in sibling.modules() if isinstance(module, DotProduct)), None)
-        if found is not None and isinstance(term, RelativeKey):
+        term, beside = super().adopted(sibling), _product_in(sibling)
+        if beside is not None and isinstance(term, RelativeKey):
             term = copy.deepcopy(term) if term is self else term
-            term._beside = (found,)
+            term.reads_sibling, term._dim_beside = True, partial(_depth, beside.projects, beside.dim, beside.heads)
         return term
 
     def bind(self, channels: Channels) -> None:
-        if self._beside:
+        if self._dim_beside is not None:
             self.dim = self._dim_beside(channels)
         if self.dim is None:
             raise ConfigError("RelativeKey", "dim must be given where no DotProduct stands beside it", "none")
-        if not self._beside:
+        if not self.reads_sibling:
             self.query = Projection(channels.others, self.size, self.dim)
         table = torch.randn(2 * self.clip + 1, self.dim) * self.dim**-0.5
         if self.sinusoidal:
             table = sinusoidal(torch.arange(-self.clip, self.clip + 1, dtype=torch.float32), self.dim)
         self.table = nn.Parameter(table, requires_grad=not self.sinusoidal)
 
-    def _dim_beside(self, channels: Channels) -> int:
-        dot = self._beside[0]
-        if not dot.projects:
-            return channels.others
-        return dot.dim if dot.dim is not None else channels.inputs // dot.heads
+    def forward(self, inputs: Inputs) -> Leaves:
+        if not self.reads_sibling:
+            return (heads_of(self.query, inputs.z, self.size) @ self.table.mT,)
+        beside = _product_in(inputs.sibling)
+        if beside is None:
+            raise ConfigError("RelativeKey", "a DotProduct must stand beside it", repr(inputs.sibling))
+        return (beside.queries(inputs.z) @ self.table.mT,)
 
-    def build(self, setting: Setting) -> Basis:
-        query = self._beside[0].queries(setting.z) if self._beside else self.query(setting.z)
-        return values.Lookup(query @ self.table.mT, "clip", self.clip, setting.num_inputs, setting.num_outputs)
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Lookup(next(leaves), "clip", self.clip, inputs.num_inputs, inputs.num_outputs)
+
+
+def _product_in(sibling: nn.Module) -> DotProduct | None:
+    """The mechanism in an expression whose queries a term beside it takes."""
+    return next((module for module in sibling.modules() if isinstance(module, DotProduct)), None)
+
+
+def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> int:
+    """D of a `DotProduct` of these options."""
+    if not projects:
+        return channels.others
+    return channels.inputs // heads if dim is None else dim
 
 
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
-    def build(self, setting: Setting) -> Basis:
-        k = torch.arange(1, self.size + 1, device=setting.device, dtype=setting.dtype)
-        return values.Distance(torch.exp2(-8.0 * k / self.size), setting.num_inputs, setting.num_outputs)
+    slope: Tensor
+
+    def bind(self, channels: Channels) -> None:
+        k = torch.arange(1, self.size + 1, dtype=torch.get_default_dtype())
+        self.register_buffer("slope", torch.exp2(-8.0 * k / self.size), persistent=False)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        return (self.slope,)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Distance(next(leaves), inputs.num_inputs, inputs.num_outputs)
 
 
 class EdgeBias(Term):
@@ -147,8 +177,8 @@ class EdgeBias(Term):
     def bind(self, channels: Channels) -> None:
         self.linear = nn.Linear(self.attributes, self.size, bias=self.bias)
 
-    def build(self, setting: Setting) -> Basis:
-        graph: Any = setting.structure
+    def forward(self, inputs: Inputs) -> Leaves:
+        graph: Any = inputs.structure
         if not isinstance(graph, Graph) or graph.edge_attr is None:
             raise StructureError("EdgeBias", "the layer must be called with a Graph that has edge_attr",
                                  type(graph).__name__, "Call it as layer(x, structure=graph).")
@@ -156,7 +186,10 @@ class EdgeBias(Term):
         if attributes.shape[-1] != self.attributes:
             raise StructureError("EdgeBias", f"edge_attr must have A={self.attributes} channels",
                                  tuple(graph.edge_attr.shape))
-        return EdgeScore(graph, self.linear(attributes.to(setting.dtype)).mT)
+        return graph, self.linear(attributes.to(inputs.dtype)).mT
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return EdgeScore(next(leaves), next(leaves))
 
 
 class GaussianWindow(Mechanism):
@@ -171,12 +204,13 @@ class GaussianWindow(Mechanism):
             raise ConfigError("GaussianWindow", "deviation must be positive", deviation)
         self.deviation, self.centre = float(deviation), centre
 
-    def build(self, setting: Setting) -> Basis:
+    def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
-            centre = torch.arange(setting.num_outputs, device=setting.device, dtype=setting.dtype)
-        else:
-            centre = self.centre(setting)
-        return values.GaussianBump(centre, self.deviation, setting.num_inputs)
+            return (torch.arange(inputs.num_outputs, device=inputs.device, dtype=inputs.dtype),)
+        return (self.centre(inputs),)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.GaussianBump(next(leaves), self.deviation, inputs.num_inputs)
 
 
 class PredictedPosition(Position):
@@ -195,9 +229,9 @@ class PredictedPosition(Position):
         self.hidden = nn.Linear(channels.others, dim, bias=False)
         self.vector = nn.Linear(dim, 1, bias=False)
 
-    def forward(self, setting: Setting) -> Tensor:
+    def forward(self, inputs: Inputs) -> Tensor:
         """(..., N) positions in (0, M)."""
-        return setting.num_inputs * torch.sigmoid(self.vector(torch.tanh(self.hidden(setting.z)))).squeeze(-1)
+        return inputs.num_inputs * torch.sigmoid(self.vector(torch.tanh(self.hidden(inputs.z)))).squeeze(-1)
 
 
 class ClippedShifts(Mechanism):
@@ -211,5 +245,8 @@ class ClippedShifts(Mechanism):
     def size(self) -> int:
         return 2 * self.clip + 1
 
-    def build(self, setting: Setting) -> Basis:
-        return values.ClippedShifts(setting.x.new_ones(()), self.clip, setting.num_inputs, setting.num_outputs)
+    def forward(self, inputs: Inputs) -> Leaves:
+        return (inputs.x.new_ones(()),)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.ClippedShifts(next(leaves), self.clip, inputs.num_inputs, inputs.num_outputs)

@@ -6,55 +6,68 @@ the algebra: `DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.module import _has_any_global_hook
 
+from structconv import torch_private as private
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
-from structconv.bases.pairwise import Mapped, Masked
+from structconv.bases.entrywise import Mapped, Masked
 from structconv.bases.positions import Lookup
+from structconv.bases.spec import Projected, Term, Token, tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.encodings import Rotary
-from structconv.mechanisms.expression import Channels, Mechanism, Setting
+from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.primitives.products import linear, split_heads
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.supports import Window
 
+__all__ = ["Additive", "BiAffine", "Concatenation", "Context", "DotProduct", "EmbeddedGaussian", "Gaussian", "General",
+           "Location", "Pair", "Projection", "Score", "Uniform", "by_heads", "heads_of"]
 
-class Linear(nn.Linear):
-    """torch's linear layer, by the faster library."""
+#: Modules without options that compute what a function does.
+_FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
+                                                      nn.ReLU: torch.relu}
+
+
+@lru_cache(maxsize=64)
+def _leaky_relu(slope: float) -> Token:
+    return Token.of(partial(F.leaky_relu, negative_slope=slope))
+
+
+class Projection(nn.Linear):
+    """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.
+
+    Any module of the same shapes may take its place, a quantised linear layer or one with an update of low rank.
+    """
+
+    def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:
+        super().__init__(channels, heads * dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
-class Projection(nn.Module):
-    """x W_k (+ b_k) for each head: (..., M, P) -> (..., K, M, D). Uniform(+-1/sqrt(P)), as torch's linear layer."""
+def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
+    """x through a projection as a leaf, head by head (..., K, M, D): still to be made where a call does nothing but
+    multiply and add."""
+    weight = projection._parameters.get("weight")
+    if (weight is None or type(projection) is not Projection or private.any_autocast()
+            or private.intercepted(projection) or torch.compiler.is_compiling()):
+        return heads_of(projection, x, heads)
+    return Projected(x, weight, projection._parameters["bias"], heads)
 
-    def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:
-        super().__init__()
-        self.heads, self.dim = heads, dim
-        self.linear = Linear(channels, heads * dim, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return split_heads(self.linear(x), self.heads, self.dim)
-
-    def ready(self) -> Callable[[Tensor], Tensor]:
-        """The same by the parameters that it has now, of one that is `plain`; it holds while they stay."""
-        weight, bias, heads, dim = self.linear.weight, self.linear.bias, self.heads, self.dim
-        return lambda x: split_heads(linear(x, weight, bias), heads, dim)
-
-    @property
-    def plain(self) -> bool:
-        """Whether a call does nothing but multiply with the weight and add the bias: nothing replaced, no hooks."""
-        parts: tuple[nn.Module, ...] = (self, self.linear)
-        return (tuple(map(type, parts)) == (Projection, Linear) and not _has_any_global_hook()
-                and not any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks
-                            or part._backward_pre_hooks for part in parts))
+def heads_of(projection: nn.Module, x: Tensor, heads: int) -> Tensor:
+    """x through a projection, head by head: (..., M, P) -> (..., K, M, D)."""
+    y: Tensor = projection(x)
+    return split_heads(y, heads, y.shape[-1] // heads)
 
 
 class Score(Mechanism):
@@ -69,10 +82,6 @@ class Score(Mechanism):
     @property
     def size(self) -> int:
         return self.heads
-
-    def ready(self) -> Callable[[Setting], Basis]:
-        """`build` with all looked up that no setting changes; it holds while modules and parameters are the same."""
-        return self.build
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
@@ -111,38 +120,24 @@ class DotProduct(Score):
 
     def queries(self, z: Tensor) -> Tensor:
         """(..., N, P') -> (..., K, N, D)."""
-        query = self.query(z) if self.projects else z.unsqueeze(-3)
+        query = heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3)
         query = query if self.rotary is None else self.rotary(query)
         return query if self.feature is None else self.feature(query)
 
     def keys(self, x: Tensor) -> Tensor:
         """(..., M, P) -> (..., K, M, D)."""
-        key = self.key(x) if self.projects else x.unsqueeze(-3)
+        key = heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3)
         key = key if self.rotary is None else self.rotary(key)
         key = key if self.feature is None else self.feature(key)
         return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
 
-    def build(self, setting: Setting) -> Basis:
-        if setting.deferred and self.projects and self.rotary is self.feature is None and self.shared_by == 1:
-            query, key = self.query, self.key
-            if _plain(query, key):
-                return values.ProjectedBilinear(setting.x, setting.z, query.linear.weight, key.linear.weight,
-                                                query.linear.bias, key.linear.bias, self.heads)
-        return values.Bilinear(self.queries(setting.z), self.keys(setting.x))
+    def forward(self, inputs: Inputs) -> Leaves:
+        if self.projects and self.rotary is self.feature is None and self.shared_by == 1:
+            return by_heads(self.query, inputs.z, self.heads), by_heads(self.key, inputs.x, self.heads)
+        return self.queries(inputs.z), self.keys(inputs.x)
 
-    def ready(self) -> Callable[[Setting], Basis]:
-        plain = type(self) is DotProduct and self.projects and _plain(self.query, self.key)
-        if not plain or self.rotary is not None or self.feature is not None or self.shared_by > 1:
-            return self.build
-        query, key = self.query.ready(), self.key.ready()
-        numbers = (self.query.linear.weight, self.key.linear.weight, self.query.linear.bias, self.key.linear.bias)
-
-        def build(setting: Setting) -> Basis:
-            if setting.deferred:
-                return values.ProjectedBilinear(setting.x, setting.z, *numbers, self.heads)
-            return values.Bilinear(query(setting.z), key(setting.x))
-
-        return build
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Bilinear(next(leaves), next(leaves))
 
 
 class General(Score):
@@ -151,8 +146,11 @@ class General(Score):
     def bind(self, channels: Channels) -> None:
         self.key = Projection(channels.inputs, self.heads, channels.others)
 
-    def build(self, setting: Setting) -> Basis:
-        return values.Bilinear(setting.z.unsqueeze(-3), self.key(setting.x))
+    def forward(self, inputs: Inputs) -> Leaves:
+        return inputs.z.unsqueeze(-3), by_heads(self.key, inputs.x, self.heads)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Bilinear(next(leaves), next(leaves))
 
 
 class BiAffine(Score):
@@ -188,34 +186,30 @@ class BiAffine(Score):
         self.vector_target = _parameter((self.heads, q), q) if self.target else None
         self.offset = nn.Parameter(torch.zeros(self.heads)) if self.constant else None
 
-    def ready(self) -> Callable[[Setting], Basis]:
-        of_source, of_target = self.vector_source, self.vector_target
-        if not self.sees_projection or self.bilinear or of_source is None or of_target is None or self.constant:
-            return self.build
-        return lambda setting: values.ProjectedAffine(*_projected("BiAffine", setting), of_source, of_target)
-
-    def build(self, setting: Setting) -> Basis:
-        x, z = (setting.x.unsqueeze(-3), setting.z.unsqueeze(-3))
+    def forward(self, inputs: Inputs) -> Leaves:
+        x, z = inputs.x.unsqueeze(-3), inputs.z.unsqueeze(-3)
         if self.sees_projection:
-            x, z = _projected("BiAffine", setting)
-        terms: list[Basis] = []
-        if self.bilinear:
-            terms.append(self._bilinear(x, z))
-        if self.source or self.target or self.constant:
-            terms.append(self._affine(x, z))
+            x, z = _projected("BiAffine", inputs)
+        return *(self._products(x, z) if self.bilinear else ()), *(self._terms(x, z) if self._affine else ())
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        terms: list[Basis] = [values.Bilinear(next(leaves), next(leaves))] if self.bilinear else []
+        if self._affine:
+            terms.append(values.Affine(next(leaves), next(leaves)))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
-    def _bilinear(self, x: Tensor, z: Tensor) -> Basis:
-        if self.rank is None:
-            return values.Bilinear(z.expand(*z.shape[:-3], self.heads, *z.shape[-2:]), x @ self.weight)
-        return values.Bilinear(z @ self.weight_target, x @ self.weight_source)
+    @property
+    def _affine(self) -> bool:
+        return self.source or self.target or self.constant
 
-    def _affine(self, x: Tensor, z: Tensor) -> Basis:
-        of_source, of_target = self.vector_source, self.vector_target
-        if self.sees_projection and of_source is not None and of_target is not None and self.offset is None:
-            return values.ProjectedAffine(x, z, of_source, of_target)
-        source, target = _term(x, of_source, self.heads), _term(z, of_target, self.heads)
-        return values.Affine(source, target if self.offset is None else target + self.offset.unsqueeze(-1))
+    def _products(self, x: Tensor, z: Tensor) -> Leaves:
+        if self.rank is None:
+            return z.expand(*z.shape[:-3], self.heads, *z.shape[-2:]), x @ self.weight
+        return z @ self.weight_target, x @ self.weight_source
+
+    def _terms(self, x: Tensor, z: Tensor) -> Leaves:
+        source, target = _term(x, self.vector_source, self.heads), _term(z, self.vector_target, self.heads)
+        return source, target if self.offset is None else tensor(target) + self.offset.unsqueeze(-1)
 
 
 class Additive(Score):
@@ -251,19 +245,14 @@ class Additive(Score):
             self.source = Projection(channels.inputs, self.heads, dim)
         self.vector = _parameter((self.heads, dim), dim)
 
-    def build(self, setting: Setting) -> Basis:
-        source = _projected("Additive", setting)[0] if self.sees_projection else self.source(setting.x)
-        return values.Additive(source, self.target(setting.z), self.vector, self.activation)
+    def forward(self, inputs: Inputs) -> Leaves:
+        source = (_projected("Additive", inputs)[0] if self.sees_projection
+                  else by_heads(self.source, inputs.x, self.heads))
+        return source, by_heads(self.target, inputs.z, self.heads), self.vector, _known_module(self.activation)
 
-    def ready(self) -> Callable[[Setting], Basis]:
-        if not _plain(self.target, *(() if self.sees_projection else (self.source,))):
-            return self.build
-        target, vector, activation = self.target.ready(), self.vector, self.activation
-        if self.sees_projection:
-            return lambda setting: values.Additive(_projected("Additive", setting)[0], target(setting.z), vector,
-                                                   activation)
-        source = self.source.ready()
-        return lambda setting: values.Additive(source(setting.x), target(setting.z), vector, activation)
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        source, target, vector, known = next(leaves), next(leaves), next(leaves), next(leaves)
+        return values.Additive(source, target, vector, self.activation if known is None else known.options)
 
 
 class Location(Score):
@@ -276,10 +265,13 @@ class Location(Score):
     def bind(self, channels: Channels) -> None:
         self.table = Projection(channels.others, self.heads, self.length)
 
-    def build(self, setting: Setting) -> Basis:
-        if not torch.compiler.is_compiling() and setting.num_inputs > self.length:
-            raise ShapeError("Location", f"x must have at most length={self.length} entries", tuple(setting.x.shape))
-        return Lookup(self.table(setting.z), "position", self.length, setting.num_inputs, setting.num_outputs)
+    def forward(self, inputs: Inputs) -> Leaves:
+        if not torch.compiler.is_compiling() and inputs.num_inputs > self.length:
+            raise ShapeError("Location", f"x must have at most length={self.length} entries", tuple(inputs.x.shape))
+        return (heads_of(self.table, inputs.z, self.heads),)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Lookup(next(leaves), "position", self.length, inputs.num_inputs, inputs.num_outputs)
 
 
 class Concatenation(Score):
@@ -297,10 +289,13 @@ class Concatenation(Score):
         self.phi = Projection(channels.others, self.heads, self.dim, bias=True)
         self.vector = _parameter((self.heads, 2 * self.dim), 2 * self.dim)
 
-    def build(self, setting: Setting) -> Basis:
+    def forward(self, inputs: Inputs) -> Leaves:
         source, target = self.vector.split(self.dim, -1)
-        return values.Affine(_term(self.theta(setting.x), source, self.heads),
-                             _term(self.phi(setting.z), target, self.heads))
+        return (Term(heads_of(self.theta, inputs.x, self.heads), source),
+                Term(heads_of(self.phi, inputs.z, self.heads), target))
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Affine(next(leaves), next(leaves))
 
 
 class Gaussian(DotProduct):
@@ -309,8 +304,8 @@ class Gaussian(DotProduct):
     def __init__(self) -> None:
         super().__init__()
 
-    def build(self, setting: Setting) -> Basis:
-        return Mapped(super().build(setting), torch.exp)
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Mapped(super().fill(inputs, leaves), torch.exp)
 
 
 class EmbeddedGaussian(DotProduct):
@@ -319,8 +314,8 @@ class EmbeddedGaussian(DotProduct):
     def __init__(self, dim: int, heads: int = 1) -> None:
         super().__init__(heads, dim)
 
-    def build(self, setting: Setting) -> Basis:
-        return Mapped(super().build(setting), torch.exp)
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Mapped(super().fill(inputs, leaves), torch.exp)
 
 
 class Pair(Score):
@@ -341,7 +336,11 @@ class Pair(Score):
             self.module = nn.Sequential(nn.Linear(channels.inputs + channels.others, self.hidden), nn.Tanh(),
                                         nn.Linear(self.hidden, self.heads))
 
-    def build(self, setting: Setting) -> Basis:
+    def forward(self, inputs: Inputs) -> Leaves:
+        assert self.module is not None
+        return tuple(self.module.parameters()), inputs.x, inputs.z
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         assert self.module is not None
         module, names = self.module, [name for name, _ in self.module.named_parameters()]
 
@@ -350,8 +349,8 @@ class Pair(Score):
             pair = torch.cat([source.expand(*lead, -1), target.expand(*lead, -1)], -1)
             return functional_call(module, dict(zip(names, parameters, strict=True)), (pair,))
 
-        width = self.hidden + setting.x.shape[-1] + setting.z.shape[-1]
-        return values.PairFunction(score, tuple(self.module.parameters()), setting.x, setting.z, self.heads, width)
+        width = self.hidden + inputs.x.shape[-1] + inputs.z.shape[-1]
+        return values.PairFunction(score, next(leaves), next(leaves), next(leaves), self.heads, width)
 
 
 class Context(Score):
@@ -364,8 +363,11 @@ class Context(Score):
     def bind(self, channels: Channels) -> None:
         self.query = _parameter((self.heads, self.queries, channels.inputs), channels.inputs)
 
-    def build(self, setting: Setting) -> Basis:
-        return values.Bilinear(self.query, setting.x.unsqueeze(-3))
+    def forward(self, inputs: Inputs) -> Leaves:
+        return self.query, inputs.x.unsqueeze(-3)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Bilinear(next(leaves), next(leaves))
 
 
 class Uniform(Score):
@@ -375,21 +377,29 @@ class Uniform(Score):
         super().__init__()
         self.window = None if window is None else Window(window)
 
-    def build(self, setting: Setting) -> Basis:
-        uniform = values.Uniform(setting.x.new_ones(()), setting.num_inputs, setting.num_outputs)
+    def forward(self, inputs: Inputs) -> Leaves:
+        return (inputs.x.new_ones(()),)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        uniform = values.Uniform(next(leaves), inputs.num_inputs, inputs.num_outputs)
         return uniform if self.window is None else Masked(uniform, self.window)
 
 
-def _plain(*parts: nn.Module) -> bool:
-    """Whether all are projections that are `plain`."""
-    return all(isinstance(part, Projection) and part.plain for part in parts)
+def _known_module(activation: Any) -> Token | None:
+    """The function that a module's call computes, for those that have one; its numbers may change between calls."""
+    if not isinstance(activation, nn.Module) or torch.compiler.is_compiling() or private.intercepted(activation):
+        return None
+    if type(activation) in (nn.LeakyReLU, nn.Identity):
+        return _leaky_relu(getattr(activation, "negative_slope", 1.0))
+    function = _FUNCTIONS.get(type(activation))
+    return None if function is None else Token.of(function)
 
 
-def _projected(owner: str, setting: Setting) -> tuple[Tensor, Tensor]:
+def _projected(owner: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """x Theta and z Theta, head by head."""
-    if setting.projected is None:
+    if inputs.projected is None:
         raise ConfigError(f"{owner}(on='projected')", "a layer must provide x Theta", "none", "Use it inside Conv.")
-    return setting.projected
+    return inputs.projected
 
 
 def _parameter(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
@@ -398,8 +408,8 @@ def _parameter(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
-def _term(entries: Tensor, vector: Tensor | None, heads: int) -> Tensor:
+def _term(entries: Tensor, vector: Tensor | None, heads: int) -> Tensor | Term:
     """<vector_k, entries_km>, (..., K or 1, M, C) -> (..., K, M); zeros without a vector."""
     if vector is None:
         return entries.new_zeros(()).expand(*entries.shape[:-3], heads, entries.shape[-2])
-    return (entries @ vector.unsqueeze(-1)).squeeze(-1)
+    return Term(entries, vector)

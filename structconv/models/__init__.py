@@ -1,1 +1,3 @@
 """Models over the layers, one file a system."""
+
+__all__ = ()

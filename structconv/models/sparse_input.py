@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.bases.sparse import Sparse
-from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.mechanisms.expression import Inputs, Mechanism
+from structconv.planning import Plan
+from structconv.planning.plan import plan_for
+from structconv.planning.problem import Call
+from structconv.theta import FullTheta, HeadBlocksTheta
 
 __all__ = ["SparseConv", "drop_values"]
 
@@ -51,9 +56,20 @@ class SparseConv(nn.Module):
 
     def forward(self, words: Sparse, structure: Any) -> Tensor:
         """X as a basis (P -> M) and the structure -> (N, Q), or (N, K Q) with `concat`."""
+        call = self._call(words, structure)
+        return plan_for(call).run(call)
+
+    def plan(self, words: Sparse, structure: Any) -> Plan:
+        """The plan that computes such a call; `print` it. Random numbers stay."""
+        with torch.random.fork_rng([]):
+            return plan_for(self._call(words, structure))
+
+    def _call(self, words: Sparse, structure: Any) -> Call:
+        """The heads X Theta_k come made; in the place of X stands one number, which no kernel reads."""
         size, words_P, channels = self.theta.shape
         x_MC = words.analysis(self.theta.movedim(0, 1).reshape(words_P, size * channels)).squeeze(0)
         r_KMQ = x_MC.unflatten(-1, (size, channels)).movedim(-2, 0)
-        basis = self.mechanism.build(Setting(x_MC, x_MC, structure, (r_KMQ, r_KMQ)))
-        y = basis.apply(r_KMQ).movedim(0, -2).flatten(-2) if self.concat else basis.synthesis(r_KMQ)
-        return y if self.bias is None else y + self.bias
+        inputs = Inputs(x_MC, x_MC, structure, (r_KMQ, r_KMQ))
+        theta = HeadBlocksTheta(self.theta) if self.concat else FullTheta(self.theta)
+        return Call(x_MC.new_empty(()).expand(x_MC.shape[0], words_P), self.mechanism.leaves(inputs), theta, self.bias,
+                    partial(self.mechanism.filled, inputs), r_KMQ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structconv.nn.attention import MultiheadAttention, NonLocalBlock
 from structconv.nn.composition import compose
-from structconv.nn.conv import Conv
+from structconv.nn.conv import Conv, to_entries, to_image
 from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
 from structconv.nn.grids import (
     AvgPool1d,
@@ -15,8 +15,6 @@ from structconv.nn.grids import (
     Conv3d,
     OnGrid,
     SeparableConv2d,
-    to_entries,
-    to_image,
 )
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.relative import RelativeValue

@@ -6,49 +6,24 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from structconv.bases.algebra import Sizes, as_support
-from structconv.bases.base import OPERATORS, Basis
 from structconv.errors import ConfigError
-from structconv.mechanisms.expression import Mechanism, Setting
+from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.nn.conv import Conv
-from structconv.nn.grids import to_entries, to_image
-from structconv.nn.recall import bias_of, watched
+from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
+from structconv.theta import LowRankTheta, Theta
 from structconv.weights import LowRank
 
-
-class MaskedByCall(Mechanism):
-    """Scores of the pairs in the structure of the call, a `Graph` or a `Support`; of all pairs without one."""
-
-    has_scores = True
-
-    def __init__(self, scores: Mechanism) -> None:
-        super().__init__()
-        self.scores = scores
-
-    @property
-    def size(self) -> int:
-        return self.scores.size
-
-    def build(self, setting: Setting) -> Basis:
-        basis = self.scores.build(setting)
-        given = isinstance(setting.structure, Graph | Support)
-        return OPERATORS["masked"](basis, keep=setting.structure) if given else basis
-
-    def chain(self) -> tuple[list[Mechanism], Mechanism] | None:
-        below = self.scores.chain()
-        return None if below is None else ([self, *below[0]], below[1])
-
-    def kept_inputs(self, setting: Setting) -> Tensor | None:
-        return setting.structure.kept_inputs() if isinstance(setting.structure, Support) else None
+__all__ = ["MultiheadAttention", "NonLocalBlock"]
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(Conv):
     """y_n = sum_k sum_m softmax_m(<W^q_k z_n, W^k_k x_m> / sqrt(D)) x_m V_k O_k + b (Vaswani et al. 2017, sec. 3.2).
 
     In the paper's words x gives keys and values and z the queries: `layer(x)` is self-attention, `layer(x, z)` is
@@ -72,20 +47,18 @@ class MultiheadAttention(nn.Module):
 
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0, bias: bool = True,
                  kdim: int | None = None, num_kv_heads: int | None = None) -> None:
-        super().__init__()
         dim = check_divides("MultiheadAttention", "num_heads", num_heads, "embed_dim", embed_dim)
         shared_by = 1 if num_kv_heads is None else check_divides("MultiheadAttention", "num_kv_heads", num_kv_heads,
                                                                  "num_heads", num_heads)
         scores = DotProduct(num_heads, dim, shared_by=shared_by, bias=bias)
-        attention = MaskedByCall(scores.scaled()).softmax()
-        attention = attention.dropout(dropout) if dropout else attention
-        self.conv = Conv(attention, embed_dim if kdim is None else kdim, embed_dim, weight=LowRank(dim, shared_by),
-                         bias=bias, other_channels=embed_dim)
+        attention = scores.scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
+        super().__init__(attention.dropout(dropout) if dropout else attention, embed_dim if kdim is None else kdim,
+                         embed_dim, weight=LowRank(dim, shared_by), bias=bias, other_channels=embed_dim)
         self.dropout, self.shared_by = dropout, shared_by
         self.value_bias = nn.Parameter(torch.zeros(num_heads // shared_by, dim)) if bias else None
 
-    def forward(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None, drop: Any = None,
-                structure: Graph | Support | None = None, return_weights: bool = False) -> Any:
+    def forward(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
+                drop: Any = None, structure: Graph | Support | None = None, return_weights: bool = False) -> Any:
         """y, or (y, weights (..., K, M, N); (..., K, E) where the pairs are listed).
 
         Args:
@@ -95,19 +68,20 @@ class MultiheadAttention(nn.Module):
             structure: a `Graph` or a `Support` outside which no pair exists, beside the mask.
             return_weights: give the weights too.
         """
-        conv, pairs = cast(Conv, self._modules["conv"]), self._pairs(x, x if z is None else z, keep, drop, structure)
-        if return_weights or is_compiling() or watched(conv):
-            y = conv(x, z, pairs, return_weights=return_weights)
-            constant = self._constant(None)
-            return y if constant is None else (y[0] + constant, y[1]) if return_weights else y + constant
-        return conv.computed(x, z, pairs, self._constant(bias_of(conv)))
+        return super().forward(x, z, self._pairs(x, z, keep, drop, structure), return_weights=return_weights)
 
-    def _constant(self, bias: Tensor | None) -> Tensor | None:
-        """What attention to the values' bias adds to each output, (Q), and `bias`."""
-        values: Tensor | None = self.value_bias
+    def plan(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
+             drop: Any = None, structure: Graph | Support | None = None) -> Plan:
+        """The plan that computes such a call; `print` it."""
+        return super().plan(x, z, self._pairs(x, z, keep, drop, structure))
+
+    def _bias(self, theta: Theta) -> Tensor | None:
+        """b, and what attention to the values' bias adds to each output."""
+        bias, values = super()._bias(theta), cast("Tensor | None", self.value_bias)
         if values is None:
             return bias
-        output = cast(LowRank, self.conv.weight).output.flatten(0, 1)
+        assert isinstance(theta, LowRankTheta)
+        output = theta.outputs.flatten(0, 1)
         values = (values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, 0)).flatten()
         return values @ output if bias is None else torch.addmv(bias, output.mT, values)
 
@@ -136,26 +110,26 @@ class MultiheadAttention(nn.Module):
                        if module.in_proj_weight is None else module.in_proj_weight.chunk(3))
         query, key, value = cast("tuple[Tensor, Tensor, Tensor]", projections)
         dot = next(part for part in self.modules() if isinstance(part, DotProduct))
-        theta = cast(LowRank, self.conv.weight)
-        dot.query.linear.weight.copy_(query)
-        dot.key.linear.weight.copy_(key)
+        theta = cast(LowRank, self.weight)
+        dot.query.weight.copy_(query)
+        dot.key.weight.copy_(key)
         theta.value.copy_(value.unflatten(0, (module.num_heads, -1)).mT)
         theta.output.copy_(module.out_proj.weight.mT.unflatten(0, (module.num_heads, -1)))
-        if self.value_bias is not None and self.conv.bias is not None:
+        if self.value_bias is not None and self.bias is not None:
             query_bias, key_bias, value_bias = module.in_proj_bias.chunk(3)
-            dot.query.linear.bias.copy_(query_bias)
-            dot.key.linear.bias.copy_(key_bias)
+            dot.query.bias.copy_(query_bias)
+            dot.key.bias.copy_(key_bias)
             self.value_bias.copy_(value_bias.view_as(self.value_bias))
-            self.conv.bias.copy_(module.out_proj.bias)
+            self.bias.copy_(module.out_proj.bias)
 
-    def _pairs(self, x: Tensor, z: Tensor, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
+    def _pairs(self, x: Tensor, z: Tensor | None, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
         """The pairs that exist by the mask and by the structure, `None` for all."""
         if structure is not None and not isinstance(structure, Graph | Support):
             raise ConfigError("MultiheadAttention", "structure must be a Graph or a Support",
                               type(structure).__name__)
         if keep is None and drop is None:
             return structure
-        mask = as_support(Sizes(x.shape[-2], z.shape[-2]), keep, drop)
+        mask = as_support(Sizes(x.shape[-2], (x if z is None else z).shape[-2]), keep, drop)
         if structure is None:
             return mask
         return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)
@@ -199,5 +173,9 @@ class NonLocalBlock(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., C, *S) -> (..., C, *S)."""
-        x, grid = to_entries(image, self.axes)
-        return image + to_image(self.conv(x), grid)
+        y: Tensor = self.conv(image, axes=self.axes)
+        return image + y
+
+    def plan(self, image: Tensor) -> Plan:
+        """The plan that computes the term beside the image; `print` it."""
+        return self.conv.plan(image, axes=self.axes)

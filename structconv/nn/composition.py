@@ -11,15 +11,18 @@ from structconv import ops
 from structconv.bases.dense import Identity as IdentityBasis
 from structconv.bases.shift import Shift
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Mechanism, Operation, Position
+from structconv.mechanisms.expression import Mechanism, Position
 from structconv.mechanisms.grids import Cuboid, Pool, Shifts
 from structconv.mechanisms.index import Identity
+from structconv.mechanisms.operations import Operation
 from structconv.mechanisms.positions import GaussianWindow
 from structconv.nn.conv import Conv
 from structconv.nn.grids import OnGrid
 from structconv.structures.grid import Grid
 from structconv.theta import EyeTheta, Theta
 from structconv.weights import Eye, Full
+
+__all__ = ["compose"]
 
 
 def compose(first: Any, second: Any) -> Any:
@@ -120,8 +123,8 @@ def _columns_sum_to_one(mechanism: Mechanism) -> bool:
         return mechanism.padding not in (None, "zeros")
     if isinstance(mechanism, Cuboid):
         return mechanism.padding_mode not in (None, "zeros")
-    if isinstance(mechanism, Operation) and mechanism.name in ("compose", "concat"):
-        return all(_columns_sum_to_one(operand) for operand in mechanism.operands)  # type: ignore[arg-type]
+    if isinstance(mechanism, Operation) and mechanism.join in ("compose", "concat") and not mechanism.steps:
+        return all(map(_columns_sum_to_one, mechanism.mechanisms()))
     return isinstance(mechanism, Pool | Identity)
 
 

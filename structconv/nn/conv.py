@@ -1,28 +1,47 @@
-"""`Conv`: the one layer, y = sum_k A_k^T x Theta_k + b, whatever the structure and whether it is known or learnt."""
+"""`Conv`: the one layer, y = sum_k A_k^T x Theta_k + b, whatever the structure and whether it is known or learnt.
+
+A call is three steps: the leaves of the basis, Theta and b are read; the plan for such a call is found; it runs.
+Nothing is kept in the layer, so that nothing in it can be stale.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from structconv import ops
+from structconv import ops as _ops  # noqa: F401 - registers the kernels
+from structconv import torch_private as private
 from structconv.bases.base import Basis
-from structconv.bases.scores import computed
-from structconv.errors import ConfigError, StructureError
-from structconv.kernels.weights import weights_of
-from structconv.mechanisms.expression import Mechanism, Setting
-from structconv.nn.attended import Seen, keep_attention
-from structconv.nn.recall import Calls, bias_of, keep, recalled
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms.expression import Inputs, Mechanism, check_mechanism
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
+from structconv.planning.plan import plan_for
+from structconv.planning.problem import Call, Image
 from structconv.shapes import check_alike, check_entries, check_positive
-from structconv.structures.graph import Graph
-from structconv.theta import HeadBlocksTheta, Theta
+from structconv.structures.grid import Grid
+from structconv.structures.supports import Support
+from structconv.theta import Theta
 from structconv.weights import Full, Weight, WeightList
+
+__all__ = ["Conv", "call_of", "to_entries", "to_image"]
+
+_known = lru_cache(maxsize=64)(Grid)
+
+
+def to_entries(image: Tensor, ndim: int) -> tuple[Tensor, Grid]:
+    """(..., C, S_1, ..., S_ndim) -> entries (..., M, C) in row-major order, and their grid."""
+    grid = _grid_of(image, ndim)
+    return image.flatten(-ndim).mT, grid
+
+
+def to_image(entries: Tensor, grid: Grid) -> Tensor:
+    """Entries (..., N, C) on a grid -> (..., C, *S): the inverse of `to_entries`."""
+    return entries.mT.unflatten(-1, grid.shape)
 
 
 class Conv(nn.Module):
@@ -32,7 +51,7 @@ class Conv(nn.Module):
     (attention). The weight yields Theta (K, P, Q), whole or in factors. The layer gives the channel counts to both.
 
     Args:
-        mechanism: any mechanism or expression of mechanisms; the layer binds its own copy.
+        mechanism: any mechanism or expression of mechanisms; the layer binds its own copy, whose options are fixed.
         in_channels: P. out_channels: Q.
         weight: how Theta is parametrised, `Full()` if absent; a list gives one to each part of a `|`.
         bias: whether b (Q) is added.
@@ -40,8 +59,9 @@ class Conv(nn.Module):
         relative_value: a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         path, max_bytes: what the planner is held to; see `ops.conv`.
 
-    Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q). A layer takes float64, float32 or bfloat16.
-    A new layer keeps the variance of x where each A_k has columns of unit norm; `calibrate` does so for any basis.
+    Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
+    (..., Q, *S'). A layer takes float64, float32 or bfloat16. A new layer keeps the variance of x where each A_k has
+    columns of unit norm; `calibrate` does so for any basis.
 
     Raises:
         ShapeError: channels, entries, dtype or device of x or z do not fit.
@@ -66,35 +86,32 @@ class Conv(nn.Module):
         self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.path, self.max_bytes = path, max_bytes
-        self._calls = Calls()
 
-    def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *,
+    def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0,
                 return_weights: bool = False) -> Any:
         """Compute y, and with `return_weights` the pair (y, A).
 
-        A comes as (..., K, E) in the order of the input edges where the basis is a list of edges (a graph, a window),
-        else as (..., K, M, N); after the dropout, where there is one.
+        With `axes`, x is an image with so many axes S, whose grid is the structure, and so is y. A comes as (..., K, E)
+        in the order of the input edges where the basis is a list of edges (a graph, a window), else as (..., K, M, N);
+        after the dropout, where there is one.
         """
-        if not return_weights:
-            return self.computed(x, z, structure, bias_of(self))
-        basis, y = self._computed(x, z, structure, bias_of(self))
-        return y, weights_of(computed(basis), x.dtype)
+        try:
+            call, image = self._call(x, z, structure, axes)
+            plan = plan_for(call, path=self.path, max_bytes=self.max_bytes, image=image)
+            y = plan.run(call)
+            return (y, plan.weights(call)) if return_weights else y
+        except (RuntimeError, AttributeError):
+            self._check(x, z, structure, axes)
+            raise
 
-    def computed(self, x: Tensor, z: Tensor | None, structure: Any, bias: Tensor | None) -> Tensor:
-        """y with another bias than the layer's own, and without its hooks."""
-        call = recalled(self, x, structure, z)
-        if call is None:
-            return self._computed(x, z, structure, bias)[1]
-        return call.run(x, bias) if z is None else call.run(x, bias, z)
-
-    def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
+    def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Basis:
         """The basis that the layer would apply."""
-        return self._basis(x, z, structure).basis
+        return self._call(x, z, structure, axes)[0].basis()
 
-    def plan(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Plan:
-        """In which order and by which kernel the layer would compute; `print` it."""
-        seen = self._basis(x, z, structure)
-        return ops.plan(seen.x, seen.basis, seen.theta, path=self.path, max_bytes=self.max_bytes)
+    def plan(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Plan:
+        """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
+        with torch.random.fork_rng([]):
+            return self._planned(x, z, structure, axes)[1]
 
     @torch.no_grad()
     def calibrate(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Conv:
@@ -102,69 +119,42 @@ class Conv(nn.Module):
 
         The bias is left out. A weight without numbers (`Eye`) cannot be scaled, and stays.
         """
-        bias, self.bias = self.bias, None
-        try:
-            variance = self(x, z, structure).var()
-        finally:
-            self.bias = bias
+        call, plan = self._planned(x, z, structure, 0)
+        variance = plan.run(call._replace(bias=None)).var()
         if variance > 0:
             self.weight.scale_(float((x.var() / variance).sqrt()))
         return self
 
-    def _computed(self, x: Tensor, z: Tensor | None, structure: Any,
-                  bias: Tensor | None) -> tuple[Basis, Tensor]:
-        """The basis, and y; what the next call of this kind can use is kept."""
-        seen = self._basis(x, z, structure, deferred=self.relative_value is None)
-        basis, theta, projected = seen.basis, seen.theta, seen.projected
-        blocks = projected is not None and isinstance(theta, HeadBlocksTheta)
-        if self.relative_value is not None or (projected is not None and not blocks):
-            y = self._by_heads(seen.x, basis, theta, projected)
-            return basis, y if bias is None else y + bias
-        plan = None
-        if projected is not None:
-            by_head = None if bias is None else bias.view(theta.size, theta.head_channels)
-            y = theta.join(ops.apply(basis, projected[0], by_head))
-        else:
-            plan = ops.plan(seen.x, basis, theta, path=self.path, max_bytes=self.max_bytes)
-            if _defers(structure, theta) and not plan.rule.projects:
-                basis = computed(basis)
-                seen = seen._replace(basis=basis)
-                plan = ops.plan(seen.x, basis, theta, path=self.path, max_bytes=self.max_bytes)
-            y = plan.biased(seen.x, basis, theta, bias)
-        if not torch.compiler.is_compiling():
-            if plan is not None and z is None:
-                keep(self, x, structure, basis, theta, plan)
-            keep_attention(self, x, z, structure, seen, plan)
-        return basis, y
+    def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
+        call, image = self._call(x, z, structure, axes)
+        return call, plan_for(call, path=self.path, max_bytes=self.max_bytes, image=image)
 
-    def _basis(self, x: Tensor, z: Tensor | None, structure: Any, deferred: bool = False) -> Seen:
-        """The basis and what it was made of."""
-        self._check(x, z, structure)
-        theta, masked = self.weight(), None
-        kept = self.mechanism.kept_inputs(Setting(x, x if z is None else z, structure))
-        if kept is not None:
-            if kept.shape[-1] != x.shape[-2]:
-                raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", kept.shape[-1])
-            masked = partial(zeroed, kept.unsqueeze(-1))
-            x, z = masked(x, z)
-        deferred = deferred and _defers(structure, theta)
-        setting = Setting(x, x if z is None else z, structure, deferred=deferred)
-        if not self.mechanism.sees_projection:
-            return Seen(self.mechanism.build(setting), x, theta, None, masked)
-        source = theta.heads(x)
-        projected = (source, source if z is None else theta.heads(z))
-        basis = self.mechanism.build(Setting(setting.x, setting.z, structure, projected))
-        return Seen(basis, x, theta, projected, masked)
+    def _call(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
+        """Whatever the plan and its kernel see of this call, read anew."""
+        modules: Any = self._modules
+        mechanism, relative, theta = modules["mechanism"], modules.get("relative_value"), modules["weight"]()
+        if private.any_autocast():
+            x, z = _widened(x, theta), z if z is None else _widened(z, theta)
+        wanted = None if structure is None or axes else mechanism.input_entries(structure)
+        if z is not None or (wanted is not None and wanted != x.shape[-2]):
+            self._check(x, z, structure, axes)
+        return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
+                       None if relative is None else relative())
 
-    def _by_heads(self, x: Tensor, basis: Basis, theta: Theta, projected: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The heads' outputs one by one, for layers that look at a head before or after the structure is applied."""
-        source = theta.heads(x) if projected is None else projected[0]
-        if self.relative_value is None and theta.sums_heads:
-            return ops.synthesis(basis, source)
-        value = self.relative_value
-        return theta.join(ops.apply(basis, source) if value is None else value.added(basis, source))
+    def _bias(self, theta: Theta) -> Tensor | None:
+        """b; modules look attributes up in Python, which an ordinary parameter is spared."""
+        parameters = self._parameters
+        if "bias" in parameters:
+            return parameters["bias"]
+        return self.bias
 
-    def _check(self, x: Tensor, z: Tensor | None, structure: Any) -> None:
+    def _check(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
+        """Say what does not fit."""
+        check_mechanism(type(self).__name__, self.mechanism)
+        if not isinstance(x, Tensor):
+            raise ConfigError("Conv", "x must be a tensor", type(x).__name__)
+        if axes:
+            x, structure = to_entries(x, axes)
         check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
         if z is not None and not isinstance(z, Tensor):
             raise ConfigError("Conv", "z must be a tensor", type(z).__name__,
@@ -172,7 +162,7 @@ class Conv(nn.Module):
         if z is not None:
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
             check_alike("Conv", x, z, other_name="z")
-        parameter = next(iter(self.weight._parameters.values()), None)
+        parameter = next(iter(self.weight.parameters()), None)
         parameter = next(self.parameters(), None) if parameter is None else parameter
         if parameter is not None:
             check_alike("Conv", x, parameter, other_name="the layer's parameters")
@@ -181,15 +171,55 @@ class Conv(nn.Module):
         return f"{self.in_channels}, {self.out_channels}"
 
 
-def _defers(structure: Any, theta: Theta) -> bool:
-    """Whether a kernel may be there that makes projections for scores together with those by Theta."""
-    return isinstance(structure, Graph) and not theta.sums_heads
+def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, z: Tensor | None = None,
+            structure: Any = None, axes: int = 0, relative: Tensor | None = None) -> tuple[Call, Image | None]:
+    """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of."""
+    entries, image, projected = x, None, None
+    if axes:
+        structure = _grid_of(x, axes)
+        image = Image(axes, partial(_shape_of_outputs, mechanism, structure))
+        entries = x.flatten(-axes).mT if mechanism.reads_entries else x
+    if mechanism.hides or (mechanism.hides_by_structure and isinstance(structure, Support)):
+        entries, z = _seen(mechanism, entries, z, structure)
+        x = x if axes else entries
+    if mechanism.sees_projection:
+        source = theta.heads(entries)
+        projected = source, source if z is None else theta.heads(z)
+    inputs = Inputs(entries, entries if z is None else z, structure, projected)
+    return Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
+                None if projected is None else projected[0], relative), image
 
 
-def zeroed(kept: Tensor, x: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor]:
+def _widened(x: Tensor, theta: Theta) -> Tensor:
+    """x in Theta's dtype where autocast gave x a narrower one, as it does between two layers."""
+    kind, dtype = x.device.type, theta.dtype
+    narrow = torch.is_autocast_enabled(kind) and x.dtype == torch.get_autocast_dtype(kind)
+    return x if dtype is None or not narrow else x.to(dtype)
+
+
+def _grid_of(image: Tensor, ndim: int) -> Grid:
+    """The grid of an image's pixels."""
+    if image.dim() <= ndim:
+        raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))
+    shape = tuple(image.shape[-ndim:])
+    return Grid(shape) if torch.compiler.is_compiling() else _known(shape)
+
+
+def _shape_of_outputs(mechanism: Mechanism, grid: Grid) -> tuple[int, ...]:
+    """Of the image that a mechanism makes of one on this grid."""
+    shape: tuple[int, ...] = mechanism.output_structure(grid).shape
+    return shape
+
+
+def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Tensor, Tensor | None]:
     """x without the entries that no output sees, and z, or x for it: what no output sees is still an output itself,
-    unless it is not finite. kept (..., M, 1)."""
-    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    unless it is not finite."""
+    kept = mechanism.kept_inputs(Inputs(x, x if z is None else z, structure))
+    if kept is None:
+        return x, z
+    if kept.shape[-1] != x.shape[-2]:
+        raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", kept.shape[-1])
+    kept, zero = kept.unsqueeze(-1), torch.zeros((), dtype=x.dtype, device=x.device)
     if z is None:
         z = torch.where(kept | x.isfinite().all(-1, keepdim=True), x, zero)
     return torch.where(kept, x, zero), z

@@ -5,43 +5,46 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.expression import STRUCTURE, Mechanism
+from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Powers, Relations
 from structconv.mechanisms.index import Identity
+from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.positions import EdgeBias
 from structconv.mechanisms.scores import Additive, BiAffine
 from structconv.nn.conv import Conv
-from structconv.nn.recall import bias_of, recalled, watched
+from structconv.planning import Plan
 from structconv.shapes import check_positive
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 from structconv.weights import Full, Grouped, HeadBlocks, Separable, Weight
 
+__all__ = ["ChebConv", "DiffusionConv", "GATConv", "GATv2Conv", "GCNConv", "RelationalConv"]
 
-class _GraphLayer(nn.Module):
-    """A `Conv` that is called with a graph."""
+
+class _GraphLayer(Conv):
+    """A `Conv` that is called with a graph, or with a structure of another `kind`."""
 
     kind: type = Graph
 
-    def __init__(self, conv: Conv) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor, graph: Any) -> Tensor:
+    def forward(self, x: Tensor, graph: Any) -> Tensor:  # type: ignore[override]
         """x (..., M, P) and a structure -> (..., N, Q)."""
-        conv: Any = self._modules["conv"]
-        call = None if watched(conv) else recalled(conv, x, graph)
-        if call is not None:
-            return call.run(x, bias_of(conv))
-        if not isinstance(graph, self.kind):
-            raise StructureError(type(self).__name__, f"the second argument must be a {self.kind.__name__}",
-                                 type(graph).__name__, "Make one, for example Graph(edge_index, num_nodes=...).")
-        return conv(x, structure=graph)
+        y: Tensor = super().forward(x, None, _checked(self, graph))
+        return y
+
+    def plan(self, x: Tensor, graph: Any) -> Plan:  # type: ignore[override]
+        """The plan that computes such a call; `print` it."""
+        return super().plan(x, None, _checked(self, graph))
+
+
+def _checked(layer: Any, graph: Any) -> Any:
+    if not isinstance(graph, layer.kind):
+        raise StructureError(type(layer).__name__, f"the second argument must be a {layer.kind.__name__}",
+                             type(graph).__name__, "Make one, for example Graph(edge_index, num_nodes=...).")
+    return graph
 
 
 class GCNConv(_GraphLayer):
@@ -60,7 +63,7 @@ class GCNConv(_GraphLayer):
                  normalize: bool = True, bias: bool = True) -> None:
         loops = normalize if add_self_loops is None else add_self_loops
         adjacency = Adjacency(normalize="sym" if normalize else None, self_loops=loops)
-        super().__init__(Conv(adjacency, in_channels, out_channels, bias=bias))
+        super().__init__(adjacency, in_channels, out_channels, bias=bias)
 
 
 class ChebConv(_GraphLayer):
@@ -79,7 +82,7 @@ class ChebConv(_GraphLayer):
     def __init__(self, in_channels: int, out_channels: int, K: int, *, normalize: str | None = "sym",
                  lambda_max: float | None = None, bias: bool = True) -> None:
         chebyshev = Chebyshev(check_positive("ChebConv", "K", K) - 1, normalize, lambda_max)
-        super().__init__(Conv(chebyshev, in_channels, out_channels, bias=bias))
+        super().__init__(chebyshev, in_channels, out_channels, bias=bias)
 
 
 class DiffusionConv(_GraphLayer):
@@ -96,7 +99,7 @@ class DiffusionConv(_GraphLayer):
     def __init__(self, in_channels: int, out_channels: int, K: int, *, bias: bool = True) -> None:
         order = check_positive("DiffusionConv", "K", K) - 1
         walks = Powers(order, walk="forward") | Powers(order, walk="backward")
-        super().__init__(Conv(walks, in_channels, out_channels, bias=bias))
+        super().__init__(walks, in_channels, out_channels, bias=bias)
 
 
 class RelationalConv(_GraphLayer):
@@ -130,40 +133,45 @@ class RelationalConv(_GraphLayer):
         elif num_blocks is not None:
             weight = Grouped(num_blocks)
         mechanism, weights = (relations | Identity(), [weight, Full()]) if root_weight else (relations, [weight])
-        super().__init__(Conv(mechanism, in_channels, out_channels, weight=weights, bias=bias))
+        super().__init__(mechanism, in_channels, out_channels, weight=weights, bias=bias)
 
 
-class _AttentionLayer(nn.Module):
+class _AttentionLayer(Conv):
     """softmax of scores along the edges, applied to x Theta_k; the heads side by side, or their mean."""
+
+    kind: type = Graph
 
     def __init__(self, scores: Mechanism, in_channels: int, out_channels: int, heads: int, concat: bool,
                  dropout: float, add_self_loops: bool, bias: bool) -> None:
-        super().__init__()
         attention = scores.masked(keep=STRUCTURE).softmax()
         attention = attention.dropout(dropout) if dropout else attention
-        self.add_self_loops, self.scale = add_self_loops, 1.0 if concat else 1.0 / heads
-        self.conv = (Conv(attention, in_channels, heads * out_channels, weight=HeadBlocks(), bias=bias) if concat
-                     else Conv(attention * self.scale, in_channels, out_channels, bias=bias))
+        scale = 1.0 if concat else 1.0 / heads
+        super().__init__(attention if concat else attention * scale, in_channels,
+                         heads * out_channels if concat else out_channels, weight=HeadBlocks() if concat else None,
+                         bias=bias)
+        self.add_self_loops, self.scale = add_self_loops, scale
 
-    def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *, return_weights: bool = False,
-                return_attention_weights: bool = False) -> Any:
+    def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *,  # type: ignore[override]
+                return_weights: bool = False, return_attention_weights: bool = False) -> Any:
         """y; (y, weights (..., K, E')); or, as other libraries return them, (y, (edge_index, alpha (..., E', K))).
 
         The weights are in the order of the edges, appended loops last, and those that are applied: when training with
         dropout, after it. They cost one pass over the edges.
         """
-        if not isinstance(graph, Graph):
-            raise StructureError(type(self).__name__, "the second argument must be a Graph", type(graph).__name__,
-                                 "Make one, for example Graph(edge_index, num_nodes=...).")
-        graph = graph.with_self_loops() if self.add_self_loops else graph
-        conv: Any = self._modules["conv"]
+        graph = self._looped(graph)
         if not (return_weights or return_attention_weights):
-            if is_compiling() or watched(conv):
-                return conv(x, z, graph)
-            return conv.computed(x, z, graph, bias_of(conv))
-        y, weights = conv(x, z, graph, return_weights=True)
+            return super().forward(x, z, graph)
+        y, weights = super().forward(x, z, graph, return_weights=True)
         weights = weights / self.scale if self.scale != 1 else weights
         return (y, (graph.edge_index, weights.mT)) if return_attention_weights else (y, weights)
+
+    def plan(self, x: Tensor, graph: Graph, z: Tensor | None = None) -> Plan:  # type: ignore[override]
+        """The plan that computes such a call; `print` it."""
+        return super().plan(x, z, self._looped(graph))
+
+    def _looped(self, graph: Graph) -> Graph:
+        found: Graph = _checked(self, graph)
+        return found.with_self_loops() if self.add_self_loops else found
 
 
 class GATConv(_AttentionLayer):

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
-from structconv import ops
 from structconv.bases.cuboid import Ints, per_axis
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError
+from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
-from structconv.nn.conv import Conv
-from structconv.nn.recall import bias_of, keep_image, recalled_image
-from structconv.structures.grid import Grid
+from structconv.nn.conv import Conv, call_of
+from structconv.planning import Plan
+from structconv.planning.plan import plan_for
+from structconv.planning.problem import Call
 from structconv.theta import EyeTheta
 from structconv.weights import DepthwiseSeparable, Full, Grouped, Weight
 
-_known = lru_cache(maxsize=64)(Grid)
-
-
-def to_entries(image: Tensor, ndim: int) -> tuple[Tensor, Grid]:
-    """(..., C, S_1, ..., S_ndim) -> entries (..., M, C) in row-major order, and their grid."""
-    if image.dim() <= ndim:
-        raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))
-    shape = tuple(image.shape[-ndim:])
-    plain = all(type(size) is int for size in shape) and not torch.compiler.is_compiling()
-    return image.flatten(-ndim).mT, _known(shape) if plain else Grid(shape)
-
-
-def to_image(entries: Tensor, grid: Grid) -> Tensor:
-    """Entries (..., N, C) on a grid -> (..., C, *S): the inverse of `to_entries`."""
-    return entries.mT.unflatten(-1, grid.shape)
+__all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "OnGrid", "SeparableConv2d"]
 
 
 class OnGrid(nn.Module):
@@ -60,15 +45,12 @@ class OnGrid(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., P, *S) -> (..., Q, *S')."""
-        conv = cast(Conv, self._modules["conv"])
-        call = recalled_image(conv, image)
-        if call is not None:
-            return call.run(image, bias_of(conv))
-        x, grid = to_entries(image, self.ndim)
-        y = to_image(conv(x, structure=grid), conv.mechanism.output_structure(grid))
-        if not is_compiling():
-            keep_image(conv, image, x, grid)
+        y: Tensor = self._modules["conv"](image, axes=self.ndim)  # type: ignore[misc]
         return y
+
+    def plan(self, image: Tensor) -> Plan:
+        """The plan that computes such a call; `print` it."""
+        return self.conv.plan(image, axes=self.ndim)
 
 
 def _lie_as_kernel(weight: Weight) -> None:
@@ -202,13 +184,26 @@ class _AvgPoolNd(nn.Module):
 
     def __init__(self, kernel_size: Ints, stride: Ints | None = None) -> None:
         super().__init__()
-        self.pool = Pool(per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1), stride)
+        pool = Pool(per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1), stride)
+        self.pool = pool.bound(1)
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., C, *S) -> (..., C, *S')."""
-        x, grid = to_entries(image, self.axes)
-        y = ops.conv(x, self.pool(x, structure=grid), EyeTheta(1, x.shape[-1]))
-        return to_image(y, cast(Grid, self.pool.output_structure(grid)))
+        try:
+            call, plan = self._planned(image)
+        except AttributeError:
+            check_mechanism(type(self).__name__, self.pool)
+            raise
+        return plan.run(call)
+
+    def plan(self, image: Tensor) -> Plan:
+        """The plan that computes such a call; `print` it."""
+        return self._planned(image)[1]
+
+    def _planned(self, image: Tensor) -> tuple[Call, Plan]:
+        channels = image.shape[-1 - self.axes] if image.dim() > self.axes else 1
+        call, sizes = call_of(self.pool, EyeTheta(1, channels), None, image, axes=self.axes)
+        return call, plan_for(call, image=sizes)
 
 
 class AvgPool1d(_AvgPoolNd):

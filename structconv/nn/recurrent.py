@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from structconv.errors import ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.conv import Conv
+from structconv.planning import Plan
 from structconv.shapes import check_choice, check_positive
 from structconv.weights import Weight
+
+__all__ = ["ConvGRUCell", "ConvLSTMCell"]
 
 Weights = Weight | Sequence[Weight] | None
 
@@ -51,7 +54,7 @@ class ConvGRUCell(nn.Module):
 
     def forward(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> Tensor:
         """h'."""
-        h = _state("ConvGRUCell", "h", h, x, self.hidden_channels)
+        h = self._hidden(x, h)
         if self.reset == "before":
             r, u = self.gates(torch.cat([x, h], -1), structure=structure).sigmoid().chunk(2, -1)
             c = self.candidate(torch.cat([x, r * h], -1), structure=structure).tanh()
@@ -61,6 +64,20 @@ class ConvGRUCell(nn.Module):
             r, u = (r_x + r_h).sigmoid(), (u_x + u_h).sigmoid()
             c = (c_x + r * c_h).tanh()
         return u * h + (1 - u) * c
+
+    def plans(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> dict[str, Plan]:
+        """The plans of its convolutions in such a call, by name."""
+        h = self._hidden(x, h)
+        if self.reset == "after":
+            return {"of_input": self.of_input.plan(x, structure=structure),
+                    "of_hidden": self.of_hidden.plan(h, structure=structure)}
+        both = torch.cat([x, h], -1)
+        r, _ = self.gates(both, structure=structure).sigmoid().chunk(2, -1)
+        return {"gates": self.gates.plan(both, structure=structure),
+                "candidate": self.candidate.plan(torch.cat([x, r * h], -1), structure=structure)}
+
+    def _hidden(self, x: Tensor, h: Tensor | None) -> Tensor:
+        return _state("ConvGRUCell", "h", h, x, self.hidden_channels)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.hidden_channels}, reset={self.reset!r}"
@@ -94,9 +111,7 @@ class ConvLSTMCell(nn.Module):
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None,
                 structure: Any = None) -> tuple[Tensor, Tensor]:
         """(h', c')."""
-        h, c = (None, None) if state is None else state
-        h = _state("ConvLSTMCell", "h", h, x, self.hidden_channels)
-        c = _state("ConvLSTMCell", "c", c, x, self.hidden_channels)
+        h, c = self._states(x, state)
         i, f, g, o = self.gates(torch.cat([x, h], -1), structure=structure).chunk(4, -1)
         if self.peephole is not None:
             i, f = i + self.peephole[0] * c, f + self.peephole[1] * c
@@ -104,6 +119,16 @@ class ConvLSTMCell(nn.Module):
         if self.peephole is not None:
             o = o + self.peephole[2] * c
         return o.sigmoid() * c.tanh(), c
+
+    def plans(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, structure: Any = None) -> dict[str, Plan]:
+        """The plan of its convolution in such a call, by name."""
+        both = torch.cat([x, self._states(x, state)[0]], -1)
+        return {"gates": self.gates.plan(both, structure=structure)}
+
+    def _states(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        h, c = (None, None) if state is None else state
+        return (_state("ConvLSTMCell", "h", h, x, self.hidden_channels),
+                _state("ConvLSTMCell", "c", c, x, self.hidden_channels))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.hidden_channels}"

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from structconv.planning.fitted import FEW_COLUMNS, FEW_TAKEN, FULL_COLUMNS, NARROW_TAKEN
+
+__all__ = ["Cost", "lost_flops"]
+
 if TYPE_CHECKING:
     from structconv.planning.machine import Machine
 
@@ -51,13 +55,13 @@ class Cost:
 def lost_flops(flops: float, columns: int, filled: bool = False) -> float:
     """Flops lost by a product with so many columns, beside those that it needs.
 
-    From timings in float32: full rate at multiples of 16; 9 to 15 columns take the time of 25, 2 to 8 that of 40, one
-    is a product with a vector. With `filled` a narrow matrix costs as much as one of 16 columns, as it does where
-    `primitives.products` computes it.
+    From timings in float32: full rate at multiples of `FULL_COLUMNS`; fewer take the time of `NARROW_TAKEN`, the
+    fewest that of `FEW_TAKEN`, one is a product with a vector. With `filled` a narrow matrix costs as much as one of
+    `FULL_COLUMNS`, as it does where `primitives.products` computes it.
     """
     if columns < 2:
         return 0.0
-    taken = -(-columns // 16) * 16
-    if columns < 16 and not filled:
-        taken = 40 if columns <= 8 else 25
+    taken = -(-columns // FULL_COLUMNS) * FULL_COLUMNS
+    if columns < FULL_COLUMNS and not filled:
+        taken = FEW_TAKEN if columns <= FEW_COLUMNS else NARROW_TAKEN
     return flops * (taken / columns - 1)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from structconv.bases.attention import Pairwise, nodes
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
+from structconv.bases.entrywise import Binary, Masked, Unary
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
-from structconv.bases.pairwise import Binary, Masked, Unary
+from structconv.bases.pairwise import Pairwise, nodes
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.scores import EdgeScore
@@ -18,13 +18,13 @@ from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
 from structconv.planning.cost import Cost, lost_flops
+from structconv.planning.fitted import DENSE_CALLS, REPEAT_CALLS, SPARSE_CALLS
+
+__all__ = ["APPLICATIONS", "NOMINAL_DEGREE", "NOMINAL_ENTRIES", "NONZEROS", "Application", "Count", "Sizes",
+           "application", "application_cost", "nonzero_count", "nonzeros", "product_cost"]
 
 NOMINAL_ENTRIES = 1024
 NOMINAL_DEGREE = 8
-#: Operators that one dense product, and one sparse product, take the time of calling.
-DENSE_CALLS, SPARSE_CALLS = 3, 8
-#: The same for handing x to every head, or adding up what the heads make of it.
-REPEAT_CALLS = 2
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,46 @@
-"""`Plan`: in which order (1) is computed, by which kernel, and why; and the lookup that finds one.
+"""`Plan`: in which order (1) is computed, by which kernel, and why; it is what computes it.
 
-Plans are made from shapes and remembered by them. While `torch.compile` or `torch.export` trace, nothing is
-remembered and every number of entries is taken for a nominal one: the choice then depends on what is static (K, P, Q
-and D), and the traced program holds for any number of entries.
+A plan is made from what is static: types, options, dtypes, classes of sizes. It is found again by that, whatever layer
+or function asks, and holds no tensor. While `torch.compile` or `torch.export` trace, nothing is remembered and every
+number of entries is taken for a nominal one: the choice then depends on K, P, Q and D, and the traced program holds for
+any number of entries.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Hashable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from structconv import torch_private as private
 from structconv.bases.base import Basis
-from structconv.errors import ConfigError
-from structconv.planning import tuning
+from structconv.bases.spec import LAZY, Token, stand_ins
+from structconv.errors import ConfigError, ShapeError
+from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
-from structconv.planning.machine import rates
-from structconv.planning.rules import Problem, Rule, rules_for
-from structconv.planning.signature import coarse, signature, token
+from structconv.planning.kernel import FORGET, Kernel, matching
+from structconv.planning.problem import Call, Image, Problem, Run
 from structconv.planning.tuning import Autotuning
-from structconv.theta import Theta, wants_grad
+from structconv.shapes import check_alike
+from structconv.structures.values import EXACT, FrozenValue, key_of, size_class
+from structconv.theta import wants_grad
 
-__all__ = ["MEMO_SIZE", "Candidate", "Plan", "decide", "plan_for", "signature"]
+__all__ = ["CAPACITY", "Candidate", "Plan", "decide", "plan_for", "subject"]
 
 _grad_enabled = torch.is_grad_enabled
-#: Plans remembered before the memo starts anew.
-MEMO_SIZE = 4096
-_MEMO: dict[Hashable, Plan] = {}
-#: Plans by the objects that they were asked for, with what reads which of Theta's tensors want a gradient, and what
-#: it read then.
-_RECENT: dict[Hashable, tuple[weakref.ref[Basis], weakref.ref[Theta], Callable[[Any], Any], Any, Plan]] = {}
+#: Plans that are kept; beyond, the older half is forgotten.
+CAPACITY = 2048
+_PLANS: dict[Hashable, Plan] = {}
+FORGET.append(_PLANS.clear)
+#: Leaves that are static themselves, and those of which the dtype and the class of the shape are.
+_STATIC, _TENSORS = frozenset((Token, type(None))), frozenset((Tensor, torch.nn.Parameter))
 
 
 @dataclass(frozen=True)
@@ -52,33 +55,37 @@ class Candidate:
     measured: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """A choice among the paths of (1); `str(plan)` is a table of all that were weighed.
+    """A choice among the paths of (1), and the function that takes it; `str(plan)` is a table of all that were weighed.
 
     Args:
-        rule: what runs.
+        run: the call -> y.
+        weights: the call -> the entries of the basis where they count.
         reason: why it was chosen.
         candidates: every path that applies, the chosen one first.
-        problem: the sizes that the plan was made for, in words.
+        problem: the sizes that the plan was made for, in words; it serves all of the same quarter octave.
         parts: plans of the parts of `a | b`, where each has its own.
+        subject: what is static of basis and Theta in the calls that it is for.
     """
 
-    rule: Rule = dataclasses.field(repr=False)
+    run: Run = dataclasses.field(repr=False)
+    weights: Run = dataclasses.field(repr=False)
     reason: str
     candidates: tuple[Candidate, ...] = dataclasses.field(repr=False)
     problem: str
     parts: tuple[Plan, ...] = dataclasses.field(default=(), repr=False)
+    subject: Hashable = dataclasses.field(default=None, repr=False)
 
     @property
     def path(self) -> str:
         """The order of the products."""
-        return self.rule.path
+        return self.candidates[0].path
 
     @property
     def kernel(self) -> str:
         """What computes them."""
-        return self.rule.kernel
+        return self.candidates[0].kernel
 
     @property
     def cost(self) -> Cost:
@@ -95,14 +102,6 @@ class Plan:
         """The measured time of the chosen path in seconds, if it was timed."""
         return self.candidates[0].measured
 
-    def run(self, x: Tensor, basis: Basis, theta: Theta) -> Tensor:
-        """Compute (1) as planned: (..., M, P) -> (..., N, Q)."""
-        return self.rule.run(x, basis, theta)
-
-    def biased(self, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None) -> Tensor:
-        """`run`, and b (Q) added where there is one."""
-        return self.rule.biased(x, basis, theta, bias)
-
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("", "path", "kernel", "GFLOP", "MB moved", "MB held", "ms", "measured ms", "")]
         rows += [_row(candidate, self.reason) for candidate in self.candidates]
@@ -116,107 +115,182 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan_for(x: Tensor, basis: Basis, theta: Theta, *, path: str | None = None,
-             max_bytes: int | None = None) -> Plan:
-    """The plan for these shapes: remembered, or made from the rules that apply.
+def plan_for(call: Call, *, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
+    """The plan of a call: found by what is static in it, or made.
 
     Args:
-        x: (..., M, P).
         path: take this order, whatever it costs.
         max_bytes: drop paths that hold more beside their arguments and result; where all do, the smallest is taken.
+        image: what x and y are, if they are images.
 
     Raises:
-        ConfigError: if no rule has this path.
+        ConfigError: if no kernel has this path. ShapeError: sizes, dtypes or devices do not fit.
     """
     if is_compiling():
-        return decide(_problem(x, basis, theta, max_bytes, nominal=True), path)
-    key = (id(basis), id(theta), x.shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), path, max_bytes,
-           Autotuning.enabled)
-    recent = _RECENT.get(key)
-    if recent is not None:
-        known_basis, known_theta, grads, wanted, plan = recent
-        if known_basis() is basis and known_theta() is theta and grads(theta) == wanted:
-            return plan
-    made, grads = _remembered(x, basis, theta, path, max_bytes), _grads_of(theta)
-    if len(_RECENT) >= MEMO_SIZE:
-        _RECENT.clear()
-    _RECENT[key] = weakref.ref(basis), weakref.ref(theta), grads, grads(theta), made
-    return made
+        return decide(_problem(call, call.basis(), max_bytes, image, nominal=True), path)
+    x, leaves, relative = call.x, call.leaves, call.relative
+    exact = image is not None or max_bytes is not None
+    facts: list[Hashable] = []
+    structures: list[int] = []
+    for leaf in leaves:
+        if type(leaf) in _STATIC:
+            facts.append(leaf)
+        elif isinstance(leaf, FrozenValue):
+            facts.append(leaf.static_key)
+            structures.append(id(leaf))
+        else:
+            facts.append(_fact(leaf))
+    if len(structures) > 1:
+        facts += map(structures.index, structures)
+    key = (x.shape if exact else _class(x.shape), x.dtype, x.device, x.requires_grad, _grad_enabled(),
+           private.any_autocast() and private.autocast(), call.theta.static_key, *facts, call.projected is None,
+           None if relative is None else relative.shape, path, max_bytes, image and image.axes,
+           Autotuning.enabled, machine.Measured.times)
+    plan = _PLANS.get(key)
+    return _made(key, call, path, max_bytes, image) if plan is None else plan
 
 
-def _remembered(x: Tensor, basis: Basis, theta: Theta, path: str | None, max_bytes: int | None) -> Plan:
-    """The plan made before for these shapes, whatever the objects, or a new one."""
-    grad, tuned = torch.is_grad_enabled(), Autotuning.enabled
-    key = (token(basis), token(theta), x.shape, x.dtype, x.device, grad and x.requires_grad,
-           grad and wants_grad(theta), path, max_bytes, tuned)
-    known = _MEMO.get(key)
-    if known is None:
-        if len(_MEMO) >= MEMO_SIZE:
-            _MEMO.clear()
-        shapes = (coarse(signature(basis)), coarse(x.shape[:-1]), signature(theta), x.shape[-1], *key[3:-1])
-        problem = _problem(x, basis, theta, max_bytes, nominal=False)
-        known = _MEMO[key] = decide(problem, path, shapes if tuned else None)
-    return known
+def _fact(leaf: Any) -> Hashable:
+    """What a plan may depend on of a leaf: types, dtypes, options, and the classes of sizes."""
+    if type(leaf) in _TENSORS:
+        return leaf.dtype, leaf.requires_grad, _class(leaf.shape)
+    if type(leaf) in LAZY:
+        x, *others = leaf
+        return (type(leaf), x.dtype, x.requires_grad, _class(x.shape),
+                *[(t.shape, t.dtype, t.requires_grad) if isinstance(t, Tensor) else t for t in others])
+    return key_of(leaf)
 
 
-def _grads_of(theta: Theta) -> Callable[[Any], Any]:
-    """What reads from Theta which of its tensors want a gradient; tensors within its parts are asked one by one."""
-    fields = vars(theta).values()
-    if theta.tensors and all(isinstance(field, Tensor) for field in fields):
-        return attrgetter(*(f"{name}.requires_grad" for name in vars(theta)))
-    return wants_grad
+def _class(shape: torch.Size) -> tuple[int, ...]:
+    """Channels as they are, the classes of all other sizes."""
+    if not shape or max(shape) <= EXACT:
+        return shape
+    return *[size_class(size) for size in shape[:-1]], shape[-1]
 
 
-def decide(problem: Problem, path: str | None = None, key: Hashable = None) -> Plan:
-    """Weigh the rules that apply to a problem and choose the cheapest; see `plan_for`.
+def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
+    problem = _problem(call, call.build(stand_ins(call.leaves)), max_bytes, image, nominal=False)
+    if len(_PLANS) >= CAPACITY:
+        for old in list(_PLANS)[:CAPACITY // 2]:
+            _PLANS.pop(old, None)
+    plan = decide(problem, path, call, key if Autotuning.enabled else None)
+    plan = _PLANS[key] = dataclasses.replace(plan, subject=subject(call))
+    return plan
 
-    With `key`, the class of the problem, those within `tuning.LIMIT` of the cheapest are timed, and the fastest taken.
+
+def subject(call: Call) -> Hashable:
+    """What is static of basis and Theta in a call."""
+    return tuple(map(_fact, call.leaves)), type(call.theta), tuple(t.shape for t in call.theta.tensors)
+
+
+def decide(problem: Problem, path: str | None = None, call: Call | None = None, key: Hashable = None) -> Plan:
+    """Weigh the kernels that match a problem and choose the cheapest; see `plan_for`.
+
+    With `key`, the class of the problem, those within `tuning.LIMIT` of the cheapest are timed on `call`, and the
+    fastest is taken.
     """
     weighed = _weigh(problem, path)
-    asked = [w for w in weighed if path is None or w.rule.path == path]
-    allowed = [w for w in asked if w.rule.unasked(problem)] or asked
+    asked = [w for w in weighed if path is None or w.path == path]
+    allowed = [w for w in asked if w.kernel.automatic(w.match, problem, w.path)] or asked
     fitting = [w for w in allowed if problem.max_bytes is None or w.cost.peak_bytes <= problem.max_bytes]
     chosen = _least(fitting, [w.seconds for w in fitting]) if fitting else _smallest(allowed)
-    if torch.compiler.is_compiling():
-        return Plan(chosen.rule, "", (_candidate(chosen, ""),), "")
+    if is_compiling():
+        return Plan(_compiled(chosen, problem), chosen.kernel.weights(chosen.match, problem), "",
+                    (_candidate(chosen, ""),), "")
     times: tuning.Seconds = {}
-    if key is not None:
+    if key is not None and call is not None:
         survivors = [w for w in fitting if w.seconds <= tuning.LIMIT * chosen.seconds]
-        times = tuning.measured(problem, [w.rule for w in survivors], key) if len(survivors) > 1 else {}
+        runs = {w.label: _compiled(w, problem) for w in survivors}
+        times = tuning.measured(runs, call, key) if len(survivors) > 1 else {}
         chosen = _least(survivors, [_time(w, times) for w in survivors]) if times else chosen
     reason = "asked for" if path is not None else "cheapest" if fitting else "smallest; all hold more than max_bytes"
     others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
-    return Plan(chosen.rule, "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
-                chosen.rule.parts(problem))
+    return Plan(_compiled(chosen, problem), chosen.kernel.weights(chosen.match, problem),
+                "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
+                chosen.kernel.parts(chosen.match, problem))
 
 
-def _problem(x: Tensor, basis: Basis, theta: Theta, max_bytes: int | None, nominal: bool) -> Problem:
+def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | None, nominal: bool) -> Problem:
+    x, theta = call.x, call.theta
+    _check(call, basis, image)
     batch = 1
     if not nominal:
-        for size in torch.broadcast_shapes(x.shape[:-2], basis.batch_shape):
-            batch *= size
+        if image is None and x.shape[-2] != basis.num_inputs:
+            raise ShapeError("Conv", f"x must have shape (..., M={basis.num_inputs}, P={theta.in_channels})",
+                             tuple(x.shape), "Entries are dim -2, channels dim -1.")
+        lead = x.shape[:-2] if image is None else x.shape[:-1 - image.axes]
+        batch = math.prod(_broadcast(x, lead, basis))
     grad = torch.is_grad_enabled()
-    return Problem(basis, theta, Sizes(batch, x.dtype.itemsize, nominal), x, grad and x.requires_grad,
-                   grad and wants_grad(theta), max_bytes)
+    relative = None if call.relative is None else call.relative.shape[0] // 2
+    return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,
+                   grad and wants_grad(theta), max_bytes, call.projected is not None, relative, image)
+
+
+def _broadcast(x: Tensor, lead: torch.Size, basis: Basis) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(lead, basis.batch_shape)
+    except RuntimeError:
+        raise ShapeError("Conv", f"leading dimensions of x must broadcast with the basis's {basis.batch_shape}",
+                         tuple(x.shape)) from None
+
+
+def _check(call: Call, basis: Basis, image: Image | None) -> None:
+    x, theta = call.x, call.theta
+    theta.check()
+    if image is None and (x.dim() < 2 or x.shape[-1] != theta.in_channels):
+        raise ShapeError("Conv", f"x must have shape (..., M, P={theta.in_channels})", tuple(x.shape),
+                         "Entries are dim -2, channels dim -1.")
+    if image is not None and (x.dim() <= image.axes or x.shape[-1 - image.axes] != theta.in_channels):
+        raise ShapeError("Conv", f"images must have shape (..., P={theta.in_channels}, *S) with {image.axes} axes S",
+                         tuple(x.shape))
+    if basis.size != theta.size:
+        raise ShapeError("Conv", f"theta must have the basis's size K={basis.size}", f"K={theta.size} in {theta!r}")
+    for tensor in theta.tensors:
+        check_alike("Conv", x, tensor)
 
 
 class _Weighed(NamedTuple):
-    """A rule, its cost, and its predicted time."""
+    """A path of a kernel, its cost, and its predicted time."""
 
-    rule: Rule
+    kernel: Kernel
+    match: Any
+    path: str
     cost: Cost
     seconds: float
 
+    @property
+    def label(self) -> str:
+        """How it is named among measurements."""
+        return f"{self.path}: {self.kernel.label(self.path)}"
+
 
 def _weigh(problem: Problem, path: str | None) -> list[_Weighed]:
-    basis = problem.basis
-    rules = [r for r in rules_for(type(basis)) if r.applies(basis, problem.theta, problem.x)]
-    if path is not None:
-        _check_path(path, rules, basis)
-    machine, costs = rates(problem.x.device), [r.cost(problem) for r in rules]
-    return [_Weighed(r, cost, cost.seconds(machine, problem.sizes.itemsize))
-            for r, cost in zip(rules, costs, strict=True)]
+    rates, itemsize = machine.rates(problem.x.device), problem.sizes.itemsize
+    weighed = []
+    for kernel, match, one in matching(problem):
+        cost = kernel.cost(match, problem, one)
+        weighed.append(_Weighed(kernel, match, one, cost, cost.seconds(rates, itemsize)))
+    known = sorted({w.path for w in weighed})
+    if path is not None and path not in known:
+        raise ConfigError("plan", f"path must be one of {', '.join(map(repr, known))} for "
+                          f"{type(problem.basis).__name__}", repr(path))
+    return weighed
+
+
+def _compiled(weighed: _Weighed, problem: Problem) -> Run:
+    run = weighed.kernel.compile(weighed.match, problem, weighed.path)
+    return run if problem.image is None or weighed.kernel.images else _of_images(run, problem.image)
+
+
+def _of_images(run: Run, image: Image) -> Run:
+    """The same for images, whose pixels are the entries in row-major order."""
+    axes, outputs = image.axes, image.outputs()
+
+    def of_images(call: Call) -> Tensor:
+        return run(call._replace(x=call.x.flatten(-axes).mT)).mT.unflatten(-1, outputs)
+
+    return of_images
 
 
 def _least(weighed: list[_Weighed], measures: list[float]) -> _Weighed:
@@ -233,33 +307,26 @@ def _smallest(weighed: list[_Weighed]) -> _Weighed:
 
 
 def _time(weighed: _Weighed, times: tuning.Seconds) -> float:
-    return times.get(tuning.label(weighed.rule), float("inf"))
-
-
-def _check_path(path: str, rules: list[Rule], basis: Basis) -> None:
-    known = sorted({r.path for r in rules})
-    if path not in known:
-        raise ConfigError("plan", f"path must be one of {', '.join(map(repr, known))} for {type(basis).__name__}",
-                          repr(path))
+    return times.get(weighed.label, float("inf"))
 
 
 def _candidate(weighed: _Weighed, rejected: str, times: tuning.Seconds | None = None) -> Candidate:
-    measured = None if times is None else times.get(tuning.label(weighed.rule))
-    return Candidate(weighed.rule.path, weighed.rule.kernel, weighed.cost, weighed.seconds, rejected, measured)
+    measured = None if times is None else times.get(weighed.label)
+    name = weighed.kernel.label(weighed.path)
+    return Candidate(weighed.path, name, weighed.cost, weighed.seconds, rejected, measured)
 
 
 def _rejection(weighed: _Weighed, chosen: _Weighed, problem: Problem, path: str | None,
                times: tuning.Seconds) -> str:
-    rule, cost, seconds = weighed
-    if path is not None and rule.path != path:
+    if path is not None and weighed.path != path:
         return "not asked for"
-    if path is None and not rule.unasked(problem):
+    if path is None and not weighed.kernel.automatic(weighed.match, problem, weighed.path):
         return "only on request"
-    if problem.max_bytes is not None and cost.peak_bytes > problem.max_bytes:
+    if problem.max_bytes is not None and weighed.cost.peak_bytes > problem.max_bytes:
         return f"over max_bytes={problem.max_bytes}"
-    if tuning.label(rule) in times:
+    if weighed.label in times:
         return f"{_time(weighed, times) / _time(chosen, times):.3g}x measured"
-    return f"{seconds / chosen.seconds:.3g}x" if chosen.seconds else "not cheaper"
+    return f"{weighed.seconds / chosen.seconds:.3g}x" if chosen.seconds else "not cheaper"
 
 
 def _words(problem: Problem) -> str:

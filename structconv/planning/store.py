@@ -1,4 +1,4 @@
-"""JSON files in the user's cache folder: where it is, and writes that no reader sees by half."""
+"""JSON files in the user's cache folder, with writes that no reader sees by half."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from structconv.cache_folder import cache_folder
 
-def cache_folder() -> Path:
-    """`$STRUCTCONV_CACHE`, else `$XDG_CACHE_HOME/structconv`, else `~/.cache/structconv`; not created here."""
-    own = os.environ.get("STRUCTCONV_CACHE")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "structconv"
+__all__ = ["cache_folder", "read", "write"]
 
 
 def read(path: Path) -> dict[str, Any]:

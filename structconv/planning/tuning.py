@@ -21,10 +21,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from structconv import torch_private as private
+from structconv.bases.spec import Token
 from structconv.planning import store
-from structconv.planning.rules import Problem, Rule
+from structconv.planning.problem import Call, Run
+from structconv.structures.values import map_tensors
+
+__all__ = ["ENTRIES", "LIMIT", "LONG_SECONDS", "ROUNDS", "SAMPLE_SECONDS", "Autotuning", "Seconds", "autotune",
+           "may_time", "measured"]
 
 #: Paths predicted to take more than this many times the cheapest are not timed.
 LIMIT = 3.0
@@ -68,45 +73,55 @@ def autotune(enabled: bool = True) -> Autotuning:
     return Autotuning(enabled)
 
 
-def label(rule: Rule) -> str:
-    """How a rule is named among measurements."""
-    return f"{rule.path}: {rule.kernel}"
-
-
-def measured(problem: Problem, rules: list[Rule], key: Hashable) -> Seconds:
-    """Seconds of each rule for this class of problems: remembered, or timed now; empty where nothing may be timed.
+def measured(runs: dict[str, Run], call: Call, key: Hashable) -> Seconds:
+    """Seconds of each path for this class of problems: remembered, or timed now; empty where nothing may be timed.
 
     Args:
-        problem: its x, basis and Theta are what is timed.
-        rules: the survivors.
+        runs: the survivors, by what they are called.
+        call: what is timed.
         key: the class.
     """
-    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-    path, environment = _file(), _environment(problem.x.device)
+    digest = hashlib.sha256(repr(_written(key)).encode()).hexdigest()[:32]
+    path, environment = _file(), _environment(call.x.device)
     known = _known(environment).get(digest, {})
-    if all(label(rule) in known for rule in rules):
+    if all(name in known for name in runs):
         return known
-    if not may_time(problem.x):
+    if not may_time(call.x):
         return {}
-    found = {**known, **_timed(problem, rules)}
+    found = {**known, **_timed(runs, call)}
     _known(environment)[digest] = found
     _remember(path, environment, digest, found)
     return found
 
 
+def _written(key: Any) -> Any:
+    """The key without addresses, so that it is the same in every process: functions and types by their names."""
+    if isinstance(key, tuple | list):
+        return tuple(map(_written, key))
+    if isinstance(key, frozenset):
+        return sorted(repr(_written(part)) for part in key)
+    if isinstance(key, Token):
+        return _written(key.options)
+    if isinstance(key, functools.partial):
+        return _written((key.func, key.args, tuple(key.keywords.items())))
+    name = getattr(key, "__qualname__", None)
+    return key if name is None else f"{key.__module__}.{name}"
+
+
 def may_time(x: Tensor) -> bool:
     """Whether operators on x compute values: no tracer, no mode that counts or fakes, no functional transform."""
     return (not torch.compiler.is_compiling() and type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta
-            and x.numel() > 0 and not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack()
-            and torch._C._functorch.peek_interpreter_stack() is None and not torch.jit.is_tracing())
+            and x.numel() > 0 and not private.dispatch_modes() and not private.function_modes()
+            and not private.transforms_active() and not torch.jit.is_tracing())
 
 
-def _timed(problem: Problem, rules: list[Rule]) -> Seconds:
-    """The median of a few rounds over all rules, in turns; one that fails, for lack of memory say, takes forever."""
-    wait = torch.cuda.synchronize if problem.x.is_cuda else (lambda: None)
+def _timed(runs: dict[str, Run], call: Call) -> Seconds:
+    """The median of a few rounds over all paths, in turns; one that fails, for lack of memory say, takes forever."""
+    x = call.x
+    wait = torch.cuda.synchronize if x.is_cuda else (lambda: None)
     times: dict[str, list[float]] = {}
-    with torch.random.fork_rng([problem.x.device] if problem.x.is_cuda else []):
-        work = {label(rule): _work(problem, rule) for rule in rules}
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        work = {name: _work(run, call) for name, run in runs.items()}
         for _ in range(2):  # the first run sorts edges, compiles and fills caches
             first = {name: _seconds(run, wait, 1) for name, run in work.items()}
         repeats = {name: max(1, int(SAMPLE_SECONDS / max(taken, 1e-7))) for name, taken in first.items()}
@@ -128,33 +143,31 @@ def _seconds(run: Callable[[], None], wait: Callable[[], None], repeats: int) ->
     return (time.perf_counter() - start) / repeats
 
 
-def _work(problem: Problem, rule: Rule) -> Callable[[], None]:
-    """The path on tensors of their own, and the gradients of those that want one."""
-    given = problem.x, problem.basis, problem.theta
+def _work(run: Run, call: Call) -> Callable[[], None]:
+    """The path on tensors of its own, and the gradients of those that want one."""
+    given: tuple[Any, ...] = call.x, tuple(call.leaves), call.theta, call.bias, call.projected, call.relative
     leaves: list[Tensor] = []
     if torch.is_grad_enabled():
-        given = _detached(problem.x), _detached(problem.basis), _detached(problem.theta)
-        leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    x, basis, theta = given
+        copies: dict[int, Tensor] = {}
+        given = map_tensors(given, lambda t: copies.setdefault(id(t), _detached(t)))
+        leaves = [t for t in copies.values() if t.requires_grad]
+    x, parts, theta, bias, projected, relative = given
+    own = Call(x, parts, theta, bias, call.build, projected, relative)
 
     def forward() -> None:
         with torch.no_grad():
-            rule.run(x, basis, theta)
+            run(own)
 
     def both() -> None:
-        y = rule.run(x, basis, theta)
+        y = run(own)
         torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True)
 
     return both if leaves else forward
 
 
-def _detached(value: Any) -> Any:
-    """The value with leaves of its own for the tensors that want a gradient; the others stay, with what they know."""
-    leaves, spec = pytree.tree_flatten(value)
-    if not any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-        return value
-    return pytree.tree_unflatten([leaf.detach().requires_grad_() if isinstance(leaf, Tensor) and leaf.requires_grad
-                                  else leaf for leaf in leaves], spec)
+def _detached(t: Tensor) -> Tensor:
+    """A leaf of its own for a tensor that wants a gradient; others stay, with what is known of them."""
+    return t.detach().requires_grad_() if t.requires_grad else t
 
 
 # -- memory -------------------------------------------------------------------------------------------------------

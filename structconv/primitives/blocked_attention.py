@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from structconv import torch_private as private
 from structconv.errors import ShapeError
 from structconv.primitives.dense_blocks import MAPS, WEIGHTS, Blocks, Maps, Options, Span, clear, flipped
 from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.native.checks import check_dropout
 from structconv.primitives.native.edges import wide
 from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
 
@@ -49,29 +50,44 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Opt
         ShapeError: if sizes do not fit.
         ConfigError: for unknown weights or maps, a p outside [0, 1), or dropout without a seed.
     """
-    _check(q, k, v, terms, options)
+    _check(q, k, v, *terms, *options, buckets)
     y, shares, _ = _blocked_attention(q, k, v, *terms, *options, buckets)
     return y, shares
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Options) -> None:
-    owner = "blocked_attention"
+def _check(*arguments: Any) -> None:
+    owner, (q, k, v, terms, options, buckets) = "blocked_attention", _Problem.of(arguments)
     if q.dim() != 3 or k.dim() != 3 or (q.shape[0], q.shape[2]) != (k.shape[0], k.shape[2]):
         raise ShapeError(owner, "q and k must have shapes (G, N, D) and (G, M, D)",
                          f"{tuple(q.shape)} and {tuple(k.shape)}")
     if v.dim() != 3 or v.shape[:2] != k.shape[:2]:
         raise ShapeError(owner, f"v must have shape (G={k.shape[0]}, M={k.shape[1]}, C)", tuple(v.shape))
-    offsets = max(q.shape[1] + k.shape[1] - 1, 0)
+    check_choice(owner, "weights", options.weights, WEIGHTS)
+    check_choice(owner, "map", options.map, MAPS)
+    check_dropout(owner, options.p, terms.seed, options.batch_heads)
+    if q.shape[0] % options.batch_heads:
+        raise ShapeError(owner, f"G={q.shape[0]} must be a multiple of batch_heads", options.batch_heads)
+    _check_terms(q, k, terms, options, buckets)
+
+
+def _check_terms(q: Tensor, k: Tensor, terms: Maps, options: Options, buckets: int) -> None:
+    owner, offsets = "blocked_attention", max(q.shape[1] + k.shape[1] - 1, 0)
     if terms.diagonal is not None and terms.diagonal.shape != (q.shape[0], offsets):
         raise ShapeError(owner, f"diagonal must have shape (G={q.shape[0]}, N+M-1={offsets})",
                          tuple(terms.diagonal.shape))
     if terms.rows is not None and terms.rows.shape[:-1] != q.shape[:-1]:
         raise ShapeError(owner, f"rows must have shape (G={q.shape[0]}, N={q.shape[1]}, L)", tuple(terms.rows.shape))
-    if q.shape[0] % options.batch_heads:
-        raise ShapeError(owner, f"G={q.shape[0]} must be a multiple of batch_heads", options.batch_heads)
-    check_choice(owner, "weights", options.weights, WEIGHTS)
-    check_choice(owner, "map", options.map, MAPS)
-    check_dropout(owner, options.p, terms.seed)
+    if (terms.bucket is None and (buckets or terms.rows is not None)) or buckets < 0:
+        raise ShapeError(owner, "bucket must say in which of L buckets each offset is", buckets)
+    if terms.bucket is not None and (terms.bucket.shape != (offsets,) or terms.bucket.is_floating_point()):
+        raise ShapeError(owner, f"bucket must have shape (N+M-1={offsets},), of integers",
+                         f"{tuple(terms.bucket.shape)} of {terms.bucket.dtype}")
+    sizes = (q.shape[0] // options.batch_heads, options.batch_heads, k.shape[1], q.shape[1])
+    keep = terms.keep
+    if keep is not None and (keep.dtype is not torch.bool or keep.dim() != 4 or any(
+            have not in (1, want) for have, want in zip(keep.shape, sizes, strict=True))):
+        raise ShapeError(owner, f"keep must be booleans that broadcast to (B, K, M, N) = {sizes}",
+                         f"{tuple(keep.shape)} of {keep.dtype}")
 
 
 class _Problem(NamedTuple):
@@ -101,7 +117,7 @@ class _Problem(NamedTuple):
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = _Problem.of(arguments)
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with private.without_autocast(problem.q.device.type):
         y, shares, total = _weighed(problem, problem.blocks())
     return y.to(problem.v.dtype), shares.to(problem.v.dtype), total
 
@@ -147,7 +163,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     *options, wants_diagonal, wants_rows = arguments[10:]
     problem = _Problem.of((*arguments[:5], *options))
     grad_shares = grad_shares if problem.buckets else None
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with private.without_autocast(problem.q.device.type):
         blocks = problem.blocks()
         dtype = blocks.q.dtype
         g, gs = grad.to(dtype), None if grad_shares is None else grad_shares.to(dtype)
@@ -259,4 +275,4 @@ _blocked_attention = differentiable_operator(
     "blocked_attention", "Tensor q, Tensor k, Tensor v, Tensor? diagonal, Tensor? rows",
     "Tensor? bucket, Tensor? keep, Tensor? seed, str weights, str map, float gain, bool causal, float scale, float p, "
     "SymInt batch_heads, SymInt buckets", "y, shares, total", forward=_forward, fake=_fake, backward=_backward,
-    composed=_composed, edges=False, grads=2, needs="diagonal, rows")
+    composed=_composed, check=_check, edges=False, grads=2, needs="diagonal, rows")

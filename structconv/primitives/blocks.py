@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.primitives.functions import apply, variable
+from structconv.primitives.functions import apply, pulled_back, transformed
 from structconv.shapes import check_choice
 
 __all__ = ["recompute_blocks"]
@@ -37,8 +38,9 @@ def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Seque
     Returns:
         The same numbers as one plain loop over the blocks.
 
-    With a single block, or while a compiler traces, fn runs plainly: the loop is then in the caller's graph, and the
-    compiler decides what to keep. A backward that is itself differentiated (create_graph=True) keeps all graphs.
+    With a single block, while a compiler traces, and under functional transforms and forward derivatives, fn runs
+    plainly: the loop is then in the caller's graph, and what that keeps is kept. A backward that is itself
+    differentiated (create_graph=True) keeps all graphs.
 
     Raises:
         ConfigError: if there are no blocks or `reduce` is unknown.
@@ -49,7 +51,7 @@ def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Seque
         raise ConfigError("recompute_blocks", "blocks must hold at least one block", "none")
     if len(blocks) == 1:
         return fn(blocks[0], *tensors)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed(*tensors):
         pieces = [fn(block, *tensors) for block in blocks]
         return torch.cat(pieces, dim) if reduce == "cat" else _add(pieces)
     return apply(_Blocks, fn, blocks, reduce, dim, *tensors)
@@ -62,29 +64,30 @@ def _add(pieces: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _sum_blocks(fn: BlockFunction, blocks: Sequence[Any], tensors: Sequence[Tensor]) -> Tensor:
-    total = fn(blocks[0], *tensors) + fn(blocks[1], *tensors)
-    for block in blocks[2:]:
-        total += fn(block, *tensors)
+def _sum_blocks(pieces: Iterator[Tensor]) -> Tensor:
+    total = next(pieces) + next(pieces)
+    for piece in pieces:
+        total += piece
     return total
 
 
-def _cat_blocks(fn: BlockFunction, blocks: Sequence[Any], dim: int, tensors: Sequence[Tensor]) -> Tensor:
-    size, first = _covered(blocks), fn(blocks[0], *tensors)
+def _cat_blocks(pieces: Iterator[Tensor], blocks: Sequence[Any], dim: int) -> tuple[Tensor, list[int]]:
+    """The pieces together, and how long they are."""
+    size, first = _covered(blocks), next(pieces)
     if size is None or first.shape[dim] != blocks[0].stop:
-        return torch.cat([first, *(fn(block, *tensors) for block in blocks[1:])], dim)
+        found = [first, *pieces]
+        return torch.cat(found, dim), [piece.shape[dim] for piece in found]
     shape = list(first.shape)
     shape[dim] = size
     result = first.new_empty(shape)
     result.narrow(dim, 0, blocks[0].stop).copy_(first)
     del first
-    for block in blocks[1:]:
-        piece = fn(block, *tensors)
+    for block, piece in zip(blocks[1:], pieces, strict=True):
         if piece.shape[dim] != block.stop - block.start:
             raise ShapeError("recompute_blocks", f"the piece of {block} must have that many entries in dim {dim}",
                              tuple(piece.shape))
         result.narrow(dim, block.start, piece.shape[dim]).copy_(piece)
-    return result
+    return result, [block.stop - (block.start or 0) for block in blocks]
 
 
 def _covered(blocks: Sequence[Any]) -> int | None:
@@ -103,37 +106,28 @@ class _Blocks(torch.autograd.Function):
     """Blocks without a graph in the forward, one graph at a time in the backward."""
 
     @staticmethod
-    def forward(fn: BlockFunction, blocks: Sequence[Any], reduce: Reduce, dim: int, *tensors: Tensor) -> Tensor:
-        if reduce == "cat":
-            return _cat_blocks(fn, blocks, dim, tensors)
-        return _sum_blocks(fn, blocks, tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.fn, ctx.blocks, ctx.reduce, ctx.dim, *tensors = inputs
+    def forward(ctx: Any, fn: BlockFunction, blocks: Sequence[Any], reduce: Reduce, dim: int,
+                *tensors: Tensor) -> Tensor:
+        ctx.fn, ctx.blocks, ctx.dim, ctx.lengths = fn, blocks, dim, None
         ctx.autocast = _autocast_state(tensors)
         ctx.save_for_backward(*tensors)
+        pieces = (fn(block, *tensors) for block in blocks)
+        if reduce == "sum":
+            return _sum_blocks(pieces)
+        result, ctx.lengths = _cat_blocks(pieces, blocks, dim)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()  # a second derivative will be asked for
-        needed = ctx.needs_input_grad[4:]
-        inputs = [variable(t, need) for t, need in zip(ctx.saved_tensors, needed, strict=True)]
-        wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
-        sums: list[Tensor | None] = [None] * len(wanted)
-        start = 0
-        for block in ctx.blocks:
-            with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                piece = ctx.fn(block, *inputs)
-            part = grad
-            if ctx.reduce == "cat":
-                part = grad.narrow(ctx.dim, start, piece.shape[ctx.dim])
-                start += piece.shape[ctx.dim]
-            if piece.requires_grad:
-                found = torch.autograd.grad(piece, wanted, part, allow_unused=True, create_graph=again)
-                sums = [_accumulate(total, new, again) for total, new in zip(sums, found, strict=True)]
-        given = iter(sums)
-        return None, None, None, None, *(next(given) if need else None for need in needed)
+        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[4:]
+        parts = [grad] * len(ctx.blocks) if ctx.lengths is None else grad.split(ctx.lengths, ctx.dim)
+        sums: list[Tensor | None] = [None] * len(tensors)
+        for block, part in zip(ctx.blocks, parts, strict=True):
+            with torch.autocast(**ctx.autocast):
+                found = pulled_back(partial(ctx.fn, block), tensors, needed, [part])
+            sums = [_accumulate(total, new, again) for total, new in zip(sums, found, strict=True)]
+        return None, None, None, None, *sums
 
 
 def _accumulate(total: Tensor | None, new: Tensor | None, again: bool) -> Tensor | None:

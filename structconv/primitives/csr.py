@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import ShapeError
+from structconv import torch_private as private
+from structconv.errors import ShapeError, StructureError
 from structconv.primitives import triton
-from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
-from structconv.primitives.native.registry import EDGES, define, register_gradient
+from structconv.primitives.native.checks import check_edges, check_numbers, sound
+from structconv.primitives.native.indices import Csr
+from structconv.primitives.native.operator import EDGES, define, multilinear, register_gradient
 from structconv.shapes import check_entries
 
 __all__ = ["edge_product", "sddmm", "spmm"]
@@ -55,8 +57,10 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
     Raises:
         ShapeError: if sizes do not fit the edges or each other.
     """
-    check_entries("spmm", x, entries=by_source.indptr.shape[0] - 1, letters="MC")
-    values, x = _promote(values, x)
+    if x.dim() < 2 or x.shape[-2] != by_source.indptr.shape[0] - 1:
+        check_entries("spmm", x, entries=by_source.indptr.shape[0] - 1, letters="MC")
+    if values is not None and values.dtype is not x.dtype:
+        values, x = _promote(values, x)
     edges = by_target.indices.shape[0]
     if values is not None and (values.dim() < 1 or values.shape[-1] != edges):
         raise ShapeError("spmm", f"values must have shape (..., E={edges})", tuple(values.shape))
@@ -70,8 +74,8 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
         return edge_product(*by_target, *by_source, values, x.unsqueeze(0), 1).squeeze(0)
     values_lead = () if values is None else tuple(values.shape[:-1])
     folding = _Folding(values_lead, tuple(x.shape[:-2]))
-    keep = values is None or len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
-    values_VE = values if keep else values.reshape(math.prod(values_lead), edges)
+    keep = len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
+    values_VE = values if keep or values is None else values.reshape(math.prod(values_lead), edges)
     y = edge_product(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
     return folding.unfold(y, x.shape[-1], sum_heads)
 
@@ -104,9 +108,7 @@ def sddmm(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor) -> Tensor:
 
 # -- leading dimensions -------------------------------------------------------------------------------------------
 
-def _promote(a: Tensor | None, b: Tensor) -> Any:
-    if a is None or a.dtype == b.dtype:
-        return a, b
+def _promote(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(a.dtype, b.dtype)
     return a.to(dtype), b.to(dtype)
 
@@ -196,8 +198,13 @@ def _matrix(layout: Csr, values: Tensor, columns: int) -> Tensor:
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return torch.sparse.mm(matrix, x, "sum")
-    with torch.autocast(x.device.type, enabled=False):
+    with private.without_autocast(x.device.type):
         return matrix @ x
+
+
+def _check_columns(layout: Csr, columns: int) -> None:
+    if sound(layout) > columns:
+        raise StructureError("Csr", f"indices must be below {columns}", sound(layout) - 1)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -216,6 +223,7 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
         return calls.spmm(kernels, layout, values, x, None, rows, num_values, 1.0, 0.0)
     if (gpu := triton.usable_product(x, indices.shape[0], rows * indptr.shape[0])) is not None:
         return gpu.spmm(layout, values, x, None, rows, num_values, 1.0, 0.0)
+    _check_columns(layout, x.shape[1])
     _silence_beta_warning()
     values = x.new_ones((1, *indices.shape)) if values is None else values.reshape(num_values, -1)
     x_wide = x.to(dtype).contiguous()
@@ -245,6 +253,7 @@ def _sddmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tens
         return calls.sddmm(kernels, layout, q, k, rows)
     if (gpu := triton.usable_product(q, indices.shape[0], rows * indptr.shape[0])) is not None:
         return gpu.sddmm(layout, q, k, rows)
+    _check_columns(layout, k.shape[1])
     _silence_beta_warning()
     scores = q.new_empty((rows, indices.shape[0]))
     # torch's sampled product refuses patterns with more slots than the matrix has places (many duplicates)
@@ -275,6 +284,44 @@ def _gathered_dots(layout: Csr, q: Tensor, k: Tensor) -> Tensor:
         part = slice(start, start + block)
         out[part] = (q.index_select(0, targets[part]) * k.index_select(0, layout.indices[part])).sum(-1)
     return out
+
+
+# -- what raw calls are checked for ------------------------------------------------------------------------------
+
+def _check_table(owner: str, name: str, table: Tensor, entries: int) -> None:
+    if table.dim() != 3 or table.shape[1] != entries:
+        raise ShapeError(owner, f"{name} must have three dimensions, the second of {entries} entries",
+                         tuple(table.shape))
+
+
+def _check_repeats(owner: str, values: int, *shared: int) -> None:
+    """Each of these many tables, or results, belongs to equally many rows of values."""
+    if any((size < 1 and values) or (size > 0 and values % size) for size in shared):
+        raise ShapeError(owner, f"rows of values, {values}, must be multiples of those of x and y", shared)
+
+
+def _check_spmm(*arguments: Any) -> None:
+    layouts, (values, x, rows) = arguments[:6], arguments[6:]
+    check_numbers("spmm", x, values)
+    by_target, by_source = check_edges("spmm", layouts, x)
+    _check_table("spmm", "x", x, by_source.indptr.shape[0] - 1)
+    edges = by_target.indices.shape[0]
+    if values is not None and (values.dim() not in (1, 2) or values.shape[-1] != edges or values.dtype != x.dtype):
+        raise ShapeError("spmm", f"values must have shape (V, E={edges}) or (E={edges},) and dtype {x.dtype}",
+                         f"{tuple(values.shape)} and {values.dtype}")
+    _check_repeats("spmm", 1 if values is None or values.dim() == 1 else values.shape[0], x.shape[0], rows)
+
+
+def _check_sddmm(*arguments: Any) -> None:
+    layouts, (q, k, rows) = arguments[:6], arguments[6:]
+    check_numbers("sddmm", q, k)
+    by_target, by_source = check_edges("sddmm", layouts, q)
+    _check_table("sddmm", "q", q, by_target.indptr.shape[0] - 1)
+    _check_table("sddmm", "k", k, by_source.indptr.shape[0] - 1)
+    if q.shape[2] != k.shape[2] or q.dtype != k.dtype:
+        raise ShapeError("sddmm", "q and k must have the same channels and dtype",
+                         f"{tuple(q.shape)} of {q.dtype}, {tuple(k.shape)} of {k.dtype}")
+    _check_repeats("sddmm", rows, q.shape[0], k.shape[0])
 
 
 # -- registration -------------------------------------------------------------------------------------------------
@@ -316,8 +363,8 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(None,) * 6, grad_q, grad_k, None
 
 
-define("spmm", f"{EDGES}, Tensor? values, Tensor x, SymInt rows", _spmm_kernel, _spmm_fake)
-define("sddmm", f"{EDGES}, Tensor q, Tensor k, SymInt rows", _sddmm_kernel, _sddmm_fake)
+define("spmm", f"{EDGES}, Tensor? values, Tensor x, SymInt rows", _spmm_kernel, _spmm_fake, _check_spmm)
+define("sddmm", f"{EDGES}, Tensor q, Tensor k, SymInt rows", _sddmm_kernel, _sddmm_fake, _check_sddmm)
 #: What `spmm` runs on (V, E) or no values and x (X, M, C), without its checks; arguments are those of the kernel.
-edge_product = register_gradient("spmm", _spmm_backward, _save)
-_sddmm = register_gradient("sddmm", _sddmm_backward, _save)
+edge_product = register_gradient("spmm", _spmm_backward, _save, tangent=multilinear("spmm", 6, 7))
+_sddmm = register_gradient("sddmm", _sddmm_backward, _save, tangent=multilinear("sddmm", 6, 7))

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import calls
-from structconv.primitives.native.edges import Drop
-from structconv.primitives.native.loader import core
 
 __all__ = ["MAPS", "WEIGHTS", "Blocks", "Maps", "Options", "Span"]
 
@@ -188,8 +186,8 @@ class Blocks:
             return self.spread(terms.rows, span, terms.diagonal)
         if terms.diagonal is None:
             return None
-        length = terms.diagonal.stride(0)
-        return terms.diagonal.as_strided(span.shape, (length, 1, 1), span.first * length + at)
+        diagonal, length = terms.diagonal, terms.diagonal.stride(0)
+        return diagonal.as_strided(span.shape, (length, 1, 1), diagonal.storage_offset() + span.first * length + at)
 
     def spread(self, table: Tensor, span: Span, diagonal: Tensor | None = None) -> Tensor:
         """table[n, bucket(m, n)] (+ diagonal[m - n]) of a block, from (G, N, L)."""
@@ -274,9 +272,9 @@ class Blocks:
         if self.options.p == 0 or seed is None:
             return t
         out = t if gradient is None else self.buffer("dropped", span)
-        kernels = core() if t.is_cpu and t.dtype == torch.float32 else None
+        kernels = calls.kernels() if t.is_cpu and t.dtype == torch.float32 else None
         if kernels is not None:
-            drop = Drop(self.options.p, seed, self.options.batch_heads).plain()
+            drop = calls.drop_of(self.options.p, seed, self.options.batch_heads)
             calls.drop_block(kernels, t, out, gradient, span.first, span.stop - 1, self.outputs, drop)
             return out
         kept = self._kept(span, seed)

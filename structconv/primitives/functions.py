@@ -1,43 +1,101 @@
-"""What an `autograd.Function` takes to be one that functional transforms (`torch.func.grad`, `vjp`) pass through."""
+"""What a derivative that is written by hand needs so that transforms, derivatives of it and compilers pass through."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.compiler import is_compiling
 
-__all__ = ["apply", "transformed", "variable"]
+from structconv import torch_private as private
+
+__all__ = ["apply", "pulled_back", "transformed"]
 
 
 def apply(function: Any, *inputs: Any) -> Any:
-    """`function.apply(*inputs)` of a function that has `setup_context`.
-
-    `torch.func.grad`, `vjp` and their like take no other, and torch binds the inputs of every call of one to its
-    signature, also where there is no transform: 27 of 47 us for a masked softmax of 32 numbers.
-    """
-    if is_compiling() or torch._C._are_functorch_transforms_active():
-        return function.apply(*inputs)
-    return super(torch.autograd.Function, function).apply(*inputs)
+    """`function.apply(*inputs)`, for inputs that are not `transformed`."""
+    return function.apply(*inputs) if is_compiling() else private.bound_apply(function)(*inputs)
 
 
 def transformed(*tensors: Tensor | None) -> bool:
-    """Whether a functional transform is at work, or left one of these behind: their memory is not to be read."""
-    return torch._C._are_functorch_transforms_active() or any(
-        t is not None and is_functorch_wrapped_tensor(t) for t in tensors)
+    """Whether a functional transform or a forward derivative is at work, or a transform left one of these behind.
 
-
-def variable(tensor: Tensor, needed: bool = True) -> Tensor:
-    """The tensor as a variable of its own, for a graph drawn within a backward; gradients flow on to it if drawn on.
-
-    Where `needed` it requires a gradient, also if what was saved does not: within one transform the gradient may be
-    wanted of another tensor alone, and once `vjp` has returned what it saved is no variable any more.
+    Then their memory is not to be read, and what has a derivative by hand is to be spelled out in operators. A compiler
+    takes that as it is.
     """
-    leaf = tensor.view_as(tensor) if torch.is_grad_enabled() else tensor.detach()
-    if needed and not leaf.requires_grad:
-        with enable_inplace_requires_grad(True):
-            leaf.requires_grad_()
-    return leaf
+    return not is_compiling() and _watched(*tensors)
+
+
+def _watched(*tensors: Tensor | None) -> bool:
+    return private.transforms_active() or private.forward_level() >= 0 or any(
+        t is not None and private.is_wrapped(t) for t in tensors)
+
+
+def pulled_back(fn: Callable[..., Any], tensors: Sequence[Tensor | None], needed: Sequence[bool],
+                grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients of fn(*tensors) = one result or several, in those tensors that are `needed`; None for the others.
+
+    Args:
+        fn: made of differentiable operators.
+        grads: of the results, None for zero.
+
+    The gradients can themselves be differentiated, forward and backward, and transformed, where that is under way.
+    """
+    at = [i for i, (t, need) in enumerate(zip(tensors, needed, strict=True)) if t is not None and need]
+    found: list[Tensor | None] = [None] * len(tensors)
+    if not at or all(g is None for g in grads):
+        return found
+    wanted = [tensors[i] for i in at]
+
+    def of(*chosen: Tensor) -> tuple[Tensor, ...]:
+        given = list(tensors)
+        for i, t in zip(at, chosen, strict=True):
+            given[i] = t
+        results = fn(*given)
+        return (results,) if isinstance(results, Tensor) else tuple(results)
+
+    for i, grad in zip(at, _way(*tensors, *grads)(of, wanted, grads), strict=True):
+        found[i] = grad
+    return found
+
+
+def _way(*tensors: Tensor | None) -> Callable[..., Sequence[Tensor | None]]:
+    if not private.follows_transforms:
+        return _pull_recorded if torch.is_grad_enabled() else _pull
+    return _pull_again if torch.is_grad_enabled() or _watched(*tensors) else _pull
+
+
+def _pull(of: Callable[..., tuple[Tensor, ...]], wanted: Sequence[Any],
+          grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    leaves = [t.detach().requires_grad_() for t in wanted]
+    with torch.enable_grad():
+        return _gradients(of(*leaves), leaves, grads, recorded=False)
+
+
+def _pull_recorded(of: Callable[..., tuple[Tensor, ...]], wanted: Sequence[Any],
+                   grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    aliases = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in wanted]
+    return _gradients(of(*aliases), aliases, grads, recorded=True)
+
+
+def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], grads: Sequence[Tensor | None], *,
+               recorded: bool) -> Sequence[Tensor | None]:
+    pairs = [(y, g) for y, g in zip(results, grads, strict=True) if g is not None and y.requires_grad]
+    if not pairs:
+        return [None] * len(leaves)
+    return torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True,
+                               create_graph=recorded)
+
+
+def _pull_again(of: Callable[..., tuple[Tensor, ...]], wanted: Sequence[Any],
+                grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    used = [i for i, g in enumerate(grads) if g is not None]
+
+    def chosen(*leaves: Tensor) -> tuple[Tensor, ...]:
+        results = of(*leaves)
+        return tuple(results[i] for i in used)
+
+    pull: Callable[..., Any] = torch.func.vjp(chosen, *wanted)[1]
+    return pull(tuple(grads[i] for i in used))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.native.registry import define, register_gradient
+from structconv.primitives.native.checks import check_numbers
+from structconv.primitives.native.operator import define, multilinear, register_gradient
 
 __all__ = ["add_group_outer", "group_outer", "group_products", "write_group_products"]
 
@@ -31,10 +32,7 @@ def group_products(x: Tensor, theta: Tensor, bounds: Sequence[int]) -> Tensor:
         ShapeError: if the sizes do not fit.
     """
     theta_KGPQ = theta.unsqueeze(1) if theta.dim() == 3 else theta
-    if theta_KGPQ.dim() != 4 or x.dim() != 2 or theta_KGPQ.shape[1] * theta_KGPQ.shape[2] != x.shape[1]:
-        raise ShapeError("group_products", "x (U, P) must have the channels of theta (K, P, Q) or (K, G, P/G, Q/G)",
-                         f"{tuple(x.shape)} and {tuple(theta.shape)}")
-    _check("group_products", x, bounds, theta.shape[0])
+    _check_products(x, theta_KGPQ, bounds)
     return _group_products(x, theta_KGPQ, list(bounds))
 
 
@@ -44,10 +42,7 @@ def group_outer(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int = 1) ->
     x (U, P), y (U, Q) -> (K, G, P / G, Q / G) for G blocks, zero where there are no rows. Cost and errors are those
     of `group_products`.
     """
-    for rows in (x, y):
-        _check("group_outer", rows, bounds, len(bounds) - 1)
-        if rows.shape[1] % blocks:
-            raise ShapeError("group_outer", f"channels must be a multiple of the blocks G={blocks}", rows.shape[1])
+    _check_outer(x, y, bounds, blocks)
     return _group_outer(x, y, list(bounds), blocks)
 
 
@@ -68,9 +63,36 @@ def add_group_outer(z: Tensor, x: Tensor, y: Tensor, bounds: Sequence[int]) -> N
 
 
 def _check(owner: str, x: Tensor, bounds: Sequence[int], count: int) -> None:
-    if x.dim() != 2 or len(bounds) != count + 1 or bounds[0] != 0 or bounds[-1] != x.shape[0]:
+    if x.dim() != 2 or len(bounds) != count + 1 or not bounds or bounds[0] != 0 or bounds[-1] != x.shape[0]:
         raise ShapeError(owner, f"rows must have shape (U={bounds[-1] if bounds else 0}, C), in K={count} groups",
                          f"{tuple(x.shape)} in {len(bounds) - 1}")
+    if any(stop < start for start, stop in pairwise(bounds)):
+        raise ShapeError(owner, "bounds must not fall", list(bounds))
+
+
+def _check_products(x: Tensor, theta: Tensor, bounds: Sequence[int]) -> None:
+    if theta.dim() != 4 or x.dim() != 2 or theta.shape[1] * theta.shape[2] != x.shape[1]:
+        raise ShapeError("group_products", "x (U, P) must have the channels of theta (K, P, Q) or (K, G, P/G, Q/G)",
+                         f"{tuple(x.shape)} and {tuple(theta.shape)}")
+    _check("group_products", x, bounds, theta.shape[0])
+
+
+def _check_outer(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int) -> None:
+    for rows in (x, y):
+        _check("group_outer", rows, bounds, len(bounds) - 1)
+        if blocks < 1 or rows.shape[1] % blocks:
+            raise ShapeError("group_outer", f"channels must be a multiple of the blocks G={blocks}", rows.shape[1])
+
+
+def _checked(owner: str, check: Callable[..., None]) -> Callable[..., None]:
+    """What a raw call is checked for."""
+    def of(a: Tensor, b: Tensor, *more: Any) -> None:
+        check_numbers(owner, a, b)
+        check(a, b, *more)
+        if a.dtype != b.dtype:
+            raise ShapeError(owner, "both tensors must have one dtype", f"{a.dtype} and {b.dtype}")
+
+    return of
 
 
 def _groups(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -117,7 +139,10 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             group_products(x, grad, ctx.bounds) if ctx.needs_input_grad[1] else None, None, None)
 
 
-define("group_products", "Tensor x, Tensor theta, int[] bounds", _products_kernel, _products_fake)
-define("group_outer", "Tensor x, Tensor y, int[] bounds, int blocks", _outer_kernel, _outer_fake)
-_group_products = register_gradient("group_products", _products_backward, _save)
-_group_outer = register_gradient("group_outer", _outer_backward, _save)
+define("group_products", "Tensor x, Tensor theta, int[] bounds", _products_kernel, _products_fake,
+       _checked("group_products", _check_products))
+define("group_outer", "Tensor x, Tensor y, int[] bounds, int blocks", _outer_kernel, _outer_fake,
+       _checked("group_outer", _check_outer))
+_group_products = register_gradient("group_products", _products_backward, _save,
+                                    tangent=multilinear("group_products", 0, 1))
+_group_outer = register_gradient("group_outer", _outer_backward, _save, tangent=multilinear("group_outer", 0, 1))

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
 
-__all__ = ["hash_uniform"]
+__all__ = ["Drop", "hash_uniform"]
 
 _MASK = 0xFFFFFFFF
 # Two odd multipliers below 2^31, so that a product with 32 bits stays inside an int64: the pair that
 # C. Wellons' "hash-prospector" search reports for two rounds with shifts 16, 15, 15 (public domain, 2018-2022).
 _FIRST, _SECOND = 0x21F0AAAD, 0x735A2D97
 _GOLDEN = 0x1E3779B9
+
+
+class Drop(NamedTuple):
+    """Dropout on weights: with probability p, numbers from `hash_uniform(seed, batch, head, m N + n)`.
+
+    Heads are `batch_heads` a batch entry: head k of the operator is head k % batch_heads of entry k // batch_heads.
+    """
+
+    p: float
+    seed: Tensor | None
+    batch_heads: int
 
 
 def hash_uniform(seed: Tensor, *indices: Tensor) -> Tensor:

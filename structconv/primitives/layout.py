@@ -1,25 +1,51 @@
-"""`Csr`: pairs (row, column) grouped by row, and the stable sort that groups them."""
+"""`Csr`: pairs (row, column) grouped by row; `layouts` groups edges both ways, with their bounds checked."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+
+from structconv.errors import ShapeError, StructureError
+from structconv.memo import is_plain
+from structconv.primitives.native.calls import kernels
+from structconv.primitives.native.indices import LIMIT, Csr, build, outside
+from structconv.primitives.native.loader import loaded
+from structconv.primitives.native.operator import define
+
+__all__ = ["Csr", "check_bounds", "compress", "layouts"]
+
+_INTEGERS = (torch.int32, torch.int64)
 
 
-class Csr(NamedTuple):
-    """Pairs grouped by row: row r owns the slots indptr[r] to indptr[r + 1].
+def layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr, Csr]:
+    """Edges m -> n grouped by target, N rows of inputs m, and by source, M rows of outputs n.
 
-    `indptr` (rows + 1,) and `indices` (E,) have the dtype of the pairs they were made from, int32 or int64, as
-    torch's CSR tensors want it; `order` (E,), always int64, says where in the input each slot came from:
-    `values[..., order]` brings edge values into slot order. Pairs of one row keep their input order, and
-    duplicates are kept.
+    Args:
+        edge_index: (2, E), int32 or int64, of any strides; row 0 holds the inputs m, row 1 the outputs n.
+        num_inputs, num_outputs: M and N.
+
+    Returns:
+        Two layouts in int32; where E, M or N is 2^31 - 1 or more, in int64. Edges of one row keep their order.
+
+    Stable counting, natively on a CPU: O(E + M + N) and two passes a side. Elsewhere torch's sorts give the same
+    numbers. One operator to `torch.compile` and `torch.export`, with shapes from sizes alone.
+
+    Raises:
+        StructureError: if an index is out of range; the message names the edge.
+        ShapeError: if `edge_index` is no such list.
     """
-
-    indptr: Tensor
-    indices: Tensor
-    order: Tensor
+    if is_compiling() or not is_plain(edge_index):
+        found = torch.ops.structconv.layouts(edge_index, num_inputs, num_outputs)
+        return Csr(*found[:3]), Csr(*found[3:])
+    if edge_index.dim() == 2 and max(edge_index.shape[1], num_inputs, num_outputs) >= LIMIT:
+        _check_index(edge_index)
+        check_bounds("layouts", "edge_index", "edge", edge_index, _sizes(num_inputs, num_outputs))
+        source, target = edge_index.long()
+        return compress(target, source, num_outputs), compress(source, target, num_inputs)
+    return _built(edge_index, num_inputs, num_outputs)
 
 
 def compress(rows: Tensor, cols: Tensor, num_rows: int) -> Csr:
@@ -29,6 +55,9 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int) -> Csr:
         rows, cols: (E,) integers of one dtype, 0 <= rows < num_rows.
         num_rows: how many rows there are, empty ones included.
 
+    Returns:
+        A layout in the dtype of the pairs, but for its order, which is int64.
+
     Stable: O(E log E) time and O(E) memory. Shapes depend on E and `num_rows` alone, never on values, so that
     the sort can be traced by `torch.compile` and `torch.export`.
     """
@@ -36,3 +65,89 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int) -> Csr:
     starts = torch.arange(num_rows + 1, dtype=rows.dtype, device=rows.device)
     indptr = torch.searchsorted(rows[order], starts, out_int32=rows.dtype == torch.int32)
     return Csr(indptr, cols[order], order)
+
+
+def check_bounds(owner: str, name: str, item: str, index: Tensor, sizes: Sequence[tuple[str, int]]) -> None:
+    """Raise `StructureError` where index[r, e] is not in [0, size of row r); names the first bad edge and its value.
+
+    Args:
+        index: (R, E) integers.
+        item: what a column is, "edge" or "triple".
+        sizes: for each row the name of its size and the size; nothing is checked where one is a tracer's stand-in.
+
+    One pass, and one synchronisation on a GPU.
+    """
+    if not index.shape[1] or any(type(size) is not int for _, size in sizes):
+        return
+    bad = _first_outside(index, [size for _, size in sizes])
+    if bad >= 0:
+        _refuse(owner, name, item, index, sizes, bad)
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+def _sizes(num_inputs: int, num_outputs: int) -> tuple[tuple[str, int], tuple[str, int]]:
+    return ("num_inputs", num_inputs), ("num_outputs", num_outputs)
+
+
+def _refuse(owner: str, name: str, item: str, index: Tensor, sizes: Sequence[tuple[str, int]], bad: int) -> None:
+    for row, (size_name, size) in enumerate(sizes):
+        value = int(index[row, bad])
+        if not 0 <= value < size:
+            raise StructureError(owner, f"{name} must be in [0, {size_name}={size}) in row {row}",
+                                 f"{value} at {item} {bad}",
+                                 "An index must not be negative." if value < 0 else f"Is {size_name} too small?")
+
+
+def _first_outside(index: Tensor, sizes: Sequence[int]) -> int:
+    core = loaded() if index.is_cpu and index.dtype in _INTEGERS else None
+    if core is not None:
+        return outside(core, index, sizes)
+    low, high = torch.stack(torch.aminmax(index, dim=1)).tolist()
+    if min(low) >= 0 and all(top < size for top, size in zip(high, sizes, strict=True)):
+        return -1
+    row = next(r for r, size in enumerate(sizes) if low[r] < 0 or high[r] >= size)
+    return int(((index[row] < 0) | (index[row] >= sizes[row])).nonzero()[0])
+
+
+def _check_index(index: Tensor) -> None:
+    if index.dim() != 2 or index.shape[0] != 2 or index.dtype not in _INTEGERS or index.layout is not torch.strided:
+        raise ShapeError("layouts", "edge_index must have shape (2, E) and dtype int32 or int64",
+                         f"{tuple(index.shape)} of {index.dtype}, {index.layout}")
+
+
+def _check(index: Tensor, num_inputs: int, num_outputs: int) -> None:
+    _check_index(index)
+    for (name, size) in (*_sizes(num_inputs, num_outputs), ("E", index.shape[1])):
+        if not 0 <= size < LIMIT:
+            raise ShapeError("layouts", f"{name} must be in [0, 2^31 - 1)", size)
+
+
+def _built(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr, Csr]:
+    _check(index, num_inputs, num_outputs)
+    core, sizes = kernels() if index.is_cpu else None, _sizes(num_inputs, num_outputs)
+    if core is None:
+        check_bounds("layouts", "edge_index", "edge", index, sizes)
+        source, target = index.to(torch.int32)
+        ahead, back = compress(target, source, num_outputs), compress(source, target, num_inputs)
+        return ahead._replace(order=ahead.order.int()), back._replace(order=back.order.int())
+    found = build(core, index, num_inputs, num_outputs)
+    if isinstance(found, int):
+        _refuse("layouts", "edge_index", "edge", index, sizes, found)
+        raise AssertionError("an edge is out of range")
+    return found
+
+
+def _kernel(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:
+    ahead, back = _built(index, num_inputs, num_outputs)
+    return *ahead, *back
+
+
+def _fake(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:
+    edges = index.shape[1]
+    return tuple(index.new_empty((size,), dtype=torch.int32)
+                 for rows in (num_outputs, num_inputs) for size in (rows + 1, edges, edges))
+
+
+define("layouts", "Tensor edge_index, SymInt num_inputs, SymInt num_outputs", _kernel, _fake, _check,
+       f"({', '.join(['Tensor'] * 6)})")

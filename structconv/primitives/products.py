@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from structconv import torch_private as private
+from structconv.errors import ShapeError
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import gemm
-from structconv.primitives.native.registry import define, register_gradient
+from structconv.primitives.native.checks import check_numbers
+from structconv.primitives.native.operator import define, multilinear, register_gradient
 
-__all__ = ["linear", "outer", "product"]
+__all__ = ["linear", "outer", "product", "product_for", "small_product"]
 
 Kernel = Literal["native", "library", "torch"]
 
@@ -31,7 +35,6 @@ LEAST_NARROW, LEAST_OUTER, LARGE_OUTER = 1 << 18, 1 << 20, 1 << 19
 FRESH_BYTES, FRESH_CHANNELS = 32 << 20, 256
 #: x^T y: y so narrow against so wide an x that it goes to oneDNN, and rows from which it is cut into `CUT` parts.
 NARROW, WIDE, TALL, CUT = 8, 64, 1 << 14, 8
-_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -43,11 +46,21 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     functions are `x @ w + bias` as torch has it, without overhead.
     """
     if not _large(x, w, w.shape[-1]):
-        if bias is None:
-            return x @ w
-        return torch.addmm(bias, x, w) if x.dim() == 2 else functional.linear(x, w.mT, bias)
-    y = torch.ops.structconv.project(x.reshape(-1, x.shape[-1]), w, bias)
+        return small_product(x, w, bias)
+    y = _project(x.reshape(-1, x.shape[-1]), w, bias)
     return y.reshape(*x.shape[:-1], w.shape[-1])
+
+
+def small_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`product` where it is known that torch's own is the fastest."""
+    if bias is None:
+        return x @ w
+    return torch.addmm(bias, x, w) if x.dim() == 2 else functional.linear(x, w.mT, bias)
+
+
+def product_for(numbers: int, columns: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """What computes `product` for about so many numbers of x, within a factor of four, and so many columns."""
+    return product if _pays(4 * numbers, columns) else small_product
 
 
 def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -62,7 +75,7 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 
     Holds nothing beyond the result but, where the rows are cut into parts, as many results: up to 16.
     """
-    return torch.ops.structconv.outer(x, y) if _large(x, y, y.shape[-1]) else x.mT @ y
+    return _outer(x, y) if _large(x, y, y.shape[-1]) else x.mT @ y
 
 
 def split_heads(x: Tensor, size: int, channels: int) -> Tensor:
@@ -75,12 +88,14 @@ def _large(x: Tensor, w: Tensor, columns: int) -> bool:
     tracing = torch.compiler.is_compiling()
     if not tracing and not _pays(x.numel(), columns):
         return False
-    if not _ONEDNN or columns < 2 or w.dtype is not torch.float32 or x.dtype is not torch.float32 or w.dim() != 2:
+    if private.linear_pointwise is None or columns < 2 or w.dim() != 2:
+        return False
+    if w.dtype is not torch.float32 or x.dtype is not torch.float32:
         return False
     if tracing:  # a traced program shall hold for any number of entries
         return columns < FULL_WIDTH and x.device.type == "cpu"
     return (x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and x.dim() > 1
-            and not torch._C._are_functorch_transforms_active())
+            and not private.transforms_active() and private.forward_level() < 0)
 
 
 def _pays(numbers: int, columns: int) -> bool:
@@ -105,12 +120,12 @@ def outer_kernel(rows: int, wide: int, narrow: int) -> Kernel:
 
 
 def _native(x: Tensor) -> bool:
-    return _ONEDNN and x.dtype is torch.float32 and x.device.type == "cpu"
+    return private.linear_pointwise is not None and x.dtype is torch.float32 and x.device.type == "cpu"
 
 
 def _linear(x: Tensor, w_QP: Tensor, bias: Tensor | None) -> Tensor:
     """x w^T + bias by oneDNN, whatever the strides of w."""
-    return torch.ops.mkldnn._linear_pointwise(x, w_QP, bias, "none", [], "")
+    return private.linear_pointwise(x, w_QP, bias, "none", [], "")
 
 
 def _project_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,6 +169,23 @@ def _cut_outer(x: Tensor, y: Tensor) -> Tensor:
     return parts.sum(0).addmm_(x[rows:].t(), y[rows:])
 
 
+def _check_project(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
+    check_numbers("project", x, w, bias)
+    if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[0] or w.dtype != x.dtype:
+        raise ShapeError("project", "x and w must have shapes (M, P) and (P, Q), of one dtype",
+                         f"{tuple(x.shape)} of {x.dtype}, {tuple(w.shape)} of {w.dtype}")
+    if bias is not None and (bias.shape != w.shape[1:] or bias.dtype != x.dtype):
+        raise ShapeError("project", f"bias must have shape (Q={w.shape[1]},) and dtype {x.dtype}",
+                         f"{tuple(bias.shape)} and {bias.dtype}")
+
+
+def _check_outer(x: Tensor, y: Tensor) -> None:
+    check_numbers("outer", x, y)
+    if x.dim() != 2 or y.dim() != 2 or x.shape[0] != y.shape[0] or y.dtype != x.dtype:
+        raise ShapeError("outer", "x and y must have shapes (M, P) and (M, Q), of one dtype",
+                         f"{tuple(x.shape)} of {x.dtype}, {tuple(y.shape)} of {y.dtype}")
+
+
 def _project_fake(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((x.shape[0], w.shape[1]))
 
@@ -169,17 +201,26 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, w = ctx.saved_tensors
     needed = ctx.needs_input_grad
-    return (torch.ops.structconv.project(grad, w.t(), None) if needed[0] else None,
-            torch.ops.structconv.outer(x, grad) if needed[1] else None, grad.sum(0) if needed[2] else None)
+    return (_project(grad, w.t(), None) if needed[0] else None, _outer(x, grad) if needed[1] else None,
+            grad.sum(0) if needed[2] else None)
+
+
+def _project_tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
+    (x, w, _), (x_t, w_t, found) = arguments, tangents
+    for a, b in ((x_t, w), (x, w_t)):
+        if a is not None and b is not None:
+            part = torch.ops.structconv.project(a, b, None)
+            found = part if found is None else found + part
+    return found if found.dim() == 2 else found.expand(x.shape[0], -1)
 
 
 def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, y = ctx.saved_tensors
-    return (torch.ops.structconv.project(y, grad.t(), None) if ctx.needs_input_grad[0] else None,
-            torch.ops.structconv.project(x, grad, None) if ctx.needs_input_grad[1] else None)
+    return (_project(y, grad.t(), None) if ctx.needs_input_grad[0] else None,
+            _project(x, grad, None) if ctx.needs_input_grad[1] else None)
 
 
-define("project", "Tensor x, Tensor w, Tensor? bias", _project_kernel, _project_fake)
-define("outer", "Tensor x, Tensor y", _outer_kernel, _outer_fake)
-register_gradient("project", _project_backward, _save)
-register_gradient("outer", _outer_backward, _save)
+define("project", "Tensor x, Tensor w, Tensor? bias", _project_kernel, _project_fake, _check_project)
+define("outer", "Tensor x, Tensor y", _outer_kernel, _outer_fake, _check_outer)
+_project = register_gradient("project", _project_backward, _save, tangent=_project_tangent)
+_outer = register_gradient("outer", _outer_backward, _save, tangent=multilinear("outer", 0, 1))

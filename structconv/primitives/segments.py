@@ -5,13 +5,14 @@ A group with nothing in it, or with nothing left by its mask, yields exact zeros
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.functions import apply
+from structconv.primitives.functions import apply, transformed
 
 __all__ = ["masked_softmax", "segment_max", "segment_softmax", "segment_sum"]
 
@@ -75,6 +76,8 @@ def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | N
     """
     _check_segments("segment_softmax", scores, index)
     scores, keep = _broadcast("segment_softmax", scores, keep)
+    if transformed(scores):
+        return _spelled_segments(scores, keep, index, num)
     return apply(_SegmentSoftmax, scores, keep, index, num)
 
 
@@ -94,6 +97,8 @@ def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
         ShapeError: if `keep` does not broadcast against `scores`.
     """
     scores, keep = _broadcast("masked_softmax", scores, keep)
+    if transformed(scores):
+        return _spelled_masked(scores, keep, dim)
     return apply(_MaskedSoftmax, scores, keep, dim)
 
 
@@ -123,6 +128,34 @@ def _softmax_grad(weights: Tensor, grad: Tensor, total: Any) -> Tensor:
     alive = weights != 0
     p, g = weights.to(dtype), torch.where(alive, grad, 0).to(dtype)
     return torch.where(alive, p * (g - total(p * g)), 0).to(weights.dtype)
+
+
+# -- in differentiable operators, for transforms and forward derivatives ------------------------------------------
+
+def _spelled_segments(scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
+    def spread(found: Tensor) -> Tensor:
+        return found.index_select(-1, index)
+
+    return _spelled(scores, keep, lambda t: spread(segment_max(t, index, num)),
+                    lambda t: spread(segment_sum(t, index, num)))
+
+
+def _spelled_masked(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
+    if scores.numel() == 0:
+        return scores
+    return _spelled(scores, keep, lambda t: t.amax(dim, keepdim=True), lambda t: t.sum(dim, keepdim=True))
+
+
+def _spelled(scores: Tensor, keep: Tensor | None, peak: Callable[[Tensor], Tensor],
+             total: Callable[[Tensor], Tensor]) -> Tensor:
+    wide = scores.to(_wide(scores.dtype))
+    wide = wide if keep is None else wide.masked_fill(~keep, -torch.inf)
+    top = peak(wide.detach())
+    powers = torch.exp(torch.where(wide == -torch.inf, -torch.inf, wide - top.masked_fill(top == -torch.inf, 0)))
+    totals = total(powers)
+    weights = powers / totals.masked_fill(totals == 0, 1)
+    # no derivative, be it not finite, passes where a weight is zero
+    return torch.where(weights != 0, weights, 0).to(scores.dtype)
 
 
 class _SegmentSoftmax(torch.autograd.Function):

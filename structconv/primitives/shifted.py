@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.native.registry import define, register_gradient
+from structconv.primitives.native.checks import check_numbers
+from structconv.primitives.native.operator import define, multilinear, register_gradient
 
 __all__ = ["shift_products"]
 
@@ -35,12 +36,19 @@ def shift_products(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int | 
     Raises:
         ShapeError: if sizes do not fit.
     """
+    rows = x.shape[1] if rows is None and x.dim() > 1 else rows or 0
+    _check(x, theta, shifts, rows)
+    return _products(x, theta, list(shifts), rows)
+
+
+def _check(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int) -> None:
     if x.dim() != 3 or theta.dim() != 3 or theta.shape[1] != x.shape[2]:
         raise ShapeError("shift_products", "x and theta must have shapes (B, M, P) and (K, P, Q)",
                          f"{tuple(x.shape)} and {tuple(theta.shape)}")
     if len(shifts) != theta.shape[0]:
         raise ShapeError("shift_products", f"shifts must be K={theta.shape[0]} integers", len(shifts))
-    return _products(x, theta, list(shifts), x.shape[1] if rows is None else rows)
+    if rows < 0:
+        raise ShapeError("shift_products", "rows must be at least 0", rows)
 
 
 def _ranges(read: int, written: int, shifts: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
@@ -71,6 +79,25 @@ def _correlation_kernel(x: Tensor, g: Tensor, shifts: Sequence[int]) -> Tensor:
     return theta
 
 
+def _check_products(x: Tensor, theta: Tensor, shifts: Sequence[int], rows: int) -> None:
+    check_numbers("shift_products", x, theta)
+    _check(x, theta, shifts, rows)
+    _check_dtypes("shift_products", x, theta)
+
+
+def _check_correlation(x: Tensor, g: Tensor, shifts: Sequence[int]) -> None:
+    check_numbers("shift_correlation", x, g)
+    if x.dim() != 3 or g.dim() != 3 or g.shape[0] != x.shape[0]:
+        raise ShapeError("shift_correlation", "x and g must have shapes (B, M, P) and (B, N, Q)",
+                         f"{tuple(x.shape)} and {tuple(g.shape)}")
+    _check_dtypes("shift_correlation", x, g)
+
+
+def _check_dtypes(owner: str, x: Tensor, other: Tensor) -> None:
+    if x.dtype != other.dtype:
+        raise ShapeError(owner, "both tensors must have one dtype", f"{x.dtype} and {other.dtype}")
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.shifts = inputs[2]
     ctx.save_for_backward(*inputs[:2])
@@ -93,8 +120,9 @@ def _correlation_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 define("shift_products", "Tensor x, Tensor theta, SymInt[] shifts, SymInt rows", _products_kernel,
-       lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2])))
+       lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2])), _check_products)
 define("shift_correlation", "Tensor x, Tensor g, SymInt[] shifts", _correlation_kernel,
-       lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])))
-_products = register_gradient("shift_products", _products_backward, _save)
-_correlation = register_gradient("shift_correlation", _correlation_backward, _save)
+       lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])), _check_correlation)
+_products = register_gradient("shift_products", _products_backward, _save, tangent=multilinear("shift_products", 0, 1))
+_correlation = register_gradient("shift_correlation", _correlation_backward, _save,
+                                 tangent=multilinear("shift_correlation", 0, 1))

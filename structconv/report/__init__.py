@@ -1,1 +1,3 @@
 """Self-contained reports on runs."""
+
+__all__ = ()

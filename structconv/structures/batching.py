@@ -13,11 +13,13 @@ from structconv.errors import ShapeError, StructureError
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
-from structconv.structures.values import structure
+from structconv.structures.values import FrozenValue, structure
+
+__all__ = ["GridBatch", "Structure", "batch", "membership", "unbatch"]
 
 
 @structure(eq=True)
-class GridBatch:
+class GridBatch(FrozenValue):
     """Grids side by side, entries of one after entries of the other; what shifts do, they do within each grid.
 
     Grids of one shape need no batch: a single `Grid` serves x (B, M, P).

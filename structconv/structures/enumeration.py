@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+__all__ = ["Pairs", "block_count", "block_pairs", "circle_offsets", "circle_pairs", "near_pairs", "product_pairs",
+           "ranges", "window_count", "window_pairs"]
+
 Pairs = tuple[Tensor, Tensor]
 
 

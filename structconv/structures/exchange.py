@@ -10,6 +10,8 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
 
+__all__ = ["Exchange", "require"]
+
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
-from structconv.memo import derived, forget, is_plain
-from structconv.primitives.layout import Csr, compress
+from structconv.memo import derived, is_plain
+from structconv.primitives.layout import Csr, check_bounds, layouts
 from structconv.structures.exchange import Exchange
-from structconv.structures.values import structure
+from structconv.structures.values import Structure, structure
+
+__all__ = ["Graph", "check_index_tensor", "check_size", "distinct"]
 
 
 @structure(init=False)
-class Graph(Exchange):
+class Graph(Exchange, Structure):
     """Edges m -> n between M input entries and N output entries.
 
     The matrix of the graph is A (M, N) with A[m, n] = weight of the edge m -> n, 1 without `edge_weight`. Duplicate
@@ -33,10 +35,12 @@ class Graph(Exchange):
     Raises:
         StructureError: a wrong shape or dtype, an index that is negative or out of range, tensors on two devices.
 
-    The edges are checked once for each `edge_index` tensor: O(E), and one synchronisation on a GPU. A graph is
+    The edges are checked here, O(E) and one synchronisation on a GPU, and again as layouts are built. A graph is
     frozen; `dataclasses.replace(graph, edge_weight=w)` is the same graph with other weights, and shares its sorted
     layouts. Row 0 as source and row 1 as target is PyTorch Geometric's convention too.
     """
+
+    ENTRY_COUNTS = ("num_inputs", "num_outputs")
 
     edge_index: Tensor
     num_inputs: int
@@ -84,31 +88,30 @@ class Graph(Exchange):
         """(E,): the output entry n of each edge."""
         return self.edge_index[1]
 
+    def layouts(self) -> tuple[Csr, Csr]:
+        """The edges by target and by source: `by_target()` and `by_source()`. O(E + M + N) once, then remembered.
+
+        Bounds are checked again as they are built, since what was written into `edge_index` after the graph was made
+        would otherwise be a place in foreign memory: `StructureError`.
+        """
+        sizes = self.num_inputs, self.num_outputs
+        return derived(self.edge_index, ("layouts", *sizes), lambda: layouts(self.edge_index, *sizes))
+
     def by_target(self) -> Csr:
-        """The edges grouped by output entry: N rows, indices are inputs m. O(E log E) once, then remembered."""
-        return derived(self.edge_index, ("by target", self.num_outputs),
-                       lambda: compress(self.target, self.source, self.num_outputs))
+        """The edges grouped by output entry: N rows, indices are inputs m, in int32."""
+        return self.layouts()[0]
 
     def by_source(self) -> Csr:
-        """The edges grouped by input entry: M rows, indices are outputs n. O(E log E) once, then remembered."""
-        return derived(self.edge_index, ("by source", self.num_inputs),
-                       lambda: compress(self.source, self.target, self.num_inputs))
+        """The edges grouped by input entry: M rows, indices are outputs n, in int32."""
+        return self.layouts()[1]
 
     def in_degree(self) -> Tensor:
         """(N,): the sum over m of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
-        return derived(self, "in degree", lambda: _degree(self.target, self.edge_weight, self.num_outputs))
+        return derived(self, "in degree", lambda: self._degree(1, self.num_outputs))
 
     def out_degree(self) -> Tensor:
         """(M,): the sum over n of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
-        return derived(self, "out degree", lambda: _degree(self.source, self.edge_weight, self.num_inputs))
-
-    def changed(self) -> None:
-        """Forget what was derived from this graph's tensors: to be called after a write that torch does not count.
-
-        Those are writes through `.data`, through NumPy or another library, and into inference tensors; any other
-        change in place is noticed.
-        """
-        forget(self)
+        return derived(self, "out degree", lambda: self._degree(0, self.num_inputs))
 
     def reversed(self) -> Graph:
         """Every edge turned around, in the same edge order: the graph of A^T. Remembered."""
@@ -153,6 +156,13 @@ class Graph(Exchange):
             self, edge_index=self.edge_index.to(device=device, dtype=integer),
             edge_weight=None if self.edge_weight is None else self.edge_weight.to(device=device, dtype=floating),
             edge_attr=None if self.edge_attr is None else self.edge_attr.to(device=device, dtype=attr_dtype))
+
+    def _degree(self, row: int, size: int) -> Tensor:
+        self.layouts()  # refuses an index out of range
+        entries, weight = self.edge_index[row], self.edge_weight
+        if weight is None:
+            weight = torch.ones(entries.shape, dtype=torch.int64, device=entries.device)
+        return weight.new_zeros(size).index_add(0, entries, weight)
 
     def _check_square(self, member: str, remedy: str) -> None:
         if self.num_inputs != self.num_outputs:
@@ -214,26 +224,6 @@ def check_size(owner: str, name: str, size: Any) -> int:
     return size if plain else operator.index(size)
 
 
-def check_bounds(owner: str, name: str, item: str, index: Tensor, sizes: tuple[tuple[str, int], ...]) -> None:
-    """Raise `StructureError` where index[r, e] is not in [0, size of row r); names the first bad edge and its value.
-
-    Args:
-        index: (R, E) integers.
-        item: what a column is, "edge" or "triple".
-        sizes: for each row the name of its size and the size.
-    """
-    if not index.shape[1] or any(type(size) is not int for _, size in sizes):
-        return
-    bounds = derived(index, "bounds", lambda: torch.stack(torch.aminmax(index, dim=1)).tolist())
-    for row, (size_name, size) in enumerate(sizes):
-        if bounds[0][row] < 0 or bounds[1][row] >= size:
-            bad = int(((index[row] < 0) | (index[row] >= size)).nonzero()[0])
-            value = int(index[row, bad])
-            raise StructureError(owner, f"{name} must be in [0, {size_name}={size}) in row {row}",
-                                 f"{value} at {item} {bad}",
-                                 "An index must not be negative." if value < 0 else f"Is {size_name} too small?")
-
-
 def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) -> tuple[int, int]:
     if not is_plain(edge_index):
         raise StructureError("Graph", "num_nodes must be given where edge_index has no values to read", "none",
@@ -257,12 +247,6 @@ def _check_edge_values(graph: Graph) -> None:
     for name, value in (("edge_weight", weight), ("edge_attr", attr)):
         if isinstance(value, Tensor) and value.device != device:
             raise StructureError("Graph", f"{name} must be on the device of edge_index, {device}", value.device)
-
-
-def _degree(entries: Tensor, weight: Tensor | None, size: int) -> Tensor:
-    if weight is None:
-        weight = torch.ones(entries.shape, dtype=torch.int64, device=entries.device)
-    return weight.new_zeros(size).index_add(0, entries, weight)
 
 
 def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:

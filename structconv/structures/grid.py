@@ -12,11 +12,13 @@ from torch import Tensor
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.structures.graph import Graph, check_size
-from structconv.structures.values import structure
+from structconv.structures.values import FrozenValue, structure
+
+__all__ = ["Grid"]
 
 
 @structure(eq=True, init=False)
-class Grid:
+class Grid(FrozenValue):
     """Entries at the points of a grid S_1 x ... x S_L, numbered in row-major order: the last axis runs fastest.
 
     Args:

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
+from structconv.memo import derived
+from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
-from structconv.structures.values import structure
+from structconv.structures.values import Structure, map_tensors, structure
+
+__all__ = ["And", "Device", "Not", "Or", "Support", "Transposed", "filtered", "listed"]
 
 Device = torch.device | str | None
 
 
-class Support(abc.ABC):
+class Support(Structure, abc.ABC):
     """Which pairs of an input m and an output n exist."""
 
     @property
@@ -71,6 +75,22 @@ class Support(abc.ABC):
         """How long the list of `candidates` is at most, without listing; `None` where there is no list."""
         return None
 
+    def listing(self, num_inputs: int, num_outputs: int, device: Device = None) -> tuple[Graph | None, bool]:
+        """`edges` if there are any, else `candidates`, and whether these are exactly the pairs; remembered."""
+        exact = derived(self, ("edges", num_inputs, num_outputs, device),
+                        lambda: self.edges(num_inputs, num_outputs, device))
+        return (exact, True) if exact is not None else (self.candidates(num_inputs, num_outputs, device), False)
+
+    @property
+    def listed(self) -> bool:
+        """Whether `edges` gives a list, as far as types and sizes tell."""
+        return False
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Leading dimensions: empty where the same pairs exist in the whole batch."""
+        return ()
+
     def kept_inputs(self) -> Tensor | None:
         """Which inputs are in some pair, (..., M) booleans, where a mask tells cheaply; `None` for all."""
         return None
@@ -87,9 +107,7 @@ class Support(abc.ABC):
 
     def to(self, device: Device) -> Self:
         """The same support on another device."""
-        moved = {f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self)  # type: ignore[arg-type]
-                 if hasattr(getattr(self, f.name), "to")}
-        return dataclasses.replace(self, **moved) if moved else self  # type: ignore[type-var]
+        return cast(Self, map_tensors(self, lambda t: t.to(device)))
 
     def __and__(self, other: Support) -> Support:
         return And(self, other) if isinstance(other, Support) else NotImplemented
@@ -121,6 +139,10 @@ class _Pair(Support):
     def num_outputs(self) -> int | None:
         return self.second.num_outputs if self.first.num_outputs is None else self.first.num_outputs
 
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.first.batch_shape, self.second.batch_shape)
+
     def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
         self.first.check(owner, num_inputs, num_outputs)
         self.second.check(owner, num_inputs, num_outputs)
@@ -144,7 +166,7 @@ class And(_Pair):
         return kept[0] & kept[-1] if kept else None
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
-        if torch.compiler.is_compiling() or _is_batched(self, device):
+        if torch.compiler.is_compiling() or self.batch_shape:
             return None
         graph = self.candidates(num_inputs, num_outputs, device)
         return None if graph is None else filtered(graph, self.contains(graph.source, graph.target))
@@ -153,10 +175,15 @@ class And(_Pair):
         first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
         shorter_first = second is None or (first is not None and first <= second)
         for side in (self.first, self.second) if shorter_first else (self.second, self.first):
-            graph = side.candidates(num_inputs, num_outputs, device)
+            graph = side.listing(num_inputs, num_outputs, device)[0]
             if graph is not None:
                 return graph
         return None
+
+    @property
+    def listed(self) -> bool:
+        some = self.first.edge_bound(0, 0) is not None or self.second.edge_bound(0, 0) is not None
+        return some and not self.batch_shape and not torch.compiler.is_compiling()
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         bounds = [side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second)]
@@ -186,6 +213,10 @@ class Or(_Pair):
         new = filtered(second, ~self.first.contains(second.source, second.target))
         return listed(tuple(torch.cat([first.edge_index, new.edge_index], dim=1)), num_inputs, num_outputs)
 
+    @property
+    def listed(self) -> bool:
+        return self.first.listed and self.second.listed and not torch.compiler.is_compiling()
+
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
         return None if first is None or second is None else first + second
@@ -207,6 +238,10 @@ class Not(Support):
     @property
     def num_outputs(self) -> int | None:
         return self.kept.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.kept.batch_shape
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return ~self.kept._contains(m, n)
@@ -238,6 +273,14 @@ class Transposed(Support):
     def num_outputs(self) -> int | None:
         return self.of.num_inputs
 
+    @property
+    def listed(self) -> bool:
+        return self.of.listed
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.of.batch_shape
+
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.of._contains(n, m)
 
@@ -267,11 +310,6 @@ def listed(pairs: tuple[Tensor, ...], num_inputs: int, num_outputs: int) -> Grap
 def filtered(graph: Graph, keep: Tensor) -> Graph:
     """The pairs of `graph` where `keep` (E,) is true, without weights or attributes."""
     return Graph(graph.edge_index[:, keep], num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
-
-
-def _is_batched(support: Support, device: Device) -> bool:
-    nowhere = torch.zeros(0, dtype=torch.int64, device=device)
-    return support.contains(nowhere, nowhere).dim() > 1
 
 
 def _brief(value: Any) -> str:

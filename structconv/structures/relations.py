@@ -11,13 +11,15 @@ from torch import Tensor
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
 from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_size
-from structconv.structures.values import structure
+from structconv.structures.values import Structure, structure
+
+__all__ = ["KnowledgeGraph"]
 
 _INVERSE = "^-1"
 
 
 @structure(init=False)
-class KnowledgeGraph:
+class KnowledgeGraph(Structure):
     """Triples (head, relation, tail): head is the input entry m, tail the output entry n.
 
     Args:
@@ -31,6 +33,8 @@ class KnowledgeGraph:
     Raises:
         StructureError: a wrong shape or dtype, an index that is negative or out of range, a name given twice.
     """
+
+    ENTRY_COUNTS = ("num_entities",)
 
     triples: Tensor
     num_entities: int
@@ -50,7 +54,7 @@ class KnowledgeGraph:
             if entities and len(entities) != num_entities:
                 raise StructureError("KnowledgeGraph", f"entities must have num_entities={num_entities} names",
                                      len(entities))
-            check_bounds("KnowledgeGraph", "triples", "triple", _columns(triples), sizes)
+            check_bounds("KnowledgeGraph", "triples", "triple", triples.T, sizes)
             counted = derived(triples, ("counts", len(relations)), lambda: _count(triples, len(relations)))
             if counts is not None and all(type(count) is int for count in counts) and tuple(counts) != counted:
                 raise StructureError("KnowledgeGraph", f"counts must be {counted}", tuple(counts), "Leave them out.")
@@ -122,10 +126,6 @@ class KnowledgeGraph:
         triples = f"T={self.num_triples}, " if isinstance(self.triples, Tensor) else ""
         names = ", ".join(map(str, self.relations[:3])) + (", ..." if len(self.relations) > 3 else "")
         return f"KnowledgeGraph({triples}entities={self.num_entities}, relations={len(self.relations)}: {names})"
-
-
-def _columns(triples: Tensor) -> Tensor:
-    return derived(triples, "columns", lambda: triples.T.contiguous())
 
 
 def _count(triples: Tensor, num_relations: int) -> tuple[int, ...]:

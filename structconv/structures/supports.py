@@ -53,6 +53,10 @@ class Blocks(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return num_outputs * min(self.size, num_inputs)
 
+    @property
+    def listed(self) -> bool:
+        return True
+
     def transpose(self) -> Blocks:
         return self
 
@@ -72,6 +76,10 @@ class Padding(Support):
     @property
     def num_inputs(self) -> int:
         return self.keep.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.keep.shape[:-1])
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m]
@@ -96,6 +104,10 @@ class DenseMask(Support):
     @property
     def num_outputs(self) -> int:
         return self.keep.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.keep.shape[:-2])
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m, n]
@@ -133,6 +145,13 @@ class EdgeSupport(Support):
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
         self.check("EdgeSupport", num_inputs, num_outputs)
         return self.graph if _same_device(self.graph.edge_index.device, device) else self.graph.to(device)
+
+    def listing(self, num_inputs: int, num_outputs: int, device: Device = None) -> tuple[Graph | None, bool]:
+        return self.edges(num_inputs, num_outputs, device), True
+
+    @property
+    def listed(self) -> bool:
+        return True
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return self.graph.num_edges

@@ -1,35 +1,147 @@
-"""`structure`: the decorator that makes a class a frozen value which compilers and exporters take as an input."""
+"""What all frozen values share: they are inputs of compilers and exporters, have a key, and are mapped over tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import torch
+from torch import Tensor
+
+from structconv.memo import forget
+
+__all__ = ["FrozenValue", "Structure", "frozen", "key_of", "map_tensors", "size_class", "structure", "tensors_in"]
 
 C = TypeVar("C", bound=type)
+#: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
+#: memo, and which leaf of a call it stands for (`bases.spec`).
+NOTED = frozenset(("static_key", "_content", "_get", "_reversed"))
+#: Sizes up to which each is a class of its own; larger ones share it with those of the same quarter octave.
+EXACT = 64
 
 
-def fields_only(value: Any) -> dict[str, Any]:
-    """What a copy of a value, or a file, has of it: its fields, and nothing that was noted beside them."""
-    return {name: held for name, held in value.__dict__.items() if not name.startswith("_")}
+class FrozenValue:
+    """A frozen dataclass: what it holds never changes, so that what is noted beside its fields stays true."""
+
+    #: Fields that count entries or edges.
+    ENTRY_COUNTS: ClassVar[tuple[str, ...]] = ()
+
+    @cached_property
+    def static_key(self) -> Hashable:
+        """The static side: types, options, dtypes, and the classes of sizes; equal for all that one plan serves."""
+        return self._static()
+
+    def _static(self) -> Hashable:
+        if not field_names(self) and "__dataclass_fields__" not in vars(type(self)):
+            return type(self), object()  # of a class that is no dataclass nothing is known
+        return type(self), *(size_class(field) if name in self.ENTRY_COUNTS else key_of(field)
+                             for name, field in zip(field_names(self), fields(self), strict=True))
+
+    def changed(self) -> None:
+        """Forget what was derived from the tensors of this value: to be called after a write that torch does not count.
+
+        Those are writes through `.data`, through NumPy or another library, and into inference tensors; any other
+        change in place is noticed.
+        """
+        forget(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a file has of it: what it holds, and nothing that was noted beside."""
+        held = self.__dict__.copy()  # at once: another thread may note something meanwhile
+        return {name: value for name, value in held.items() if name not in NOTED}
+
+
+class Structure(FrozenValue):
+    """A value of which layouts, degrees or lists of pairs are derived, and remembered for as long as it stays."""
+
+    def changed(self) -> None:
+        """Forget what was derived from this structure's tensors: to be called after a write that torch does not count.
+
+        Those are writes through `.data`, through NumPy or another library, and into inference tensors; any other
+        change in place is noticed.
+        """
+        forget(self)
+
+
+def size_class(size: int) -> int:
+    """The class of a size: itself up to `EXACT`, else rounded up to the next quarter of an octave."""
+    if size <= EXACT:
+        return size
+    quarter = size.bit_length() - 3
+    return -(-size >> quarter) << quarter
+
+
+def key_of(value: Any) -> Hashable:
+    """The key of a field: of a tensor its dtype, device and the classes of its sizes; of options themselves."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.device, *map(size_class, value.shape)
+    if isinstance(value, tuple | list):
+        return tuple(map(key_of, value))
+    return getattr(value, "static_key", value)
+
+
+def field_names(value: Any) -> tuple[str, ...]:
+    """The names of a dataclass's fields; none of anything else."""
+    return tuple(getattr(value, "__dataclass_fields__", ()))
+
+
+def fields(value: Any) -> list[Any]:
+    """What a dataclass holds, in order."""
+    return [value.__dict__[name] if name in value.__dict__ else getattr(value, name) for name in field_names(value)]
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors that a value holds, in the order of its fields, through tuples and nested values."""
+    if isinstance(value, Tensor):
+        return [value]
+    found: list[Tensor] = []
+    for part in value if isinstance(value, tuple | list) else fields(value) if isinstance(value, FrozenValue) else ():
+        found += tensors_in(part)
+    return found
+
+
+def map_tensors(value: Any, fn: Callable[[Tensor], Any]) -> Any:
+    """The value with fn of each tensor that it holds, through tuples and nested values; itself where none changes."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, tuple | list):
+        items = [map_tensors(item, fn) for item in value]
+        same = all(a is b for a, b in zip(items, value, strict=True))
+        return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
+    if not isinstance(value, FrozenValue):
+        return value
+    changed = {}
+    for name, old in zip(field_names(value), fields(value), strict=True):  # compilers trace this loop
+        new = map_tensors(old, fn)
+        if new is not old:
+            changed[name] = new
+    return altered(value, **changed) if changed else value
+
+
+def altered(value: Any, **changed: Any) -> Any:
+    """The same frozen value with other fields, which are taken to be as good as those that they replace."""
+    made = object.__new__(type(value))
+    made.__dict__.update(value.__getstate__())
+    made.__dict__.update(changed)
+    return made
+
+
+def frozen(cls: type, *, eq: bool, init: bool) -> Any:
+    """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`."""
+    made: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
+    torch.export.register_dataclass(made, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    return made
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def structure(*, eq: bool = False, init: bool = True) -> Callable[[C], C]:
-    """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`.
+    """Make a subclass of `FrozenValue` a structure: a frozen dataclass that compilers and exporters take as an input.
 
     Its tensors and numbers become leaves of a pytree, so that `torch.compile`, `torch.export`, DDP and recomputation
     take the value as an input. They also rebuild it with stand-ins in the place of tensors and numbers, which is why
     constructors check plain tensors and plain integers only. `eq=False` compares by identity: right for a value that
     holds tensors.
     """
-
-    def decorate(cls: C) -> C:
-        made: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
-        made.__getstate__ = fields_only
-        torch.export.register_dataclass(made, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
-        return made
-
-    return decorate
+    return lambda cls: frozen(cls, eq=eq, init=init)

@@ -7,12 +7,15 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from structconv import torch_private as private
 from structconv.errors import StructureError
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph, check_size
 from structconv.structures.grid import Grid
 from structconv.structures.masks import Device, Support, Transposed, filtered, listed
 from structconv.structures.values import structure
+
+__all__ = ["Window"]
 
 
 @structure()
@@ -90,6 +93,14 @@ class Window(Support):
                 for (radius, dilation), size in zip(self.axes(), shape, strict=True)]
         return listed(enumeration.product_pairs(axes, shape), num_inputs, num_outputs)
 
+    @property
+    def listed(self) -> bool:
+        return self.centre is None or (self.centre.dim() == 1 and not torch.compiler.is_compiling())
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return () if self.centre is None else tuple(self.centre.shape[:-1])
+
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         if self.centre is not None and self.centre.dim() > 1:
             return None
@@ -103,7 +114,7 @@ class Window(Support):
         return self if self.centre is None else Transposed(self)
 
     def _edges_near(self, centre: Tensor, num_inputs: int) -> Graph | None:
-        if centre.dim() > 1 or torch.compiler.is_compiling():
+        if centre.dim() > 1 or torch.compiler.is_compiling() or private.is_wrapped(centre):
             return None
         wider = enumeration.near_pairs(num_inputs, centre, self.axes()[0][0] + 1)
         graph = listed(wider, num_inputs, centre.shape[0])

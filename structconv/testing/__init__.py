@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 from structconv.testing import library as _library  # noqa: F401 - registers the package's specimens
+from structconv.testing.checks import by_definition
 from structconv.testing.specimens import SPECIMENS, TRAITS, Setup, Specimen, add, specimen
 from structconv.testing.suite import CHECKS, Check, suite
 
-__all__ = ["CHECKS", "SPECIMENS", "TRAITS", "Check", "Setup", "Specimen", "add", "specimen", "suite"]
+__all__ = ["CHECKS", "SPECIMENS", "TRAITS", "Check", "Setup", "Specimen", "add", "by_definition", "specimen",
+           "suite"]

@@ -14,23 +14,33 @@ import torch
 from torch import Tensor
 
 from structconv import ops
-from structconv.bases import attention, pairs
-from structconv.bases.attention import Pairwise, entries, nodes
+from structconv.bases import pairs, pairwise
 from structconv.bases.base import Basis
 from structconv.bases.pairs import Edges, full
+from structconv.bases.pairwise import Pairwise, entries, nodes
 from structconv.testing.specimens import Specimen, as_basis, with_leaves
+from structconv.theta import Theta, as_theta
+
+__all__ = ["CHANNELS", "F64", "TOLERANCE", "arguments", "by_definition", "check_adjoint", "check_blocks",
+           "check_contract", "check_entries", "check_gradcheck", "check_paths", "check_reference", "is_expression",
+           "same", "same_gradients", "values"]
 
 F64 = torch.float64
 TOLERANCE = 1e-10
 CHANNELS = 3
 
 
-def same(actual: Tensor, expected: Tensor, what: str, tolerance: float | Tensor = TOLERANCE) -> None:
-    """Assert that two tensors have one shape and differ by at most `tolerance`, relative to the larger of 1 and max."""
+def same(actual: Tensor, expected: Tensor, what: str, tolerance: float | Tensor | None = None) -> None:
+    """Assert that two tensors have one shape and differ by at most `tolerance`, relative to the larger of 1 and max.
+
+    Without one it is that of float64, or a thousand units in the last place of a narrower dtype.
+    """
     if actual.shape != expected.shape:
         raise AssertionError(f"{what}: shape {tuple(actual.shape)} instead of {tuple(expected.shape)}")
     if expected.numel() == 0:
         return
+    if tolerance is None:
+        tolerance = TOLERANCE if actual.dtype == F64 else 1e3 * torch.finfo(actual.dtype).eps
     actual, expected = actual.to(F64), expected.to(F64)
     error = (actual - expected).abs()
     if isinstance(tolerance, float):
@@ -54,6 +64,21 @@ def _gradients(y: Tensor, weight: Tensor, inputs: Sequence[Tensor]) -> list[Tens
         return [torch.zeros_like(t) for t in inputs]
     found = torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, inputs, strict=True)]
+
+
+def by_definition(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Tensor:
+    """y_nq = sum_kmp A_kmn x_mp Theta_kpq, eq. (1) as it is written: one einsum over `basis.dense()` and Theta whole.
+
+    Args:
+        x: (..., M, P), in the dtype in which all is computed.
+        basis: (..., K, M, N).
+        theta: (K, P, Q), whole or in factors.
+
+    Returns:
+        (..., N, Q). O(K M N) memory and more: for small sizes.
+    """
+    whole = as_theta(theta).dense().to(dtype=x.dtype, device=x.device)
+    return torch.einsum("...kmn,...mp,kpq->...nq", basis.dense(x.dtype).to(dtype=x.dtype, device=x.device), x, whole)
 
 
 def arguments(basis: Basis, *, heads: bool, seed: int = 2) -> Tensor:
@@ -155,7 +180,7 @@ def check_blocks(specimen: Specimen) -> None:
     for elements in (1 << 24, 1):
         subject, leaves = with_leaves(specimen.subject())
         with ExitStack() as stack:
-            for module in (attention, pairs):
+            for module in (pairs, pairwise):
                 stack.enter_context(mock.patch.object(module, "BLOCK_ELEMENTS", elements))
             basis = as_basis(subject)
             x, r = arguments(basis, heads=False), arguments(basis, heads=True)
@@ -171,11 +196,10 @@ def check_paths(specimen: Specimen) -> None:
     """The three orders of the product A^T x Theta, and the planner's choice, equal the einsum of eq. (1)."""
     subject, leaves = with_leaves(specimen.subject())
     basis = as_basis(subject)
-    a = basis.dense(F64)
     x = arguments(basis, heads=False)
     theta = torch.randn(basis.size, CHANNELS, 2, dtype=F64, generator=torch.Generator().manual_seed(5))
     theta.requires_grad_()
-    expected = torch.einsum("...kmn,...mp,kpq->...nq", a, x, theta)
+    expected = by_definition(x, basis, theta)
     for path in ("channels_first", "structure_first", "operator_first", None):
         same_gradients(ops.conv(x, basis, theta, path=path), expected, [x, theta, *leaves], f"path={path}")
 

@@ -23,6 +23,8 @@ from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, Padding, Window
 
+__all__ = ["F64", "Drawn", "expressions", "leaves_of_scores", "masks", "matrices"]
+
 F64 = torch.float64
 _FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (torch.tanh, torch.square, torch.cos)
 

@@ -13,6 +13,9 @@ from structconv.structures import Graph, Grid, KnowledgeGraph, batch
 from structconv.testing.checks import F64, arguments, same
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
 
+__all__ = ["check_batching", "check_blockwise", "check_masking", "check_permutation", "check_translation", "relabelled",
+           "rolled", "twice"]
+
 
 def check_batching(specimen: Specimen) -> None:
     """What a batch gives, each of its elements gives alone."""

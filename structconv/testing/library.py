@@ -24,9 +24,13 @@ from structconv.bases.typed import Typed
 from structconv.mechanisms import grids, index
 from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
-from structconv.mechanisms.expression import STRUCTURE, Mechanism
+from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, KnowledgeGraph, Padding, Window, batch
 from structconv.testing.specimens import Setup, add
+
+__all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "empty_graph", "knowledge", "random", "random_graph",
+           "repeated_graph", "setup", "several"]
 
 F64 = torch.float64
 M, P, Q, HEADS = 6, 4, 3, 2
@@ -115,10 +119,6 @@ def _values() -> None:
 def _leaves() -> None:
     several((), bilinear=lambda: scores.Bilinear(random(2, HEADS, 5, 3), random(2, 1, M, 3)),
             affine=lambda: scores.Affine(random(HEADS, M), random(2, HEADS, 5)),
-            projected_affine=lambda: scores.ProjectedAffine(random(HEADS, M, 3), random(2, HEADS, 5, 3),
-                                                            random(HEADS, 3), random(HEADS, 3)),
-            projected_bilinear=lambda: scores.ProjectedBilinear(random(M, 3), random(2, 5, 4), random(2 * HEADS, 4),
-                                                                random(2 * HEADS, 3), None, random(2 * HEADS), HEADS),
             additive=lambda: scores.Additive(random(HEADS, M, 3), random(HEADS, 5, 3), random(HEADS, 3)),
             edge_score=lambda: scores.EdgeScore(random_graph(), random(HEADS, 13)),
             uniform=lambda: scores.Uniform(torch.ones((), dtype=F64), M, 5),
@@ -174,6 +174,8 @@ def _index_based() -> None:
     several(("compiles",), cuboid=lambda: setup(index.Cuboid((3, 3)), Grid((4, 5)), entries=20),
             cuboid_strided=lambda: setup(index.Cuboid((3, 2), stride=2, dilation=(1, 2), padding=1), Grid((5, 4)),
                                          entries=20),
+            shifts_off_the_grid=lambda: setup(index.Shifts([5, -7]), Grid(4), entries=4),
+            cuboid_off_the_grid=lambda: setup(index.Cuboid(2, offset=7), Grid(4), entries=4),
             pool=lambda: setup(index.Pool(2), Grid((4, 4)), entries=16),
             unpool=lambda: setup(index.Pool(2).transpose(), Grid((4, 4)), entries=4))
     several(("translates",), cuboid_on_a_torus=lambda: setup(index.Cuboid((3, 3)), Grid((3, 4), periodic=True),

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from structconv.mechanisms.expression import Mechanism
 from structconv.structures import Graph
 from structconv.testing.checks import F64, arguments, same
 from structconv.testing.laws import twice
 from structconv.testing.specimens import Setup, Specimen, Subject, as_basis, mapped, with_dtype
+
+__all__ = ["Analysis", "check_compile", "check_copies", "check_dtypes", "check_export", "check_noncontiguous", "larger"]
 
 
 def check_dtypes(specimen: Specimen) -> None:
@@ -112,13 +115,15 @@ def check_copies(specimen: Specimen) -> None:
 class Analysis(nn.Module):
     """A mechanism's basis applied to the x from which it is made, as a module to compile or export."""
 
-    def __init__(self, mechanism: nn.Module) -> None:
+    mechanism: Mechanism
+
+    def __init__(self, mechanism: Mechanism) -> None:
         super().__init__()
         self.mechanism = mechanism
 
     def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Tensor:
         """(..., K, N, P)."""
-        return self.mechanism(x, z, structure).analysis(x)
+        return self.mechanism.basis(x, z, structure).analysis(x)
 
 
 def larger(setup: Setup) -> list[Setup]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
+
+__all__ = ["SPECIMENS", "TRAITS", "Setup", "Specimen", "Subject", "add", "as_basis", "as_specimen", "mapped",
+           "random_numbers", "specimen", "with_dtype", "with_leaves"]
 
 #: What a specimen may promise beyond what every basis does; each names the check that holds it to its word.
 TRAITS = {
@@ -32,6 +36,17 @@ TRAITS = {
 }
 
 
+@contextmanager
+def random_numbers(seed: int) -> Iterator[None]:
+    """Random numbers of the CPU from this seed on, and afterwards as if none had been drawn."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
 @dataclass(frozen=True, eq=False)
 class Setup:
     """A mechanism with parameters, and what it is called on: x (..., M, P), z (..., N, P') and a structure."""
@@ -43,7 +58,7 @@ class Setup:
 
     def basis(self) -> Basis:
         """The basis that the mechanism makes."""
-        return cast(Basis, self.mechanism(self.x, self.z, self.structure))
+        return self.mechanism.basis(self.x, self.z, self.structure)
 
 
 Subject = Basis | Setup
@@ -71,8 +86,7 @@ class Specimen:
 
     def subject(self, seed: int = 0) -> Subject:
         """The subject made anew; equal seeds give equal ones."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with random_numbers(seed):
             return self.make()
 
     def basis(self, seed: int = 0) -> Basis:
@@ -139,7 +153,7 @@ def _mapped(value: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any]) ->
                 tensors.update({name: mapped(t, fn, memo) for name, t in tensors.items() if t is not None})
         return module
     if isinstance(value, Basis) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        held = vars(value)
+        held = vars(value).copy()  # at once: another thread may note something meanwhile
         changed = {name: new for name, old in held.items() if (new := mapped(old, fn, memo)) is not old}
         return _replaced(value, changed) if changed else value
     return value

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from structconv.testing import checks, laws, programs
 from structconv.testing.specimens import Specimen, Subject, as_specimen
 
+__all__ = ["CHECKS", "Check", "suite"]
+
 #: Every check by its name.
 CHECKS: dict[str, Callable[[Specimen], None]] = {
     "contract": checks.check_contract, "reference": checks.check_reference, "adjoint": checks.check_adjoint,

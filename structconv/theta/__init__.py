@@ -8,7 +8,13 @@ that the planner compares what is really run.
 from __future__ import annotations
 
 from structconv.theta.base import Theta, sum_tensors, wants_grad
-from structconv.theta.factored import DepthwiseSeparableTheta, HeadBlocksTheta, LowRankTheta, SeparableTheta
+from structconv.theta.factored import (
+    ByHeadTheta,
+    DepthwiseSeparableTheta,
+    HeadBlocksTheta,
+    LowRankTheta,
+    SeparableTheta,
+)
 from structconv.theta.whole import (
     ConcatTheta,
     DepthwiseTheta,
@@ -19,6 +25,6 @@ from structconv.theta.whole import (
     as_theta,
 )
 
-__all__ = ["ConcatTheta", "DepthwiseSeparableTheta", "DepthwiseTheta", "EyeTheta", "FullTheta", "GroupedTheta",
-           "HeadBlocksTheta", "LowRankTheta", "SeparableTheta", "SharedTheta", "Theta", "as_theta", "sum_tensors",
-           "wants_grad"]
+__all__ = ["ByHeadTheta", "ConcatTheta", "DepthwiseSeparableTheta", "DepthwiseTheta", "EyeTheta", "FullTheta",
+           "GroupedTheta", "HeadBlocksTheta", "LowRankTheta", "SeparableTheta", "SharedTheta", "Theta", "as_theta",
+           "sum_tensors", "wants_grad"]

@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Hashable
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
+from structconv.bases.spec import Leaf
 from structconv.errors import ShapeError
 from structconv.primitives.products import product, split_heads
+from structconv.structures.values import FrozenValue
+
+__all__ = ["Theta", "check_letters", "contract_heads", "expand_heads", "held_tensors", "plus", "repeat_head",
+           "sum_tensors", "wants_grad"]
 
 
-class Theta(abc.ABC):
+class _Held(FrozenValue):
+    """What the tensors among a value's fields say of it."""
+
+    @property
+    def static_key(self) -> Hashable:
+        """The type, and of its tensors shapes, dtypes, and whether a gradient is wanted, which may change."""
+        return type(self), *[(field.shape, field.dtype, field.requires_grad) if isinstance(field, Tensor) else field
+                             for field in self.__dict__.values()]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that hold the numbers; none where Theta is fixed."""
+        return held_tensors(self)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The numbers' dtype, which x must share; `None` where there are no numbers."""
+        return next((t.dtype for t in self.tensors), None)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the numbers are; `None` where there are none."""
+        return next((t.device for t in self.tensors), None)
+
+
+class Theta(_Held, abc.ABC):
     """A weight of K matrices from P input to Q output channels; letters as in eq. (1)."""
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise `ShapeError` unless what it holds fits together."""
+
+    @classmethod
+    def over(cls, **held: Any) -> Self:
+        """The value over these fields, unchecked: a plan for it checks, once."""
+        made = object.__new__(cls)
+        made.__dict__.update(held)
+        return made
 
     @property
     @abc.abstractmethod
@@ -38,8 +83,8 @@ class Theta(abc.ABC):
         """x Theta_k for each k: (..., M, P) -> (..., K, M, Q)."""
 
     @abc.abstractmethod
-    def contract(self, r: Tensor) -> Tensor:
-        """sum_k r_k Theta_k: (..., K, N, P) -> (..., N, Q)."""
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """sum_k r_k Theta_k + b: (..., K, N, P), (Q) or none -> (..., N, Q)."""
 
     #: Whether `join` sums the heads, so that they need not be told apart once the structure is applied.
     sums_heads: bool = True
@@ -59,9 +104,9 @@ class Theta(abc.ABC):
         """What the structure is applied to, head by head: (..., M, P) -> (..., K, M, head_channels)."""
         return self.expand(x)
 
-    def join(self, r: Tensor) -> Tensor:
-        """The output from what the heads gathered: (..., K, N, head_channels) -> (..., N, Q)."""
-        return r.sum(-3)
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The output from what the heads gathered, and b: (..., K, N, head_channels), (Q) or none -> (..., N, Q)."""
+        return plus(r.sum(-3), bias)
 
     @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Theta:
@@ -75,23 +120,13 @@ class Theta(abc.ABC):
     def contract_flops(self) -> int:
         """Flops of `contract` for one entry."""
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that hold the numbers; none where Theta is fixed."""
-        return held_tensors(self)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The numbers' dtype, which x must share; `None` where there are no numbers."""
-        return next((t.dtype for t in self.tensors), None)
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the numbers are; `None` where there are none."""
-        return next((t.device for t in self.tensors), None)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(K={self.size}, P={self.in_channels}, Q={self.out_channels})"
+
+
+def plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    """y + b, where there is b."""
+    return y if bias is None else y + bias
 
 
 def sum_tensors(terms: list[Tensor]) -> Tensor:
@@ -124,9 +159,10 @@ def repeat_head(x: Tensor, size: int) -> Tensor:
     return x.unsqueeze(-3).expand(*x.shape[:-2], size, *x.shape[-2:])
 
 
-def held_tensors(theta: Theta) -> tuple[Tensor, ...]:
+def held_tensors(theta: FrozenValue) -> tuple[Tensor, ...]:
     """The tensors among the fields of a value."""
-    return tuple([field for field in theta.__dict__.values() if isinstance(field, Tensor)])
+    held = [field for field in theta.__dict__.values() if isinstance(field, Tensor | Leaf)]
+    return cast("tuple[Tensor, ...]", tuple(held))
 
 
 def wants_grad(theta: Theta) -> bool:

@@ -8,8 +8,10 @@ from torch import Tensor
 from structconv.bases.base import value
 from structconv.errors import ShapeError
 from structconv.primitives.products import product
-from structconv.theta.base import Theta, check_letters, contract_heads, expand_heads
+from structconv.theta.base import Theta, check_letters, contract_heads, expand_heads, plus
 from structconv.theta.whole import FullTheta
+
+__all__ = ["ByHeadTheta", "DepthwiseSeparableTheta", "HeadBlocksTheta", "LowRankTheta", "SeparableTheta"]
 
 
 @value
@@ -22,7 +24,7 @@ class SeparableTheta(Theta):
     mix: Tensor
     filters: Tensor
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_letters(self, mix="KH", filters="HPQ")
 
     @property
@@ -50,10 +52,10 @@ class SeparableTheta(Theta):
             return expand_heads(x, self._mixed())
         return _mix_heads(self.mix, expand_heads(x, self.filters))
 
-    def contract(self, r: Tensor) -> Tensor:
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         if self._materialise(self.out_channels):
-            return contract_heads(r, self._mixed())
-        return contract_heads(_mix_heads(self.mix.mT, r), self.filters)
+            return contract_heads(r, self._mixed(), bias)
+        return contract_heads(_mix_heads(self.mix.mT, r), self.filters, bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return SeparableTheta(self.mix[start:stop], self.filters)
@@ -81,7 +83,7 @@ class DepthwiseSeparableTheta(Theta):
     depthwise: Tensor
     pointwise: Tensor
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_letters(self, depthwise="KP", pointwise="PQ")
 
     @property
@@ -102,8 +104,8 @@ class DepthwiseSeparableTheta(Theta):
     def expand(self, x: Tensor) -> Tensor:
         return expand_heads(x, self.depthwise.unsqueeze(-1) * self.pointwise)
 
-    def contract(self, r: Tensor) -> Tensor:
-        return product((r * self.depthwise.unsqueeze(-2)).sum(-3), self.pointwise)
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return product((r * self.depthwise.unsqueeze(-2)).sum(-3), self.pointwise, bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return DepthwiseSeparableTheta(self.depthwise[start:stop], self.pointwise)
@@ -128,7 +130,7 @@ class LowRankTheta(Theta):
     sums_heads = False
     factors = 2
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_letters(self, values="GPD", outputs="KDQ")
         if isinstance(self.values, Tensor) and self.outputs.shape[0] % self.values.shape[0]:
             raise ShapeError("LowRankTheta", "the number of value projections must divide K",
@@ -147,7 +149,7 @@ class LowRankTheta(Theta):
         return self.outputs.shape[2]
 
     @property
-    def shared_by(self) -> int:
+    def _shared_by(self) -> int:
         """K / G, the number of heads that share a value projection."""
         return self.outputs.shape[0] // self.values.shape[0]
 
@@ -161,20 +163,20 @@ class LowRankTheta(Theta):
     def heads(self, x: Tensor) -> Tensor:
         """x values_g(k): (..., M, P) -> (..., K, M, D)."""
         r = expand_heads(x, self.values)
-        return r if self.shared_by == 1 else r.repeat_interleave(self.shared_by, dim=-3)
+        return r if self._shared_by == 1 else r.repeat_interleave(self._shared_by, dim=-3)
 
-    def join(self, r: Tensor) -> Tensor:
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """sum_k r_k outputs_k: (..., K, N, D) -> (..., N, Q)."""
-        return contract_heads(r, self.outputs)
+        return contract_heads(r, self.outputs, bias)
 
     def expand(self, x: Tensor) -> Tensor:
         return self.heads(x) @ self.outputs
 
-    def contract(self, r: Tensor) -> Tensor:
-        return self.join(r @ self._head_values())
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.join(r @ self._head_values(), bias)
 
     def slice(self, start: int, stop: int) -> Theta:
-        step = self.shared_by
+        step = self._shared_by
         if start % step or stop % step:
             return LowRankTheta(self._head_values()[start:stop], self.outputs[start:stop])
         return LowRankTheta(self.values[start // step:stop // step], self.outputs[start:stop])
@@ -194,7 +196,7 @@ class LowRankTheta(Theta):
         return 2 * self.size * self.in_channels * self.head_channels + self.outer_flops()
 
     def _head_values(self) -> Tensor:
-        return self.values if self.shared_by == 1 else self.values.repeat_interleave(self.shared_by, dim=0)
+        return self.values if self._shared_by == 1 else self.values.repeat_interleave(self._shared_by, dim=0)
 
 
 @value
@@ -207,7 +209,7 @@ class HeadBlocksTheta(Theta):
     values: Tensor
     sums_heads = False
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_letters(self, values="KPD")
 
     @property
@@ -233,15 +235,15 @@ class HeadBlocksTheta(Theta):
     def heads(self, x: Tensor) -> Tensor:
         return expand_heads(x, self.values)
 
-    def join(self, r: Tensor) -> Tensor:
-        return r.movedim(-3, -2).flatten(-2)
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return plus(r.movedim(-3, -2).flatten(-2), bias)
 
     def expand(self, x: Tensor) -> Tensor:
         place = torch.eye(self.size, dtype=x.dtype, device=x.device)
         return (self.heads(x).unsqueeze(-2) * place[:, None, :, None]).flatten(-2)
 
-    def contract(self, r: Tensor) -> Tensor:
-        return self.join(r @ self.values)
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.join(r @ self.values, bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return FullTheta(self.dense()[start:stop])
@@ -256,6 +258,47 @@ class HeadBlocksTheta(Theta):
 
     expand_flops = inner_flops
     contract_flops = inner_flops
+
+
+@value
+class ByHeadTheta(Theta):
+    """No weight: heads come in, (..., K, M, C), and go out as they are."""
+
+    size: int = 1
+    channels: int = 1
+    sums_heads = False
+
+    @property
+    def in_channels(self) -> int:
+        return self.channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.channels
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-3)
+
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """r_k + b_k: (..., K, N, C), (K, C) or none -> (..., K, N, C)."""
+        return r if bias is None else r + bias.unsqueeze(-2)
+
+    def dense(self) -> Tensor:
+        raise NotImplementedError
+
+    def expand(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def slice(self, start: int, stop: int) -> Theta:
+        return ByHeadTheta(stop - start, self.channels)
+
+    def expand_flops(self) -> int:
+        return 0
+
+    contract_flops = expand_flops
 
 
 def _mix_heads(mix: Tensor, r: Tensor) -> Tensor:

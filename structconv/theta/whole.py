@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
 from structconv.bases.base import value
 from structconv.errors import ShapeError
 from structconv.primitives.products import product
-from structconv.theta.base import Theta, check_letters, contract_heads, expand_heads, repeat_head, sum_tensors
+from structconv.theta.base import Theta, check_letters, contract_heads, expand_heads, plus, repeat_head, sum_tensors
+
+__all__ = ["ConcatTheta", "DepthwiseTheta", "EyeTheta", "FullTheta", "GroupedTheta", "SharedTheta", "as_theta"]
 
 
 @value
@@ -17,7 +21,7 @@ class FullTheta(Theta):
 
     theta: Tensor
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_letters(self, theta="KPQ")
 
     @property
@@ -38,8 +42,8 @@ class FullTheta(Theta):
     def expand(self, x: Tensor) -> Tensor:
         return expand_heads(x, self.theta)
 
-    def contract(self, r: Tensor) -> Tensor:
-        return contract_heads(r, self.theta)
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return contract_heads(r, self.theta, bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return FullTheta(self.theta[start:stop])
@@ -57,7 +61,7 @@ class GroupedTheta(Theta):
     theta: Tensor
     rearranges_heads = True
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_letters(self, theta="KGPQ")
 
     @property
@@ -86,10 +90,10 @@ class GroupedTheta(Theta):
         r_GMKQ = (x_GMP @ self.theta.permute(1, 2, 0, 3).flatten(-2)).unflatten(-1, (self.size, self.theta.shape[3]))
         return r_GMKQ.movedim(-2, -4).movedim(-3, -2).flatten(-2)
 
-    def contract(self, r: Tensor) -> Tensor:
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         r_KNGP = r.unflatten(-1, (self.groups, self.theta.shape[2]))
         r_GNKP = r_KNGP.movedim(-2, -4).movedim(-3, -2).flatten(-2)
-        return (r_GNKP @ self.theta.transpose(0, 1).flatten(1, 2)).movedim(-3, -2).flatten(-2)
+        return plus((r_GNKP @ self.theta.transpose(0, 1).flatten(1, 2)).movedim(-3, -2).flatten(-2), bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return GroupedTheta(self.theta[start:stop])
@@ -109,7 +113,7 @@ class DepthwiseTheta(Theta):
 
     depthwise: Tensor
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_letters(self, depthwise="KPJ")
 
     @property
@@ -131,8 +135,8 @@ class DepthwiseTheta(Theta):
     def expand(self, x: Tensor) -> Tensor:
         return (x.unsqueeze(-3).unsqueeze(-1) * self.depthwise.unsqueeze(-3)).flatten(-2)
 
-    def contract(self, r: Tensor) -> Tensor:
-        return (r.unsqueeze(-1) * self.depthwise.unsqueeze(-3)).sum(-4).flatten(-2)
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return plus((r.unsqueeze(-1) * self.depthwise.unsqueeze(-3)).sum(-4).flatten(-2), bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return DepthwiseTheta(self.depthwise[start:stop])
@@ -151,7 +155,7 @@ class SharedTheta(Theta):
     theta: Tensor
     size: int = 1
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_letters(self, theta="PQ")
 
     @property
@@ -168,8 +172,8 @@ class SharedTheta(Theta):
     def expand(self, x: Tensor) -> Tensor:
         return repeat_head(product(x, self.theta), self.size)
 
-    def contract(self, r: Tensor) -> Tensor:
-        return product(r.sum(-3), self.theta)
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return product(r.sum(-3), self.theta, bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return SharedTheta(self.theta, stop - start)
@@ -202,8 +206,8 @@ class EyeTheta(Theta):
     def expand(self, x: Tensor) -> Tensor:
         return repeat_head(x, self.size)
 
-    def contract(self, r: Tensor) -> Tensor:
-        return r.sum(-3)
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return plus(r.sum(-3), bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return EyeTheta(stop - start, self.channels)
@@ -221,7 +225,7 @@ class ConcatTheta(Theta):
 
     parts: tuple[Theta, ...]
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         channels = {(part.in_channels, part.out_channels) for part in self.parts if isinstance(part, Theta)}
         if len(channels) > 1:
             raise ShapeError("ConcatTheta", "parts must share their channels (P, Q)", sorted(channels))
@@ -239,6 +243,10 @@ class ConcatTheta(Theta):
         return self.parts[0].out_channels
 
     @property
+    def static_key(self) -> Hashable:
+        return ConcatTheta, *[part.static_key for part in self.parts]
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(t for part in self.parts for t in part.tensors)
 
@@ -248,9 +256,10 @@ class ConcatTheta(Theta):
     def expand(self, x: Tensor) -> Tensor:
         return torch.cat([part.expand(x) for part in self.parts], dim=-3)
 
-    def contract(self, r: Tensor) -> Tensor:
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         pieces = r.split([part.size for part in self.parts], dim=-3)
-        return sum_tensors([part.contract(piece) for part, piece in zip(self.parts, pieces, strict=True)])
+        terms = [part.contract(piece) for part, piece in zip(self.parts[:-1], pieces[:-1], strict=True)]
+        return sum_tensors([*terms, self.parts[-1].contract(pieces[-1], bias)])
 
     def slice(self, start: int, stop: int) -> Theta:
         kept, at = [], 0

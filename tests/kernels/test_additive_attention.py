@@ -11,26 +11,27 @@ from torch.nn import functional as F
 from structconv import ops
 from structconv.bases import scores
 from structconv.errors import ConfigError
-from structconv.kernels.additive_attention import AdditiveEdges, AdditivePairs, known, recognise
-from structconv.kernels.forms import fused
+from structconv.kernels.additive_attention import known
 from structconv.mechanisms import STRUCTURE, Additive
 from structconv.structures import Causal, Window
-from tests.kernels.fused_forms import built, check_computes_the_same
+from tests.kernels.applied import applied, check_computes_the_same, match_of, offered, on_a_graph
 
+KERNEL = "structconv.additive_attention"
 LEAKY = partial(F.leaky_relu, negative_slope=0.2)
 GATV2 = Additive(8, 4, activation=LEAKY)
 TANH = Additive(8, 4)
 FUSED = {
-    "gatv2": (GATV2.masked(keep=STRUCTURE).softmax(), AdditiveEdges),
-    "gatv2 with dropout": (GATV2.masked(keep=STRUCTURE).softmax().dropout(0.4), AdditiveEdges),
-    "tanh on a graph": (TANH.masked(keep=STRUCTURE).softmax(), AdditiveEdges),
-    "window": (TANH.masked(keep=Window(3)).softmax(), AdditiveEdges),
-    "relu": (Additive(8, 4, activation=torch.relu).softmax(), AdditivePairs),
-    "tanh": (TANH.softmax(), AdditivePairs),
-    "tanh with dropout": (TANH.softmax().dropout(0.4), AdditivePairs),
-    "causal": (TANH.masked(keep=Causal()).softmax(), AdditivePairs),
-    "sigmoid": (Additive(8, 4, activation=torch.nn.Sigmoid()).masked(keep=Causal()).softmax(), AdditivePairs),
+    "gatv2": GATV2.masked(keep=STRUCTURE).softmax(),
+    "gatv2 with dropout": GATV2.masked(keep=STRUCTURE).softmax().dropout(0.4),
+    "tanh on a graph": TANH.masked(keep=STRUCTURE).softmax(),
+    "window": TANH.masked(keep=Window(3)).softmax(),
+    "relu": Additive(8, 4, activation=torch.relu).softmax(),
+    "tanh": TANH.softmax(),
+    "tanh with dropout": TANH.softmax().dropout(0.4),
+    "causal": TANH.masked(keep=Causal()).softmax(),
+    "sigmoid": Additive(8, 4, activation=torch.nn.Sigmoid()).masked(keep=Causal()).softmax(),
 }
+LISTED = ("gatv2", "gatv2 with dropout", "tanh on a graph", "window")
 OTHERS = {
     "gelu": Additive(8, 4, activation=F.gelu).masked(keep=STRUCTURE).softmax(),
     "over outputs": TANH.masked(keep=STRUCTURE).softmax(over="outputs"),
@@ -43,50 +44,69 @@ OTHERS = {
 @pytest.mark.parametrize("lead", [(), (2,)])
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_the_fused_form_computes_the_same(name, lead, dtype, tolerance):
-    check_computes_the_same(*FUSED[name], lead, dtype, tolerance)
+def test_the_kernel_computes_the_same(name, lead, dtype, tolerance):
+    check_computes_the_same(on_a_graph(FUSED[name], lead, dtype), KERNEL, tolerance)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_pairs_are_listed_where_they_are_few(name):
+    call = on_a_graph(FUSED[name])[2]
+    assert (match_of(KERNEL, call).edges is not None) == (name in LISTED)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_the_operators_cannot_compute_is_left_alone(name):
-    assert recognise(built(OTHERS[name])[0]) is None
+    assert KERNEL not in offered(on_a_graph(OTHERS[name])[2])
 
 
 @pytest.mark.parametrize(("activation", "expected"), [
     (torch.tanh, ("tanh", 0.0)), (F.relu, ("leaky_relu", 0.0)), (F.leaky_relu, ("leaky_relu", 0.01)),
-    (LEAKY, ("leaky_relu", 0.2)), (torch.nn.LeakyReLU(0.3), ("leaky_relu", 0.3)), (torch.nn.Identity(),
-                                                                                  ("leaky_relu", 1.0)),
-    (torch.nn.Tanh(), ("tanh", 0.0)), (lambda t: t.tanh(), None), (partial(LEAKY, inplace=True), None),
-    (partial(F.softplus, beta=2), None), (torch.nn.GELU(), None),
+    (LEAKY, ("leaky_relu", 0.2)), (lambda t: t.tanh(), None), (partial(LEAKY, inplace=True), None),
+    (partial(F.softplus, beta=2), None),
 ])
 def test_activations_are_recognised_by_what_they_are(activation, expected):
     assert known(activation) == expected
 
 
+@pytest.mark.parametrize(("activation", "expected"), [
+    (torch.nn.LeakyReLU(0.3), ("leaky_relu", 0.3)), (torch.nn.Identity(), ("leaky_relu", 1.0)),
+    (torch.nn.Tanh(), ("tanh", 0.0)), (torch.nn.GELU(), None),
+])
+def test_modules_are_recognised_unless_somebody_changes_their_call(activation, expected):
+    def found():
+        match = match_of(KERNEL, on_a_graph(Additive(8, 4, activation=activation).softmax())[2])
+        return None if match is None else (match.activation, match.slope)
+
+    assert found() == expected
+    handle = activation.register_forward_hook(lambda module, args, y: 2 * y)
+    assert found() is None
+    handle.remove()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_isolated_outputs_are_zero_and_strangers_do_not_leak(dtype):
-    basis, _, r = built(FUSED["gatv2"][0], (), dtype)
+    basis, (r, *_), _ = on_a_graph(FUSED["gatv2"], (), dtype)
     dirty = r.detach().clone()
     dirty[:, 25:] = torch.nan
-    y = fused(basis, dirty).apply(dirty)
+    y = applied(basis, dirty, KERNEL)
     assert not y[:, 25:].any()
     assert y.isfinite().all()
-    basis, _, r = built(FUSED["causal"][0], (), dtype)
+    basis, (r, *_), _ = on_a_graph(FUSED["causal"], (), dtype)
     dirty = r.detach().clone()
     dirty[:, 20:] = torch.nan
-    y = fused(basis, dirty).apply(dirty)
-    torch.testing.assert_close(y[:, :20], fused(basis, r).apply(r)[:, :20])
+    y = applied(basis, dirty, KERNEL)
+    torch.testing.assert_close(y[:, :20], applied(basis, r, KERNEL)[:, :20])
     assert y[:, 20:].isnan().all()
 
 
 def test_autocast_may_mix_dtypes():
-    module, x = FUSED["tanh"][0].bound(16), torch.randn(30, 16)
+    module, x = FUSED["tanh"].bound(16), torch.randn(30, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        basis, r = module(x), torch.randn(4, 30, 8)
+        basis, r = module.basis(x), torch.randn(4, 30, 8)
         assert basis.child.source.dtype == torch.bfloat16
-        y = fused(basis, r).apply(r)
+        y = applied(basis, r, KERNEL)
     assert y.dtype == torch.float32
-    torch.testing.assert_close(y, module(x).apply(r), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(y, module.basis(x).apply(r), rtol=0.05, atol=0.05)
 
 
 def test_nothing_of_the_size_of_the_pairs_is_held():

@@ -8,22 +8,31 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from structconv import ops, plan
 from structconv.bases import Bilinear, Lookup
-from structconv.bases.pairwise import Dropped
+from structconv.bases.entrywise import Dropped
 from structconv.bases.positions import Distance
-from structconv.kernels import reassociation
-from structconv.kernels.blocked_attention import BlockedAttention, with_shares
-from structconv.kernels.blocked_attention import recognise as blocked
-from structconv.kernels.dense_attention import ScaledDotProduct
-from structconv.kernels.forms import fused
-from structconv.kernels.reassociation import Reassociated, causal_product
-from structconv.kernels.reassociation import recognise as reassociated
+from structconv.kernels import dense_attention, reassociation
+from structconv.kernels.reassociation import causal_product
 from structconv.mechanisms import ALiBi, BiAffine, ClippedShifts, DotProduct, RelativeBias, RelativeKey
+from structconv.planning import decide
 from structconv.primitives import dense_blocks
 from structconv.primitives.blocked_attention import _composed, blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
 from structconv.structures import Causal, Padding, Window
 from structconv.theta import EyeTheta
+from tests.kernels.applied import (
+    PRIMITIVES,
+    application_of,
+    applied,
+    call_of,
+    check_computes_the_same,
+    expression,
+    match_of,
+    offered,
+    problem_of,
+    same,
+)
 
+BLOCKED_KERNEL, REASSOCIATED, FUSED = "structconv.blocked_attention", "structconv.reassociated", "torch.sdpa"
 N, P = 19, 8
 DOT = DotProduct(heads=4).scaled()
 KEEP = torch.rand(2, N, generator=torch.Generator().manual_seed(3)) > 0.4
@@ -72,69 +81,57 @@ def sizes(request, monkeypatch):
     monkeypatch.setattr(dense_blocks, "BUFFER", request.param[0])
     monkeypatch.setattr(dense_blocks, "ROWS", request.param[1])
     monkeypatch.setattr(reassociation, "CHUNK", request.param[1])
+    monkeypatch.setattr(dense_attention, "HELD_RELATIVE", 0)
 
 
 def built(mechanism, dtype=torch.float64):
-    torch.manual_seed(0)
-    module = mechanism.bound(P).to(dtype)
     x = torch.randn(2, N, P, dtype=dtype, requires_grad=True)
-    basis = module(x)
-    r = torch.randn(2, basis.size, N, 6, dtype=dtype, requires_grad=True)
-    return basis, [x, *module.parameters()], r
-
-
-def compare(basis, form, leaves, r, tolerance):
-    expected, got = basis.apply(r), form.apply(r)
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
-    cotangent = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, [r, *leaves], cotangent, retain_graph=True, allow_unused=True)
-    found = torch.autograd.grad(got, [r, *leaves], cotangent, allow_unused=True)
-    for a, b in zip(found, wanted, strict=True):
-        if b is not None:
-            torch.testing.assert_close(torch.zeros_like(b) if a is None else a, b, rtol=tolerance, atol=tolerance)
+    return expression(mechanism.bound(P).to(dtype), x, channels=6)
 
 
 @pytest.mark.parametrize("name", BLOCKED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_blocks_compute_the_same(name, sizes, dtype, tolerance):
-    basis, leaves, r = built(BLOCKED[name], dtype)
-    form = fused(basis, r)
-    assert type(form) is BlockedAttention
-    compare(basis, form, leaves, r, tolerance)
+    check_computes_the_same(built(BLOCKED[name], dtype), BLOCKED_KERNEL, tolerance)
 
 
 @pytest.mark.parametrize("name", LOW_RANK)
 def test_reassociation_computes_the_same(name, sizes):
-    basis, leaves, r = built(LOW_RANK[name])
-    form = reassociated(basis)
-    assert type(form) is Reassociated
-    compare(basis, form, leaves, r, 1e-10)
-    torch.testing.assert_close(form.synthesis(r), basis.synthesis(r), rtol=1e-10, atol=1e-10)
-    x = r[:, 0]
-    torch.testing.assert_close(form.analysis(x), basis.analysis(x), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(form.apply(r), basis.dense().mT @ r, rtol=1e-10, atol=1e-10)
+    basis, leaves, call = built(LOW_RANK[name])
+    r = call.projected
+    for each in (call_of(basis, r), call):
+        form = application_of(REASSOCIATED, each)
+        same(form.apply(r, each), basis.apply(r), leaves, 1e-10)
+        torch.testing.assert_close(form.apply(r, each), basis.dense().mT @ r, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(form.synthesise()(r, each), basis.synthesis(r), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(form.analyse()(r[:, 0], each), basis.analysis(r[:, 0]), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_blocks_cannot_compute_is_left_alone(name):
-    assert blocked(built(OTHERS[name])[0]) is None
+    assert BLOCKED_KERNEL not in offered(built(OTHERS[name])[2])
 
 
 @pytest.mark.parametrize("mechanism", [DOT.softmax(), DOT.relu().normalize("sum"), DOT.masked(drop=Window(1)),
                                        DOT.masked(keep=Causal()).normalize("sum", over="outputs")])
 def test_what_has_no_low_rank_is_not_reassociated(mechanism):
-    assert reassociated(built(mechanism)[0]) is None
+    assert REASSOCIATED not in offered(built(mechanism)[2])
+
+
+def test_small_relative_terms_are_held_whole_for_torch():
+    for scores in (DOT + RelativeBias(3), ALiBi() + DOT, DOT + RelativeKey(2)):
+        check_computes_the_same(built(scores.softmax()), FUSED, 1e-10)
 
 
 def test_the_planner_reassociates_where_that_is_cheaper():
     x = torch.randn(4096, 16)
-    for basis, kernel in ((DotProduct(heads=2, dim=16).bound(16)(x).normalize("count"), "structconv.reassociated"),
-                          (DotProduct(heads=2, dim=16).bound(16)(x), "structconv.reassociated")):
-        assert plan(x, basis, EyeTheta(2, 16)).kernel == kernel
+    scores = DotProduct(heads=2, dim=16).bound(16).basis(x)
+    for basis in (scores.normalize("count"), scores):
+        assert plan(x, basis, EyeTheta(2, 16)).kernel == REASSOCIATED
     small = torch.randn(8, 64)
-    basis = DotProduct(heads=1, dim=64).bound(64)(small).normalize("count")
-    assert plan(small, basis, EyeTheta(1, 64)).kernel != "structconv.reassociated"
-    assert not isinstance(fused(basis, small.unsqueeze(0)), Reassociated)
+    basis = DotProduct(heads=1, dim=64).bound(64).basis(small).normalize("count")
+    assert plan(small, basis, EyeTheta(1, 64)).kernel != REASSOCIATED
+    assert decide(problem_of(call_of(basis, small.unsqueeze(0)))).kernel != REASSOCIATED
 
 
 @pytest.mark.parametrize("scores", [DOT, DOT + RelativeBias(2), DOT.relu()], ids=["dot", "bias", "relu"])
@@ -142,46 +139,45 @@ def test_the_planner_reassociates_where_that_is_cheaper():
 @pytest.mark.parametrize("mask", [Causal(), Padding(KEEP)], ids=["causal", "padding"])
 def test_strangers_do_not_leak(scores, kind, mask, sizes):
     """What is not finite at an input reaches the outputs that see it, and no other."""
-    basis, _, r = built(scores.masked(keep=mask).normalize(kind))
-    assert fused(basis, r) is not basis
+    _, (r, *_), call = built(scores.masked(keep=mask).normalize(kind))
+    made = decide(problem_of(call))
+    assert made.kernel != PRIMITIVES
     unseen = ~KEEP if isinstance(mask, Padding) else (torch.arange(N) >= N - 3).expand(2, N)
     reached = torch.zeros_like(unseen) if isinstance(mask, Padding) else unseen
     dirty = r.detach().masked_fill(unseen[:, None, :, None], torch.nan)
-    y, clean = (ops.apply(basis, t).movedim(1, -1)[~reached] for t in (dirty, r))
+    y, clean = (made.run(call._replace(projected=t)).movedim(1, -1)[~reached] for t in (dirty, r))
     torch.testing.assert_close(y, clean)
 
 
-def test_an_output_without_inputs_is_zero_and_gives_no_gradient():
+def test_an_output_without_inputs_is_zero_and_gives_no_gradient(sizes):
     q, k = (torch.randn(2, N, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     table = torch.zeros(2, 1, 5, dtype=torch.float64, requires_grad=True)
     nothing = Padding(torch.zeros(N, dtype=torch.bool))
     basis = (Bilinear(q, k) + Lookup(table, "clip", 2, N, N)).masked(keep=nothing).softmax()
     r = torch.randn(2, N, 3, dtype=torch.float64)
-    y = fused(basis, r).apply(r)
+    y = applied(basis, r, BLOCKED_KERNEL)
     assert not y.any()
     assert all(not g.any() for g in torch.autograd.grad(y.sum(), [q, k, table]))
     hidden = Bilinear(q, k) + Lookup(table.detach() - torch.inf, "clip", 2, N, N)
-    assert not fused(hidden.softmax(), r).apply(r).any()
+    assert not applied(hidden.softmax(), r, BLOCKED_KERNEL).any()
 
 
 def test_a_batch_of_values_shares_the_dropout_of_the_weights():
     q = torch.randn(2, N, 4, dtype=torch.float64)
     basis = Dropped(Bilinear(q, q).softmax(), 0.4, torch.tensor(3))
     r = torch.randn(3, 2, N, 5, dtype=torch.float64)
-    torch.testing.assert_close(fused(basis, r).apply(r), basis.dense().mT @ r)
+    torch.testing.assert_close(applied(basis, r, BLOCKED_KERNEL), basis.dense().mT @ r)
 
 
 @pytest.mark.parametrize("name", ["learnt bias", "relative keys", "dropout under a mask", "relu, sum"])
 def test_weights_by_offset_are_those_of_the_outer_product(name, sizes):
-    basis, leaves, r = built(BLOCKED[name])
-    y, found = with_shares(basis, r, "clip", 2)
-    shifts = ClippedShifts(2).bound(P)(leaves[0])
+    basis, (r, *leaves), call = built(BLOCKED[name])
+    call = call._replace(relative=torch.randn(5, 6, dtype=r.dtype))
+    y, found = application_of(BLOCKED_KERNEL, call).shares(r, 2, call)
+    shifts = ClippedShifts(2).bound(P).basis(leaves[0])
     expected = basis.outer(shifts).analysis(leaves[0].new_ones(N, 1)).squeeze(-1).unflatten(-2, (basis.size, 5)).mT
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(y, basis.apply(r), rtol=1e-10, atol=1e-10)
-    cotangent = torch.randn_like(expected)
-    torch.testing.assert_close(*(torch.autograd.grad(t, leaves, cotangent, retain_graph=True, allow_unused=True,
-                                                     materialize_grads=True) for t in (found, expected)))
+    same(found, expected, leaves, 1e-10)
 
 
 def problem(heads=2, dtype=torch.float64, *, weights="softmax", p=0.0):
@@ -261,16 +257,14 @@ def test_what_comes_later_does_not_leak(backend, sizes, bad):
         leaves[which][:, 30:] = bad
         q, k, v = leaves
         basis = Bilinear(q, k).masked(keep=Causal()).softmax()
-        assert type(fused(basis, v)) is ScaledDotProduct
         with sdpa_kernel(backend):
-            y = ops.apply(basis, v)
+            y = applied(basis, v, FUSED)
         torch.testing.assert_close(y[:, :30], clean[:, :30])
 
 
 def test_torch_fuses_causal_attention_without_a_table():
-    basis, leaves, r = built(DOT.masked(keep=Causal()).softmax())
-    form = fused(basis, r)
-    assert type(form) is ScaledDotProduct
-    assert form.existing.causal
-    assert not form.existing.masked
-    compare(basis, form, leaves, r, 1e-10)
+    found = built(DOT.masked(keep=Causal()).softmax())
+    match = match_of(FUSED, found[2])
+    assert match.existing.causal
+    assert not match.existing.masked
+    check_computes_the_same(found, FUSED, 1e-10)

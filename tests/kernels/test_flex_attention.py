@@ -1,4 +1,4 @@
-"""FlexAttention as a form: what it recognises, and that it computes the same, gradients included.
+"""FlexAttention: what it recognises, and that it computes the same, gradients included.
 
 Without a GPU torch evaluates Flex's functions as they are written; its own refusal of gradients on a CPU, where its
 compiled kernels have none, is lifted here.
@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
-from structconv import plan
-from structconv.kernels import flex_attention, flex_masks
-from structconv.kernels.blocked_attention import BlockedAttention
-from structconv.kernels.flex_attention import FlexAttention, recognise
+from structconv.kernels import dense_attention, flex_attention, flex_masks, window_attention
+from structconv.kernels.flex_attention import FlexScores
 from structconv.kernels.flex_masks import Present
-from structconv.kernels.forms import fused
 from structconv.mechanisms import ALiBi, BiAffine, DotProduct, RelativeBias, RelativeKey
-from structconv.planning import plan as planner
+from structconv.planning import decide
 from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, Padding, Window
 from structconv.structures.supports import EdgeSupport
-from structconv.theta import EyeTheta
+from tests.kernels.applied import applied, check_computes_the_same, expression, offered, planned, problem_of
 
+KERNEL, BLOCKED = "torch.flex", "structconv.blocked_attention"
 N, P = 19, 8
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DOT = DotProduct(heads=4).scaled()
@@ -34,7 +32,7 @@ FLEX = {
     "causal buckets": (DOT + RelativeBias(4, buckets="log_causal")).masked(keep=Causal()).softmax(),
     "alibi, padded": (ALiBi() + DOT).masked(keep=Padding(KEEP)).softmax(),
     "keys and bias": (DOT + RelativeKey(2) + 0.5 * RelativeBias(3, heads=4)).masked(keep=Causal()).softmax(),
-    "window": DOT.masked(keep=Window(2)).softmax(),
+    "window": BIASED.masked(keep=Window(2)).softmax(),
     "window of a grid, padded": BIASED.masked(keep=Window((3, 1), grid=Grid((N, 1)))).masked(
         keep=Padding(KEEP)).softmax(),
     "blocks or before": BIASED.masked(keep=Blocks(5) | Causal()).softmax(),
@@ -69,33 +67,18 @@ def flex(monkeypatch):
     monkeypatch.setattr(flex_masks, "SIDE", 8)
     monkeypatch.setattr(torch_flex, "_warn_once", lambda *args, **kwargs: None)
     torch._dynamo.reset()  # on a CPU all problems are traced from one function, of which torch makes few programs
-    for name in ("_MEMO", "_RECENT"):
-        monkeypatch.setattr(planner, name, {})
-    for name in ("_KNOWN", "_SEEN"):
-        monkeypatch.setattr(flex_masks, name, {})
+    monkeypatch.setattr(flex_masks, "_FIRST", {})
+    monkeypatch.setattr(dense_attention, "HELD_RELATIVE", 0)
+    monkeypatch.setattr(window_attention, "STORED", ())  # as on a GPU
 
 
 def built(mechanism, dtype=torch.float32):
-    torch.manual_seed(0)
-    module = mechanism.bound(P).to(DEVICE, dtype)
     x = torch.randn(2, N, P, dtype=dtype, device=DEVICE, requires_grad=True)
-    basis = module(x)
-    r = torch.randn(2, basis.size, N, 6, dtype=dtype, device=DEVICE, requires_grad=True)
-    return basis, [x, *module.parameters()], r
+    return expression(mechanism.bound(P).to(DEVICE, dtype), x, channels=6)
 
 
 def compare(name):
-    basis, leaves, r = built(FLEX[name])
-    form = fused(basis, r)
-    assert type(form) is FlexAttention
-    expected, got = basis.apply(r), form.apply(r)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    cotangent = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, [r, *leaves], cotangent, retain_graph=True, allow_unused=True)
-    found = torch.autograd.grad(got, [r, *leaves], cotangent, allow_unused=True)
-    for a, b in zip(found, wanted, strict=True):
-        if b is not None:
-            torch.testing.assert_close(torch.zeros_like(b) if a is None else a, b, rtol=1e-4, atol=1e-4)
+    check_computes_the_same(built(FLEX[name]), KERNEL, 1e-4)
 
 
 @pytest.mark.parametrize("name", FLEX)
@@ -117,22 +100,15 @@ def test_a_compiled_program_has_all_gradients(name, monkeypatch):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_flex_cannot_compute_is_left_alone(name):
-    assert recognise(built(OTHERS[name])[0]) is None
+    assert KERNEL not in offered(built(OTHERS[name])[2])
 
 
-def test_the_planner_offers_it_on_a_gpu_alone_and_for_what_is_large(monkeypatch):
-    basis, _, r = built(FLEX["learnt bias"])
-    theta = EyeTheta(basis.size, 6)
-
-    def offered():
-        return {candidate.kernel for candidate in plan(r[:, 0], basis, theta).candidates}
-
-    assert "torch.flex" in offered()
-    for name, value in (("LEAST_PAIRS", N * N + 1), ("DEVICES", ())):
-        with monkeypatch.context() as patch:
-            patch.setattr(flex_attention, name, value)
-            assert "torch.flex" not in {c.kernel for c in plan(r[:1, 0], basis, theta).candidates}
-            assert recognise(basis) is None
+@pytest.mark.parametrize(("name", "value"), [("LEAST_PAIRS", N * N + 1), ("DEVICES", ())])
+def test_the_planner_offers_it_on_a_gpu_alone_and_for_what_is_large(name, value, monkeypatch):
+    call = built(FLEX["learnt bias"])[2]
+    assert KERNEL in offered(call)
+    monkeypatch.setattr(flex_attention, name, value)
+    assert KERNEL not in offered(call)
 
 
 @pytest.mark.parametrize("mask", [Causal(), Window(9), ~Window(3) & Causal(), Blocks(7) | Window(2)])
@@ -146,23 +122,27 @@ def test_blocks_are_those_that_torch_finds(mask):
     assert Present.of(mask).block_mask(inputs, outputs, DEVICE) is found
 
 
-def test_what_is_not_finite_stays_with_its_pairs():
-    basis, _, r = built(FLEX["causal and padded"])
+def test_what_is_not_finite_stays_with_its_pairs(monkeypatch):
+    basis, (r, *_), call = built(FLEX["causal and padded"])
     with torch.no_grad():
         r[0, :, 4], r[1, :, 2] = torch.nan, torch.inf
-    assert type(fused(basis, r)) is not FlexAttention  # padding may have left these out
-    basis, _, r = built((DOT + RelativeBias(3)).masked(keep=Causal()).softmax())
+    plan = planned(call, KERNEL)
+    with monkeypatch.context() as patch:
+        patch.setattr(FlexScores, "_attend", None)  # padding may have left these out
+        torch.testing.assert_close(plan.run(call), basis.apply(r), equal_nan=True, rtol=1e-4, atol=1e-4)
+    basis, (r, *_), _ = built((DOT + RelativeBias(3)).masked(keep=Causal()).softmax())
     with torch.no_grad():
         r[0, :, 4] = torch.nan
-    y = fused(basis, r).apply(r)
+    y = applied(basis, r, KERNEL)
     assert y[0, :, :4].isfinite().all() and y[0, :, 4:].isnan().all() and y[1].isfinite().all()
 
 
 def test_deterministic_algorithms_and_wide_numbers_are_left_to_others(monkeypatch):
-    basis, _, r = built(FLEX["learnt bias"])
-    form = recognise(basis)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    monkeypatch.setattr(FlexAttention, "_attend", None)  # is not asked
-    torch.testing.assert_close(form.apply(r), basis.apply(r), rtol=1e-4, atol=1e-4)
-    basis, _, r = built(FLEX["learnt bias"], torch.float64)
-    assert type(fused(basis, r)) is BlockedAttention
+    basis, (r, *_), call = built(FLEX["learnt bias"])
+    plan = planned(call, KERNEL)
+    monkeypatch.setattr(FlexScores, "_attend", None)  # is not asked
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        torch.testing.assert_close(plan.run(call), basis.apply(r), rtol=1e-4, atol=1e-4)
+    basis, (r, *_), call = built(FLEX["learnt bias"], torch.float64)
+    torch.testing.assert_close(decide(problem_of(call)).run(call), basis.apply(r))

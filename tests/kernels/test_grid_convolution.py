@@ -8,15 +8,11 @@ from torch.nn import functional
 
 from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.shift import Shift
-from structconv.kernels import reference
 from structconv.ops import conv, plan
 from structconv.structures.grid import Grid
+from structconv.testing import by_definition
 from structconv.theta import DepthwiseTheta, GroupedTheta
-
-
-def numbers(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
-
+from tests.kernels.applied import numbers
 
 CASES = [
     ((9,), 3, 1, 1, "zeros", 1, 0),
@@ -33,11 +29,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("shape", "kernel", "dilation", "offset", "padding", "stride", "grow"), CASES)
-def test_equals_the_reference(shape, kernel, dilation, offset, padding, stride, grow):
+def test_equals_the_definition(shape, kernel, dilation, offset, padding, stride, grow):
     basis = Shift(Grid(shape), cuboid_offsets(kernel, dilation, offset), padding, stride, grow)
     x, theta = numbers(2, basis.num_inputs, 4).requires_grad_(), numbers(basis.size, 4, 3).requires_grad_()
     assert plan(x, basis, theta).kernel == "torch.conv"
-    y, wanted = conv(x, basis, theta), reference(x, basis, theta)
+    y, wanted = conv(x, basis, theta), by_definition(x, basis, theta)
     torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
     seed = numbers(*y.shape)
     for ours, theirs in zip(torch.autograd.grad((y * seed).sum(), [x, theta]),
@@ -83,4 +79,4 @@ def test_what_is_no_convolution_goes_another_way(basis):
     made = plan(x, basis, theta)
     assert made.kernel != "torch.conv"
     assert "torch.conv" not in str(made)
-    torch.testing.assert_close(conv(x, basis, theta), reference(x, basis, theta), rtol=0, atol=1e-10)
+    torch.testing.assert_close(conv(x, basis, theta), by_definition(x, basis, theta), rtol=0, atol=1e-10)

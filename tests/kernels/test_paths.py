@@ -1,4 +1,4 @@
-"""Every path of every basis gives eq. (1): values and gradients against the reference, in float64."""
+"""Every path of every basis gives eq. (1): values and gradients against the definition, in float64."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.scores import Bilinear
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
-from structconv.kernels import reference
+from structconv.errors import ShapeError
 from structconv.ops import conv
-from structconv.planning import rules_for
+from structconv.planning import registered
+from structconv.planning.kernel import matching
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
+from structconv.testing import by_definition
+from structconv.testing.specimens import with_leaves
 from structconv.theta import (
     ConcatTheta,
     DepthwiseSeparableTheta,
@@ -29,12 +32,9 @@ from structconv.theta import (
     SeparableTheta,
     SharedTheta,
 )
+from tests.kernels.applied import convolution_of, numbers, problem_of
 
 M, P = 12, 4
-
-
-def numbers(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape) + len(shape)))
 
 
 def graph(num_inputs=M, num_outputs=M, edges=30):
@@ -87,26 +87,16 @@ THETAS = {
 }
 
 
-def parameters(theta):
-    """The same Theta over fresh leaves, and those leaves."""
-    if isinstance(theta, ConcatTheta):
-        parts = [parameters(part) for part in theta.parts]
-        return ConcatTheta(tuple(part for part, _ in parts)), [leaf for _, leaves in parts for leaf in leaves]
-    fields = {name: field.clone().requires_grad_() if isinstance(field, torch.Tensor) else field
-              for name, field in vars(theta).items()}
-    return type(theta)(**fields), [field for field in fields.values() if isinstance(field, torch.Tensor)]
-
-
 @pytest.mark.parametrize("theta_name", THETAS)
 @pytest.mark.parametrize("name", BASES)
-def test_every_path_equals_the_reference(name, theta_name):
+def test_every_path_equals_the_definition(name, theta_name):
     basis = BASES[name]()
-    theta, leaves = parameters(THETAS[theta_name](basis.size))
+    theta, leaves = with_leaves(THETAS[theta_name](basis.size))
     x = numbers(2, M, P).requires_grad_()
-    wanted = reference(x, basis, theta)
+    wanted = by_definition(x, basis, theta)
     seed = numbers(*wanted.shape)
     wanted_grads = torch.autograd.grad((wanted * seed).sum(), [x, *leaves])
-    paths = {rule.path for rule in rules_for(type(basis)) if rule.applies(basis, theta, x)}
+    paths = {path for _, _, path in matching(problem_of(convolution_of(x, basis, theta)))}
     assert {"channels_first", "structure_first", "operator_first"} <= paths
     assert ("between" in paths) == (theta_name in ("low rank", "concatenated heads"))
     assert ("per_part" in paths) == (name == "concat")
@@ -118,14 +108,20 @@ def test_every_path_equals_the_reference(name, theta_name):
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_every_rule_equals_the_reference(name):
-    """Also those of a path that the planner would not take."""
-    basis = BASES[name]()
+def test_every_kernel_equals_the_definition(name):
+    """In every order, b included, also where the planner would not take it."""
+    basis, bias = BASES[name](), numbers(3)
     theta = FullTheta(numbers(basis.size, P, 3))
     x = numbers(M, P) if basis.batch_shape == () else numbers(2, M, P)
-    for rule in rules_for(type(basis)):
-        if rule.applies(basis, theta, x):
-            torch.testing.assert_close(rule.run(x, basis, theta), reference(x, basis, theta), rtol=0, atol=1e-10)
+    call = convolution_of(x, basis, theta)._replace(bias=bias)
+    problem, count = problem_of(call), 0
+    for kernel in registered():
+        match = kernel.match(problem) if isinstance(problem.basis, kernel.types) else None
+        for path in () if match is None else kernel.paths(match, problem):
+            y, count = kernel.compile(match, problem, path)(call), count + 1
+            torch.testing.assert_close(y, by_definition(x, basis, theta) + bias, rtol=0, atol=1e-10,
+                                       msg=lambda m, label=f"{kernel.name}, {path}": f"{label}: {m}")
+    assert count >= 3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -134,7 +130,7 @@ def test_random_sizes(seed):
     k, m, n, p, q = (int(s) for s in torch.randint(1, 9, (5,), generator=generator))
     basis, theta, x = Dense(numbers(k, m, n)), numbers(k, p, q), numbers(3, 2, m, p)
     for path in ("channels_first", "structure_first", "operator_first"):
-        torch.testing.assert_close(conv(x, basis, theta, path=path), reference(x, basis, theta), rtol=0, atol=1e-10)
+        torch.testing.assert_close(conv(x, basis, theta, path=path), by_definition(x, basis, theta), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("shape", [(0, M, P), (2, 0, M, P)])
@@ -162,9 +158,17 @@ def test_narrow_dtypes(name, dtype):
     """Error of a sum of K P terms in this dtype, with a margin for the rounding of intermediate results."""
     basis = BASES[name]()
     x, theta = numbers(M, P).to(dtype), numbers(basis.size, P, 3).to(dtype)
-    bound = 8 * torch.finfo(dtype).eps * reference(
+    bound = 8 * torch.finfo(dtype).eps * by_definition(
         x.double().abs(), Dense(basis.dense(torch.float64).abs()), theta.double().abs())
     for path in (None, "channels_first", "structure_first", "operator_first"):
         y = conv(x, basis, theta, path=path)
         assert y.dtype == dtype
-        assert ((y.double() - reference(x.double(), basis, theta.double())).abs() <= bound).all()
+        assert ((y.double() - by_definition(x.double(), basis, theta.double())).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("path", [None, "channels_first", "structure_first"])
+@pytest.mark.parametrize("name", ["sparse", "polynomial"])
+def test_values_along_edges_share_the_dtype_of_x(name, path):
+    basis = BASES[name]()
+    with pytest.raises(ShapeError, match="x and values must share one dtype"):
+        conv(numbers(M, P).float(), basis, numbers(basis.size, P, 3).float(), path=path)

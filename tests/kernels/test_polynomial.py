@@ -9,6 +9,7 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
 from structconv.kernels import polynomial
 from structconv.ops import conv
+from structconv.primitives import polynomials
 from structconv.structures import Graph
 from structconv.theta import FullTheta
 
@@ -22,14 +23,14 @@ def small(monkeypatch):
     """Several blocks of rows, the last of them short, and no input too small."""
     monkeypatch.setattr(polynomial, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(polynomial, "LEAST_WIDTH", 1)
-    monkeypatch.setattr(polynomial, "ROWS", 16)
+    monkeypatch.setattr(polynomials, "ROWS", 16)
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """How often the backward in place ran."""
-    found, inner = [], polynomial._backward
-    monkeypatch.setattr(polynomial, "_backward", lambda *given: (found.append(1), inner(*given))[1])
+    found, inner = [], polynomials._backward
+    monkeypatch.setattr(polynomials, "_backward", lambda *given: (found.append(1), inner(*given))[1])
     return found
 
 
@@ -97,6 +98,20 @@ def test_what_else_goes_head_by_head(change, calls):
     y.sum().backward()
     tolerance = 0.1 if change == "bfloat16" else 1e-10
     torch.testing.assert_close(y.to(F64), expected, rtol=tolerance, atol=tolerance)
+    assert not calls
+
+
+@pytest.mark.parametrize("path", ["channels_first", "structure_first"])
+def test_values_that_learn_after_others_did_not(path, calls):
+    """The plan is the same; the recurrences take values for constants."""
+    x, basis, theta = problem("chebyshev", 4, 0)
+    conv(x, basis, theta, path=path)
+    calls.clear()
+    values = basis.operator.values.clone().requires_grad_()
+    learnt = Polynomial(Sparse(basis.operator.graph, values), 4)
+    wanted = torch.autograd.grad(dense(x, learnt, theta).sin().sum(), [x, theta, values])
+    found = torch.autograd.grad(conv(x, learnt, theta, path=path).sin().sum(), [x, theta, values])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
     assert not calls
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from structconv import nn
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
 from structconv.kernels import relational
+from structconv.mechanisms import Relations
 from structconv.ops import conv, plan
 from structconv.primitives import grouped
 from structconv.structures import Graph, KnowledgeGraph
+from structconv.testing import by_definition
+from structconv.testing.specimens import with_leaves
 from structconv.theta import EyeTheta, FullTheta, GroupedTheta, LowRankTheta, SeparableTheta, SharedTheta
+from tests.kernels.applied import LargestTensor
 
 F64 = torch.float64
 P = 4
@@ -56,12 +58,6 @@ def parts(basis, values):
     return Sparse.stack([Sparse(basis.graph.select(keep), values[keep]) for keep in kept])
 
 
-def leaves_of(theta):
-    fields = {name: t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t
-              for name, t in vars(theta).items()}
-    return type(theta)(**fields), [t for t in fields.values() if isinstance(t, torch.Tensor)]
-
-
 def paths(theta):
     found = ["per_relation"] if not isinstance(theta, SharedTheta | EyeTheta) else []
     return [*found, "mixed_first"] if isinstance(theta, SeparableTheta | SharedTheta | EyeTheta) else found
@@ -73,14 +69,14 @@ def paths(theta):
 def test_values_and_gradients(name, theta_name, blocks, monkeypatch):
     monkeypatch.setattr(relational, "BLOCK_BYTES", blocks)
     given = CASES[name]()
-    theta, leaves = leaves_of(THETAS[theta_name](given.count))
+    theta, leaves = with_leaves(THETAS[theta_name](given.count))
     values = None if given.values is None else given.values.clone().requires_grad_()
     leaves += [] if values is None else [values]
     basis = Typed(given.graph, given.kind, given.count, values)
     for lead in ((), (2,)):
         x = torch.randn(*lead, basis.num_inputs, P, dtype=F64, requires_grad=True)
         other = parts(given, values)
-        wanted = torch.einsum("kmn,...mp,kpq->...nq", other.dense(F64), x, theta.dense().to(F64))
+        wanted = by_definition(x, other, theta)
         torch.testing.assert_close(conv(x, other, theta), wanted, rtol=0, atol=1e-10)
         seed = torch.randn_like(wanted)
         expected = torch.autograd.grad((wanted * seed).sum(), [x, *leaves])
@@ -131,7 +127,7 @@ def test_one_gradient_at_a_time(name, wanted, monkeypatch):
         tensor.requires_grad_(need)
     x, theta, values = tensors
     y = conv(x, Typed(given.graph, given.kind, given.count, values), theta, path="per_relation")
-    expected = torch.einsum("kmn,mp,kpq->nq", parts(given, values).dense(), x, theta)
+    expected = by_definition(x, parts(given, values), theta)
     needed = [t for t in tensors if t.requires_grad]
     for ours, theirs in zip(torch.autograd.grad(y.sin().sum(), needed),
                             torch.autograd.grad(expected.sin().sum(), needed), strict=True):
@@ -187,23 +183,8 @@ def large(entities=2000, triples=20000, relations=50):
 
 
 def problem(knowledge, theta):
-    from structconv.mechanisms.graphs import Relations
-
     x = torch.randn(knowledge.num_entities, 32, requires_grad=True)
-    return x, Relations(theta.size)(x, structure=knowledge), theta
-
-
-class LargestTensor(TorchDispatchMode):
-    """The largest number of elements that any operation returned, within the products of groups too."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, torch.Tensor) and t.is_floating_point():
-                self.elements = max(self.elements, t.untyped_storage().nbytes() // t.element_size())
-        return out
+    return x, Relations(theta.size).basis(x, structure=knowledge), theta
 
 
 @pytest.mark.parametrize("limit", [1 << 24, 1 << 18])

@@ -1,4 +1,4 @@
-"""Shift sets that are no cuboid, by products of slices: every padding, one to four axes, against the reference."""
+"""Shift sets that are no cuboid, by products of slices: every padding, one to four axes, against the definition."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import torch
 
 from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.shift import Shift
-from structconv.kernels import reference
 from structconv.ops import conv, plan
-from structconv.planning import rules_for
 from structconv.primitives.shifted import shift_products
 from structconv.structures.grid import Grid
+from structconv.testing import by_definition
 from structconv.theta import DepthwiseTheta, FullTheta, LowRankTheta
+from tests.kernels.applied import computed, convolution_of, match_of, numbers
 
-F64 = torch.float64
-
-
-def numbers(*shape):
-    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(sum(shape)))
+SLICES = "structconv.slices"
 
 
-def ours(basis, theta, x):
-    found = [r for r in rules_for(Shift) if r.kernel == "products of slices" and r.applies(basis, theta, x)]
-    return found[0] if found else None
+def by_slices(x, basis, theta):
+    return computed(SLICES, convolution_of(x, basis, theta), "per_shift")
+
+
+def taken(x, basis, theta):
+    """Whether products of slices are for these."""
+    return match_of(SLICES, convolution_of(x, basis, theta)) is not None
 
 
 SETS = {
@@ -43,17 +43,16 @@ PADDINGS = ("zeros", "circular", "reflect", "replicate", "none")
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("grow", [0, -1, 2])
-def test_equals_the_reference(name, padding, grow):
+def test_equals_the_definition(name, padding, grow):
     shape, offsets = SETS[name]
     basis = Shift(Grid(shape), offsets, padding, grow=None if padding == "none" else grow)
     if basis.num_outputs == 0:
         pytest.skip("no offset stays on so small a grid")
     x, theta = numbers(2, basis.num_inputs, 4).requires_grad_(), numbers(basis.size, 4, 3).requires_grad_()
-    rule = ours(basis, FullTheta(theta), x)
-    if rule is None:
+    if not taken(x, basis, theta):
         assert basis.as_cuboid() is not None
         pytest.skip("a cuboid after all")
-    y, wanted = rule.run(x, basis, FullTheta(theta)), reference(x, basis, theta)
+    y, wanted = by_slices(x, basis, theta), by_definition(x, basis, theta)
     torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
     seed = numbers(*y.shape)
     for got, right in zip(torch.autograd.grad((y * seed).sum(), [x, theta]),
@@ -69,10 +68,8 @@ def test_random_sets(seed):
     offsets = [tuple(o) for o in torch.randint(-7, 8, (5, ndim), generator=generator).tolist()]
     for padding in PADDINGS[:4]:
         basis, theta, x = Shift(Grid(shape), offsets, padding), numbers(5, 2, 3), numbers(basis_size(shape), 2)
-        rule = ours(basis, FullTheta(theta), x)
-        if rule is not None:
-            torch.testing.assert_close(rule.run(x, basis, FullTheta(theta)), reference(x, basis, theta),
-                                       rtol=0, atol=1e-10)
+        if taken(x, basis, theta):
+            torch.testing.assert_close(by_slices(x, basis, theta), by_definition(x, basis, theta), rtol=0, atol=1e-10)
 
 
 def basis_size(shape):
@@ -86,8 +83,8 @@ def test_narrow_dtypes(dtype, padding):
     basis = Shift(Grid((9, 8)), ((0, 0), (1, -2), (2, 1), (-4, 3)), padding)
     x, theta, seed = (t.to(dtype) for t in (numbers(2, 72, 16), numbers(4, 16, 8), numbers(2, 72, 8)))
     grads = []
-    for convert, run in ((lambda t: t.clone(), lambda x, t: ours(basis, FullTheta(t), x).run(x, basis, FullTheta(t))),
-                         (torch.Tensor.double, lambda x, t: reference(x, basis, t))):
+    for convert, run in ((lambda t: t.clone(), lambda x, t: by_slices(x, basis, t)),
+                         (torch.Tensor.double, lambda x, t: by_definition(x, basis, t))):
         leaves = [convert(t).requires_grad_() for t in (x, theta)]
         y = run(*leaves)
         grads.append([y, *torch.autograd.grad((y * convert(seed)).sum(), leaves)])
@@ -101,7 +98,7 @@ def test_the_planner_takes_slices_for_far_offsets_and_convolution_for_cuboids():
     x = torch.randn(2, 56 * 56, 64, requires_grad=True)
     theta = torch.randn(5, 64, 64, requires_grad=True)
     far = Shift(Grid((56, 56)), ((0, 0), (8, -8), (-8, 8), (3, 7), (-5, -2)))
-    assert plan(x, far, theta).kernel == "products of slices"
+    assert plan(x, far, theta).kernel == SLICES
     window = Shift(Grid((56, 56)), cuboid_offsets((1, 5), 1, (0, 2)))
     assert plan(x, window, theta).kernel == "torch.conv"
     assert "slices" not in str(plan(x, window, theta))
@@ -110,16 +107,15 @@ def test_the_planner_takes_slices_for_far_offsets_and_convolution_for_cuboids():
 @pytest.mark.parametrize("theta", [LowRankTheta(numbers(1, 4, 2), numbers(3, 2, 3)), DepthwiseTheta(numbers(3, 4, 2))])
 def test_factored_theta(theta):
     basis, x = Shift(Grid((5, 6)), ((0, 0), (1, -2), (-2, 1))), numbers(2, 30, 4)
-    torch.testing.assert_close(ours(basis, theta, x).run(x, basis, theta), reference(x, basis, theta), rtol=0,
-                               atol=1e-10)
+    torch.testing.assert_close(by_slices(x, basis, theta), by_definition(x, basis, theta), rtol=0, atol=1e-10)
 
 
 def test_what_it_leaves_to_others():
     x, theta = numbers(30, 2), FullTheta(numbers(3, 2, 2))
     offsets = ((0, 0), (1, -2), (-2, 1))
-    assert ours(Shift(Grid((5, 6)), offsets), theta, x) is not None
-    assert ours(Shift(Grid((5, 6)), offsets, stride=2), theta, x) is None
-    assert ours(Shift(Grid((0, 6)), offsets), theta, numbers(0, 2)) is None
+    assert taken(x, Shift(Grid((5, 6)), offsets), theta)
+    assert not taken(x, Shift(Grid((5, 6)), offsets, stride=2), theta)
+    assert not taken(numbers(0, 2), Shift(Grid((0, 6)), offsets), theta)
 
 
 def test_a_nan_reaches_only_those_who_read_it():
@@ -136,7 +132,7 @@ def test_zero_filled_window_on_request(padding):
     basis, x, theta = Shift(Grid((6, 7)), offsets, padding), numbers(2, 42, 3), numbers(4, 3, 2)
     made = plan(x, basis, theta, path="operator_first")
     assert made.kernel == "zero-filled window"
-    torch.testing.assert_close(made.run(x, basis, FullTheta(theta)), reference(x, basis, theta), rtol=0, atol=1e-10)
+    torch.testing.assert_close(conv(x, basis, theta, plan=made), by_definition(x, basis, theta), rtol=0, atol=1e-10)
     assert plan(x, basis, theta).kernel != "zero-filled window"
 
 

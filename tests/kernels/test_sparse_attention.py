@@ -5,18 +5,31 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structconv import ops
 from structconv.bases import weights_at
+from structconv.bases.scores import Bilinear, EdgeScore
 from structconv.kernels import sparse_attention
-from structconv.kernels.forms import fused
-from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges, recognise
+from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges
 from structconv.mechanisms import STRUCTURE, Additive, BiAffine, DotProduct, EdgeBias, RelativeBias
 from structconv.nn import Conv
 from structconv.ops import conv
 from structconv.primitives.native.joint import joint_attention
 from structconv.structures import Causal, Graph, Window
+from structconv.structures.supports import EdgeSupport
 from structconv.weights import HeadBlocks, LowRank
-from tests.kernels.fused_forms import built, check_computes_the_same
+from tests.kernels.applied import (
+    PRIMITIVES,
+    applied,
+    call_of,
+    check_computes_the_same,
+    match_of,
+    offered,
+    on_a_graph,
+    planned,
+    same,
+)
 
+KERNEL = "structconv.edge_attention"
 AFFINE = BiAffine(heads=4, bilinear=False)
 DOT = DotProduct(heads=4).scaled()
 FUSED = {
@@ -44,8 +57,28 @@ OTHERS = {
 @pytest.mark.parametrize("lead", [(), (2,)])
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_the_fused_form_computes_the_same(name, lead, dtype, tolerance):
-    check_computes_the_same(*FUSED[name], lead, dtype, tolerance)
+def test_the_kernel_computes_the_same(name, lead, dtype, tolerance):
+    mechanism, kind = FUSED[name]
+    built = on_a_graph(mechanism, lead, dtype)
+    assert type(match_of(KERNEL, built[2])) is kind
+    check_computes_the_same(built, KERNEL, tolerance)
+
+
+def test_a_multiple_of_attention_keeps_its_weights():
+    basis, leaves, call = on_a_graph(FUSED["gat"][0])
+    half = call_of(0.5 * basis, call.projected)
+    same(planned(half, "operands' kernels").weights(half), 0.5 * weights_at(basis, torch.float64), leaves, 1e-10)
+
+
+def test_a_bias_along_other_edges_has_another_plan():
+    """All sizes are alike: which edges are the same is known by identity."""
+    edges, other = (torch.randint(0, 25, (2, 200)) for _ in range(2))
+    q, values, r = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 30, 4), (2, 200), (2, 30, 5)))
+    graph, copy, apart = Graph(edges, num_nodes=30), Graph(edges, num_nodes=30), Graph(other, num_nodes=30)
+    for of, kernel in ((graph, KERNEL), (copy, KERNEL), (apart, PRIMITIVES), (graph, KERNEL)):
+        basis = (Bilinear(q, q) + EdgeScore(of, values)).masked(keep=EdgeSupport(graph)).softmax()
+        torch.testing.assert_close(ops.apply(basis, r), basis.dense().mT @ r)
+        applied(basis, r, kernel)
 
 
 @pytest.fixture
@@ -133,14 +166,14 @@ def test_a_joint_product_compiles_whole(tables):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_the_operators_cannot_compute_is_left_alone(name):
-    assert recognise(built(OTHERS[name])[0]) is None
+    assert KERNEL not in offered(on_a_graph(OTHERS[name])[2])
 
 
 @pytest.mark.parametrize("name", ["gat", "dot"])
 def test_isolated_outputs_are_zero_and_strangers_do_not_leak(name):
-    basis, _, r = built(FUSED[name][0])
+    basis, (r, *_), _ = on_a_graph(FUSED[name][0])
     dirty = r.detach().clone()
     dirty[:, 25:] = torch.nan
-    y = fused(basis, dirty).apply(dirty)
+    y = applied(basis, dirty, KERNEL)
     assert not y[:, 25:].any()
     assert y.isfinite().all()

@@ -8,16 +8,18 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from structconv.bases.pairwise import Dropped
+from structconv import ops
+from structconv.bases.entrywise import Dropped
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
 from structconv.errors import ConfigError, ShapeError
 from structconv.kernels import dense_attention, window_attention
-from structconv.kernels.forms import fused
 from structconv.primitives.native import core
 from structconv.primitives.native import window as native
 from structconv.structures import Causal, Grid, Window
+from tests.kernels.applied import applied, call_of, computed, offered
 
+KERNEL = "structconv.window_attention"
 F64 = torch.float64
 SEQUENCE, IMAGE = Grid((70,)), Grid((5, 40))
 WINDOWS = {
@@ -34,12 +36,6 @@ WINDOWS = {
     "three axes": (120, Window((3, 1, 19), grid=Grid((2, 3, 20)))),
 }
 HEADS = 3
-
-
-@pytest.fixture(autouse=True)
-def unlisted(monkeypatch):
-    """However narrow a window is, its pairs are not listed; what is chosen is tested in test_window_choice.py."""
-    monkeypatch.setattr(window_attention, "LISTED_PAIR", math.inf)
 
 
 def scores_of(name, lead=(), dtype=F64, kind=None, depth=6):
@@ -65,15 +61,14 @@ def scores_of(name, lead=(), dtype=F64, kind=None, depth=6):
     return basis.masked(keep=window).softmax(over="inputs"), [*leaves, r]
 
 
-def form_of(basis, r):
-    form = fused(basis, r)
-    assert type(form) is window_attention.WindowAttention
-    return form
+def by_the_kernel(basis, r):
+    """However narrow the window is; what is chosen is tested in test_window_choice.py."""
+    return computed(KERNEL, call_of(basis, r), "between")
 
 
 def check(basis, leaves, wide_basis, wide_leaves, tolerance):
-    """The form against a product with the dense matrices of the same expression in float64."""
-    got = form_of(basis, leaves[-1]).apply(leaves[-1])
+    """The kernel against a product with the dense matrices of the same expression in float64."""
+    got = by_the_kernel(basis, leaves[-1])
     expected = wide_basis.dense(F64).mT @ wide_leaves[-1]
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
     cotangent = torch.randn_like(expected)
@@ -120,8 +115,8 @@ def test_a_bias_for_each_offset_on_a_grid(monkeypatch, name, lead):
 @pytest.mark.parametrize("lead", [(), (4,)])
 def test_a_bias_on_all_of_a_grid(monkeypatch, shape, held, lead):
     """Every window of Swin is a small grid, all of which is seen."""
-    monkeypatch.setattr(window_attention, "HELD_WEIGHTS", held)
-    kind = dense_attention.ScaledDotProduct if held else window_attention.WindowAttention
+    monkeypatch.setattr(dense_attention, "HELD_WEIGHTS", held)
+    kernel = "torch.sdpa" if held else KERNEL
     grid, found = Grid(shape), []
     for dtype in (torch.float32, F64):
         generator = torch.Generator().manual_seed(5)
@@ -129,9 +124,7 @@ def test_a_bias_on_all_of_a_grid(monkeypatch, shape, held, lead):
         leaves.append(torch.randn(*lead, 2, *(2 * size - 1 for size in shape), generator=generator).to(dtype))
         q, k, v, table = (t.requires_grad_() for t in leaves)
         basis = (Bilinear(q, k) * 0.4 + GridLookup(table, grid)).softmax(over="inputs")
-        form = fused(basis, v)
-        assert dtype == F64 or type(form) is kind
-        y = form.apply(v) if dtype == torch.float32 else basis.dense(F64).mT @ v
+        y = applied(basis, v, kernel) if dtype == torch.float32 else basis.dense(F64).mT @ v
         found.append((y.double(), *(g.double() for g in torch.autograd.grad(y.square().sum(), leaves))))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
@@ -145,7 +138,7 @@ def test_any_number_of_channels_in_either_storage(depth):
         found = []
         for q, k, r in (stored, wide):
             basis = (Bilinear(q, k) * depth**-0.5).masked(keep=WINDOWS["image"][1]).softmax(over="inputs")
-            y = form_of(basis, r).apply(r) if dtype == q.dtype else basis.apply(r)
+            y = by_the_kernel(basis, r) if dtype == q.dtype else basis.apply(r)
             assert y.dtype == q.dtype
             found.append((y, *torch.autograd.grad(y, (q, k, r), torch.ones_like(y) / 7)))
         for a, b in zip(*found, strict=True):
@@ -159,7 +152,7 @@ def test_dropout_falls_where_the_pair_says(monkeypatch, dtype):
     seed, r = torch.tensor(11), leaves[-1]
     dropped = Dropped(basis, 0.4, seed)
     expected = dropped.dense(dtype).mT @ r
-    got = form_of(dropped, r).apply(r)
+    got = by_the_kernel(dropped, r)
     tolerance = 1e-10 if dtype == F64 else 2e-5
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
     wanted = torch.autograd.grad(expected.square().sum(), leaves)
@@ -176,7 +169,7 @@ def test_what_lies_outside_the_windows_does_not_leak(monkeypatch):
                 for t in leaves:
                     t[..., 5, :] = bad  # point (0, 5): a neighbour of lines 0, 1 and columns 0 to 14
             r = leaves[-1]
-            y = form_of(basis, r).apply(r)
+            y = by_the_kernel(basis, r)
             touched = torch.zeros(5, 40, dtype=torch.bool)
             touched[:2, :15] = True
             assert y[:, ~touched.flatten()].isfinite().all() and not y[:, touched.flatten()].isfinite().all(-1).any()
@@ -189,7 +182,7 @@ def test_at_the_borders_windows_shrink():
     q = torch.zeros(1, 40, 2)
     values = torch.arange(40.0).view(1, 40, 1)
     basis = Bilinear(q, q).masked(keep=Window(10)).softmax(over="inputs")
-    y = form_of(basis, values).apply(values).flatten()
+    y = by_the_kernel(basis, values).flatten()
     near = [torch.arange(max(0, n - 10), min(40, n + 11)).float().mean() for n in range(40)]
     torch.testing.assert_close(y, torch.stack(near))
 
@@ -228,7 +221,7 @@ def test_compiles_whole():
 
     def layer(q, k, v, table):
         basis = Bilinear(q, k) * 0.5 + Lookup(table, "clip", 4, q.shape[-2], q.shape[-2])
-        return fused(basis.masked(keep=Window(12)).softmax(over="inputs"), v).apply(v)
+        return ops.apply(basis.masked(keep=Window(12)).softmax(over="inputs"), v)
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for length in (50, 77):
@@ -248,7 +241,7 @@ def test_the_numbers_do_not_depend_on_threads():
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            y = form_of(basis, leaves[-1]).apply(leaves[-1])
+            y = by_the_kernel(basis, leaves[-1])
             found.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
     finally:
         torch.set_num_threads(before)
@@ -264,9 +257,10 @@ def test_scores_that_are_no_scaled_product_with_a_bias_by_offset():
     for scores in (Bilinear(q, q) + by_output, Bilinear(q, q) + by_position, Bilinear(q, q) + by_place,
                    Bilinear(q, q).leaky_relu(0.2),
                    Bilinear(q.double(), q.double())):
-        assert window_attention.recognise(scores.masked(keep=window).softmax(over="inputs")) is None
-    assert window_attention.recognise(Bilinear(q, q).masked(keep=window).softmax(over="outputs")) is None
-    assert window_attention.recognise(Bilinear(q, q[:, :60]).masked(keep=window).softmax(over="inputs")) is None
+        assert KERNEL not in offered(call_of(scores.masked(keep=window).softmax(over="inputs"), q))
+    assert KERNEL not in offered(call_of(Bilinear(q, q).masked(keep=window).softmax(over="outputs"), q))
+    fewer = q[:, :60]
+    assert KERNEL not in offered(call_of(Bilinear(q, fewer).masked(keep=window).softmax(over="inputs"), fewer))
 
 
 def test_large_scores_after_none():

@@ -1,4 +1,8 @@
-"""Which windows are computed by the kernel that needs no list of pairs."""
+"""When windows are computed by the kernel that needs no list of pairs, and what that choice is for.
+
+The choice is by cost: the tests say nothing of where it turns, only that the least is taken, that it follows the
+machine, and that a wide window is not listed.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,14 @@ from structconv import ops, plan
 from structconv.bases.positions import GridLookup
 from structconv.bases.scores import Bilinear
 from structconv.errors import ConfigError, StructureError
-from structconv.kernels import dense_attention, sparse_attention, window_attention
-from structconv.kernels.forms import fused
 from structconv.mechanisms import DotProduct, RelativeBias
+from structconv.planning import Machine, decide
+from structconv.planning import machine as machines
 from structconv.structures import Blocks, Causal, Grid, Window
 from structconv.theta import EyeTheta
+from tests.kernels.applied import LargestTensor, applied, call_of, offered, problem_of
+
+KERNEL, LISTED = "structconv.window_attention", "structconv.edge_attention"
 
 
 def attention(window, length, heads=1):
@@ -21,33 +28,71 @@ def attention(window, length, heads=1):
     return Bilinear(q, q).masked(keep=window).softmax(over="inputs"), q
 
 
+def made(window, length):
+    return decide(problem_of(call_of(*attention(window, length))))
+
+
 def test_no_pairs_are_listed(monkeypatch):
     basis, _ = attention(Window(60), 300, heads=3)
     theta, x = EyeTheta(3, 6), torch.randn(300, 6)
     monkeypatch.setattr(Window, "edges", lambda *_: pytest.fail("pairs were listed"))
-    made = plan(x, basis, theta)
-    assert made.kernel == "structconv.window_attention" and "structconv.edge_attention" not in str(made)
-    assert made.run(x, basis, theta).shape == (300, 6)
+    monkeypatch.setattr(Window, "listing", lambda *_: pytest.fail("pairs were listed"))
+    found = plan(x, basis, theta)
+    assert found.kernel == KERNEL and "sdpa" not in str(found) and "blocked" not in str(found)
+    assert ops.conv(x, basis, theta, plan=found).shape == (300, 6)
     assert ops.apply(basis, torch.randn(3, 300, 5)).shape == (3, 300, 5)
-    assert dense_attention.recognise(basis) is None and sparse_attention.recognise(basis) is None
 
 
-@pytest.mark.parametrize("window", [Window(3), Window(20, grid=Grid(70, periodic=True)), Window(20) & Blocks(30),
-                                    Window(20, centre=torch.arange(70.0)), Window((5, 7), grid=Grid((7, 10)))])
-def test_narrow_and_other_windows_stay_with_their_lists(window):
+def test_nothing_of_the_size_of_the_pairs_is_held():
+    q = torch.randn(2, 512, 4, requires_grad=True)
+    with LargestTensor() as largest:
+        y = ops.apply(Bilinear(q, q).masked(keep=Window(100)).softmax(over="inputs"), q)
+        y.sum().backward()
+    assert q.numel() <= largest.elements <= 4 * q.numel()
+
+
+@pytest.mark.parametrize("window", [Window(20, grid=Grid(70, periodic=True)), Window(20) & Blocks(30),
+                                    Window(20, centre=torch.arange(70.0)),
+                                    Window((5, 7), grid=Grid((7, 10))) & Causal()])
+def test_other_windows_stay_with_their_lists(window):
     basis, q = attention(window, 70)
-    assert window_attention.recognise(basis) is None
-    assert type(fused(basis, q)) is sparse_attention.BilinearEdges
+    assert KERNEL not in offered(call_of(basis, q))
+    applied(basis, q, LISTED)
 
 
-@pytest.mark.parametrize(("window", "length", "kernel"), [
-    (Window(16), 4096, False), (Window(32), 4096, True), (Window(64), 1024, True), (Window(64), 256, True),
-    (Window(16), 256, False), (Window(64) & Causal(), 1024, True), (Window(10) & Causal(), 1024, False),
-    (Window(3, grid=Grid((28, 28))), 784, False), (Window(6, grid=Grid((28, 28))), 784, False),
-    (Window(5, grid=Grid((56, 56))), 3136, False), (Window(12, grid=Grid((56, 56))), 3136, True)])
-def test_the_faster_of_the_two_where_they_were_timed(window, length, kernel):
-    basis, _ = attention(window, length)
-    assert (window_attention.recognise(basis) is not None) == kernel
+WINDOWS = [(Window(radius), 1024) for radius in (1, 4, 16, 64, 256)]
+WINDOWS += [(Window(radius) & Causal(), 1024) for radius in (2, 64)]
+WINDOWS += [(Window(radius, grid=Grid((28, 28))), 784) for radius in (1, 3, 12)]
+MACHINES = {"typical": machines.TYPICAL["cpu"], "slow to gather": Machine(150.0, 40.0, 0.5),
+            "slow to multiply": Machine(2.0, 40.0, 15.0)}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("window", "length"), WINDOWS, ids=str)
+def test_the_path_that_is_predicted_to_be_fastest(window, length, machine, monkeypatch):
+    monkeypatch.setattr(machines, "_KNOWN", {"cpu": MACHINES[machine]})
+    found = made(window, length)
+    assert {candidate.kernel for candidate in found.candidates} == {KERNEL, LISTED}
+    assert all(found.seconds <= candidate.seconds for candidate in found.candidates)
+
+
+def test_the_choice_follows_the_machine(monkeypatch):
+    """A list gathers a row for each pair; the kernel computes pairs that do not count."""
+    chosen = {}
+    for name, machine in MACHINES.items():
+        monkeypatch.setattr(machines, "_KNOWN", {"cpu": machine})
+        chosen[name] = [made(window, length).kernel for window, length in WINDOWS]
+    counts = {name: kernels.count(KERNEL) for name, kernels in chosen.items()}
+    assert counts["slow to gather"] > counts["typical"] > counts["slow to multiply"]
+
+
+@pytest.mark.parametrize("window_of", [Window, lambda radius: Window(radius) & Causal(),
+                                       lambda radius: Window(radius, grid=Grid((32, 32)))],
+                         ids=["sequence", "causal", "image"])
+def test_the_wider_the_window_the_less_its_list(window_of):
+    """A narrow window is listed; from some width on none is, and none wider."""
+    unlisted = [made(window_of(radius), 1024).kernel == KERNEL for radius in (1, 2, 4, 8, 16, 31, 200)]
+    assert unlisted == sorted(unlisted) and not unlisted[0] and unlisted[-1]
 
 
 def test_the_cost_of_a_plan_grows_with_the_window():
@@ -61,9 +106,9 @@ def test_with_a_bias_no_window_is_too_narrow():
     q, table = torch.randn(2, 70, 4), torch.randn(2, 3, 3)
     scores = Bilinear(q, q) + GridLookup(table, grid)
     basis = scores.masked(keep=Window((3, 3), grid=grid)).softmax(over="inputs")
-    assert type(fused(basis, q)) is window_attention.WindowAttention
+    torch.testing.assert_close(applied(basis, q, KERNEL), basis.dense().mT @ q)
     other = scores.masked(keep=Window(3)).softmax(over="inputs")
-    assert window_attention.recognise(other) is None
+    assert KERNEL not in offered(call_of(other, q))
     torch.testing.assert_close(ops.apply(other, q), other.dense().mT @ q)
 
 
@@ -105,7 +150,7 @@ def test_a_bias_on_a_grid_compiles_whole(window):
 def test_a_bias_for_two_axes_needs_a_grid_with_two(structure, given):
     mechanism = (DotProduct(heads=2, dim=3) + RelativeBias((1, 2), grid=given)).softmax().bound(4)
     with pytest.raises(StructureError, match="RelativeBias"):
-        mechanism(torch.randn(6, 4), None, structure)
+        mechanism.basis(torch.randn(6, 4), None, structure)
     with pytest.raises(ConfigError, match="buckets"):
         RelativeBias((1, 2), buckets="log")
 

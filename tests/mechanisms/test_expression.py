@@ -9,10 +9,11 @@ import torch
 
 from structconv.bases import Concat, Identity
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms.expression import STRUCTURE, Mechanism
+from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Shifts
 from structconv.mechanisms.index import Identity as IdentityMechanism
+from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import Additive, BiAffine, DotProduct, Uniform
 from structconv.nn.conv import Conv
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
@@ -36,7 +37,7 @@ def test_a_part_used_twice_has_its_parameters_once():
     m = (score.softmax() | score.softmax(over="outputs")).bound(P)
     assert len(list(m.parameters())) == len(list(score.bound(P).parameters()))
     x = torch.randn(M, P)
-    basis = m(x)
+    basis = m.basis(x)
     assert isinstance(basis, Concat) and basis.size == 2 == m.size
 
 
@@ -47,7 +48,7 @@ def test_a_part_used_twice_has_its_parameters_once():
     (-DotProduct(heads=3, dim=2) / 2.0, 3), (DotProduct(heads=2, dim=2).exp().tanh().relu().softcap(1.0), 2)])
 def test_sizes_are_known_before_there_is_input(expression, size):
     assert expression.size == size
-    assert expression.bound(P).to(F64)(torch.randn(M, P, dtype=F64)).size == size
+    assert expression.bound(P).to(F64).basis(torch.randn(M, P, dtype=F64)).size == size
 
 
 def test_parts_of_a_concatenation():
@@ -58,20 +59,20 @@ def test_parts_of_a_concatenation():
 def test_dropout_is_for_training():
     m = DotProduct(dim=3).softmax().dropout(0.5).bound(P)
     x = torch.randn(30, P)
-    assert (m(x).dense() == 0).any()
+    assert (m.basis(x).dense() == 0).any()
     m.eval()
-    assert not (m(x).dense() == 0).any()
-    torch.testing.assert_close(m(x).dense(), m(x).dense())
+    assert not (m.basis(x).dense() == 0).any()
+    torch.testing.assert_close(m.basis(x).dense(), m.basis(x).dense())
 
 
 def test_the_structure_of_the_call_is_named_in_the_expression():
     m = DotProduct(dim=3).masked(keep=STRUCTURE).softmax().bound(P)
     x = torch.randn(M, P)
     graph = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=M)
-    assert int((m(x, None, graph).dense() != 0).sum()) == 2
-    assert int((m(x, None, Causal()).dense() != 0).sum()) == M * (M + 1) // 2
+    assert int((m.basis(x, None, graph).dense() != 0).sum()) == 2
+    assert int((m.basis(x, None, Causal()).dense() != 0).sum()) == M * (M + 1) // 2
     with pytest.raises(StructureError, match="called with a Graph or a Support; got NoneType"):
-        m(x)
+        m.basis(x)
     assert copy.deepcopy(STRUCTURE) is STRUCTURE and repr(STRUCTURE) == "STRUCTURE"
 
 
@@ -112,7 +113,7 @@ def test_padding_is_what_leaving_entries_out_is():
     layer = Conv(DotProduct(heads=2, dim=3).masked(keep=Padding(torch.arange(M) < 4)).softmax(), P, 3,
                  weight=LowRank(2)).to(F64)
     whole = Conv(DotProduct(heads=2, dim=3).softmax(), P, 3, weight=LowRank(2)).to(F64)
-    whole.load_state_dict({k.replace("mechanism.operands.0.", "mechanism."): v for k, v in layer.state_dict().items()})
+    whole.load_state_dict(layer.state_dict())
     x = torch.randn(M, P, dtype=F64)
     torch.testing.assert_close(layer(x)[:4], whole(x[:4]))
 
@@ -126,10 +127,10 @@ def test_an_entry_that_one_of_two_matrices_sees_is_not_padding(keep):
     for expression in (masked.softmax() + IdentityMechanism(), masked.softmax() | IdentityMechanism(),
                        IdentityMechanism() @ masked.softmax()):
         layer = Conv(expression, P, 3).to(F64)
-        basis = expression.bound(P).to(F64)
-        basis.load_state_dict({k.removeprefix("mechanism."): v for k, v in layer.state_dict().items()
+        mechanism = expression.bound(P).to(F64)
+        mechanism.load_state_dict({k.removeprefix("mechanism."): v for k, v in layer.state_dict().items()
                                if k.startswith("mechanism.")})
-        expected = torch.einsum("kmn,mp,kpq->nq", basis(x).dense(F64), x, layer.weight().dense()) + layer.bias
+        expected = torch.einsum("kmn,mp,kpq->nq", mechanism.basis(x).dense(F64), x, layer.weight().dense()) + layer.bias
         torch.testing.assert_close(layer(x), expected)
 
 
@@ -174,4 +175,4 @@ def test_mistakes_are_named(wrong, error, message):
 
 
 def run(mechanism: Mechanism):
-    return mechanism.bound(P)(torch.zeros(M, P)).dense()
+    return mechanism.bound(P).basis(torch.zeros(M, P)).dense()

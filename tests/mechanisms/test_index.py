@@ -59,7 +59,7 @@ def row(w):
 def built(mechanism, structure, entries, channels=2):
     """The dense basis, after checking that its size is the mechanism's and its products follow it."""
     x = torch.randn(3, entries, channels, dtype=F64)
-    basis = mechanism(x, structure=structure)
+    basis = mechanism.basis(x, structure=structure)
     a = basis.dense(F64)
     assert a.shape[0] == mechanism.size == basis.size
     close(basis.analysis(x), a.mT @ x.unsqueeze(-3))
@@ -140,7 +140,7 @@ def test_incidence():
     close(built(Incidence("sender") | Incidence("receiver"), g, 6), torch.stack([senders, receivers]))
     close(built(Incidence("receiver").transpose(), g, 7)[0], receivers.T)
     x = torch.randn(6, 3, dtype=F64)
-    assert torch.equal(Incidence("sender")(x, structure=g).analysis(x)[0], x[g.source])
+    assert torch.equal(Incidence("sender").basis(x, structure=g).analysis(x)[0], x[g.source])
     two_sided = Graph(torch.tensor([[0, 3], [1, 0]]), num_inputs=4, num_outputs=2)
     assert built(Incidence("sender"), two_sided, 4).shape == (1, 4, 2)
     assert built(Incidence("receiver"), two_sided, 2).shape == (1, 2, 2)
@@ -164,7 +164,7 @@ def test_edge_weights_have_gradients_isolated_nodes_included():
     for mechanism in (Adjacency(self_loops=True), Adjacency("row"), Chebyshev(2, lambda_max=1.5),
                       Powers(2, walk="backward")):
         def apply(w, mechanism=mechanism):
-            return mechanism(x, structure=Graph(directed().edge_index, num_nodes=6, edge_weight=w)).analysis(x)
+            return mechanism.basis(x, structure=Graph(directed().edge_index, num_nodes=6, edge_weight=w)).analysis(x)
 
         assert torch.autograd.gradcheck(apply, (weight,))
         gradient, = torch.autograd.grad(apply(zero).sum(), zero)
@@ -175,17 +175,17 @@ def test_values_follow_the_dtype_of_x_and_are_made_once():
     g, mechanism = directed(), Adjacency(self_loops=True)
     for dtype in (torch.bfloat16, torch.float32, F64):
         x = torch.ones(6, 2, dtype=dtype)
-        basis = mechanism(x, structure=g)
+        basis = mechanism.basis(x, structure=g)
         assert basis.analysis(x).dtype == dtype
-        assert mechanism(x, structure=g).values is basis.values
+        assert mechanism.basis(x, structure=g).values is basis.values
 
 
 def test_a_batch_of_graphs_is_each_graph_alone():
     graphs = [directed(), Graph(torch.tensor([[0], [1]]), num_nodes=2, edge_weight=torch.ones(1, dtype=F64))]
     xs = [torch.randn(6, 3, dtype=F64), torch.randn(2, 3, dtype=F64)]
     for mechanism in (Adjacency(self_loops=True), Chebyshev(3), Powers(2, walk="forward")):
-        together = mechanism(torch.cat(xs), structure=batch(graphs)).analysis(torch.cat(xs))
-        alone = [mechanism(x, structure=g).analysis(x) for x, g in zip(xs, graphs, strict=True)]
+        together = mechanism.basis(torch.cat(xs), structure=batch(graphs)).analysis(torch.cat(xs))
+        alone = [mechanism.basis(x, structure=g).analysis(x) for x, g in zip(xs, graphs, strict=True)]
         close(together, torch.cat(alone, dim=1))
 
 
@@ -233,11 +233,11 @@ def test_errors_of_knowledge_graphs():
     kg = films()
     x = torch.zeros(kg.num_entities, 1)
     with pytest.raises(StructureError, match="'played'"):
-        Relation("plaid")(x, structure=kg)
+        Relation("plaid").basis(x, structure=kg)
     with pytest.raises(StructureError, match=r"2 relations; got 3.*Relations\(3\)"):
-        Relations(2)(x, structure=kg)
+        Relations(2).basis(x, structure=kg)
     with pytest.raises(StructureError, match="KnowledgeGraph; got Graph"):
-        Walks(["played"])(x, structure=directed())
+        Walks(["played"]).basis(x, structure=directed())
     for walks in ([], "played", ["played..genre"], [()]):
         with pytest.raises(ConfigError, match="walk"):
             Walks(walks)
@@ -248,7 +248,7 @@ def test_errors_of_knowledge_graphs():
 def convolve(mechanism, structure, x, weight):
     """x (B, P, *S) through the basis with a kernel (Q, P, *k), to (B, Q, N)."""
     rows = x.flatten(2).mT
-    basis = mechanism(rows, structure=structure)
+    basis = mechanism.basis(rows, structure=structure)
     return torch.einsum("bknp,qpk->bqn", basis.analysis(rows), weight.flatten(2))
 
 
@@ -293,11 +293,11 @@ def test_asymmetric_padding_and_offset():
 def test_shifts():
     x = torch.randn(2, 8 * 10, 3, dtype=F64)
     image = x.unflatten(-2, (8, 10))
-    basis = Shifts([(0, 0), (5, -3)], padding="circular")(x, structure=Grid((8, 10)))
+    basis = Shifts([(0, 0), (5, -3)], padding="circular").basis(x, structure=Grid((8, 10)))
     close(basis.analysis(x)[:, 1].unflatten(-2, (8, 10)), image.roll((5, -3), (1, 2)))
-    periodic = Shifts([(0, 0), (5, -3)])(x, structure=Grid((8, 10), periodic=True))
+    periodic = Shifts([(0, 0), (5, -3)]).basis(x, structure=Grid((8, 10), periodic=True))
     assert torch.equal(periodic.dense(), basis.dense())
-    line = Shifts([-1, 1])(x)
+    line = Shifts([-1, 1]).basis(x)
     close(line.analysis(x)[:, 0, :-1], x[:, 1:])
     assert Shifts([-1, 2], "none").output_structure(Grid(9)) == Grid(6)
 
@@ -307,7 +307,7 @@ def test_pooling_is_torch_pooling(window, stride):
     x, mechanism = torch.randn(2, 3, 6, 7, dtype=F64), Pool(window, stride)
     expected = functional.avg_pool2d(x, window, stride)
     rows = x.flatten(2).mT
-    basis = mechanism(rows, structure=Grid((6, 7)))
+    basis = mechanism.basis(rows, structure=Grid((6, 7)))
     close(basis.analysis(rows)[:, 0].mT, expected.flatten(2))
     close(built(mechanism, Grid((6, 7)), 42), basis.dense(F64))
     assert mechanism.output_structure(Grid((6, 7))) == Grid(expected.shape[2:])
@@ -315,7 +315,7 @@ def test_pooling_is_torch_pooling(window, stride):
 
 def test_upsampling_is_the_transpose_of_pooling():
     x = torch.randn(6, 2, dtype=F64)
-    y = Pool(2).transpose()(x, structure=Grid((4, 6))).analysis(x)[0]
+    y = Pool(2).transpose().basis(x, structure=Grid((4, 6))).analysis(x)[0]
     nearest = functional.interpolate(x.T.reshape(1, 2, 2, 3), scale_factor=2)
     close(4 * y.T, nearest.flatten(2)[0])
 
@@ -325,22 +325,22 @@ def test_a_batch_of_grids_is_each_grid_alone():
     xs = [torch.randn(grid.num_entries, 2, dtype=F64) for grid in grids]
     for mechanism in (Cuboid((3, 3), stride=2), Cuboid((2, 2), padding=1, padding_mode="reflect"), Pool(2),
                       Shifts([(0, 1), (1, 0)], "circular")):
-        together = mechanism(torch.cat(xs), structure=GridBatch(tuple(grids))).analysis(torch.cat(xs))
-        alone = [mechanism(x, structure=grid).analysis(x) for x, grid in zip(xs, grids, strict=True)]
+        together = mechanism.basis(torch.cat(xs), structure=GridBatch(tuple(grids))).analysis(torch.cat(xs))
+        alone = [mechanism.basis(x, structure=grid).analysis(x) for x, grid in zip(xs, grids, strict=True)]
         close(together, torch.cat(alone, dim=1))
-        close(built(mechanism, batch(grids), 63), mechanism(torch.cat(xs), structure=batch(grids)).dense(F64))
+        close(built(mechanism, batch(grids), 63), mechanism.basis(torch.cat(xs), structure=batch(grids)).dense(F64))
 
 
 def test_errors_of_grids():
     x = torch.zeros(12, 1)
     with pytest.raises(StructureError, match=r"Cuboid: structure must be a Grid with 2 axes; got NoneType.*\(H, W\)"):
-        Cuboid((3, 3))(x)
+        Cuboid((3, 3)).basis(x)
     with pytest.raises(StructureError, match="2 axes"):
-        Cuboid((3, 3))(x, structure=Grid(12))
+        Cuboid((3, 3)).basis(x, structure=Grid(12))
     with pytest.raises(StructureError, match="got Graph"):
-        Shifts([1])(x, structure=directed())
+        Shifts([1]).basis(x, structure=directed())
     with pytest.raises(StructureError, match="got Graph"):
-        Pool(2)(x, structure=directed())
+        Pool(2).basis(x, structure=directed())
     for wrong in (lambda: Cuboid((3, 0)), lambda: Cuboid(3, stride=0), lambda: Cuboid(3, padding="mirror"),
                   lambda: Cuboid(3, padding=-1), lambda: Cuboid((3, 3), padding=(1, 2, 3)),
                   lambda: Cuboid((3, 3), padding=((1, 2),)), lambda: Cuboid(3.0),
@@ -356,9 +356,9 @@ def test_errors_of_grids():
 def test_errors_of_graphs():
     x = torch.zeros(6, 1)
     with pytest.raises(StructureError, match=r"Adjacency: structure must be a Graph; got Grid.*grid\.graph\(\)"):
-        Adjacency()(x, structure=Grid(6))
+        Adjacency().basis(x, structure=Grid(6))
     with pytest.raises(StructureError, match="got NoneType"):
-        Chebyshev(2)(x)
+        Chebyshev(2).basis(x)
     for wrong in (lambda: Adjacency("column"), lambda: Chebyshev(-1), lambda: Chebyshev(2, None),
                   lambda: Chebyshev(2, lambda_max=0), lambda: Powers(2, walk="sideways"), lambda: Powers(1, first=2),
                   lambda: Powers(2, walk="forward", normalize="row"), lambda: Incidence("edge"),
@@ -369,7 +369,7 @@ def test_errors_of_graphs():
 
 def test_identity():
     x = torch.randn(2, 4, 3)
-    assert torch.equal(Identity(2)(x).analysis(x), x.unsqueeze(1).expand(2, 2, 4, 3))
+    assert torch.equal(Identity(2).basis(x).analysis(x), x.unsqueeze(1).expand(2, 2, 4, 3))
 
 
 def test_mechanisms_hold_no_parameters_and_copy():
@@ -384,7 +384,7 @@ def test_mechanisms_hold_no_parameters_and_copy():
     Adjacency("row") | Powers(1)], ids=repr)
 def test_graph_mechanisms_compile_whole(mechanism):
     def apply(x, g):
-        return mechanism(x, structure=g).analysis(x)
+        return mechanism.basis(x, structure=g).analysis(x)
 
     x, g = torch.randn(6, 2), directed(weighted=False)
     torch.testing.assert_close(torch.compile(apply, fullgraph=True, backend="eager")(x, g), apply(x, g))
@@ -393,7 +393,7 @@ def test_graph_mechanisms_compile_whole(mechanism):
 @pytest.mark.parametrize("mechanism", [Shifts([(0, 1), (1, -1)]), Cuboid((3, 3), stride=2), Pool(2)], ids=repr)
 def test_grid_mechanisms_compile_whole(mechanism):
     def apply(x):
-        return mechanism(x, structure=Grid((4, 6))).analysis(x)
+        return mechanism.basis(x, structure=Grid((4, 6))).analysis(x)
 
     x = torch.randn(24, 2)
     torch.testing.assert_close(torch.compile(apply, fullgraph=True, backend="eager")(x), apply(x))
@@ -403,7 +403,7 @@ def test_walks_and_sequences_compile_whole():
     kg, mixed = films(), Cuboid(3) | Shifts([4], "circular")
 
     def apply(x):
-        return Walks(["played.characterIn"])(x, structure=kg).analysis(x), mixed(x).analysis(x)
+        return Walks(["played.characterIn"]).basis(x, structure=kg).analysis(x), mixed.basis(x).analysis(x)
 
     compiled = torch.compile(apply, fullgraph=True, backend="eager")
     x = torch.randn(kg.num_entities, 2)

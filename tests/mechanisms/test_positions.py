@@ -19,8 +19,8 @@ from structconv.mechanisms.positions import (
     RelativeBias,
     RelativeKey,
 )
-from structconv.mechanisms.scores import DotProduct, General
-from structconv.structures import Graph, Window
+from structconv.mechanisms.scores import DotProduct, General, heads_of
+from structconv.structures import Graph, Grid, Window
 
 F64 = torch.float64
 M, P = 7, 4
@@ -35,7 +35,7 @@ def close(actual, expected):
 
 def test_relative_bias_is_one_number_an_offset_and_head():
     m = RelativeBias(2, heads=3).bound(P).to(F64)
-    a = m(X).dense(F64)
+    a = m.basis(X).dense(F64)
     assert m.table.shape == (3, 1, 5)
     for i in range(M):
         for j in range(M):
@@ -44,12 +44,11 @@ def test_relative_bias_is_one_number_an_offset_and_head():
 
 def test_relative_key_is_shaws_equation_4():
     m = (DotProduct(heads=2, dim=3) + RelativeKey(2)).scaled().bound(P).to(F64)
-    dot, term = m.operands[0].operands
-    query = dot.query.linear(X).unflatten(-1, (2, 3)).movedim(-2, 1)
-    key = dot.key.linear(X).unflatten(-1, (2, 3)).movedim(-2, 1)
+    dot, term = m.operands
+    query, key = dot.queries(X), dot.keys(X)
     relative = term.table[OFFSET.clamp(-2, 2) + 2]
     expected = torch.einsum("bknd,bkmd->bkmn", query, key) + torch.einsum("bknd,mnd->bkmn", query, relative)
-    close(m(X).dense(F64), expected / math.sqrt(3))
+    close(m.basis(X).dense(F64), expected / math.sqrt(3))
     assert sum(p.numel() for p in m.parameters()) == 2 * 6 * P + 5 * 3
 
 
@@ -57,14 +56,14 @@ def test_relative_key_is_shaws_equation_4():
 def test_relative_key_takes_its_dimension_from_the_product_beside_it(dot):
     m = (RelativeKey(2) + dot).bound(P).to(F64)
     assert m.operands[0].table.shape == (5, P if not dot.projects else 2)
-    assert m(X).dense().shape == (2, dot.size, M, M)
+    assert m.basis(X).dense().shape == (2, dot.size, M, M)
 
 
 def test_relative_key_alone_has_queries_of_its_own():
     m = RelativeKey(2, heads=2, dim=4, sinusoidal=True).bound(P).to(F64)
     assert not m.table.requires_grad
-    query = m.query.linear(X).unflatten(-1, (2, 4)).movedim(-2, 1)
-    close(m(X).dense(F64), torch.einsum("bknd,mnd->bkmn", query, m.table[OFFSET.clamp(-2, 2) + 2]))
+    query = heads_of(m.query, X, 2)
+    close(m.basis(X).dense(F64), torch.einsum("bknd,mnd->bkmn", query, m.table[OFFSET.clamp(-2, 2) + 2]))
     with pytest.raises(ConfigError, match="dim must be given"):
         RelativeKey(2).bound(P)
 
@@ -75,7 +74,7 @@ def test_sinusoidal_relative_keys_need_an_even_dimension():
 
 
 def test_alibi_slopes():
-    a = ALiBi(heads=4).bound(P)(X).dense(F64)
+    a = ALiBi(heads=4).bound(P).basis(X).dense(F64)
     slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8], dtype=F64)
     close(a, -slopes.view(4, 1, 1) * OFFSET.abs())
 
@@ -114,7 +113,7 @@ def test_logarithmic_buckets_are_t5s(kind, clip, buckets, both):
 
 
 def test_gaussian_window_around_the_diagonal():
-    close(GaussianWindow(1.5).bound(P)(X).dense(F64)[0], torch.exp(-OFFSET.to(F64) ** 2 / (2 * 1.5**2)))
+    close(GaussianWindow(1.5).bound(P).basis(X).dense(F64)[0], torch.exp(-OFFSET.to(F64) ** 2 / (2 * 1.5**2)))
 
 
 def test_predicted_positions_are_luongs_equation_9_and_shared():
@@ -125,11 +124,16 @@ def test_predicted_positions_are_luongs_equation_9_and_shared():
     assert len(predictors) == 1
     position = M * torch.sigmoid(torch.tanh(X @ predictors[0].hidden.weight.mT) @ predictors[0].vector.weight[0])
     distance = I[:, None] - position.unsqueeze(-2)
-    scores = (X @ m.operands[0].operands[0].operands[0].key.linear.weight.mT) @ X.mT
+    scores = (X @ m.operands[0].operands[0].key.weight.mT) @ X.mT
     weights = scores.masked_fill(distance.abs() > 2, -torch.inf).softmax(-2) * torch.exp(-distance**2 / 2)
-    close(m(X).dense(F64).squeeze(1), weights)
-    m(X).analysis(X).sum().backward()
+    close(m.basis(X).dense(F64).squeeze(1), weights)
+    m.basis(X).analysis(X).sum().backward()
     assert predictors[0].hidden.weight.grad.abs().sum() > 0
+
+
+def test_windows_around_predicted_positions_are_of_the_line_whatever_the_grid():
+    m = General().masked(keep=Window(2, centre=PredictedPosition())).softmax().bound(P).to(F64)
+    close(m.basis(X, None, Grid((1, M))).dense(F64), m.basis(X).dense(F64))
 
 
 def test_edge_bias():
@@ -137,15 +141,15 @@ def test_edge_bias():
     m = EdgeBias(2, heads=3, bias=True).bound(P).to(F64)
     expected = torch.zeros(3, M, M, dtype=F64)
     expected[:, graph.source, graph.target] = m.linear(graph.edge_attr).mT
-    close(m(X, None, graph).dense(F64), expected)
+    close(m.basis(X, None, graph).dense(F64), expected)
     with pytest.raises(StructureError, match="a Graph that has edge_attr"):
-        m(X)
+        m.basis(X)
     with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
-        m(X, None, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
+        m.basis(X, None, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
 
 
 def test_clipped_shifts_are_one_hot():
-    a = ClippedShifts(2).bound(P)(X).dense(F64)
+    a = ClippedShifts(2).bound(P).basis(X).dense(F64)
     close(a, torch.nn.functional.one_hot(OFFSET.clamp(-2, 2) + 2, 5).to(F64).movedim(-1, 0))
 
 

@@ -21,6 +21,7 @@ from structconv.mechanisms.scores import (
     Location,
     Pair,
     Uniform,
+    heads_of,
 )
 
 F64 = torch.float64
@@ -34,7 +35,7 @@ def bound(mechanism, other=R):
 
 
 def close(mechanism, expected, x=X, z=Z):
-    torch.testing.assert_close(mechanism(x, z).dense(F64), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(mechanism.basis(x, z).dense(F64), expected, rtol=0, atol=1e-12)
 
 
 def heads(linear, t, count):
@@ -45,37 +46,37 @@ def heads(linear, t, count):
 def test_dot_product_without_parameters():
     mechanism = DotProduct().bound(P)
     assert not list(mechanism.parameters())
-    torch.testing.assert_close(mechanism(X).dense(), torch.einsum("bnd,bmd->bmn", X, X).unsqueeze(1))
+    torch.testing.assert_close(mechanism.basis(X).dense(), torch.einsum("bnd,bmd->bmn", X, X).unsqueeze(1))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_dot_product(bias):
     m = bound(DotProduct(heads=2, dim=3, bias=bias))
-    close(m, heads(m.key.linear, X, 2) @ heads(m.query.linear, Z, 2).mT)
+    close(m, m.keys(X) @ m.queries(Z).mT)
     assert sum(p.numel() for p in m.parameters()) == 6 * (P + R) + 12 * bias
 
 
 def test_dot_product_divides_the_channels_among_its_heads():
     m = DotProduct(heads=2).bound(P)
-    assert m.dim == 2 and m.key.linear.weight.shape == (4, P)
+    assert m.dim == 2 and m.key.weight.shape == (4, P)
 
 
 def test_scaled_divides_by_the_root_of_the_dimension():
     m = bound(DotProduct(heads=2, dim=3).scaled())
     dot = m.operands[0]
-    close(m, heads(dot.key.linear, X, 2) @ heads(dot.query.linear, Z, 2).mT / 3**0.5)
+    close(m, dot.keys(X) @ dot.queries(Z).mT / 3**0.5)
 
 
 def test_grouped_queries_share_keys():
     m = bound(DotProduct(heads=4, dim=2, shared_by=2))
-    key = heads(m.key.linear, X, 2)
-    close(m, key[:, [0, 0, 1, 1]] @ heads(m.query.linear, Z, 4).mT)
+    key = heads_of(m.key, X, 2)
+    close(m, key[:, [0, 0, 1, 1]] @ heads_of(m.query, Z, 4).mT)
 
 
 def test_rotary_scores_depend_on_offsets_alone():
     m = bound(DotProduct(heads=1, dim=4, rotary=Rotary()), P)
     x = X[:1, :1].expand(1, M, P)
-    a = m(x).dense()[0, 0]
+    a = m.basis(x).dense()[0, 0]
     for offset in range(-3, 4):
         diagonal = a.diagonal(offset)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
@@ -84,7 +85,7 @@ def test_rotary_scores_depend_on_offsets_alone():
 
 def test_general():
     m = bound(General(heads=2))
-    w = m.key.linear.weight.view(2, R, P)
+    w = m.key.weight.view(2, R, P)
     close(m, torch.einsum("bnr,krp,bmp->bkmn", Z, w, X))
 
 
@@ -105,27 +106,27 @@ def test_biaffine_has_the_parts_it_is_asked_for(parts, rank):
     if constant:
         nn.init.normal_(m.offset)
         a = a + m.offset.view(3, 1, 1)
-    torch.testing.assert_close(m(X, Z).dense(F64).expand_as(a), a, rtol=0, atol=1e-12)
+    torch.testing.assert_close(m.basis(X, Z).dense(F64).expand_as(a), a, rtol=0, atol=1e-12)
 
 
 def test_additive():
     m = bound(Additive(dim=5, heads=2))
-    hidden = heads(m.source.linear, X, 2).unsqueeze(-2) + heads(m.target.linear, Z, 2).unsqueeze(-3)
+    hidden = heads_of(m.source, X, 2).unsqueeze(-2) + heads_of(m.target, Z, 2).unsqueeze(-3)
     close(m, torch.einsum("bkmnd,kd->bkmn", torch.tanh(hidden), m.vector))
 
 
 def test_location_reads_z_alone():
     m = bound(Location(9, heads=2))
-    a = m(X, Z).dense()
-    torch.testing.assert_close(a, m(torch.randn_like(X), Z).dense())
+    a = m.basis(X, Z).dense()
+    torch.testing.assert_close(a, m.basis(torch.randn_like(X), Z).dense())
     assert a.shape == (B, 2, M, N) and not torch.allclose(a[..., 0, :], a[..., 1, :])
     with pytest.raises(ShapeError, match="at most length=9 entries"):
-        m(torch.zeros(B, 10, P, dtype=F64), Z)
+        m.basis(torch.zeros(B, 10, P, dtype=F64), Z)
 
 
 def test_concatenation():
     m = bound(Concatenation(3, heads=2))
-    theta, phi = heads(m.theta.linear, X, 2), heads(m.phi.linear, Z, 2)
+    theta, phi = heads_of(m.theta, X, 2), heads_of(m.phi, Z, 2)
     pair = torch.cat([theta.unsqueeze(-2).expand(B, 2, M, N, 3), phi.unsqueeze(-3).expand(B, 2, M, N, 3)], -1)
     close(m, torch.einsum("bkmnd,kd->bkmn", pair, m.vector))
 
@@ -133,10 +134,10 @@ def test_concatenation():
 def test_gaussians():
     close(bound(Gaussian(), P), torch.einsum("bnd,bmd->bmn", X, X).exp().unsqueeze(1), z=None)
     m = bound(EmbeddedGaussian(3))
-    close(m, (heads(m.key.linear, X, 1) @ heads(m.query.linear, Z, 1).mT).exp())
+    close(m, (m.keys(X) @ m.queries(Z).mT).exp())
     normal = bound(EmbeddedGaussian(3).normalize("sum"))
     dot = normal.operands[0]
-    close(normal, (heads(dot.key.linear, X, 1) @ heads(dot.query.linear, Z, 1).mT).softmax(-2))
+    close(normal, (dot.keys(X) @ dot.queries(Z).mT).softmax(-2))
 
 
 @pytest.mark.parametrize("module", [None, nn.Linear(P + R, 2, dtype=F64)])
@@ -144,12 +145,12 @@ def test_pair(module):
     m = bound(Pair(module, heads=2))
     pair = torch.cat([X.unsqueeze(-2).expand(B, M, N, P), Z.unsqueeze(-3).expand(B, M, N, R)], -1)
     close(m, m.module(pair).movedim(-1, 1))
-    assert BLOCK_ELEMENTS >= 1 and m(X, Z).width == m.hidden + P + R
+    assert BLOCK_ELEMENTS >= 1 and m.basis(X, Z).width == m.hidden + P + R
 
 
 def test_context_has_outputs_of_its_own():
     m = bound(Context(7, heads=2))
-    basis = m(X)
+    basis = m.basis(X)
     assert basis.num_outputs == 7
     torch.testing.assert_close(basis.dense(), torch.einsum("bmp,knp->bkmn", X, m.query))
 
@@ -157,7 +158,7 @@ def test_context_has_outputs_of_its_own():
 def test_uniform_is_average_pooling_over_its_window():
     m = bound(Uniform(window=1).normalize("sum"), P)
     x = X[:, :, :2]
-    y = m(X).analysis(x).squeeze(1)
+    y = m.basis(X).analysis(x).squeeze(1)
     expected = nn.functional.avg_pool1d(x.mT, 3, 1, 1, count_include_pad=False).mT
     torch.testing.assert_close(y, expected)
 
@@ -168,7 +169,7 @@ def test_uniform_is_average_pooling_over_its_window():
 def test_scores_of_unit_variance_content_are_of_moderate_variance(make):
     torch.manual_seed(0)
     m = make().bound(64)
-    variance = m(torch.randn(40, 64), torch.randn(40, 64)).dense().var().item()
+    variance = m.basis(torch.randn(40, 64), torch.randn(40, 64)).dense().var().item()
     assert 0.05 < variance < 100
 
 
@@ -179,10 +180,11 @@ def test_scores_of_unit_variance_content_are_of_moderate_variance(make):
     (lambda: DotProduct(heads=2.0), ConfigError, "heads must be a positive integer; got 2.0"),
     (lambda: DotProduct(heads=3, dim=2, shared_by=2), ConfigError, "shared_by must divide heads=3; got shared_by=2"),
     (lambda: DotProduct().bound(4, 4, 5), ConfigError, "x and z must have the same number of channels; got 4 and 5"),
-    (lambda: DotProduct(1, dim=3, rotary=Rotary()).bound(4)(torch.zeros(5, 4)), ConfigError, "must be even; got 3"),
+    (lambda: DotProduct(1, dim=3, rotary=Rotary()).bound(4).basis(torch.zeros(5, 4)), ConfigError,
+     "must be even; got 3"),
     (lambda: BiAffine(bilinear=False, source=False, target=False), ConfigError, "at least one part must be there"),
     (lambda: BiAffine(on="values"), ConfigError, "on must be one of 'entries', 'projected'"),
-    (lambda: BiAffine(on="projected").bound(4)(torch.zeros(5, 4)), ConfigError, "a layer must provide x Theta"),
+    (lambda: BiAffine(on="projected").bound(4).basis(torch.zeros(5, 4)), ConfigError, "a layer must provide x Theta"),
     (lambda: Context(0), ConfigError, "queries must be a positive integer"),
 ])
 def test_mistakes_are_named(wrong, error, message):

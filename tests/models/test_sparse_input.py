@@ -46,9 +46,9 @@ def test_it_is_eq_1_with_dense_x(words, graph, make):
 
 
 def _setting(r_KMQ, graph):
-    from structconv.mechanisms import Setting
+    from structconv.mechanisms import Inputs
 
-    return Setting(r_KMQ[0], r_KMQ[0], graph, (r_KMQ, r_KMQ))
+    return Inputs(r_KMQ[0], r_KMQ[0], graph, (r_KMQ, r_KMQ))
 
 
 def test_heads_side_by_side_are_those_that_are_added(words, graph):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from structconv.errors import ConfigError, ShapeError, StructureError
@@ -29,13 +30,13 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 def gradients_by_torchs_names(ours: MultiheadAttention) -> dict[str, torch.Tensor]:
     """Our parameters' gradients in the layout of torch's parameters."""
     parameters = dict(ours.named_parameters())
-    by_end = {name.split(".")[-3:][0] + "." + name.split(".")[-1]: p.grad for name, p in parameters.items()}
+    by_end = {".".join(name.split(".")[-2:]): p.grad for name, p in parameters.items()}
     query, key = by_end["query.weight"], by_end["key.weight"]
-    value = ours.conv.weight.value.grad.mT.flatten(0, 1)
+    value = ours.weight.value.grad.mT.flatten(0, 1)
     return {"in_proj_weight": torch.cat([query, key, value]),
             "in_proj_bias": torch.cat([by_end["query.bias"], by_end["key.bias"], ours.value_bias.grad.flatten()]),
-            "out_proj.weight": ours.conv.weight.output.grad.flatten(0, 1).mT,
-            "out_proj.bias": ours.conv.bias.grad}
+            "out_proj.weight": ours.weight.output.grad.flatten(0, 1).mT,
+            "out_proj.bias": ours.bias.grad}
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -108,12 +109,12 @@ def test_grouped_queries_repeat_keys_and_values(kv_heads):
     dot = next(module for module in ours.modules() if hasattr(module, "key_heads"))
     x = torch.randn(2, 5, 16, dtype=F64)
     shape, group = (2, 5, -1, 4), 4 // kv_heads
-    q = dot.query.linear(x).view(shape)
-    k = dot.key.linear(x).view(shape).repeat_interleave(group, 2)
-    v = torch.einsum("bmp,gpd->bmgd", x, ours.conv.weight.value) + ours.value_bias
+    q = F.linear(x, dot.query.weight, dot.query.bias).view(shape)
+    k = F.linear(x, dot.key.weight, dot.key.bias).view(shape).repeat_interleave(group, 2)
+    v = torch.einsum("bmp,gpd->bmgd", x, ours.weight.value) + ours.value_bias
     v = v.repeat_interleave(group, 2)
     a = (torch.einsum("bnkd,bmkd->bkmn", q, k) / 2).softmax(-2)
-    y = torch.einsum("bkmn,bmkd,kdq->bnq", a, v, ours.conv.weight.output) + ours.conv.bias
+    y = torch.einsum("bkmn,bmkd,kdq->bnq", a, v, ours.weight.output) + ours.bias
     close(ours(x), y)
 
 
@@ -140,13 +141,13 @@ def part(conv, name):
 def embedded(conv, x):
     """<phi(x_n), theta(x_m)>, (B, M, N)."""
     dot = part(conv, "key_heads")
-    return dot.key.linear(x) @ dot.query.linear(x).mT
+    return (dot.keys(x) @ dot.queries(x).mT).squeeze(-3)
 
 
 def concatenated(conv, x):
     """ReLU(w^T [theta(x_m), phi(x_n)]) pair by pair."""
     score = part(conv, "vector")
-    theta, phi = score.theta.linear(x), score.phi.linear(x)
+    theta, phi = score.theta(x), score.phi(x)
     rows = [torch.cat([theta[:, m:m + 1].expand_as(phi), phi], -1) @ score.vector[0] for m in range(x.shape[-2])]
     return torch.stack(rows, -2).relu()
 

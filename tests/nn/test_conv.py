@@ -22,10 +22,10 @@ from structconv.mechanisms import (
     General,
     Identity,
     Incidence,
+    Inputs,
     Pool,
     PredictedPosition,
     RelativeKey,
-    Setting,
     Shifts,
 )
 from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock, RelativeValue
@@ -110,7 +110,7 @@ def test_a_weight_for_each_part():
 def test_heads_side_by_side():
     layer = Conv(ATTENTION, P, Q, weight=HeadBlocks()).to(F64)
     x = torch.randn(M, P, dtype=F64)
-    a, values = layer.basis(x).dense(F64), layer.weight.values
+    a, values = layer.basis(x).dense(F64), layer.weight.theta
     close(layer(x), torch.cat([a[k].mT @ x @ values[k] for k in range(2)], -1))
 
 
@@ -119,7 +119,7 @@ def test_the_mechanism_may_see_the_projection():
     x, z = torch.randn(M, P, dtype=F64), torch.randn(3, P, dtype=F64)
     score = layer.mechanism.operands[0]
     for k, out in enumerate(layer(x, z).chunk(2, -1)):
-        h, g = x @ layer.weight.values[k], z @ layer.weight.values[k]
+        h, g = x @ layer.weight.theta[k], z @ layer.weight.theta[k]
         scores = h @ score.weight[k] @ g.mT + (h @ score.vector_source[k])[:, None] + g @ score.vector_target[k]
         close(out, scores.softmax(0).mT @ h)
 
@@ -153,8 +153,8 @@ def test_an_input_that_no_output_sees_is_still_an_output():
     earlier = torch.ones(M, M, dtype=torch.bool).triu(1)
     layer = Conv(DotProduct(dim=3).masked(keep=earlier).softmax(), P, Q).to(F64)
     x = torch.randn(M, P, dtype=F64)
-    dot = layer.mechanism.operands[0].operands[0]
-    scores = (dot.key.linear(x) @ dot.query.linear(x).mT).masked_fill(~earlier, -torch.inf)
+    dot = layer.mechanism.operands[0]
+    scores = (dot.keys(x)[0] @ dot.queries(x)[0].mT).masked_fill(~earlier, -torch.inf)
     expected = scores.softmax(0).nan_to_num(0.0).mT @ x @ layer.weight.theta[0] + layer.bias
     close(layer(x), expected)
 
@@ -181,11 +181,11 @@ def test_masks_of_inputs_do_not_reach_through_products_and_transposes():
     keep = torch.tensor([True, False, True])
     scores = DotProduct(dim=3).masked(keep=Padding(keep)).normalize("sum")
     x, z = torch.randn(M, P, dtype=F64), torch.randn(3, P, dtype=F64)
-    flipped = Conv(scores.transpose(), P, Q).to(F64)
-    a = flipped.mechanism.operands[0](z, x).dense(F64)
-    close(flipped.mechanism(z, x).dense(F64), a.mT)
+    plain, flipped = Conv(scores, P, Q).to(F64), Conv(scores.transpose(), P, Q).to(F64)
+    flipped.load_state_dict(plain.state_dict())
+    close(flipped.mechanism.basis(z, x).dense(F64), plain.mechanism.basis(z, x).dense(F64).mT)
     layer = Conv(Pool(2) @ scores, P, Q).to(F64)
-    assert layer.mechanism.kept_inputs(Setting(x, x, None)) is None
+    assert layer.mechanism.kept_inputs(Inputs(x, x, None)) is None
 
 
 def test_an_output_without_inputs_is_zero():

@@ -41,15 +41,15 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def theta(layer) -> torch.Tensor:
-    return layer.conv.weight().dense()
+    return layer.weight().dense()
 
 
 def test_gcn(x):
     layer = GCNConv(P, Q).to(F64)
-    torch.nn.init.normal_(layer.conv.bias)
+    torch.nn.init.normal_(layer.bias)
     a = matrix() + torch.eye(M, dtype=F64)
     d = inverse(a.sum(0), 0.5)
-    close(layer(x, graph()), (d[:, None] * a * d).mT @ x @ theta(layer)[0] + layer.conv.bias)
+    close(layer(x, graph()), (d[:, None] * a * d).mT @ x @ theta(layer)[0] + layer.bias)
 
 
 def test_gcn_without_normalisation(x):
@@ -69,7 +69,7 @@ def test_chebyshev(x):
     t = [eye, scaled]
     for _ in range(2):
         t.append(2 * scaled @ t[-1] - t[-2])
-    expected = sum(t[k].mT @ x @ theta(layer)[k] for k in range(4)) + layer.conv.bias
+    expected = sum(t[k].mT @ x @ theta(layer)[k] for k in range(4)) + layer.bias
     close(layer(x, graph()), expected)
 
 
@@ -78,7 +78,7 @@ def test_diffusion(x):
     a = matrix()
     forward, backward = inverse(a.sum(1))[:, None] * a, inverse(a.sum(0))[:, None] * a.mT
     powers = [torch.matrix_power(walk, k) for walk in (forward, backward) for k in range(3)]
-    close(layer(x, graph()), sum(p.mT @ x @ t for p, t in zip(powers, theta(layer), strict=True)) + layer.conv.bias)
+    close(layer(x, graph()), sum(p.mT @ x @ t for p, t in zip(powers, theta(layer), strict=True)) + layer.bias)
 
 
 KNOWLEDGE = KnowledgeGraph(torch.tensor([[0, 0, 1], [2, 0, 1], [3, 1, 1], [4, 1, 0], [1, 2, 5], [5, 2, 5]]), M,
@@ -95,12 +95,12 @@ def test_relational(x, options):
     if options.get("aggr") != "add":
         a = a / a.sum(1, keepdim=True).clamp(min=1)
     weights = theta(layer)
-    expected = torch.einsum("rmn,mp,rpq->nq", a, x, weights[:3]) + layer.conv.bias
+    expected = torch.einsum("rmn,mp,rpq->nq", a, x, weights[:3]) + layer.bias
     if options.get("root_weight", True):
         expected = expected + x @ weights[3]
     close(layer(x, KNOWLEDGE), expected)
     if "num_bases" in options:
-        parts = dict(layer.conv.weight.named_parameters())
+        parts = dict(layer.weight.named_parameters())
         assert sum(p.numel() for p in parts.values()) == 2 * (3 + P * 4) + P * 4
     if "num_blocks" in options:
         assert not weights[:3, :2, 2:].any()
@@ -132,8 +132,8 @@ def with_loops(edges: torch.Tensor) -> torch.Tensor:
 def test_gat_side_by_side(x):
     layer = GATConv(P, Q, heads=3).to(F64)
     y, a = layer(x, graph(), return_weights=True)
-    heads, weights = gat(layer, x, with_loops(EDGES), layer.conv.weight.values, 3)
-    close(y, torch.cat(list(heads), -1) + layer.conv.bias)
+    heads, weights = gat(layer, x, with_loops(EDGES), layer.weight.theta, 3)
+    close(y, torch.cat(list(heads), -1) + layer.bias)
     close(a, weights)
     close(layer(x, graph()), y)
 
@@ -141,10 +141,10 @@ def test_gat_side_by_side(x):
 def test_gat_mean(x):
     layer = GATConv(P, Q, heads=3, concat=False, add_self_loops=False).to(F64)
     y, a = layer(x, graph(), return_weights=True)
-    heads, weights = gat(layer, x, EDGES, layer.conv.weight.theta, 3)
-    close(y, heads.mean(0) + layer.conv.bias)
+    heads, weights = gat(layer, x, EDGES, layer.weight.theta, 3)
+    close(y, heads.mean(0) + layer.bias)
     close(a, weights)
-    assert not y[5].any() or torch.equal(y[5], layer.conv.bias)
+    assert not y[5].any() or torch.equal(y[5], layer.bias)
 
 
 def test_gat_reads_edge_attributes(x):
@@ -152,8 +152,8 @@ def test_gat_reads_edge_attributes(x):
     layer = GATConv(P, Q, heads=2, edge_dim=2, add_self_loops=False).to(F64)
     linear = next(module for module in layer.modules() if hasattr(module, "linear")).linear
     y, a = layer(x, Graph(EDGES, num_nodes=M, edge_attr=attributes), return_weights=True)
-    heads, weights = gat(layer, x, EDGES, layer.conv.weight.values, 2, linear(attributes).mT)
-    close(y, torch.cat(list(heads), -1) + layer.conv.bias)
+    heads, weights = gat(layer, x, EDGES, layer.weight.theta, 2, linear(attributes).mT)
+    close(y, torch.cat(list(heads), -1) + layer.bias)
     close(a, weights)
 
 
@@ -164,10 +164,10 @@ def test_gat_on_a_bipartite_graph(x):
     y = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z)
     score = next(module for module in layer.modules() if hasattr(module, "vector_source"))
     for k in range(2):
-        h, g = x @ layer.conv.weight.values[k], z @ layer.conv.weight.values[k]
+        h, g = x @ layer.weight.theta[k], z @ layer.weight.theta[k]
         raw = (h @ score.vector_source[k])[[0, 1]] + g[0] @ score.vector_target[k]
         expected = torch.nn.functional.leaky_relu(raw, 0.2).softmax(0) @ h[[0, 1]]
-        close(y[0, k * Q:(k + 1) * Q], expected + layer.conv.bias[k * Q:(k + 1) * Q])
+        close(y[0, k * Q:(k + 1) * Q], expected + layer.bias[k * Q:(k + 1) * Q])
 
 
 def test_gat_dropout_in_training_only(x):
@@ -211,7 +211,7 @@ def test_gcn_equals_pytorch_geometrics(x):
     theirs = pyg.GCNConv(P, Q).to(F64)
     ours = GCNConv(P, Q, bias=False).to(F64)
     with torch.no_grad():
-        ours.conv.weight.theta.copy_(theirs.lin.weight.mT)
+        ours.weight.theta.copy_(theirs.lin.weight.mT)
     close(ours(x, graph()), theirs(x, EDGES, WEIGHTS))
 
 
@@ -220,7 +220,7 @@ def test_gat_equals_pytorch_geometrics(x):
     theirs, ours = pyg.GATConv(P, Q, 2).to(F64), GATConv(P, Q, 2).to(F64)
     score = next(module for module in ours.modules() if hasattr(module, "vector_source"))
     with torch.no_grad():
-        ours.conv.weight.values.copy_(theirs.lin.weight.mT.unflatten(-1, (2, Q)).movedim(1, 0))
+        ours.weight.theta.copy_(theirs.lin.weight.mT.unflatten(-1, (2, Q)).movedim(1, 0))
         score.vector_source.copy_(theirs.att_src[0])
         score.vector_target.copy_(theirs.att_dst[0])
     close(ours(x, graph()), theirs(x, EDGES))
@@ -236,12 +236,12 @@ def test_gatv2_equals_pytorch_geometrics(x, concat):
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_()
-        (ours.conv.weight.values if concat else ours.conv.weight.theta).copy_(theta)
-        score.target.linear.weight.copy_(theirs.lin_r.weight)
-        score.target.linear.bias.copy_(theirs.lin_l.bias + theirs.lin_r.bias)  # a bias of the sources moves every sum
+        ours.weight.theta.copy_(theta)
+        score.target.weight.copy_(theirs.lin_r.weight)
+        score.target.bias.copy_(theirs.lin_l.bias + theirs.lin_r.bias)  # a bias of the sources moves every sum
         score.vector.copy_(theirs.att[0])
         offset = theirs.lin_l.bias if concat else theirs.lin_l.bias.unflatten(-1, (2, Q)).mean(0)
-        ours.conv.bias.copy_(theirs.bias + offset)  # and every mean, as each node has its loop
+        ours.bias.copy_(theirs.bias + offset)  # and every mean, as each node has its loop
     close(ours(x, graph()), theirs(x, EDGES))
     same_weights(ours, theirs, x)
 
@@ -252,11 +252,11 @@ def test_gatv2_weights_and_bipartite_graphs(x):
     y, weights = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z, return_weights=True)
     score = next(module for module in layer.modules() if hasattr(module, "vector"))
     for k in range(2):
-        h, target = x @ layer.conv.weight.values[k], score.target.linear(z)[:, k * Q:(k + 1) * Q]
+        h, target = x @ layer.weight.theta[k], score.target(z)[:, k * Q:(k + 1) * Q]
         raw = torch.nn.functional.leaky_relu(h[edges[0]] + target[edges[1]], 0.2) @ score.vector[k]
         expected = raw[:2].softmax(0)
         close(weights[k], torch.cat([expected, torch.ones(2, dtype=F64)]))
-        close(y[0, k * Q:(k + 1) * Q], expected @ h[:2] + layer.conv.bias[k * Q:(k + 1) * Q])
+        close(y[0, k * Q:(k + 1) * Q], expected @ h[:2] + layer.bias[k * Q:(k + 1) * Q])
 
 
 @pytest.mark.parametrize(("error", "call"), [

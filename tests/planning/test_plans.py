@@ -14,17 +14,19 @@ from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError
 from structconv.mechanisms import Powers
-from structconv.nn import Conv
-from structconv.planning import Cost, Machine, Rule, Sizes, autotune, plan_for, rule
+from structconv.nn import Conv, GATConv
+from structconv.ops import conv, plan
+from structconv.planning import Cost, Machine, Sizes, autotune
+from structconv.planning import machine as machines
 from structconv.planning import plan as plans
-from structconv.planning import rules as registry
 from structconv.planning.cost import lost_flops
 from structconv.planning.counts import application, nonzeros
-from structconv.planning.signature import token
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.supports import Causal, Window
-from structconv.theta import EyeTheta, FullTheta, LowRankTheta, SharedTheta
+from structconv.testing.layers import uses
+from structconv.testing.plans import plans_that_run
+from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta
 
 
 def full(k, p, q, grad=False):
@@ -32,12 +34,12 @@ def full(k, p, q, grad=False):
 
 
 def chosen(x, basis, theta, **options):
-    return plan_for(x, basis, theta, **options).path
+    return plan(x, basis, theta, **options).path
 
 
-def sparse(entries=500, edges=3000, size=1):
+def sparse(entries=500, edges=3000, size=1, dtype=torch.float32):
     index = torch.randint(0, entries, (2, edges))
-    return Sparse(Graph(index, num_nodes=entries), torch.ones(size, edges))
+    return Sparse(Graph(index, num_nodes=entries), torch.ones(size, edges, dtype=dtype))
 
 
 def test_the_side_with_fewer_channels_is_gathered():
@@ -50,15 +52,15 @@ def test_where_x_needs_no_gradient_the_structure_may_come_first():
     """Then nothing of the backward passes through the structure, and the cost says so."""
     basis, theta = sparse(), full(1, 32, 24, grad=True)
     x = torch.zeros(500, 32)
-    costs = {c.path: c.cost.gathered for c in plan_for(x, basis, theta).candidates}
-    with_x = {c.path: c.cost.gathered for c in plan_for(x.clone().requires_grad_(), basis, theta).candidates}
+    costs = {c.path: c.cost.gathered for c in plan(x, basis, theta).candidates}
+    with_x = {c.path: c.cost.gathered for c in plan(x.clone().requires_grad_(), basis, theta).candidates}
     assert with_x["structure_first"] == 2 * costs["structure_first"]
     assert with_x["channels_first"] == costs["channels_first"]
 
 
 def test_costs_of_dense_paths_are_their_flops():
     basis, theta = Dense(torch.zeros(3, 50, 40)), full(3, 7, 5)
-    costs = {c.path: c.cost.flops for c in plan_for(torch.zeros(2, 50, 7), basis, theta).candidates}
+    costs = {c.path: c.cost.flops for c in plan(torch.zeros(2, 50, 7), basis, theta).candidates}
     assert costs["channels_first"] == 2 * 2 * 3 * 50 * 7 * 5 + 2 * 2 * 3 * 50 * 40 * 5
     assert costs["structure_first"] == 2 * 2 * 3 * 50 * 40 * 7 + 2 * 2 * 3 * 40 * 7 * 5
     assert costs["operator_first"] == 2 * 3 * 50 * 40 * 7 * 5 + 2 * 2 * 50 * 40 * 7 * 5
@@ -68,7 +70,7 @@ def test_the_operator_is_built_for_many_small_products_only():
     small = Dense(torch.zeros(16, 4, 4))
     assert chosen(torch.zeros(10_000, 4, 2), small, full(16, 2, 2)) == "operator_first"
     large = Dense(torch.zeros(4, 600, 600))
-    made = plan_for(torch.zeros(100_000, 1, 1).expand(100_000, 600, 64), large, full(4, 64, 64))
+    made = plan(torch.zeros(100_000, 1, 1).expand(100_000, 600, 64), large, full(4, 64, 64))
     assert made.path != "operator_first"
     assert next(c for c in made.candidates if c.path == "operator_first").rejected == "only on request"
 
@@ -81,9 +83,9 @@ def test_low_rank_goes_between():
 
 def test_parts_have_their_own_plans():
     basis = sparse() | Shift(Grid(500), ((-1,), (0,), (1,)), "zeros")
-    made = plan_for(torch.zeros(500, 128), basis, full(4, 128, 64))
+    made = plan(torch.zeros(500, 128), basis, full(4, 128, 64))
     assert made.path == "per_part"
-    assert [part.kernel for part in made.parts] == ["expand, synthesis", "torch.conv"]
+    assert [part.kernel for part in made.parts] == ["structconv.spmm", "torch.conv"]
     assert "torch.conv" in str(made)
     assert made.cost.flops > sum(part.cost.flops for part in made.parts) * 0.999
 
@@ -91,18 +93,18 @@ def test_parts_have_their_own_plans():
 def test_max_bytes():
     basis, theta = sparse(size=4), full(4, 64, 8)
     x = torch.zeros(500, 64)
-    held = {c.path: c.cost.peak_bytes for c in plan_for(x, basis, theta).candidates}
+    held = {c.path: c.cost.peak_bytes for c in plan(x, basis, theta).candidates}
     assert held["channels_first"] == 4 * 500 * 8 * 4
-    made = plan_for(x, basis, theta, max_bytes=int(held["channels_first"]))
+    made = plan(x, basis, theta, max_bytes=int(held["channels_first"]))
     assert made.path == "channels_first"
     assert "over max_bytes" in str(made)
-    tight = plan_for(x, basis, theta, max_bytes=1)
+    tight = plan(x, basis, theta, max_bytes=1)
     assert tight.path == "channels_first"
     assert "all hold more than max_bytes" in tight.reason
 
 
 def test_a_plan_prints_what_it_rejected():
-    made = plan_for(torch.zeros(500, 128), sparse(), full(1, 128, 8))
+    made = plan(torch.zeros(500, 128), sparse(), full(1, 128, 8))
     text = str(made)
     assert text.startswith("Sparse (K=1, M=500, N=500), FullTheta(K=1, P=128, Q=8), x (500, 128) float32")
     for words in ("* channels_first", "structure_first", "operator_first", "GFLOP", "MB held", "cheapest",
@@ -114,35 +116,65 @@ def test_a_plan_prints_what_it_rejected():
         made.reason = "another"
 
 
-def test_plans_are_remembered_by_shape(monkeypatch):
-    monkeypatch.setattr(plans, "_MEMO", {})
+@pytest.fixture
+def remembered(monkeypatch):
+    """The plans that there are, none at first."""
+    monkeypatch.setattr(plans, "_PLANS", {})
+    return plans._PLANS
+
+
+def test_plans_are_remembered_by_what_is_static(remembered):
     x, theta = torch.zeros(500, 16), full(1, 16, 8)
-    first = plan_for(x, sparse(), theta)
-    assert plan_for(torch.ones(500, 16), sparse(), theta) is first
-    for other in (plan_for(torch.zeros(2, 500, 16), sparse(), theta), plan_for(x, sparse(edges=2999), theta),
-                  plan_for(x, sparse(), full(1, 16, 9)), plan_for(x.double(), sparse(), theta),
-                  plan_for(x, sparse(), theta, path="structure_first"), plan_for(x, sparse(), theta, max_bytes=10**9),
-                  plan_for(x, sparse(), LowRankTheta(torch.zeros(1, 16, 8), torch.zeros(1, 8, 8)))):
+    first, wide = plan(x, sparse(), theta), FullTheta(theta.theta.double())
+    assert plan(torch.ones(500, 16), sparse(), full(1, 16, 8)) is first
+    for other in (plan(torch.zeros(2, 500, 16), sparse(), theta), plan(x, sparse(edges=2000), theta),
+                  plan(torch.zeros(600, 16), sparse(600), theta),
+                  plan(x, sparse(), full(1, 16, 9)), plan(x.double(), sparse(dtype=torch.float64), wide),
+                  plan(x, sparse(), theta, path="structure_first"), plan(x, sparse(), theta, max_bytes=10**9),
+                  plan(x, sparse(), LowRankTheta(torch.zeros(1, 16, 8), torch.zeros(1, 8, 8)))):
         assert other is not first
-    assert len(plans._MEMO) == 8
+    assert len(remembered) == 9
 
 
-def test_the_memo_is_bounded(monkeypatch):
-    monkeypatch.setattr(plans, "_MEMO", {})
-    monkeypatch.setattr(plans, "MEMO_SIZE", 3)
+@pytest.mark.parametrize("sizes", [(500, 510), (64 * 5, 300), (70, 72), (1 << 20, (1 << 20) - 1)])
+def test_sizes_of_a_quarter_octave_share_a_plan(sizes, remembered):
+    """A new graph in every step compiles nothing anew."""
+    theta = full(1, 16, 8)
+    one, other = (plan(torch.zeros(size, 16), sparse(size, 4 * size), theta) for size in sizes)
+    assert one is other
+    y = conv(torch.ones(sizes[1], 16), sparse(sizes[1], 4 * sizes[1]), theta, plan=one)
+    assert y.shape == (sizes[1], 8)
+
+
+def test_small_sizes_have_their_own_plans(remembered):
+    for size in range(2, 65):
+        plan(torch.zeros(size, 16), Identity(size), full(1, 16, 8))
+    assert len(remembered) == 63
+
+
+def test_plans_are_bounded(remembered, monkeypatch):
+    monkeypatch.setattr(plans, "CAPACITY", 4)
     for entries in range(1, 9):
-        plan_for(torch.zeros(entries, 2), Identity(entries), full(1, 2, 2))
-    assert len(plans._MEMO) <= 3
+        latest = plan(torch.zeros(entries, 2), Identity(entries), full(1, 2, 2))
+        assert plan(torch.zeros(entries, 2), Identity(entries), full(1, 2, 2)) is latest
+        assert len(remembered) <= 4
 
 
-def test_signatures_tell_options_apart():
+def test_keys_tell_options_apart():
     queries = Bilinear(torch.zeros(1, 8, 4), torch.zeros(1, 8, 4))
     bases = [queries.softmax(), queries.softmax(over="outputs"), queries.normalize("count"),
              queries.masked(keep=Causal()).softmax(), queries.masked(keep=Window(1)).softmax(),
-             queries.map(torch.tanh), queries.map(torch.relu), queries.scaled().softmax(),
+             queries.map(torch.tanh), queries.map(torch.relu), queries.scaled().softmax(), (2.0 * queries).softmax(),
+             (3.0 * queries).softmax(), Bilinear(queries.query, queries.query).softmax(),
              Shift(Grid(8), ((0,),), "zeros"), Shift(Grid(8), ((1,),), "zeros"), Shift(Grid(8), ((0,),), "circular")]
-    assert len({plans.signature(basis) for basis in bases}) == len(bases)
-    assert plans.signature(2.0 * queries) == plans.signature(3.0 * queries)
+    assert len({basis.static_key for basis in bases}) == len(bases)
+
+
+def test_a_key_is_made_once_and_is_equal_for_all_that_a_plan_serves():
+    basis, theta = sparse(), full(1, 16, 8)
+    assert basis.static_key is basis.static_key
+    assert basis.static_key == sparse().static_key != sparse(edges=2000).static_key
+    assert theta.static_key == full(1, 16, 8).static_key != full(1, 16, 9).static_key
 
 
 def test_nonzeros():
@@ -175,7 +207,7 @@ def test_composition_costs_both_products():
 
 def test_heads_that_are_alike_are_projected_once():
     def cost(theta):
-        return plan_for(torch.zeros(500, 32), sparse(size=6), theta, path="channels_first").cost
+        return plan(torch.zeros(500, 32), sparse(size=6), theta, path="channels_first").cost
 
     shared, own = cost(SharedTheta(torch.zeros(32, 32), 6)), cost(full(6, 32, 32))
     assert own.flops - shared.flops == 5 * 2 * 500 * 32 * 32
@@ -185,32 +217,9 @@ def test_heads_that_are_alike_are_projected_once():
 def test_unknown_paths_are_errors():
     with pytest.raises(ConfigError, match="path must be one of 'channels_first', 'operator_first', 'structure_first' "
                                           "for Identity; got 'sideways'"):
-        plan_for(torch.zeros(3, 2), Identity(3), full(1, 2, 2), path="sideways")
+        plan(torch.zeros(3, 2), Identity(3), full(1, 2, 2), path="sideways")
     with pytest.raises(ConfigError, match="got 'between'"):
-        plan_for(torch.zeros(3, 2), Identity(3), full(1, 2, 2), path="between")
-
-
-def test_a_new_kernel_is_one_decorator(monkeypatch):
-    """A more specific rule replaces the one of equal path and kernel, and competes with the others."""
-    monkeypatch.setattr(registry, "RULES", {kind: list(found) for kind, found in registry.RULES.items()})
-    monkeypatch.setattr(plans, "_MEMO", {})
-
-    @rule(Identity, "channels_first", kernel="as it is")
-    class AsItIs(Rule):
-        def applies(self, basis, theta, x):
-            return isinstance(theta, EyeTheta)
-
-        def cost(self, problem):
-            return Cost()
-
-        def run(self, x, basis, theta):
-            return x
-
-    x = torch.randn(3, 2)
-    made = plan_for(x, Identity(3), EyeTheta(1, 2))
-    assert made.kernel == "as it is"
-    assert made.run(x, Identity(3), EyeTheta(1, 2)) is x
-    assert plan_for(x, Identity(3), full(1, 2, 2)).kernel != "as it is"
+        plan(torch.zeros(3, 2), Identity(3), full(1, 2, 2), path="between")
 
 
 def test_costs_add_and_repeat():
@@ -232,41 +241,36 @@ def test_narrow_products_cost_what_they_take():
 
 
 def test_calls_count_on_small_inputs():
-    """Three steps take longer than two where there is nothing to compute."""
-    basis, theta = sparse(20, 30, size=2), LowRankTheta(torch.zeros(2, 4, 1), torch.zeros(2, 1, 4))
-    costs = {c.path: c.cost.calls for c in plan_for(torch.zeros(20, 4), basis, theta).candidates}
-    assert costs["between"] > costs["channels_first"] > 0
-    assert chosen(torch.zeros(20, 4), basis, theta) != "between"
+    """Three steps take longer than two where there is nothing to compute; of large inputs fewer channels are moved."""
+    theta = HeadBlocksTheta(torch.zeros(2, 64, 4))
+    found = [plan(torch.zeros(size, 64), sparse(size, 5 * size, size=2), theta) for size in (20, 20_000)]
+    assert [made.path for made in found] == ["channels_first", "between"]
+    for made in found:
+        calls = {c.path: c.cost.calls for c in made.candidates}
+        assert calls["between"] > calls["channels_first"] > 0
 
 
 def test_one_identity_is_its_theta():
     x, theta = torch.randn(5, 3), FullTheta(torch.randn(1, 3, 2))
-    made = plan_for(x, Identity(5), theta)
+    made = plan(x, Identity(5), theta)
     assert made.kernel == "one product"
-    torch.testing.assert_close(made.run(x, Identity(5), theta), x @ theta.theta[0])
-    assert plan_for(x, Identity(5, 2), full(2, 3, 2)).kernel != "one product"
-
-
-def test_a_basis_keeps_its_token():
-    basis, theta = sparse(), full(1, 16, 8)
-    assert token(basis) is token(basis) is token(sparse())
-    assert token(basis) is not token(sparse(edges=2999))
-    assert token(theta) is token(full(1, 16, 8)) is not token(full(1, 16, 9))
+    torch.testing.assert_close(conv(x, Identity(5), theta, plan=made), x @ theta.theta[0])
+    assert plan(x, Identity(5, 2), full(2, 3, 2)).kernel != "one product"
 
 
 def test_a_lookup_sees_what_a_plan_depends_on():
     basis, theta, x = sparse(), full(1, 32, 24), torch.zeros(500, 32)
-    first = plan_for(x, basis, theta)
-    assert plan_for(x, basis, theta) is first
+    first = plan(x, basis, theta)
+    assert plan(x, basis, theta) is first
     theta.theta.requires_grad_()
-    learnt = plan_for(x, basis, theta)
+    learnt = plan(x, basis, theta)
     assert "backward to theta" in learnt.problem and "backward" not in first.problem
     with torch.no_grad():
-        assert plan_for(x, basis, theta) is first
-    assert "backward to x and theta" in plan_for(x.clone().requires_grad_(), basis, theta).problem
-    assert plan_for(x, basis, theta, max_bytes=1) is not learnt
+        assert "backward" not in plan(x, basis, theta).problem
+    assert "backward to x and theta" in plan(x.clone().requires_grad_(), basis, theta).problem
+    assert plan(x, basis, theta, max_bytes=1) is not learnt
     factors = LowRankTheta(torch.zeros(1, 32, 4), torch.zeros(1, 4, 24))
-    assert plan_for(x, basis, factors).problem != learnt.problem
+    assert plan(x, basis, factors).problem != learnt.problem
 
 
 def test_a_layer_shows_its_plan(tmp_path, monkeypatch):
@@ -282,3 +286,84 @@ def test_a_layer_shows_its_plan(tmp_path, monkeypatch):
     assert "measured ms" in str(made) and "MB held" in str(made)
     layer.max_bytes = min(candidate.cost.peak_bytes for candidate in made.candidates)
     assert layer.plan(x, structure=graph).cost.peak_bytes == layer.max_bytes
+
+
+def test_measuring_again_makes_new_plans(tmp_path, monkeypatch):
+    """What is decided by the rates of a machine is decided anew when they are."""
+    monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path))
+    monkeypatch.setattr(machines, "_KNOWN", {})
+    layer, x = GATConv(16, 8, heads=4), torch.randn(500, 16)
+    graph = Graph(torch.randint(0, 500, (2, 3000)), num_nodes=500)
+    before = layer.plan(x, graph)
+    assert layer.plan(x, graph) is before
+    found = machines.measure("cpu", seconds=0.001)
+    after = layer.plan(x, graph)
+    assert after is not before and layer.plan(x, graph) is after
+    assert after.seconds == after.cost.seconds(found) and before.seconds == before.cost.seconds(machines.TYPICAL["cpu"])
+
+
+def test_the_choice_changes_with_the_machine(tmp_path, monkeypatch):
+    """Where calls are dear the path with the fewest, where memory is slow the one that moves least."""
+    monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path))
+    monkeypatch.setattr(machines, "_KNOWN", {})
+    monkeypatch.setattr(machines, "_name", lambda device: "another")
+    x, basis, theta = torch.zeros(2000, 64), sparse(2000, 10_000, size=2), HeadBlocksTheta(torch.zeros(2, 64, 4))
+    for call_us, path in ((1e4, "channels_first"), (1e-3, "between"), (1e4, "channels_first")):
+        monkeypatch.setattr(machines, "_call_us", lambda *_, each=call_us: each)
+        machines.measure("cpu", seconds=0.001)
+        made = plan(x, basis, theta)
+        assert made.path == path
+        assert made.seconds == min(c.seconds for c in made.candidates if c.rejected != "only on request")
+
+
+#: The layers that are made of `Conv`: pools have no options of planning.
+USES = {name: make for name, make in uses().items() if not name.startswith("pool")}
+
+
+def called(use, **options):
+    """The result of a layer whose convolutions have these options, and their plans."""
+    for module in use.layer.modules():
+        if isinstance(module, Conv):
+            vars(module).update(options)
+    with plans_that_run() as ran:
+        y = use()
+    return y, [made for made in ran if made.subject is not None]  # those of parts are no plans of a call
+
+
+@pytest.mark.parametrize("name", USES)
+def test_new_structures_and_masks_in_every_call_make_no_new_plan(name, remembered):
+    first, second = USES[name](), USES[name]()
+    first()
+    there = dict(remembered)
+    dataclasses.replace(second, layer=first.layer)()
+    assert there and remembered == there
+
+
+@pytest.mark.parametrize("name", USES)
+def test_every_layer_is_held_to_a_path(name):
+    """Any path that its plan weighed, with the same numbers; another is an error."""
+    use = USES[name]()
+    expected, found = called(use)
+    paths = set.intersection(*({candidate.path for candidate in made.candidates} for made in found))
+    assert paths
+    for path in paths:
+        y, asked = called(use, path=path)
+        assert {(made.path, made.reason) for made in asked} == {(path, "asked for")} and len(asked) == len(found)
+        torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+    with pytest.raises(ConfigError, match="path must be one of"):
+        called(use, path="sideways")
+
+
+@pytest.mark.parametrize("name", USES)
+def test_every_layer_is_held_to_its_bytes(name):
+    """What fits and is fastest is taken, or what holds least; the numbers stay."""
+    use = USES[name]()
+    expected, found = called(use)
+    for limit in {int(candidate.cost.peak_bytes) for made in found for candidate in made.candidates} | {0}:
+        y, limited = called(use, max_bytes=limit)
+        torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+        for made in limited:
+            weighed = [c for c in made.candidates if c.rejected != "only on request"]
+            fitting = [c.seconds for c in weighed if c.cost.peak_bytes <= limit]
+            least = min(c.cost.peak_bytes for c in weighed)
+            assert made.seconds == min(fitting) if fitting else made.cost.peak_bytes == least

@@ -12,8 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from structconv.primitives.hashing import Drop
 from structconv.primitives.layout import compress
-from structconv.primitives.native.edges import Drop
 from structconv.primitives.triton import common, splits
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32",

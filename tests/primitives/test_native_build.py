@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 import warnings
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from structconv import memo
+from structconv.primitives.csr import spmm
 from structconv.primitives.layout import compress
-from structconv.primitives.native import build, calls, core, layout, loader, status
+from structconv.primitives.native import build, calls, core, indices, interface, loader, status
 from structconv.primitives.native.affine import affine_attention
 
 
@@ -64,7 +66,7 @@ def test_a_source_that_does_not_compile_leaves_nothing(nowhere, monkeypatch):
         pytest.skip("no compiler")
     (nowhere / "isa.cpp").write_text("this is not C++\n")
     monkeypatch.setattr(build, "SOURCES", nowhere)
-    monkeypatch.setattr(build, "KERNELS", ())
+    (nowhere / "api.h").write_text("")
     with pytest.raises(build.BuildError, match=r"isa\.cpp"):
         build.build(nowhere / "made" / "core.so", ["generic"])
     assert not list((nowhere / "made").iterdir())
@@ -93,12 +95,58 @@ def test_built_in_the_cache_once_and_the_same_numbers(nowhere, monkeypatch):
     layouts = (compress(target, source, 50), compress(source, target, 50))
     inputs = [torch.randn(*shape, requires_grad=True) for shape in ((50, 4), (50, 4), (50, 4, 24))]
     found = []
+    monkeypatch.setattr(calls.Loaded, "asked", True)
     for kernels in (core(), second):
-        monkeypatch.setattr(calls, "core", lambda kernels=kernels: kernels)
+        monkeypatch.setattr(calls.Loaded, "core", kernels)
         y = affine_attention(*layouts, *inputs)
         found.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def declared_otherwise(change):
+    """What api.h has, declared in another way: what a file forgot to follow."""
+    if change == "a constant":
+        interface.constants(kMaxChannels=interface.CONSTANTS["kMaxChannels"] + 1)
+        return "kMaxChannels"
+    fields = {"a field too few": [interface.pointers("q k s"), interface.integers("k_rows channels")],
+              "fields in another order": [interface.pointers("k q s"), interface.integers(
+                  "k_rows channels num_values repeats_q repeats_k half threads")],
+              "another kind": [interface.pointers("q k s"), interface.integers(
+                  "k_rows channels num_values repeats_q repeats_k half"), interface.reals("threads")]}[change]
+    interface.Struct("SddmmArgs", indices.LAYOUT.named("layout"), *fields)
+    return "SddmmArgs"
+
+
+@pytest.mark.parametrize("change", ["a constant", "a field too few", "fields in another order", "another kind"])
+def test_a_core_that_differs_is_refused_and_torchs_operators_run(change, monkeypatch):
+    if core() is None:
+        pytest.skip("the native core cannot be built here")
+    source, target = torch.randint(50, (2, 600))
+    arguments = compress(target, source, 50), compress(source, target, 50), torch.rand(600), torch.randn(1, 50, 8)
+    expected = spmm(*arguments)
+    monkeypatch.setattr(interface, "STRUCTS", dict(interface.STRUCTS))
+    monkeypatch.setattr(interface, "CONSTANTS", dict(interface.CONSTANTS))
+    name = declared_otherwise(change)
+    found, reason = outcome()
+    assert found is None and "refused" in reason and name in reason and "\n" not in reason
+    monkeypatch.setattr(loader, "_outcome", lambda: (found, reason))
+    monkeypatch.setattr(calls.Loaded, "asked", False)
+    monkeypatch.setattr(calls.Loaded, "core", None)
+    loader._say.cache_clear()
+    with pytest.warns(UserWarning, match=f"torch's operators are used: .*{name}"):
+        torch.testing.assert_close(spmm(*arguments), expected)
+
+
+def test_every_struct_and_constant_of_the_interface_is_compared():
+    """Each struct that a kernel takes is declared, and each is one that the core says it has."""
+    if core() is None:
+        pytest.skip("the native core cannot be built here")
+    said = interface.exported(core()._library)
+    taken = {name for path in build.SOURCES.glob("*.cpp")
+             for name in re.findall(r"SC_EXPORT\(\w+\)\(const structconv::(\w+)\*", path.read_text())}
+    assert taken and taken <= set(interface.STRUCTS) <= set(said.sizes) and not list(said.differences())
+    assert set(interface.CONSTANTS) <= set(said.constants)
 
 
 def test_one_openmp_runtime_in_the_process():
@@ -128,11 +176,11 @@ def test_only_what_the_kernels_take_goes_to_them():
 
 def test_indices_are_narrowed_once_and_forgotten_with_their_owner():
     index = torch.arange(5)
-    first = layout.narrow(index)
-    assert first.dtype == torch.int32 and layout.narrow(index) is first
-    assert layout.narrow(first) is first
+    first = indices.narrow(index)
+    assert first.dtype == torch.int32 and indices.narrow(index) is first
+    assert indices.narrow(first) is first
     index[0] = 7
-    assert layout.narrow(index)[0] == 7
+    assert indices.narrow(index)[0] == 7
     held = len(memo._ENTRIES)
     del index
     gc.collect()
@@ -140,22 +188,22 @@ def test_indices_are_narrowed_once_and_forgotten_with_their_owner():
 
 
 def test_values_seen_twice_are_kept_in_the_order_of_the_slots():
-    edges = layout._FEW
+    edges = calls.FEW
     order = torch.randperm(edges, generator=torch.Generator().manual_seed(0))
     values = torch.rand(2, edges)
-    assert layout.in_slots(values, order) is None
-    kept = layout.in_slots(values, order)
+    assert calls.in_slots(values, order) is None
+    kept = calls.in_slots(values, order)
     torch.testing.assert_close(kept, values[:, order], rtol=0, atol=0)
-    assert layout.in_slots(values, order) is kept
+    assert calls.in_slots(values, order) is kept
     values.add_(1.0)
-    assert layout.in_slots(values, order) is None
-    torch.testing.assert_close(layout.in_slots(values, order), values[:, order], rtol=0, atol=0)
+    assert calls.in_slots(values, order) is None
+    torch.testing.assert_close(calls.in_slots(values, order), values[:, order], rtol=0, atol=0)
 
 
 def test_learnt_values_and_few_of_them_are_not_kept():
-    order = torch.arange(layout._FEW)
-    learnt = torch.rand(layout._FEW, requires_grad=True)
-    few = torch.rand(layout._FEW - 1)
+    order = torch.arange(calls.FEW)
+    learnt = torch.rand(calls.FEW, requires_grad=True)
+    few = torch.rand(calls.FEW - 1)
     for _ in range(3):
-        assert layout.in_slots(learnt, order) is None
-        assert layout.in_slots(few, order[1:]) is None
+        assert calls.in_slots(learnt, order) is None
+        assert calls.in_slots(few, order[1:]) is None

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from structconv.bench.contest import Case
+    from structconv.bench.case import Case
     from structconv.bench.runner import Probe
 
 __all__ = ["SUITES", "cases"]

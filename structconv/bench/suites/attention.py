@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from structconv import ops
 from structconv.bases import scores
 from structconv.bases.base import Basis
-from structconv.bases.pairwise import Dropped
+from structconv.bases.entrywise import Dropped
 from structconv.bases.positions import Lookup
-from structconv.bench.contest import FORWARD, PHASES, Case, Contest, Entrant, Size
+from structconv.bench.case import FORWARD, PHASES, Case, Comparison, Entrant, Size
 from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import leaf
 from structconv.nn import MultiheadAttention
@@ -29,7 +29,7 @@ def _qkv(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
     return leaf(*shape), leaf(*shape, seed=1), leaf(*shape, seed=2)
 
 
-def _sdpa(causal: bool, batch: int, heads: int, dim: int, size: Size) -> Contest:
+def _sdpa(causal: bool, batch: int, heads: int, dim: int, size: Size) -> Comparison:
     """softmax(q k / sqrt(D)) v, as torch's fused operator has it."""
     length = size.pick(512, 2048)
     shape = (batch, heads, length, dim)
@@ -48,9 +48,9 @@ def _sdpa(causal: bool, batch: int, heads: int, dim: int, size: Size) -> Contest
         found.append(Entrant(name=name, run=partial(operator, *leaves), inputs=() if slow else leaves,
                              full_only=slow, phases=(FORWARD,) if slow else PHASES))
     products = 4.0 * batch * heads * length**2 * dim / (2 if causal else 1)
-    return Contest(ours=Entrant(name="ours", run=run, inputs=(q, k, v)), peers=tuple(found),
-                   size=f"B={batch}, {heads} heads of {dim}, N={length}",
-                   least={"forward": Work(flops=products), "both": Work(flops=3.5 * products)})
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v)), peers=tuple(found),
+                      size=f"B={batch}, {heads} heads of {dim}, N={length}",
+                      least={"forward": Work(flops=products), "both": Work(flops=3.5 * products)})
 
 
 def _flex(causal: bool) -> Any:
@@ -71,7 +71,7 @@ def _flex(causal: bool) -> Any:
     return run
 
 
-def _additive(dim: int, size: Size) -> Contest:
+def _additive(dim: int, size: Size) -> Comparison:
     """softmax over m of v^T tanh(q_n + k_m), N = 4096; the peer holds the (N, N, D) sums where they fit."""
     length = size.pick(512, 4096)
     q, k, v = _qkv(1, length, dim)
@@ -86,12 +86,12 @@ def _additive(dim: int, size: Size) -> Contest:
         raw = torch.tanh(q_peer.unsqueeze(-2) + k_peer.unsqueeze(-3)) @ vector_peer.unsqueeze(-1)
         return raw.squeeze(-1).softmax(-1) @ v_peer
 
-    return Contest(ours=Entrant(name="ours", run=run, inputs=(q, k, v, vector)), size=f"N={length}, D={dim}",
-                   peers=(Entrant(name="torch broadcast", run=broadcast, needs=12.0 * length**2 * dim,
-                                  inputs=(q_peer, k_peer, v_peer, vector_peer)),))
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v, vector)), size=f"N={length}, D={dim}",
+                      peers=(Entrant(name="torch broadcast", run=broadcast, needs=12.0 * length**2 * dim,
+                                     inputs=(q_peer, k_peer, v_peer, vector_peer)),))
 
 
-def _bias(heads: int, dim: int, clip: int, size: Size) -> Contest:
+def _bias(heads: int, dim: int, clip: int, size: Size) -> Comparison:
     """A learnt bias for each clipped distance, with gradients; SDPA takes it as a materialised (K, N, N) tensor."""
     length = size.pick(1024, 8192)
     shape = (1, heads, length, dim)
@@ -108,13 +108,13 @@ def _bias(heads: int, dim: int, clip: int, size: Size) -> Contest:
         bias = table_peer[:, 0][:, bucket]
         return F.scaled_dot_product_attention(*peer, attn_mask=bias[None])
 
-    return Contest(ours=Entrant(name="ours", run=run, inputs=(q, k, v, table)),
-                   size=f"{heads} heads of {dim}, N={length}, {2 * clip + 1} distances",
-                   peers=(Entrant(name="torch sdpa", run=materialised, inputs=(*peer, table_peer),
-                                  needs=24.0 * heads * length**2),))
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v, table)),
+                      size=f"{heads} heads of {dim}, N={length}, {2 * clip + 1} distances",
+                      peers=(Entrant(name="torch sdpa", run=materialised, inputs=(*peer, table_peer),
+                                     needs=24.0 * heads * length**2),))
 
 
-def _linear(heads: int, dim: int, size: Size) -> Contest:
+def _linear(heads: int, dim: int, size: Size) -> Comparison:
     """Linear attention with the feature map elu + 1 (Katharopoulos et al. 2020), written without its re-association."""
     length = size.pick(1024, 8192)
     shape = (1, heads, length, dim)
@@ -132,12 +132,12 @@ def _linear(heads: int, dim: int, size: Size) -> Contest:
         q, k = F.elu(written[0]) + 1, F.elu(written[1]) + 1
         return q @ (k.mT @ written[2]) / (q @ k.sum(-2).unsqueeze(-1))
 
-    return Contest(ours=Entrant(name="ours", run=run, inputs=ours), size=f"{heads} heads of {dim}, N={length}",
-                   peers=(Entrant(name="torch dense", run=dense, inputs=pairs, needs=24.0 * heads * length**2),
-                          Entrant(name="torch by hand", run=by_hand, inputs=written)))
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=ours), size=f"{heads} heads of {dim}, N={length}",
+                      peers=(Entrant(name="torch dense", run=dense, inputs=pairs, needs=24.0 * heads * length**2),
+                             Entrant(name="torch by hand", run=by_hand, inputs=written)))
 
 
-def _mapped(heads: int, dim: int, size: Size) -> Contest:
+def _mapped(heads: int, dim: int, size: Size) -> Comparison:
     """relu(q k / sqrt(D)) divided by its sum: a normalisation that no fused operator has."""
     length = size.pick(1024, 4096)
     shape = (1, heads, length, dim)
@@ -153,11 +153,11 @@ def _mapped(heads: int, dim: int, size: Size) -> Contest:
         total = weights.sum(-1, keepdim=True)
         return weights / torch.where(total == 0, 1, total) @ v
 
-    return Contest(ours=Entrant(name="ours", run=run, inputs=ours), size=f"{heads} heads of {dim}, N={length}",
-                   peers=(Entrant(name="torch dense", run=dense, inputs=theirs, needs=24.0 * heads * length**2),))
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=ours), size=f"{heads} heads of {dim}, N={length}",
+                      peers=(Entrant(name="torch dense", run=dense, inputs=theirs, needs=24.0 * heads * length**2),))
 
 
-def _dropped(heads: int, dim: int, size: Size) -> Contest:
+def _dropped(heads: int, dim: int, size: Size) -> Comparison:
     """Training with a tenth of the weights dropped. Each drops others, so that the numbers cannot agree."""
     length = size.pick(512, 2048)
     shape = (1, heads, length, dim)
@@ -172,14 +172,15 @@ def _dropped(heads: int, dim: int, size: Size) -> Contest:
         q, k, v = written
         return F.dropout((q * dim**-0.5 @ k.mT).softmax(-1), 0.1) @ v
 
-    return Contest(ours=Entrant(name="ours", run=run, inputs=ours), size=f"{heads} heads of {dim}, N={length}, p=0.1",
-                   peers=(Entrant(name="torch sdpa", inputs=fused, needs=24.0 * heads * length**2,
-                                  run=partial(F.scaled_dot_product_attention, *fused, dropout_p=0.1)),
-                          Entrant(name="torch dense", run=dense, inputs=written, needs=24.0 * heads * length**2)),
-                   tolerance=math.inf)
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=ours),
+                      size=f"{heads} heads of {dim}, N={length}, p=0.1",
+                      peers=(Entrant(name="torch sdpa", inputs=fused, needs=24.0 * heads * length**2,
+                                     run=partial(F.scaled_dot_product_attention, *fused, dropout_p=0.1)),
+                             Entrant(name="torch dense", run=dense, inputs=written, needs=24.0 * heads * length**2)),
+                      tolerance=math.inf)
 
 
-def build_multihead(batch: int, length: int, channels: int, heads: int) -> Contest:
+def build_multihead(batch: int, length: int, channels: int, heads: int) -> Comparison:
     """The multi-head layer on itself, against torch's and against its parts written out."""
     module = nn.MultiheadAttention(channels, heads, batch_first=True).eval()
     ours = MultiheadAttention.from_torch(module)
@@ -192,7 +193,7 @@ def build_multihead(batch: int, length: int, channels: int, heads: int) -> Conte
         return out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     parameters = tuple(module.parameters())
-    return Contest(
+    return Comparison(
         ours=Entrant(name="ours", run=lambda: ours(x), inputs=(x,), parameters=tuple(ours.parameters())),
         peers=(Entrant(name="torch mha", run=lambda: module(x_module, x_module, x_module, need_weights=False)[0],
                        inputs=(x_module,), parameters=parameters),
@@ -206,7 +207,7 @@ def _multihead_least(batch: int, length: int, channels: int) -> dict[str, Work]:
     return {"forward": Work(flops=linear + pairs), "both": Work(flops=3 * linear + 3.5 * pairs)}
 
 
-def _multihead(size: Size) -> Contest:
+def _multihead(size: Size) -> Comparison:
     return build_multihead(2, size.pick(256, 1024), 256, 8)
 
 

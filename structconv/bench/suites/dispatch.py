@@ -1,9 +1,10 @@
-"""What a call costs beside the arithmetic: layers on the smallest inputs, and plan lookups."""
+"""What a call costs beside the arithmetic: layers on the smallest inputs, new graphs, and plan lookups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,17 +12,20 @@ from torch import nn
 
 from structconv.bases import Identity as IdentityBasis
 from structconv.bases.shift import Shift
-from structconv.bench.contest import FORWARD, Case, Contest, Size, entrant
+from structconv.bench.case import FORWARD, Case, Comparison, Size, entrant
 from structconv.bench.records import Line
 from structconv.bench.runner import Probe, Settings, huge_pages
 from structconv.bench.suites.attention import build_multihead
+from structconv.bench.suites.expressions import build_alibi, build_mixed, build_own, build_relative_bias
 from structconv.bench.suites.graph import build_gat, build_gcn
 from structconv.bench.suites.graph_peers import copied, leaf
 from structconv.bench.suites.grid import build_conv2d
+from structconv.bench.suites.new_graphs import build_new_graphs
 from structconv.bench.timing import alternate
 from structconv.mechanisms import Identity
 from structconv.nn import Conv
 from structconv.planning.plan import plan_for
+from structconv.planning.problem import Call
 from structconv.structures import Graph, Grid
 from structconv.theta import FullTheta
 
@@ -33,21 +37,22 @@ def _ring(nodes: int = 8) -> Graph:
     return Graph(torch.stack([position, (position + 1) % nodes]), num_nodes=nodes)
 
 
-def _linear(size: Size) -> Contest:
+def _linear(size: Size) -> Comparison:
     """A layer over the identity, which is torch's linear layer."""
     ours: Any = Conv(Identity(), 8, 8)
     module = nn.Linear(8, 8)
     copied(module.weight, ours.weight.theta[0].mT, module.bias)
     x, x_peer = leaf(8, 8), leaf(8, 8)
-    return Contest(ours=entrant("ours", ours, lambda: ours(x), x), size="8 entries, 8 to 8",
-                   peers=(entrant("torch linear", module, lambda: module(x_peer), x_peer),))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x), x), size="8 entries, 8 to 8",
+                      peers=(entrant("torch linear", module, lambda: module(x_peer), x_peer),))
 
 
 def _lookup(kind: str, settings: Settings) -> Iterator[Line]:
     """Finding a plan that was made before, next to one addition of two numbers."""
     basis, number = _bases()[kind], torch.ones(())
     x, theta = torch.ones(basis.num_inputs, 8), FullTheta(torch.ones(basis.size, 8, 8))
-    works: dict[str, Callable[[], object]] = {"ours": lambda: plan_for(x, basis, theta),
+    call = Call(x, (basis,), theta, None, itemgetter(0))
+    works: dict[str, Callable[[], object]] = {"ours": lambda: plan_for(call),
                                               "torch.add": lambda: torch.add(number, number)}
     works["ours"]()  # the first plan of a process measures the machine
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit)
@@ -74,4 +79,10 @@ CASES = (
     Case(suite="dispatch", name="gcn", build=lambda size: build_gcn(_ring(), 8, 8)),
     Case(suite="dispatch", name="gat", build=lambda size: build_gat(_ring(), 8, 2, 4)),
     Case(suite="dispatch", name="multihead", build=lambda size: build_multihead(1, 8, 8, 2)),
+    Case(suite="dispatch", name="attention-beside-shifts", build=lambda size: build_mixed()),
+    Case(suite="dispatch", name="alibi", build=lambda size: build_alibi()),
+    Case(suite="dispatch", name="relative-bias", build=lambda size: build_relative_bias()),
+    Case(suite="dispatch", name="own-mechanism", build=lambda size: build_own()),
+    Case(suite="dispatch", name="gcn-new-graphs", build=lambda size: build_new_graphs("GCNConv", 64, 64)),
+    Case(suite="dispatch", name="gat-new-graphs", build=lambda size: build_new_graphs("GATConv", 64, 16, 4)),
 )

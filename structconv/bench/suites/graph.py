@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bench import peers
-from structconv.bench.contest import Case, Contest, Entrant, Size, entrant
+from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import citation, csr, normalised_csr, power_law
 from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import (
@@ -37,17 +37,17 @@ _QUICK, _FULL = 100_000, 2_000_000
 _GATHERED = 5.0
 
 
-def build_gcn(graph: Graph, in_channels: int, channels: int) -> Contest:
+def build_gcn(graph: Graph, in_channels: int, channels: int) -> Comparison:
     """GCN's layer with its normalisation, which all that can remember it do remember."""
     ours: Any = GCNConv(in_channels, channels)
-    theta = ours.conv.weight.theta.detach()[0]
+    theta = ours.weight.theta.detach()[0]
     x = leaf(graph.num_nodes, in_channels)
     found = [_torch_gcn(graph, theta, x.shape), *_geometric_gcn(graph, theta, x.shape),
              *_dgl_gcn(graph, theta, x.shape)]
     edges = graph.num_edges + graph.num_nodes
-    return Contest(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
-                   edges=graph.num_edges, size=_size(graph, in_channels, channels),
-                   least=_least(edges, graph.num_nodes, min(in_channels, channels), in_channels * channels))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+                      edges=graph.num_edges, size=_size(graph, in_channels, channels),
+                      least=_least(edges, graph.num_nodes, min(in_channels, channels), in_channels * channels))
 
 
 def _torch_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> Entrant:
@@ -84,12 +84,12 @@ def _dgl_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> list[Entrant]:
     return [entrant("dgl", layer, lambda: layer(g, x, edge_weight=weight), x)]
 
 
-def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Contest:
+def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comparison:
     """GAT's layer, on the edges as they are."""
     ours: Any = GATConv(in_channels, channels, heads, add_self_loops=False)
     score = next(part for part in ours.modules() if getattr(part, "vector_source", None) is not None)
     source, target = score.vector_source.detach(), score.vector_target.detach()
-    rows, x = heads_to_rows(ours.conv.weight.values), leaf(graph.num_nodes, in_channels)
+    rows, x = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels)
     wide, found = heads * channels, []
     if (library := peers.geometric()) is not None:
         pyg, x_pyg = library.GATConv(in_channels, channels, heads, add_self_loops=False), leaf(*x.shape)
@@ -109,12 +109,12 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Cont
         copied(dgl.attn_l, source[None])
         copied(dgl.attn_r, target[None])
         found.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl))
-    return Contest(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
-                   size=_size(graph, in_channels, f"{heads}x{channels}"),
-                   least=_least(graph.num_edges, graph.num_nodes, wide, in_channels * wide))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
+                      size=_size(graph, in_channels, f"{heads}x{channels}"),
+                      least=_least(graph.num_edges, graph.num_nodes, wide, in_channels * wide))
 
 
-def _gat_kernel(heads: int, channels: int, size: Size) -> Contest:
+def _gat_kernel(heads: int, channels: int, size: Size) -> Comparison:
     """The attention alone, after the projection: for the roofline of gathered rows."""
     from structconv.primitives.native.affine import affine_attention
 
@@ -123,23 +123,23 @@ def _gat_kernel(heads: int, channels: int, size: Size) -> Contest:
     x = leaf(graph.num_nodes, heads, channels)
     ours = Entrant(name="ours", inputs=(x, source, target), run=lambda: affine_attention(
         graph.by_target(), graph.by_source(), source, target, x))
-    return Contest(ours=ours, peers=(), edges=graph.num_edges, size=_size(graph, "", f"{heads}x{channels}"),
-                   least=_least(graph.num_edges, graph.num_nodes, heads * channels, 0))
+    return Comparison(ours=ours, peers=(), edges=graph.num_edges, size=_size(graph, "", f"{heads}x{channels}"),
+                      least=_least(graph.num_edges, graph.num_nodes, heads * channels, 0))
 
 
-def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Contest:
+def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Comparison:
     """Additive attention with a leaky ReLU along edges; the values are the projected sources."""
     graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
     ours: Any = GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
-    score = next(part for part in ours.modules() if isinstance(part, Additive))
-    nn.init.zeros_(score.target.linear.bias)
-    rows = heads_to_rows(ours.conv.weight.values)
+    score: Any = next(part for part in ours.modules() if isinstance(part, Additive))
+    nn.init.zeros_(score.target.bias)
+    rows = heads_to_rows(ours.weight.theta)
     x, found = leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
         pyg = library.GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
         x_pyg = leaf(*x.shape)
         copied(pyg.lin_l.weight, rows)
-        copied(pyg.lin_r.weight, score.target.linear.weight)
+        copied(pyg.lin_r.weight, score.target.weight)
         copied(pyg.att, score.vector[None])
         found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
                              needs=2 * _GATHERED * 4 * graph.num_edges * wide))
@@ -147,23 +147,23 @@ def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Contest:
         dgl = library.nn.pytorch.GATv2Conv(in_channels, channels, heads, bias=False, allow_zero_in_degree=True)
         x_dgl, g = leaf(*x.shape), dgl_graph(library, graph)
         copied(dgl.fc_src.weight, rows)
-        copied(dgl.fc_dst.weight, score.target.linear.weight)
+        copied(dgl.fc_dst.weight, score.target.weight)
         copied(dgl.attn, score.vector[None])
         found.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl, needs=_GATHERED * 4
                              * graph.num_edges * wide))
-    return Contest(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
-                   edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
-                   least=_least(graph.num_edges, graph.num_nodes, wide, 2 * in_channels * wide))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+                      edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
+                      least=_least(graph.num_edges, graph.num_nodes, wide, 2 * in_channels * wide))
 
 
-def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Contest:
+def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Comparison:
     """Scaled dot-product attention along edges, projections included."""
     graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
     attention = DotProduct(heads, channels).scaled().masked(keep=STRUCTURE).softmax()
     ours: Any = Conv(attention, in_channels, wide, weight=HeadBlocks(), bias=False)
-    score = next(part for part in ours.modules() if isinstance(part, DotProduct))
-    query, key = score.query.linear.weight.detach(), score.key.linear.weight.detach()
-    rows, x, found = heads_to_rows(ours.weight.values), leaf(graph.num_nodes, in_channels), []
+    score: Any = next(part for part in ours.modules() if isinstance(part, DotProduct))
+    query, key = score.query.weight.detach(), score.key.weight.detach()
+    rows, x, found = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
         pyg, x_pyg = library.TransformerConv(in_channels, channels, heads, root_weight=False), leaf(*x.shape)
         for part, weight in ((pyg.lin_query, query), (pyg.lin_key, key), (pyg.lin_value, rows)):
@@ -175,12 +175,12 @@ def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Con
         layer, x_dgl = Projections(in_channels, heads, channels, (query, key, rows)), leaf(*x.shape)
         g = dgl_graph(library, graph)
         found.append(entrant("dgl", layer, lambda: dgl_projected(library, g, layer, x_dgl), x_dgl))
-    return Contest(ours=entrant("ours", ours, lambda: ours(x, structure=graph), x), peers=tuple(found),
-                   edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
-                   least=_least(2 * graph.num_edges, graph.num_nodes, wide, 3 * in_channels * wide))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, structure=graph), x), peers=tuple(found),
+                      edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
+                      least=_least(2 * graph.num_edges, graph.num_nodes, wide, 3 * in_channels * wide))
 
 
-def _dot_kernel(heads: int, channels: int, size: Size) -> Contest:
+def _dot_kernel(heads: int, channels: int, size: Size) -> Comparison:
     """The attention alone, of given queries, keys and values."""
     graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
 
@@ -196,15 +196,15 @@ def _dot_kernel(heads: int, channels: int, size: Size) -> Contest:
         g, of_dgl = dgl_graph(library, graph), inputs()
         found.append(Entrant(name="dgl", run=lambda: dgl_attention(library, g, *of_dgl), inputs=of_dgl))
     run = partial(bilinear_attention, graph.by_target(), graph.by_source(), *ours, scale=channels**-0.5)
-    return Contest(ours=Entrant(name="ours", run=run, inputs=ours), peers=tuple(found), edges=graph.num_edges,
-                   size=_size(graph, "", f"{heads}x{channels}"),
-                   least=_least(2 * graph.num_edges, graph.num_nodes, wide, 0))
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=ours), peers=tuple(found), edges=graph.num_edges,
+                      size=_size(graph, "", f"{heads}x{channels}"),
+                      least=_least(2 * graph.num_edges, graph.num_nodes, wide, 0))
 
 
-def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -> Contest:
+def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -> Comparison:
     """Chebyshev polynomials of the symmetric Laplacian; the graph comes with its reverse edges."""
     ours: Any = ChebConv(in_channels, channels, terms)
-    theta, x, found = ours.conv.weight.theta.detach(), leaf(graph.num_nodes, in_channels), []
+    theta, x, found = ours.weight.theta.detach(), leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
         pyg, x_pyg = library.ChebConv(in_channels, channels, terms), leaf(*x.shape)
         for part, weight in zip(pyg.lins, theta, strict=True):
@@ -217,24 +217,24 @@ def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -
         copied(dgl.linear.weight, theta.flatten(0, 1).mT, dgl.linear.bias)
         found.append(entrant("dgl", dgl, lambda: _dgl_cheb(dgl, g, x_dgl), x_dgl))
     narrow = min(in_channels, channels)
-    return Contest(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
-                   size=f"{_size(graph, in_channels, channels)}, K={terms}",
-                   least=_least((terms - 1) * graph.num_edges, graph.num_nodes, narrow,
-                                terms * in_channels * channels))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
+                      size=f"{_size(graph, in_channels, channels)}, K={terms}",
+                      least=_least((terms - 1) * graph.num_edges, graph.num_nodes, narrow,
+                                   terms * in_channels * channels))
 
 
 def _dgl_cheb(layer: Any, g: Any, x: Tensor) -> Tensor:
     return layer(g, x, lambda_max=[2.0])
 
 
-def _chebyshev(in_channels: int, channels: int, terms: int, size: Size) -> Contest:
+def _chebyshev(in_channels: int, channels: int, terms: int, size: Size) -> Comparison:
     edges = size.pick(_QUICK, _FULL // 2)
     half = power_law(edges // 2, max(edges // 10, 16))
     graph = Graph(torch.cat([half.edge_index, half.edge_index.flip(0)], 1), num_nodes=half.num_nodes)
     return build_chebyshev(graph, in_channels, channels, terms)
 
 
-def _spmm(channels: int, size: Size) -> Contest:
+def _spmm(channels: int, size: Size) -> Comparison:
     """The sparse product with given values; the gradient goes to x."""
     graph = power_law(size.pick(_QUICK, _FULL))
     values = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(3))
@@ -244,8 +244,8 @@ def _spmm(channels: int, size: Size) -> Contest:
         x_dgl, g, column = leaf(*x.shape), dgl_graph(library, graph), values[:, None]
         found.append(Entrant(name="dgl", run=lambda: library.ops.u_mul_e_sum(g, x_dgl, column), inputs=(x_dgl,)))
     ours = Entrant(name="ours", run=lambda: spmm(graph.by_target(), graph.by_source(), values, x), inputs=(x,))
-    return Contest(ours=ours, peers=tuple(found), edges=graph.num_edges, size=_size(graph, "", channels),
-                   least=_least(graph.num_edges, graph.num_nodes, channels, 0))
+    return Comparison(ours=ours, peers=tuple(found), edges=graph.num_edges, size=_size(graph, "", channels),
+                      least=_least(graph.num_edges, graph.num_nodes, channels, 0))
 
 
 def _size(graph: Graph, in_channels: object, channels: object) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.bench.contest import Case, Contest, Entrant, Size, entrant
+from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import leaf
 from structconv.mechanisms import Shifts
@@ -22,35 +22,35 @@ OFFSETS = ((0, 0), (-8, 3), (5, -7), (7, 8), (-4, -6))
 _RADIUS = 8
 
 
-def build_conv2d(batch: int, in_channels: int, out_channels: int, side: int, **options: Any) -> Contest:
+def build_conv2d(batch: int, in_channels: int, out_channels: int, side: int, **options: Any) -> Comparison:
     """A layer of torch's, and ours made from it."""
     module = nn.Conv2d(in_channels, out_channels, **options)
     ours = Conv2d.from_torch(module)
     x, x_peer = leaf(batch, in_channels, side, side), leaf(batch, in_channels, side, side)
     outputs = side // module.stride[0]
     flops = 2.0 * batch * outputs**2 * module.weight.numel()
-    return Contest(ours=entrant("ours", ours, lambda: ours(x), x),
-                   peers=(entrant("torch conv2d", module, lambda: module(x_peer), x_peer),),
-                   size=f"{batch}x{in_channels}x{side}x{side} to {out_channels}",
-                   least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x), x),
+                      peers=(entrant("torch conv2d", module, lambda: module(x_peer), x_peer),),
+                      size=f"{batch}x{in_channels}x{side}x{side} to {out_channels}",
+                      least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
 
 
-def _conv2d(options: dict[str, Any], size: Size) -> Contest:
+def _conv2d(options: dict[str, Any], size: Size) -> Comparison:
     return build_conv2d(2 if size.quick else 8, 64, 64, 56, kernel_size=3, padding=1, **options)
 
 
-def _conv1d(size: Size) -> Contest:
+def _conv1d(size: Size) -> Comparison:
     """Dilated, as in audio models."""
     module = nn.Conv1d(64, 64, 3, padding=4, dilation=4)
     ours, length = Conv1d.from_torch(module), 2048 if size.quick else 16384
     x, x_peer = leaf(4, 64, length), leaf(4, 64, length)
     flops = 2.0 * 4 * length * module.weight.numel()
-    return Contest(ours=entrant("ours", ours, lambda: ours(x), x),
-                   peers=(entrant("torch conv1d", module, lambda: module(x_peer), x_peer),),
-                   size=f"4x64x{length} to 64", least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x), x),
+                      peers=(entrant("torch conv1d", module, lambda: module(x_peer), x_peer),),
+                      size=f"4x64x{length} to 64", least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
 
 
-def _irregular(size: Size) -> Contest:
+def _irregular(size: Size) -> Comparison:
     """y_n = sum_k x_(n - Delta_k) Theta_k + b for five scattered offsets, with zeros around the image."""
     batch, channels, side = 1 if size.quick else 8, 64, 56
     ours: Any = OnGrid(Conv(Shifts(OFFSETS), channels, channels), 2)
@@ -62,9 +62,10 @@ def _irregular(size: Size) -> Contest:
         own = theta.clone().requires_grad_(), bias.clone().requires_grad_()
         found.append(Entrant(name=name, run=partial(run, x_peer, *own), inputs=(x_peer,), parameters=own))
     flops = 2.0 * batch * side**2 * theta.numel()
-    return Contest(ours=entrant("ours", ours, lambda: ours(x), x), peers=tuple(found),
-                   size=f"{batch}x{channels}x{side}x{side} to {channels}, {len(OFFSETS)} offsets of radius {_RADIUS}",
-                   least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x), x), peers=tuple(found),
+                      size=f"{batch}x{channels}x{side}x{side} to {channels}, {len(OFFSETS)} offsets of radius "
+                           f"{_RADIUS}",
+                      least={"forward": Work(flops=flops), "both": Work(flops=3 * flops)})
 
 
 def _embedded(x: Tensor, theta: Tensor, bias: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bench import peers
-from structconv.bench.contest import Case, Contest, Entrant, Size, entrant
+from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import citation
 from structconv.bench.suites.graph_peers import copied, heads_to_rows, leaf
 from structconv.nn import Conv2d, GATConv, GCNConv, MultiheadAttention
@@ -30,7 +30,7 @@ class _Stack(nn.Module):
         return x
 
 
-def _citation(gat: bool, size: Size) -> Contest:
+def _citation(gat: bool, size: Size) -> Comparison:
     """1433 words, 7 classes: GCN with 16 hidden channels, or GAT with 8 heads of 8, as published, without dropout."""
     graph, words, classes = citation(), 1433, 7
     layers: list[nn.Module] = ([GATConv(words, 8, 8, add_self_loops=False), GATConv(64, classes, add_self_loops=False)]
@@ -41,28 +41,27 @@ def _citation(gat: bool, size: Size) -> Contest:
         others = list(_geometric(library, layers, gat))
         peer, x_peer = _Stack(others, activation), leaf(graph.num_nodes, words)
         found.append(entrant("pyg", peer, lambda: peer(x_peer, graph.edge_index), x_peer))
-    return Contest(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
-                   size=f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {words} to {classes}")
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
+                      size=f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {words} to {classes}")
 
 
-def _geometric(library: Any, layers: list[nn.Module], gat: bool) -> Iterator[nn.Module]:
+def _geometric(library: Any, layers: list[Any], gat: bool) -> Iterator[nn.Module]:
     for layer in layers:
-        conv: Any = layer.conv
         if gat:
-            heads, channels, dim = conv.weight.values.shape
+            heads, channels, dim = layer.weight.theta.shape
             peer = library.GATConv(channels, dim, heads, add_self_loops=False)
             score: Any = next(part for part in layer.modules() if getattr(part, "vector_source", None) is not None)
-            copied(peer.lin.weight, heads_to_rows(conv.weight.values))
+            copied(peer.lin.weight, heads_to_rows(layer.weight.theta))
             copied(peer.att_src, score.vector_source[None])
             copied(peer.att_dst, score.vector_target[None])
         else:
-            theta = conv.weight.theta[0]
+            theta = layer.weight.theta[0]
             peer = library.GCNConv(*theta.shape, cached=True)
             copied(peer.lin.weight, theta.mT)
         yield peer
 
 
-def _images(size: Size) -> Contest:
+def _images(size: Size) -> Comparison:
     """Three 3x3 convolutions with ReLUs, the second of stride 2, and a mean over the image."""
     plain = [nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.Conv2d(64, 64, 3, padding=1)]
     batch, side = (4, 32) if size.quick else (32, 32)
@@ -73,11 +72,11 @@ def _images(size: Size) -> Contest:
 
     ours, peer = network([Conv2d.from_torch(layer) for layer in plain]), network([*plain])
     x, x_peer = leaf(batch, 3, side, side), leaf(batch, 3, side, side)
-    return Contest(ours=entrant("ours", ours, lambda: ours(x), x), size=f"{batch}x3x{side}x{side}",
-                   peers=(entrant("torch", peer, lambda: peer(x_peer), x_peer),))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x), x), size=f"{batch}x3x{side}x{side}",
+                      peers=(entrant("torch", peer, lambda: peer(x_peer), x_peer),))
 
 
-def _transformer(size: Size) -> Contest:
+def _transformer(size: Size) -> Comparison:
     """Torch's encoder layer, normalised first, and the same around our attention."""
     batch, length, channels, heads = 2, size.pick(128, 512), 256, 8
     peer = nn.TransformerEncoderLayer(channels, heads, 4 * channels, dropout=0.0, batch_first=True, norm_first=True)
@@ -90,8 +89,8 @@ def _transformer(size: Size) -> Contest:
 
     rest = [part for name, part in peer.named_parameters() if not name.startswith("self_attn")]
     ours = Entrant(name="ours", run=run, inputs=(x,), parameters=(*attention.parameters(), *rest))
-    return Contest(ours=ours, peers=(entrant("torch", peer, lambda: peer(x_peer), x_peer),),
-                   size=f"B={batch}, N={length}, {channels} channels, {heads} heads")
+    return Comparison(ours=ours, peers=(entrant("torch", peer, lambda: peer(x_peer), x_peer),),
+                      size=f"B={batch}, N={length}, {channels} channels, {heads} heads")
 
 
 CASES = (

@@ -16,21 +16,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from structconv.bases import Dense, Polynomial, Sparse
 from structconv.bases.base import Basis
-from structconv.bench.contest import BOTH, FORWARD
+from structconv.bases.spec import stand_ins
+from structconv.bench.case import BOTH, FORWARD
 from structconv.bench.graphs import power_law
 from structconv.bench.records import Line
 from structconv.bench.runner import Probe, Settings, huge_pages
 from structconv.bench.timing import Times, alternate, clock
 from structconv.planning.counts import Sizes
+from structconv.planning.kernel import matching
 from structconv.planning.machine import rates
-from structconv.planning.plan import plan_for
-from structconv.planning.rules import Problem, Rule, rules_for
+from structconv.planning.plan import Plan, plan_for
+from structconv.planning.problem import Call, Problem, Run
 from structconv.planning.tuning import autotune
 from structconv.primitives.native.loader import core
 from structconv.theta import FullTheta, LowRankTheta, SeparableTheta, Theta
@@ -56,9 +60,20 @@ class Configuration:
     basis: Basis
     theta: Theta
 
+    def call(self) -> Call:
+        """The call of a plan."""
+        return Call(self.x, (self.basis,), self.theta, None, itemgetter(0))
+
     def leaves(self) -> list[Tensor]:
         """What gets a gradient."""
         return [tensor for tensor in (self.x, *self.theta.tensors) if tensor.requires_grad]
+
+
+class Path(NamedTuple):
+    """A path that the planner may take: its predicted time and what runs it."""
+
+    seconds: float
+    run: Run
 
 
 def _measure(kind: str, settings: Settings) -> Iterator[Line]:
@@ -95,30 +110,30 @@ def _line(name: str, given: Configuration, settings: Settings) -> Line:
     """The chosen paths and the others, timed in turns."""
     with torch.set_grad_enabled(given.phase == BOTH):
         with autotune(False):
-            predicted = plan_for(given.x, given.basis, given.theta).rule
+            predicted = _label(plan_for(given.call()))
         with _own_memory(), autotune():
-            chosen = plan_for(given.x, given.basis, given.theta).rule
-        works = {_label(rule): _work(given, rule) for rule in _worthwhile(given, predicted, chosen)}
+            chosen = _label(plan_for(given.call()))
+        works = {label: _work(given, run) for label, run in _worthwhile(given, predicted, chosen).items()}
         results = {label: work() for label, work in works.items()}
-        error = _error(results, _label(chosen))
+        error = _error(results, chosen)
         once = {label: clock(work, 1) for label, work in works.items()}
         close = {label: work for label, work in works.items()
-                 if once[label] <= _LOST * min(once.values()) or label in (_label(predicted), _label(chosen))}
+                 if once[label] <= _LOST * min(once.values()) or label in (predicted, chosen)}
         times = alternate(close, repeats=min(settings.rounds, 7), seconds=0.4 if settings.quick else 2.0, known=once)
     best = min(times, key=lambda label: times[label].median)
-    own, least = times[_label(chosen)], times[best].median
+    own, least = times[chosen], times[best].median
     return Line(suite="planner", case=name, phase=given.phase, peer=best, size=given.words, max_error=error,
                 ratio=least / own.median, ours_ms=_triple(own), peer_ms=_triple(times[best]),
                 rounds=len(own.samples), repeated=own.repeated, other_load=own.other_load, huge_pages=huge_pages(),
                 failed=not error < 1e-3, note="" if error < 1e-3 else "paths disagree",
-                extra={"regret": own.median / least, "chosen": _label(chosen),
-                       "predicted_regret": times[_label(predicted)].median / least, "predicted": _label(predicted),
+                extra={"regret": own.median / least, "chosen": chosen,
+                       "predicted_regret": times[predicted].median / least, "predicted": predicted,
                        "worst": max(once.values()) / least})
 
 
 @contextlib.contextmanager
 def _own_memory() -> Iterator[None]:
-    """Measured plans are kept elsewhere meanwhile, so that none is recalled and the user's are left alone."""
+    """Measured plans are kept elsewhere meanwhile, so that none is remembered and the user's are left alone."""
     rates("cpu")
     core()  # rates and kernels are those of the user's folder
     before = os.environ.get(_FOLDER)
@@ -133,24 +148,27 @@ def _own_memory() -> Iterator[None]:
                 os.environ[_FOLDER] = before
 
 
-def _worthwhile(given: Configuration, predicted: Rule, chosen: Rule) -> list[Rule]:
-    """The rules that the planner may take, without those predicted to lie far beyond the one that costs choose."""
-    batch = math.prod(given.x.shape[:-2])
-    grad = given.phase == BOTH
-    problem = Problem(given.basis, given.theta, Sizes(batch, given.x.dtype.itemsize, False), given.x, grad, grad, None)
-    machine = rates("cpu")
-    seconds = {rule: rule.cost(problem).seconds(machine, 4) for rule in rules_for(type(given.basis))
-               if rule.applies(given.basis, given.theta, given.x) and rule.unasked(problem)}
-    return [rule for rule, time in seconds.items() if rule is chosen or time <= _HOPELESS * seconds[predicted]]
+def _worthwhile(given: Configuration, predicted: str, chosen: str) -> dict[str, Run]:
+    """The paths that the planner may take, without those predicted to lie far beyond the one that costs choose."""
+    batch, grad, call = math.prod(given.x.shape[:-2]), given.phase == BOTH, given.call()
+    sizes = Sizes(batch, given.x.dtype.itemsize)
+    problem = Problem(call.build(stand_ins(call.leaves)), given.theta, given.x, sizes, grad, grad)
+    machine, paths = rates("cpu"), {}
+    for kernel, match, path in matching(problem):
+        if kernel.automatic(match, problem, path):
+            seconds = kernel.cost(match, problem, path).seconds(machine, sizes.itemsize)
+            paths[f"{path} ({kernel.label(path)})"] = Path(seconds, kernel.compile(match, problem, path))
+    limit = _HOPELESS * paths[predicted].seconds
+    return {label: path.run for label, path in paths.items() if label == chosen or path.seconds <= limit}
 
 
-def _work(given: Configuration, rule: Rule) -> Callable[[], Tensor]:
+def _work(given: Configuration, run: Run) -> Callable[[], Tensor]:
+    call, leaves = given.call(), given.leaves()
     if given.phase == FORWARD:
-        return lambda: rule.run(given.x, given.basis, given.theta)
-    leaves = given.leaves()
+        return lambda: run(call)
 
     def both() -> Tensor:
-        y = rule.run(given.x, given.basis, given.theta)
+        y = run(call)
         return torch.autograd.grad(y, leaves, torch.ones_like(y))[0]
 
     return both
@@ -163,8 +181,8 @@ def _error(results: dict[str, Tensor], reference: str) -> float:
     return max(float((result.detach() - wanted).abs().max() / top) for result in results.values())
 
 
-def _label(rule: Rule) -> str:
-    return f"{rule.path} ({rule.kernel})"
+def _label(plan: Plan) -> str:
+    return f"{plan.path} ({plan.kernel})"
 
 
 def _triple(times: Times) -> tuple[float, float, float]:

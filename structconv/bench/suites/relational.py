@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bench import peers
-from structconv.bench.contest import Case, Contest, Entrant, Size, entrant
+from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import knowledge
 from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import copied, leaf
@@ -21,19 +21,20 @@ __all__ = ["CASES"]
 _RELATIONS = 50
 
 
-def _rgcn(channels: int, options: dict[str, int], size: Size) -> Contest:
+def _rgcn(channels: int, options: dict[str, int], size: Size) -> Comparison:
     """Means under each relation, and the term of the entity itself."""
     graph = knowledge(size.pick(50_000, 1_000_000), _RELATIONS)
     ours: Any = RelationalConv(channels, channels, _RELATIONS, **options)  # type: ignore[arg-type]
-    nn.init.normal_(ours.conv.bias)
+    nn.init.normal_(ours.bias)
     x = leaf(graph.num_entities, channels)
     found = [*_geometric(ours, graph, channels, options), *([] if options else _dgl(ours, graph, channels))]
     products = 2.0 * channels * channels * graph.num_entities
     least = {phase: Work(rows=times * graph.num_triples, row_bytes=4 * channels, table_rows=graph.num_entities,
                          flops=factor * products) for phase, times, factor in (("forward", 1, 1), ("both", 2, 3))}
-    return Contest(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_triples,
-                   size=f"{graph.num_entities:,} entities, {graph.num_triples:,} triples, {_RELATIONS} relations, "
-                        f"{channels} to {channels}", least=least)
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+                      edges=graph.num_triples,
+                      size=f"{graph.num_entities:,} entities, {graph.num_triples:,} triples, {_RELATIONS} relations, "
+                           f"{channels} to {channels}", least=least)
 
 
 def _geometric(ours: Any, graph: KnowledgeGraph, channels: int, options: dict[str, int]) -> list[Entrant]:
@@ -54,10 +55,10 @@ def _geometric(ours: Any, graph: KnowledgeGraph, channels: int, options: dict[st
 
 
 def _fill(layer: Any, ours: Any) -> None:
-    relations, own = ours.conv.weight.weights
+    relations, own = ours.weight.weights
     named = dict(relations.named_parameters())
     copied(layer.root, own.theta[0])
-    copied(layer.bias, ours.conv.bias)
+    copied(layer.bias, ours.bias)
     if layer.num_bases is not None:
         copied(layer.weight, named["filters"])
         copied(layer.comp, named["mix"])
@@ -75,10 +76,10 @@ def _dgl(ours: Any, graph: KnowledgeGraph, channels: int) -> list[Entrant]:
     order = torch.argsort(kinds, stable=True)
     g = library.graph((source[order], target[order]), num_nodes=graph.num_entities).int()
     layer, x = library.nn.pytorch.RelGraphConv(channels, channels, _RELATIONS), leaf(graph.num_entities, channels)
-    relations, own = ours.conv.weight.weights
+    relations, own = ours.weight.weights
     copied(layer.linear_r.W, relations.theta)
     copied(layer.loop_weight, own.theta[0])
-    copied(layer.h_bias, ours.conv.bias)
+    copied(layer.h_bias, ours.bias)
     kinds, norm = kinds[order], norm[order]
 
     def run() -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from structconv import ops
 from structconv.bases import scores
 from structconv.bases.positions import GridLookup
-from structconv.bench.contest import Case, Contest, Entrant, Size
+from structconv.bench.case import Case, Comparison, Entrant, Size
 from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import leaf
 from structconv.structures import Grid, Window
@@ -27,7 +27,7 @@ def _tables(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
     return leaf(*shape), leaf(*shape, seed=1), leaf(*shape, seed=2)
 
 
-def _window(sizes: Callable[[Size], tuple[int, ...]], radius: int, size: Size) -> Contest:
+def _window(sizes: Callable[[Size], tuple[int, ...]], radius: int, size: Size) -> Comparison:
     """softmax(q k / sqrt(D)) v over the inputs within a radius of each output, on every axis."""
     grid = Grid(sizes(size))
     window, length = Window(radius, grid=grid), grid.num_entries
@@ -39,13 +39,13 @@ def _window(sizes: Callable[[Size], tuple[int, ...]], radius: int, size: Size) -
         return ops.apply(basis.softmax(over="inputs"), v)
 
     products = 4.0 * HEADS * pairs * DIM
-    return Contest(ours=Entrant(name="ours", run=run, inputs=(q, k, v)),
-                   peers=tuple(_peers(grid, radius, length)), edges=pairs,
-                   size=f"{HEADS} heads of {DIM}, {' x '.join(map(str, grid.shape))}, radius {radius}",
-                   least={"forward": Work(flops=products), "both": Work(flops=3.5 * products)})
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v)),
+                      peers=tuple(_peers(grid, radius, length)), edges=pairs,
+                      size=f"{HEADS} heads of {DIM}, {' x '.join(map(str, grid.shape))}, radius {radius}",
+                      least={"forward": Work(flops=products), "both": Work(flops=3.5 * products)})
 
 
-def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size) -> Contest:
+def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size) -> Comparison:
     """A learnt bias for each offset on a grid, seen within a radius or whole; SDPA takes it materialised."""
     side = size.pick(*sides)
     grid, reach = Grid((side, side)), side - 1 if radius is None else radius
@@ -66,11 +66,11 @@ def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size
         return F.scaled_dot_product_attention(*peer, attn_mask=bias if radius is None else
                                               bias.masked_fill(~near, -torch.inf))
 
-    return Contest(ours=Entrant(name="ours", run=run, inputs=(q, k, v, table)),
-                   peers=(Entrant(name="torch sdpa", run=materialised, inputs=(*peer, table_peer),
-                                  needs=24.0 * HEADS * length**2),),
-                   size=f"{batch} x {HEADS} heads of {DIM}, {side} x {side}, "
-                        f"{'all of it' if radius is None else f'radius {radius}'}")
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v, table)),
+                      peers=(Entrant(name="torch sdpa", run=materialised, inputs=(*peer, table_peer),
+                                     needs=24.0 * HEADS * length**2),),
+                      size=f"{batch} x {HEADS} heads of {DIM}, {side} x {side}, "
+                           f"{'all of it' if radius is None else f'radius {radius}'}")
 
 
 def _peers(grid: Grid, radius: int, length: int) -> list[Entrant]:

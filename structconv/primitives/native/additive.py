@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,18 +11,31 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives import triton
 from structconv.primitives.blocks import recompute_blocks
-from structconv.primitives.layout import Csr
+from structconv.primitives.hashing import Drop
 from structconv.primitives.native import calls
-from structconv.primitives.native.edges import Drop, Ends, wide
+from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
+from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.edges import Ends, wide
+from structconv.primitives.native.indices import LAYOUT, Csr
+from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
+from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import segment_softmax
 from structconv.shapes import check_choice
 
-__all__ = ["ACTIVATIONS", "additive_attention"]
+__all__ = ["ACTIVATIONS", "LOGISTIC", "PRODUCT", "Dense", "additive_attention", "additive_backward",
+           "additive_forward"]
 
+_FORWARD = Struct("AdditiveForwardArgs", LAYOUT.named("layout"), ROWS.named("q k x y"), pointers("vector lse"),
+                  integers("heads depth channels activation causal half threads"), reals("parameter"),
+                  DROP.named("drop"))
+_BACKWARD = Struct("AdditiveBackwardArgs", LAYOUT.named("by_target by_source"),
+                   ROWS.named("q k x y grad grad_q grad_k grad_x"),
+                   pointers("vector lse grad_vector packed partial"),
+                   integers("heads depth channels activation causal half threads"), reals("parameter"),
+                   DROP.named("drop"))
+PIECEWISE, LOGISTIC, PRODUCT = constants(kPiecewise=0, kLogistic=1, kProduct=2)
 ACTIVATIONS = ("leaky_relu", "tanh", "sigmoid")
-_PIECEWISE, _LOGISTIC = 0, 1
 #: Numbers of a temporary where torch's operators stand in: 16 MB in float32.
 BLOCK = 1 << 22
 
@@ -55,12 +69,17 @@ def additive_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: 
         ShapeError: if sizes or dtypes do not fit the edges or each other.
         ConfigError: for an unknown activation, a p outside [0, 1), or dropout without a seed.
     """
+    _check(by_target, by_source, q, k, x, vector, activation, slope, dropout, seed, batch_heads)
+    return _additive_attention(*by_target, *by_source, q, k, x, vector, activation, slope, dropout, seed,
+                               q.shape[1] if batch_heads is None else batch_heads)[0]
+
+
+def _check(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str,
+           slope: float, dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
     inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
     check_operands("additive_attention", inputs, outputs, q, k, x, vector)
     check_choice("additive_attention", "activation", activation, ACTIVATIONS)
-    check_dropout("additive_attention", dropout, seed)
-    return _additive_attention(*by_target, *by_source, q, k, x, vector, activation, slope, dropout, seed,
-                               q.shape[1] if batch_heads is None else batch_heads)[0]
+    check_dropout("additive_attention", dropout, seed, batch_heads)
 
 
 def check_operands(owner: str, inputs: int, outputs: int, q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> None:
@@ -83,8 +102,8 @@ def as_logistic(activation: str, slope: float) -> tuple[int, float, float]:
     r is the leaky ReLU of slope `parameter`, or 1 / (1 + exp(-parameter x)): tanh(x) = 2 / (1 + exp(-2 x)) - 1.
     """
     if activation == "leaky_relu":
-        return _PIECEWISE, slope, 1.0
-    return (_LOGISTIC, 2.0, 2.0) if activation == "tanh" else (_LOGISTIC, 1.0, 1.0)
+        return PIECEWISE, slope, 1.0
+    return (LOGISTIC, 2.0, 2.0) if activation == "tanh" else (LOGISTIC, 1.0, 1.0)
 
 
 def activate(t: Tensor, activation: str, slope: float) -> Tensor:
@@ -102,7 +121,60 @@ def derivative(t: Tensor, activation: str, slope: float) -> tuple[Tensor, Tensor
     return a, 1 - a * a if activation == "tanh" else a * (1 - a)
 
 
-# -- kernels ------------------------------------------------------------------------------------------------------
+# -- the native kernels -------------------------------------------------------------------------------------------
+
+class Dense(NamedTuple):
+    """All pairs of `rows` rows with `every`, the numbers 0, 1, ... in int32; `causal`: only those with m <= n."""
+
+    rows: int
+    every: Tensor
+    causal: bool
+
+
+def _pairs(pairs: Csr | Dense, columns: int) -> tuple[Any, ...]:
+    if isinstance(pairs, Dense):
+        return 0, pointer(pairs.every), 0, pairs.rows, pairs.every.shape[0]
+    return edges_of(pairs, columns)[:5]
+
+
+def _causal(pairs: Csr | Dense) -> bool:
+    return isinstance(pairs, Dense) and pairs.causal
+
+
+def additive_forward(kernels: Core, by_target: Csr | Dense, q: Tensor, k: Tensor, x: Tensor, vector: Tensor,
+                     activation: int, parameter: float, drop: calls.Drop) -> tuple[Tensor, Tensor]:
+    """(y, lse)."""
+    q, k, x, vector = unit(q), unit(k), unit(x), floats(vector)
+    outputs, heads, depth = q.shape
+    y = calls.empty(x, outputs, heads, x.shape[2])
+    lse = torch.empty((outputs, heads), dtype=torch.float32)
+    pairs = _pairs(by_target, k.shape[0])
+    kernels.additive_forward(_FORWARD.pack(
+        *pairs, *rows(q), *rows(k), *rows(x), *rows(y), pointer(vector), lse.data_ptr(), heads, depth, x.shape[2],
+        activation, _causal(by_target), half(x), torch.get_num_threads(), parameter, *dropped(drop, outputs, 0)))
+    return y, lse
+
+
+def additive_backward(kernels: Core, by_target: Csr | Dense, by_source: Csr | Dense, q: Tensor, k: Tensor, x: Tensor,
+                      vector: Tensor, saved: Sequence[Tensor], grad: Tensor, activation: int, parameter: float,
+                      drop: calls.Drop) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, x and vector (float32)."""
+    q, k, x, grad, vector = unit(q), unit(k), unit(x), unit(grad), floats(vector)
+    outputs, heads, depth = q.shape
+    y, lse = map(calls.dense, saved)
+    grads, grad_vector = [calls.empty(t, *t.shape) for t in (q, k, x)], torch.empty_like(vector)
+    packed = calls.empty(lse, outputs, 2, heads)
+    partial = calls.empty(lse, kernels.constants["kRanges"], heads, depth)
+    ahead, back = _pairs(by_target, k.shape[0]), _pairs(by_source, outputs)
+    tables = [number for t in (q, k, x, y, grad, *grads) for number in rows(t)]
+    kernels.additive_backward(_BACKWARD.pack(
+        *ahead, *back, *tables, pointer(vector), pointer(lse), grad_vector.data_ptr(), packed.data_ptr(),
+        partial.data_ptr(), heads, depth, x.shape[2], activation, _causal(by_target), half(x),
+        torch.get_num_threads(), parameter, *dropped(drop, outputs, 0)))
+    return grads[0], grads[1], grads[2], grad_vector
+
+
+# -- the operator -------------------------------------------------------------------------------------------------
 
 def _usable(q: Tensor, x: Tensor, edges: int) -> Any:
     return calls.usable(x, edges) and calls.usable(q, edges)
@@ -119,10 +191,11 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     kernels = _usable(q, x, indices.shape[0])
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
-        return calls.additive_forward(kernels, by_target, q, k, x, vector * amplitude, kind, parameter, drop.plain())
+        return additive_forward(kernels, by_target, q, k, x, vector * amplitude, kind, parameter,
+                                calls.drop_of(p, seed, batch_heads))
     if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
-        return gpu.additive_forward(by_target, q, k, x, vector * amplitude, kind == _LOGISTIC, parameter, drop)
+        return gpu.additive_forward(by_target, q, k, x, vector * amplitude, kind == LOGISTIC, parameter, drop)
     dtype = wide(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
     scores = edge_scores(ends, q.to(dtype), k.to(dtype), vector, activation, slope)
@@ -140,13 +213,13 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
     kernels = _usable(q, x, indices.shape[0])
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
-        *found, grad_vector = calls.additive_backward(kernels, by_target, by_source, q, k, x, vector * amplitude,
-                                                      (y, lse), grad, kind, parameter, drop.plain())
+        *found, grad_vector = additive_backward(kernels, by_target, by_source, q, k, x, vector * amplitude, (y, lse),
+                                                grad, kind, parameter, calls.drop_of(p, seed, batch_heads))
         return found[0], found[1], found[2], (grad_vector * amplitude).to(vector.dtype)
     if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
         *found, grad_vector = gpu.additive_backward(by_target, by_source, q, k, x, vector * amplitude, (y, lse), grad,
-                                                    kind == _LOGISTIC, parameter, drop)
+                                                    kind == LOGISTIC, parameter, drop)
         return found[0], found[1], found[2], (grad_vector * amplitude).to(vector.dtype)
     dtype = wide(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)
@@ -212,4 +285,4 @@ OPTIONS = "str activation, float slope, float p, Tensor? seed, SymInt batch_head
 
 _additive_attention = differentiable_operator(
     "additive_attention", "Tensor q, Tensor k, Tensor x, Tensor vector", OPTIONS, "y, lse",
-    forward=_forward, fake=_fake, backward=_backward, composed=_composed)
+    forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check)

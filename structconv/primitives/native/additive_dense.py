@@ -8,26 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.errors import ShapeError
 from structconv.primitives.blocks import recompute_blocks
-from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native import calls
 from structconv.primitives.native.additive import (
     ACTIVATIONS,
     BLOCK,
+    LOGISTIC,
     OPTIONS,
+    PRODUCT,
+    Dense,
     activate,
+    additive_backward,
+    additive_forward,
     as_logistic,
     check_operands,
     derivative,
 )
-from structconv.primitives.native.edges import Drop, wide
+from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.edges import wide
 from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout
+from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
 
 __all__ = ["dense_additive_attention"]
 
-_LOGISTIC, _PRODUCT = 1, 2
 #: Exponents up to which a factor exp(-rate k) is a normal number, so that a product of two is right or saturates.
 _FACTOR = 80.0
 
@@ -59,11 +65,19 @@ def dense_additive_attention(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, *,
         ShapeError: if sizes or dtypes do not fit each other.
         ConfigError: for an unknown activation, a p outside [0, 1), or dropout without a seed.
     """
-    check_operands("dense_additive_attention", k.shape[0], q.shape[0], q, k, x, vector)
-    check_choice("dense_additive_attention", "activation", activation, ACTIVATIONS)
-    check_dropout("dense_additive_attention", dropout, seed)
+    _check(q, k, x, vector, activation, slope, dropout, seed, batch_heads, causal)
     return _dense_additive_attention(q, k, x, vector, activation, slope, dropout, seed,
                                      q.shape[1] if batch_heads is None else batch_heads, causal)[0]
+
+
+def _check(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, dropout: float,
+           seed: Tensor | None, batch_heads: int | None, causal: bool) -> None:
+    owner = "dense_additive_attention"
+    if min(q.dim(), k.dim()) < 1:
+        raise ShapeError(owner, "q and k must have three dimensions", f"{tuple(q.shape)} and {tuple(k.shape)}")
+    check_operands(owner, k.shape[0], q.shape[0], q, k, x, vector)
+    check_choice(owner, "activation", activation, ACTIVATIONS)
+    check_dropout(owner, dropout, seed, batch_heads)
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -78,14 +92,14 @@ def _small(t: Tensor, rate: float) -> bool:
 
 def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float) -> tuple[Tensor, Tensor, Tensor, int]:
     """What the kernel reads of q, k and x, and how: factors in float32 where they can be had."""
-    if kind != _LOGISTIC or not (_small(q, rate) and _small(k, rate)):
+    if kind != LOGISTIC or not (_small(q, rate) and _small(k, rate)):
         return q, k, x, kind
-    return torch.exp(q.float() * -rate), torch.exp(k.float() * -rate), x.float(), _PRODUCT
+    return torch.exp(q.float() * -rate), torch.exp(k.float() * -rate), x.float(), PRODUCT
 
 
-def _sides(q: Tensor, k: Tensor, causal: bool) -> tuple[calls.Dense, calls.Dense]:
+def _sides(q: Tensor, k: Tensor, causal: bool) -> tuple[Dense, Dense]:
     every = torch.arange(max(q.shape[0], k.shape[0]), dtype=torch.int32)
-    return (calls.Dense(q.shape[0], every[:k.shape[0]], causal), calls.Dense(k.shape[0], every[:q.shape[0]], causal))
+    return (Dense(q.shape[0], every[:k.shape[0]], causal), Dense(k.shape[0], every[:q.shape[0]], causal))
 
 
 def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, p: float,
@@ -94,8 +108,8 @@ def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, s
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
         a, b, values, kind = _operands(q, k, x, kind, parameter)
-        y, lse = calls.additive_forward(kernels, _sides(q, k, causal)[0], a, b, values, vector * amplitude, kind,
-                                        parameter, drop.plain())
+        y, lse = additive_forward(kernels, _sides(q, k, causal)[0], a, b, values, vector * amplitude, kind,
+                                        parameter, calls.drop_of(*drop))
         return y.to(x.dtype), lse
     pieces, logs = [], []
     q, k, values, vector = (t.to(wide(q.dtype)) for t in (q, k, x, vector))
@@ -116,8 +130,8 @@ def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: T
         kind, parameter, amplitude = as_logistic(activation, slope)
         q, k, x, kind = _operands(q, k, x, kind, parameter)
         saved = y.to(x.dtype), lse
-        found = calls.additive_backward(kernels, *_sides(q, k, causal), q, k, x, vector * amplitude, saved,
-                                        grad.to(x.dtype), kind, parameter, drop.plain())
+        found = additive_backward(kernels, *_sides(q, k, causal), q, k, x, vector * amplitude, saved,
+                                        grad.to(x.dtype), kind, parameter, calls.drop_of(*drop))
         found = *found[:3], found[3] * amplitude
     else:
         dtype = wide(q.dtype)
@@ -184,7 +198,7 @@ def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, 
 
     def of(rows: slice, q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:
         scores = _scores(rows, q, k, vector, activation, slope, causal)
-        return torch.einsum("nhm,mhc->nhc", scores.softmax(-1) * _kept(rows, q, k, drop), x)
+        return torch.einsum("nhm,mhc->nhc", masked_softmax(scores, None, -1) * _kept(rows, q, k, drop), x)
 
     return recompute_blocks(of, [q, k, x, vector], _blocks(q, k), reduce="cat", dim=0)
 
@@ -198,4 +212,4 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor]:
 
 _dense_additive_attention = differentiable_operator(
     "dense_additive_attention", "Tensor q, Tensor k, Tensor x, Tensor vector", f"{OPTIONS}, bool causal", "y, lse",
-    forward=_forward, fake=_fake, backward=_backward, composed=_composed, edges=False)
+    forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check, edges=False)

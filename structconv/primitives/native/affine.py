@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives import triton
-from structconv.primitives.layout import Csr
+from structconv.primitives.hashing import Drop
 from structconv.primitives.native import calls
-from structconv.primitives.native.edges import Drop, Ends, wide
-from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout, trains
+from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
+from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.edges import Ends, wide
+from structconv.primitives.native.indices import LAYOUT, Csr
+from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
+from structconv.primitives.native.loader import Core
+from structconv.primitives.native.operator import differentiable_operator, trains
 from structconv.primitives.segments import segment_softmax, segment_sum
 
-__all__ = ["affine_attention"]
+__all__ = ["Vectors", "affine_attention", "projected_backward", "projected_forward"]
+
+_VECTORS = Struct("VectorArgs", integers("terms"), pointers("of_source of_target bias"), ROWS.named("z grad_z"),
+                  pointers("grad_source grad_target grad_bias partial"))
+_FORWARD = Struct("AffineForwardArgs", LAYOUT.named("layout"), pointers("source target"), ROWS.named("x y y2"),
+                  pointers("lse mass"), integers("inputs heads channels half threads"), reals("slope"),
+                  DROP.named("drop"), _VECTORS.named("vectors"))
+_BACKWARD = Struct("AffineBackwardArgs", LAYOUT.named("by_target by_source"), pointers("source target lse mass"),
+                   ROWS.named("x y y2 grad grad_x"), pointers("grad_source grad_target packed"),
+                   integers("heads channels half threads"), reals("slope"), DROP.named("drop"),
+                   _VECTORS.named("vectors"))
+_GIVEN, _OF_X, _OF_X_AND_Z = constants(kGiven=0, kOfX=1, kOfXAndZ=2)
+_NO_VECTORS = (_GIVEN,) + (0,) * 13
 
 
 def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, *, slope: float = 0.2,
@@ -49,37 +66,142 @@ def affine_attention(by_target: Csr, by_source: Csr, source: Tensor, target: Ten
         ShapeError: if sizes do not fit the edges or each other.
         ConfigError: for a negative slope, a p outside [0, 1), or dropout without a seed.
     """
-    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
-    if x.dim() != 3 or x.shape[0] != inputs:
-        raise ShapeError("affine_attention", f"x must have shape (M={inputs}, K, C)", tuple(x.shape))
-    for name, tensor, rows in (("source", source, inputs), ("target", target, outputs)):
-        if tensor.dim() != 2 or tensor.shape[0] != rows or tensor.shape[1] != x.shape[1]:
-            expected = f"{name} must have shape ({rows}, K={x.shape[1]})"
-            raise ShapeError("affine_attention", expected, tuple(tensor.shape))
-    if slope < 0:
-        raise ConfigError("affine_attention", "slope must be at least 0", slope)
-    check_dropout("affine_attention", dropout, seed)
+    _check(by_target, by_source, source, target, x, slope, dropout, seed, batch_heads)
     return _affine_attention(*by_target, *by_source, source, target, x, slope, dropout, seed,
                              x.shape[1] if batch_heads is None else batch_heads, trains(source, target, x))[0]
 
 
-# -- kernels ------------------------------------------------------------------------------------------------------
+def _check(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float, dropout: float,
+           seed: Tensor | None, batch_heads: int | None) -> None:
+    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    if x.dim() != 3 or x.shape[0] != inputs:
+        raise ShapeError("affine_attention", f"x must have shape (M={inputs}, K, C)", tuple(x.shape))
+    for name, tensor, count in (("source", source, inputs), ("target", target, outputs)):
+        if tensor.dim() != 2 or tensor.shape[0] != count or tensor.shape[1] != x.shape[1]:
+            expected = f"{name} must have shape ({count}, K={x.shape[1]})"
+            raise ShapeError("affine_attention", expected, tuple(tensor.shape))
+    if slope < 0:
+        raise ConfigError("affine_attention", "slope must be at least 0", slope)
+    check_dropout("affine_attention", dropout, seed, batch_heads)
+
+
+# -- the native kernels -------------------------------------------------------------------------------------------
+
+class Vectors(NamedTuple):
+    """Terms <source_k, x_mk> and <target_k, z_nk> of scores, z = x where it is None, and what is added to y."""
+
+    source: Tensor
+    target: Tensor
+    z: Tensor | None
+    bias: Tensor | None
+
+    def readable(self) -> Vectors:
+        z, bias = self.z, self.bias
+        return Vectors(floats(self.source), floats(self.target), None if z is None else unit(z),
+                       None if bias is None else floats(bias))
+
+    def packed(self) -> tuple[int, ...]:
+        """Where the terms come from, and the first pointers of the struct."""
+        return (_OF_X if self.z is None else _OF_X_AND_Z, pointer(self.source), pointer(self.target),
+                pointer(self.bias), *rows(self.z))
+
+
+def affine_forward(kernels: Core, by_target: Csr, source: Tensor, target: Tensor, x: Tensor, slope: float,
+                   drop: calls.Drop, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y, y2, lse, mass); y2 is empty unless `train`."""
+    return _forward_kernel(kernels, by_target, floats(source), floats(target), unit(x), _NO_VECTORS, slope, drop,
+                           train)
+
+
+def projected_forward(kernels: Core, by_target: Csr, x: Tensor, vectors: Vectors, slope: float, drop: calls.Drop,
+                      train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(y, y2, lse, mass, source, target): as `affine_forward`, the terms of the scores computed and returned too."""
+    x, given = unit(x), vectors.readable()
+    source = torch.empty(x.shape[:2], dtype=torch.float32)
+    target = torch.empty((by_target.indptr.shape[0] - 1, x.shape[1]), dtype=torch.float32)
+    packed = (*given.packed(), *rows(None), 0, 0, 0, 0)
+    return *_forward_kernel(kernels, by_target, source, target, x, packed, slope, drop, train), source, target
+
+
+def _forward_kernel(kernels: Core, by_target: Csr, source: Tensor, target: Tensor, x: Tensor,
+                    vectors: tuple[int, ...], slope: float, drop: calls.Drop,
+                    train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    outputs, (inputs, heads, channels) = target.shape[0], x.shape
+    y, y2 = calls.empty(x, outputs, heads, channels), calls.empty(x, outputs if train else 0, heads, channels)
+    lse, mass = torch.empty_like(target), torch.empty_like(target)
+    layout = edges_of(by_target, inputs)
+    kernels.affine_forward(_FORWARD.pack(
+        *layout[:5], pointer(source), pointer(target), *rows(x), *rows(y), *rows(y2 if train else None),
+        lse.data_ptr(), mass.data_ptr(), inputs, heads, channels, half(x), torch.get_num_threads(), slope,
+        *dropped(drop, outputs, 0), *vectors))
+    return y, y2, lse, mass
+
+
+def affine_backward(kernels: Core, by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor,
+                    saved: Sequence[Tensor], grad: Tensor, slope: float,
+                    drop: calls.Drop) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of source, target and x; `saved` is what the forward returned."""
+    scratch = _piece_sums(kernels, x)
+    return _backward_kernel(kernels, by_target, by_source, floats(source), floats(target), unit(x), saved, grad,
+                            slope, drop, (*_NO_VECTORS[:-1], scratch.data_ptr()))
+
+
+def projected_backward(kernels: Core, by_target: Csr, by_source: Csr, x: Tensor, vectors: Vectors,
+                       saved: Sequence[Tensor], grad: Tensor, slope: float,
+                       drop: calls.Drop) -> tuple[Tensor | None, ...]:
+    """Gradients of x, z, and in float32 of the vectors and the bias; `saved` is what the forward returned."""
+    x, given = unit(x), vectors.readable()
+    scratch = _piece_sums(kernels, x)
+    grad_z = None if given.z is None else calls.empty(given.z, *given.z.shape)
+    of_source, of_target = torch.empty_like(given.source), torch.empty_like(given.target)
+    bias = None if given.bias is None else torch.empty_like(given.bias)
+    packed = (*given.packed(), *rows(grad_z), of_source.data_ptr(), of_target.data_ptr(), pointer(bias),
+              scratch.data_ptr())
+    terms = floats(saved[4]), floats(saved[5])
+    found = _backward_kernel(kernels, by_target, by_source, *terms, x, saved[:4], grad, slope, drop, packed)
+    return found[2], grad_z, of_source, of_target, bias
+
+
+def _backward_kernel(kernels: Core, by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, x: Tensor,
+                     saved: Sequence[Tensor], grad: Tensor, slope: float, drop: calls.Drop,
+                     vectors: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    grad = unit(grad)
+    y, y2, lse, mass = map(calls.dense, saved)
+    outputs, heads, channels = y.shape
+    grad_x = calls.empty(x, *x.shape)
+    grad_source, grad_target = torch.empty_like(source), torch.empty_like(target)
+    scratch = calls.empty(target, outputs, 4, heads)
+    ahead, back = edges_of(by_target, x.shape[0]), edges_of(by_source, outputs)
+    kernels.affine_backward(_BACKWARD.pack(
+        *ahead[:5], *back[:5], pointer(source), pointer(target), pointer(lse), pointer(mass), *rows(x), *rows(y),
+        *rows(y2), *rows(grad), *rows(grad_x), grad_source.data_ptr(), grad_target.data_ptr(), scratch.data_ptr(),
+        heads, channels, half(x), torch.get_num_threads(), slope, *dropped(drop, outputs, 1), *vectors))
+    return grad_source, grad_target, grad_x
+
+
+def _piece_sums(kernels: Core, x: Tensor) -> Tensor:
+    """Scratch for sums over pieces of the rows."""
+    pieces, block = kernels.constants["kSummedPieces"], kernels.constants["kBlock"]
+    return torch.empty((pieces, 3, max(block, (x.shape[2] + 7) // 8 * 8)), dtype=torch.float32)
+
+
+# -- the operator -------------------------------------------------------------------------------------------------
 
 def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
              source: Tensor, target: Tensor, x: Tensor, slope: float, p: float, seed: Tensor | None, batch_heads: int,
              train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    drop, by_target = Drop(p, seed, batch_heads), Csr(indptr, indices, order)
+    by_target = Csr(indptr, indices, order)
     kernels = calls.usable(x, indices.shape[0])
     if kernels is not None:
-        return calls.affine_forward(kernels, by_target, source, target, x, slope, drop.plain(), train)
+        return affine_forward(kernels, by_target, source, target, x, slope, calls.drop_of(p, seed, batch_heads), train)
     if (gpu := triton.usable(x, indices.shape[0])) is not None:
-        return gpu.affine_forward(by_target, source, target, x, slope, drop, train)
+        return gpu.affine_forward(by_target, source, target, x, slope, Drop(p, seed, batch_heads), train)
     dtype = wide(x.dtype)
     ends, x_wide = Ends(by_target, Csr(indptr_T, indices_T, order_T)), x.to(dtype)
     scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
     p_KE, lse = ends.softmax_parts(scores)
     mass = segment_sum(slopes * p_KE, ends.target, ends.num_outputs).t().contiguous()
-    kept = ends.kept(drop, x.shape[1])
+    kept = ends.kept(Drop(p, seed, batch_heads), x.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
     y = ends.collect(w_KE, x_wide).to(x.dtype).contiguous()
     y2 = ends.collect(slopes * w_KE, x_wide).to(x.dtype).contiguous() if train else x.new_empty((0, *x.shape[1:]))
@@ -90,20 +212,20 @@ def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
               source: Tensor, target: Tensor, x: Tensor, y: Tensor, y2: Tensor, lse: Tensor, mass: Tensor, grad: Tensor,
               slope: float, p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
-    drop = Drop(p, seed, batch_heads)
     kernels = calls.usable(x, indices.shape[0])
     if kernels is not None:
-        found = calls.affine_backward(kernels, by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope,
-                                      drop.plain())
+        found = affine_backward(kernels, by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope,
+                                calls.drop_of(p, seed, batch_heads))
         return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
     if (gpu := triton.usable(x, indices.shape[0])) is not None:
-        found = gpu.affine_backward(by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope, drop)
+        found = gpu.affine_backward(by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope,
+                                    Drop(p, seed, batch_heads))
         return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
     dtype = wide(x.dtype)
     ends = Ends(by_target, by_source)
     g, x_wide = grad.to(dtype), x.to(dtype)
     scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
-    p_KE, kept = ends.weights(scores, lse), ends.kept(drop, x.shape[1])
+    p_KE, kept = ends.weights(scores, lse), ends.kept(Drop(p, seed, batch_heads), x.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
     filled = by_target.indptr.diff().unsqueeze(-1) > 0
     d_NK = torch.where(filled, (g * y).sum(-1), 0)
@@ -147,4 +269,4 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 _affine_attention = differentiable_operator(
     "affine_attention", "Tensor source, Tensor target, Tensor x",
     "float slope, float p, Tensor? seed, SymInt batch_heads", "y, y2, lse, mass", flags="bool train",
-    forward=forward, fake=_fake, backward=backward, composed=composed)
+    forward=forward, fake=_fake, backward=backward, composed=composed, check=_check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,14 +10,24 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 from structconv.primitives import triton
-from structconv.primitives.layout import Csr
+from structconv.primitives.hashing import Drop
 from structconv.primitives.native import calls
-from structconv.primitives.native.edges import Drop, Ends, wide
+from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
+from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.edges import Ends, wide
+from structconv.primitives.native.indices import LAYOUT, Csr
+from structconv.primitives.native.interface import Struct, integers, pointers, reals
+from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import segment_softmax
 
-__all__ = ["bilinear_attention"]
+__all__ = ["bilinear_attention", "bilinear_backward"]
+
+_FORWARD = Struct("BilinearForwardArgs", LAYOUT.named("layout"), ROWS.named("q k v y"), pointers("bias lse"),
+                  integers("heads depth channels half threads"), reals("scale"), DROP.named("drop"))
+_BACKWARD = Struct("BilinearBackwardArgs", LAYOUT.named("by_target by_source"),
+                   ROWS.named("q k v y grad grad_q grad_k grad_v"), pointers("bias lse grad_bias packed"),
+                   integers("heads depth channels half threads"), reals("scale"), DROP.named("drop"))
 
 
 def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *,
@@ -46,6 +57,13 @@ def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: 
         ShapeError: if sizes or dtypes do not fit the edges or each other.
         ConfigError: for a p outside [0, 1), or dropout without a seed.
     """
+    _check(by_target, by_source, q, k, v, bias, scale, dropout, seed, batch_heads)
+    return _bilinear_attention(*by_target, *by_source, q, k, v, bias, scale, dropout, seed,
+                               q.shape[1] if batch_heads is None else batch_heads)[0]
+
+
+def _check(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+           dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
     inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
     if q.dim() != 3 or q.shape[0] != outputs:
         raise ShapeError("bilinear_attention", f"q must have shape (N={outputs}, K, D)", tuple(q.shape))
@@ -58,12 +76,46 @@ def bilinear_attention(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: 
     edges = by_target.indices.shape[0]
     if bias is not None and bias.shape != (q.shape[1], edges):
         raise ShapeError("bilinear_attention", f"bias must have shape (K={q.shape[1]}, E={edges})", tuple(bias.shape))
-    check_dropout("bilinear_attention", dropout, seed)
-    return _bilinear_attention(*by_target, *by_source, q, k, v, bias, scale, dropout, seed,
-                                                   q.shape[1] if batch_heads is None else batch_heads)[0]
+    check_dropout("bilinear_attention", dropout, seed, batch_heads)
 
 
-# -- kernels ------------------------------------------------------------------------------------------------------
+# -- the native kernels -------------------------------------------------------------------------------------------
+
+def bilinear_forward(kernels: Core, by_target: Csr, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+                     drop: calls.Drop) -> tuple[Tensor, Tensor]:
+    """(y, lse)."""
+    q, k, v = unit(q), unit(k), unit(v)
+    outputs, heads, depth = q.shape
+    bias = None if bias is None else floats(bias)
+    y = calls.empty(v, outputs, heads, v.shape[2])
+    lse = torch.empty((outputs, heads), dtype=torch.float32)
+    layout = edges_of(by_target, k.shape[0])
+    kernels.bilinear_forward(_FORWARD.pack(
+        *layout[:5], *rows(q), *rows(k), *rows(v), *rows(y), pointer(bias), lse.data_ptr(), heads, depth, v.shape[2],
+        half(q), torch.get_num_threads(), scale, *dropped(drop, outputs, 0)))
+    return y, lse
+
+
+def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor,
+                      bias: Tensor | None, saved: Sequence[Tensor], grad: Tensor, scale: float, drop: calls.Drop,
+                      into: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v, written `into` tensors of their shapes where given, and bias (float32; None without)."""
+    q, k, v, grad = unit(q), unit(k), unit(v), unit(grad)
+    outputs, heads, depth = q.shape
+    y, lse = map(calls.dense, saved)
+    bias = None if bias is None else floats(bias)
+    grads = [calls.empty(t, *t.shape) for t in (q, k, v)] if into is None else into
+    grad_bias = None if bias is None else torch.empty_like(bias)
+    scratch = lse.new_empty((outputs, 2, heads))
+    ahead, back = edges_of(by_target, k.shape[0]), edges_of(by_source, outputs)
+    tables = [number for t in (q, k, v, y, grad, *grads) for number in rows(t)]
+    kernels.bilinear_backward(_BACKWARD.pack(
+        *ahead[:5], *back[:5], *tables, pointer(bias), pointer(lse), pointer(grad_bias), scratch.data_ptr(),
+        heads, depth, v.shape[2], half(q), torch.get_num_threads(), scale, *dropped(drop, outputs, 0)))
+    return grads[0], grads[1], grads[2], grad_bias
+
+
+# -- the operator -------------------------------------------------------------------------------------------------
 
 def _usable(q: Tensor, v: Tensor, edges: int) -> Any:
     return calls.usable(v, edges) and calls.usable(q, edges)
@@ -76,16 +128,16 @@ def _usable_gpu(q: Tensor, v: Tensor, edges: int) -> Any:
 def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
              q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, p: float, seed: Tensor | None,
              batch_heads: int) -> tuple[Tensor, Tensor]:
-    drop, by_target = Drop(p, seed, batch_heads), Csr(indptr, indices, order)
+    by_target = Csr(indptr, indices, order)
     kernels = _usable(q, v, indices.shape[0])
     if kernels is not None:
-        return calls.bilinear_forward(kernels, by_target, q, k, v, bias, scale, drop.plain())
+        return bilinear_forward(kernels, by_target, q, k, v, bias, scale, calls.drop_of(p, seed, batch_heads))
     if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
-        return gpu.bilinear_forward(by_target, q, k, v, bias, scale, drop)
+        return gpu.bilinear_forward(by_target, q, k, v, bias, scale, Drop(p, seed, batch_heads))
     dtype = wide(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
     p_KE, lse = ends.softmax_parts(edge_scores(ends, q.to(dtype), k.to(dtype), bias, scale))
-    kept = ends.kept(drop, q.shape[1])
+    kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
     return ends.collect(w_KE, v.to(dtype)).to(v.dtype).contiguous(), lse
 
@@ -94,19 +146,20 @@ def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
               q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, y: Tensor, lse: Tensor, grad: Tensor, scale: float,
               p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor | None, ...]:
     by_target, by_source = Csr(indptr, indices, order), Csr(indptr_T, indices_T, order_T)
-    drop = Drop(p, seed, batch_heads)
     kernels = _usable(q, v, indices.shape[0])
     if kernels is not None:
-        grad_q, grad_k, grad_v, grad_bias = calls.bilinear_backward(
-            kernels, by_target, by_source, q, k, v, bias, (y, lse), grad, scale, drop.plain())
+        grad_q, grad_k, grad_v, grad_bias = bilinear_backward(
+            kernels, by_target, by_source, q, k, v, bias, (y, lse), grad, scale, calls.drop_of(p, seed, batch_heads))
         return grad_q, grad_k, grad_v, None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
     if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
-        *grads, grad_bias = gpu.bilinear_backward(by_target, by_source, q, k, v, bias, (y, lse), grad, scale, drop)
+        *grads, grad_bias = gpu.bilinear_backward(by_target, by_source, q, k, v, bias, (y, lse), grad, scale,
+                                                   Drop(p, seed, batch_heads))
         return *grads, None if bias is None else grad_bias.to(bias.dtype)
     dtype = wide(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)
     q_wide, k_wide = q.to(dtype), k.to(dtype)
-    p_KE, kept = ends.weights(edge_scores(ends, q_wide, k_wide, bias, scale), lse), ends.kept(drop, q.shape[1])
+    p_KE = ends.weights(edge_scores(ends, q_wide, k_wide, bias, scale), lse)
+    kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
     w_KE = p_KE if kept is None else p_KE * kept.to(dtype)
     filled = by_target.indptr.diff().unsqueeze(-1) > 0
     d_NK = torch.where(filled, (g * y).sum(-1), 0)
@@ -142,4 +195,4 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor]:
 _bilinear_attention = differentiable_operator(
     "bilinear_attention", "Tensor q, Tensor k, Tensor v, Tensor? bias",
     "float scale, float p, Tensor? seed, SymInt batch_heads", "y, lse",
-    forward=forward, fake=_fake, backward=backward, composed=composed)
+    forward=forward, fake=_fake, backward=backward, composed=composed, check=_check)

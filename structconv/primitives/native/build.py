@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+__all__ = ["FLAGS", "LEVELS", "ONCE", "SOURCES", "BuildError", "build", "compiler", "described", "digest", "installed",
+           "kernels", "levels", "version"]
+
 SOURCES = Path(__file__).parent / "src"
-KERNELS = ("gather", "spmm", "sddmm", "affine", "bilinear", "activations", "additive", "weights", "window",
-           "gemm", "dropout")
+ONCE = ("isa", "interface")  # the same for all instruction sets
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
          "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
@@ -63,11 +66,28 @@ def version(cxx: str) -> str:
 
 def digest(*more: str) -> str:
     """A name for what would be built: the sources, the flags, and whatever else matters."""
-    found = hashlib.sha256(repr((FLAGS, LEVELS, more)).encode())
+    found = hashlib.sha256(repr((FLAGS, LEVELS, more)).encode() + Path(__file__).read_bytes())
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):
             found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()[:16]
+
+
+def kernels() -> tuple[str, ...]:
+    """The sources that are compiled for each instruction set."""
+    return tuple(sorted(path.stem for path in SOURCES.glob("*.cpp") if path.stem not in ONCE))
+
+
+def described() -> str:
+    """interface.inc: STRUCT, FIELD and CONSTANT lines for everything that api.h declares."""
+    text = re.sub(r"//.*", "", (SOURCES / "api.h").read_text())
+    lines = [f"CONSTANT({name})" for name in re.findall(r"constexpr int64_t (k\w+)", text)]
+    for names in re.findall(r"enum \w+ : int64_t \{(.*?)\};", text, re.DOTALL):
+        lines += [f"CONSTANT({name.strip()})" for name in names.split(",") if name.strip()]
+    for struct, body in re.findall(r"struct (\w+) \{(.*?)\};", text, re.DOTALL):
+        lines.append(f"STRUCT({struct})")
+        lines += [f"FIELD({struct}, {field})" for field in re.findall(r"(\w+)\s*[,;]", body)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def installed() -> Path:
@@ -93,9 +113,10 @@ def build(target: Path, chosen: Sequence[str], *, openmp: bool = True, cxx: str 
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
         work = Path(folder)
-        units: list[tuple[str, str, tuple[str, ...]]] = [("isa", "isa", ())]
+        (work / "interface.inc").write_text(described())
+        units: list[tuple[str, str, tuple[str, ...]]] = [(name, name, (f"-I{work}",)) for name in ONCE]
         for level in chosen:
-            units += [(name, f"{name}-{level}", (f"-DSC_ISA={level}", *LEVELS[level])) for name in KERNELS]
+            units += [(name, f"{name}-{level}", (f"-DSC_ISA={level}", *LEVELS[level])) for name in kernels()]
         flags = (*FLAGS, *(("-fopenmp",) if openmp else ("-Wno-unknown-pragmas",)))
         compile_one = [*cxx.split(), *flags]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

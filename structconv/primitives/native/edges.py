@@ -1,35 +1,20 @@
 """Attention along the edges in plain torch: what the native kernels compute, on any device and in any dtype.
 
-Everything is (K, E) in the order of the edges. `Pairs` knows the two ends of each edge; `Affine` and `Bilinear`
-(their own files) put scores on them.
+Everything is (K, E) in the order of the edges. `Ends` knows the two ends of each edge; the operators' own
+files put scores on them.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.layout import Csr
+from structconv.primitives.hashing import Drop, hash_uniform
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.segments import segment_max, segment_sum
 
-
-class Drop(NamedTuple):
-    """Dropout on weights: with probability p, numbers from `hash_uniform(seed, batch, head, m N + n)`.
-
-    Heads are `batch_heads` a batch entry: head k of the operator is head k % batch_heads of entry k // batch_heads.
-    """
-
-    p: float
-    seed: Tensor | None
-    batch_heads: int
-
-    def plain(self) -> tuple[float, int, int]:
-        """As numbers."""
-        return self.p, 0 if self.seed is None or self.p == 0 else int(self.seed), max(self.batch_heads, 1)
+__all__ = ["Ends", "wide"]
 
 
 class Ends:
@@ -86,5 +71,6 @@ def _ends(layout: Csr) -> tuple[Tensor, Tensor]:
     row = torch.repeat_interleave(torch.arange(rows, device=layout.indices.device), layout.indptr.diff(),
                                   output_size=slots)
     source, target = torch.empty_like(row), torch.empty_like(row)
-    source[layout.order], target[layout.order] = layout.indices.long(), row
+    order = layout.order.long()
+    source[order], target[order] = layout.indices.long(), row
     return source, target

@@ -2,63 +2,64 @@
 
 from __future__ import annotations
 
-import struct
-
 import torch
 from torch import Tensor
 
 from structconv.primitives.memory import new_empty
-from structconv.primitives.native.loader import Core, core
+from structconv.primitives.native.calls import dense, kernels, pointer
+from structconv.primitives.native.interface import Struct, integers, pointers
+from structconv.primitives.native.loader import Core
 
 __all__ = ["kernels_for", "outer", "parts", "project"]
 
-_PROJECT = struct.Struct("PPPPP" + "q" * 8)
-_OUTER = struct.Struct("PPPP" + "q" * 9)
-_FILL = 32  # columns of scratch are filled up to a multiple of this
+_PROJECT = Struct("ProjectArgs", pointers("x w bias y packed"),
+                  integers("rows inputs columns x_row w_row w_column y_row threads"))
+_OUTER = Struct("OuterArgs", pointers("x g y partial"),
+                integers("rows inputs columns x_row g_row y_row y_column parts threads"))
 _NARROW = 16  # columns up to which vectors run over the wider of both operands of x^T g
 _PART_ROWS, _MOST_PARTS, _PART_NUMBERS = 256, 16, 1 << 23
 
 
 def kernels_for(*tables: Tensor) -> Core | None:
     """The kernels, if they can take these (M, C) as they lie: float32 on the CPU, contiguous rows, nothing empty."""
-    return core() if all(t.is_cpu and t.dtype is torch.float32 and _by_rows(t) for t in tables) else None
+    return kernels() if all(t.is_cpu and t.dtype is torch.float32 and _by_rows(t) for t in tables) else None
 
 
-def project(kernels: Core, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def project(core: Core, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """x w + bias: (M, P), (P, Q) and (Q,) or None -> (M, Q), for what `kernels_for(x)` accepts.
 
     The rows of x may lie apart, w may have any strides. 2 M P Q flops; scratch of P Q numbers.
     """
     (rows, inputs), columns = x.shape, w.shape[1]
     y = new_empty(x, (rows, columns))
-    packed = x.new_empty(inputs * _filled(columns))
-    bias = None if bias is None else bias.contiguous()
-    kernels.project(_PROJECT.pack(
-        x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(), packed.data_ptr(), rows,
-        inputs, columns, x.stride(0), *w.stride(), columns, torch.get_num_threads()))
+    packed = x.new_empty(inputs * _filled(core, columns))
+    w, bias = w.resolve_neg(), None if bias is None else dense(bias)
+    core.project(_PROJECT.pack(
+        pointer(x), pointer(w), pointer(bias), y.data_ptr(), packed.data_ptr(), rows, inputs, columns, x.stride(0),
+        *w.stride(), columns, torch.get_num_threads()))
     return y
 
 
-def outer(kernels: Core, x: Tensor, g: Tensor) -> Tensor:
+def outer(core: Core, x: Tensor, g: Tensor) -> Tensor:
     """x^T g: (M, P), (M, Q) -> (P, Q), for what `kernels_for(x, g)` accepts. The rows of both may lie apart.
 
     2 M P Q flops; scratch of as many results as there are `parts` of the rows, whose sums are added in their order.
     """
     y = x.new_empty((x.shape[1], g.shape[1]))
     if g.shape[1] <= _NARROW and g.shape[1] < x.shape[1]:
-        _outer(kernels, g, x, y.t())
+        _outer(core, g, x, y.t())
     else:
-        _outer(kernels, x, g, y)
+        _outer(core, x, g, y)
     return y
 
 
-def _outer(kernels: Core, x: Tensor, g: Tensor, y: Tensor) -> None:
+def _outer(core: Core, x: Tensor, g: Tensor, y: Tensor) -> None:
     (rows, inputs), columns = x.shape, g.shape[1]
-    numbers = inputs * _filled(columns)
+    numbers = inputs * _filled(core, columns)
     count = parts(rows, numbers)
     partial = x.new_empty(count * numbers)
-    kernels.outer(_OUTER.pack(
-        x.data_ptr(), g.data_ptr(), y.data_ptr(), partial.data_ptr(), rows, inputs, columns, x.stride(0), g.stride(0),
+    core.outer(_OUTER.pack(
+        pointer(x), pointer(g), y.data_ptr(), partial.data_ptr(), rows, inputs, columns, x.stride(0), g.stride(0),
         *y.stride(), count, torch.get_num_threads()))
 
 
@@ -68,9 +69,10 @@ def parts(rows: int, numbers: int) -> int:
     return 1 << max(most.bit_length() - 1, 0)
 
 
-def _filled(columns: int) -> int:
-    return -(-columns // _FILL) * _FILL
+def _filled(core: Core, columns: int) -> int:
+    fill = core.constants["kFill"]
+    return -(-columns // fill) * fill
 
 
 def _by_rows(t: Tensor) -> bool:
-    return t.numel() > 0 and t.stride(1) == 1 and t.stride(0) >= t.shape[1]
+    return t.numel() > 0 and not t.is_neg() and t.stride(1) == 1 and t.stride(0) >= t.shape[1]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.layout import Csr
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import bilinear, calls
-from structconv.primitives.native.edges import Drop, wide
+from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.edges import wide
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout
 
 __all__ = ["joint_attention"]
 
@@ -43,7 +43,16 @@ def joint_attention(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | N
         ShapeError: if sizes or dtypes do not fit the edges or each other.
         ConfigError: for a p outside [0, 1), or dropout without a seed.
     """
+    _check(by_target, by_source, table, q, bias, heads, depth, scale, dropout, seed, batch_heads)
+    return _joint_attention(*by_target, *by_source, table, q, bias, heads, depth, scale, dropout, seed,
+                            heads if batch_heads is None else batch_heads)[0]
+
+
+def _check(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None, bias: Tensor | None, heads: int, depth: int,
+           scale: float, dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
     inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    if heads < 1 or depth < 0:
+        raise ShapeError("joint_attention", "there must be at least one head, of at least no channels", (heads, depth))
     given = heads * depth * (2 if q is None else 1)
     if table.dim() != 2 or table.shape[0] != inputs or table.shape[1] < given or table.shape[1] % heads:
         raise ShapeError("joint_attention", f"table must have shape (M={inputs}, {given} + K={heads} times C)",
@@ -56,9 +65,7 @@ def joint_attention(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | N
     edges = by_target.indices.shape[0]
     if bias is not None and bias.shape != (heads, edges):
         raise ShapeError("joint_attention", f"bias must have shape (K={heads}, E={edges})", tuple(bias.shape))
-    check_dropout("joint_attention", dropout, seed)
-    return _joint_attention(*by_target, *by_source, table, q, bias, heads, depth, scale, dropout, seed,
-                            heads if batch_heads is None else batch_heads)[0]
+    check_dropout("joint_attention", dropout, seed, batch_heads)
 
 
 def _parts(table: Tensor, q: Tensor | None, heads: int, depth: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,9 +96,9 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
         return joined, None if q is None else grads[0], grad_bias
     grad_table = new_empty(table, table.shape)
     grad_q = None if q is None else new_empty(q, q.shape)
-    found = calls.bilinear_backward(
+    found = bilinear.bilinear_backward(
         kernels, Csr(*edges[:3]), Csr(*edges[3:]), *parts, bias, (y, lse), grad, scale,
-        Drop(p, seed, batch_heads).plain(), _parts(grad_table, grad_q, heads, depth))[3]
+        calls.drop_of(p, seed, batch_heads), _parts(grad_table, grad_q, heads, depth))[3]
     return grad_table, grad_q, None if found is None or bias is None else found.to(bias.dtype)
 
 
@@ -112,4 +119,4 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor]:
 _joint_attention = differentiable_operator(
     "joint_attention", "Tensor table, Tensor? q, Tensor? bias",
     "SymInt heads, SymInt depth, float scale, float p, Tensor? seed, SymInt batch_heads", "y, lse",
-    forward=_forward, fake=_fake, backward=_backward, composed=_composed)
+    forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check)

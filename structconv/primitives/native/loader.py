@@ -2,13 +2,15 @@
 
 In this order: the object built at installation; one in the user's cache folder, named after sources, flags, compiler
 and instruction set; one built there now. Where none of this works, one warning says why, and torch's operators are
-used. `STRUCTCONV_NATIVE=0` in the environment turns the core off.
+used; so where the core does not agree with the declarations of its structs (interface.py). `STRUCTCONV_NATIVE=0` in the
+environment turns the core off.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import logging
 import os
 import sys
@@ -20,11 +22,12 @@ from pathlib import Path
 
 import torch
 
+from structconv.cache_folder import cache_folder
 from structconv.primitives.native import build
+from structconv.primitives.native.interface import exported
 
-_KERNELS = ("spmm", "sddmm", "affine_forward", "affine_backward", "bilinear_forward", "bilinear_backward",
-            "additive_forward", "additive_backward", "edge_weights", "window_forward",
-            "window_backward", "project", "outer", "drop_block")
+__all__ = ["Core", "Status", "core", "loaded", "status"]
+
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 _LOG = logging.getLogger("structconv")
 _TURNED_OFF = "STRUCTCONV_NATIVE=0 turns it off"
@@ -57,30 +60,24 @@ class Status:
 
 
 class Core:
-    """The loaded kernels: one method a kernel, each taking its arguments packed as one struct of the C interface."""
+    """The loaded kernels: one attribute a kernel, a function of its arguments packed as one struct of api.h."""
 
     def __init__(self, library: ctypes.CDLL, level: str, found: Status) -> None:
-        self.found = found
-        self._library = library
-        for name in _KERNELS:
-            function = getattr(library, f"structconv_{name}_{level}")
-            function.argtypes, function.restype = [ctypes.c_char_p], None
-            setattr(self, name, function)
+        self.found, self._library, self._level = found, library, level
+        said = exported(library)
+        for line in said.differences():
+            raise build.BuildError(f"native core refused: {line}")
+        #: Of api.h, by their names.
+        self.constants: dict[str, int] = said.constants
 
-    spmm: Callable[[bytes], None]
-    sddmm: Callable[[bytes], None]
-    affine_forward: Callable[[bytes], None]
-    affine_backward: Callable[[bytes], None]
-    bilinear_forward: Callable[[bytes], None]
-    bilinear_backward: Callable[[bytes], None]
-    additive_forward: Callable[[bytes], None]
-    additive_backward: Callable[[bytes], None]
-    edge_weights: Callable[[bytes], None]
-    window_forward: Callable[[bytes], None]
-    window_backward: Callable[[bytes], None]
-    project: Callable[[bytes], None]
-    outer: Callable[[bytes], None]
-    drop_block: Callable[[bytes], None]
+    def __getattr__(self, name: str) -> Callable[[bytes], None]:
+        """A kernel that is called for the first time."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        function = getattr(self._library, f"structconv_{name}_{self._level}")
+        function.argtypes, function.restype = [ctypes.c_char_p], None
+        setattr(self, name, function)
+        return function
 
 
 def core() -> Core | None:
@@ -89,6 +86,11 @@ def core() -> Core | None:
     if loaded is None:
         _say(reason)
     return loaded
+
+
+def loaded() -> Core | None:
+    """The kernels if they have been loaded: nothing is built."""
+    return core() if _outcome.cache_info().currsize else None
 
 
 @cache
@@ -116,11 +118,12 @@ def _outcome() -> tuple[Core | None, str | None]:
         return None, _NOT_FOR_THIS
     try:
         return _find(), None
-    except (OSError, AttributeError, build.BuildError) as error:
+    except (OSError, AttributeError, ValueError, build.BuildError) as error:
         return None, str(error)
 
 
 def _find() -> Core:
+    _declare()
     runtime = _share_runtime()
     path = build.installed()
     if path.is_file():
@@ -132,7 +135,7 @@ def _find() -> Core:
     if cxx is None:
         raise build.BuildError("no C++ compiler was found; install g++, or name one in CXX")
     said, level = build.version(cxx), _torch_level()
-    path = _cache_folder() / f"core-{level}-{build.digest(cxx, said, level, str(runtime is not None))}.so"
+    path = cache_folder() / f"core-{level}-{build.digest(cxx, said, level, str(runtime is not None))}.so"
     origin = "cache"
     if not path.is_file():
         with _alone(path.with_suffix(".lock")):
@@ -142,6 +145,13 @@ def _find() -> Core:
                 origin = "built now"
     library = ctypes.CDLL(str(path))
     return Core(library, _level(library, (level,)), Status(True, None, str(path), origin, level, said, runtime))
+
+
+def _declare() -> None:
+    """Import what declares structs, so that all of them are compared."""
+    for path in sorted(Path(__file__).parent.glob("*.py")):  # an installed core lies beside them
+        if path.stem != "__init__":
+            importlib.import_module(f"{__package__}.{path.stem}")
 
 
 def _level(library: ctypes.CDLL, compiled: tuple[str, ...]) -> str:
@@ -179,15 +189,6 @@ def _loaded_libraries() -> list[str]:
         return []
     paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if line.count("/")}
     return sorted(path for path in paths if ".so" in path)
-
-
-def _cache_folder() -> Path:
-    """`$STRUCTCONV_CACHE`, else `$XDG_CACHE_HOME/structconv`, else `~/.cache/structconv`."""
-    own = os.environ.get("STRUCTCONV_CACHE")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "structconv"
 
 
 @contextlib.contextmanager

@@ -1,4 +1,9 @@
-"""`differentiable_operator`: a forward and a backward kernel, each an operator, with derivatives of any order."""
+"""How an operator is registered: its checks, its derivatives in both modes, its batches, and calls past the dispatcher.
+
+`define` and `register_gradient` make an operator whose derivatives are made of operators by hand.
+`differentiable_operator` makes one with a backward kernel; its further derivatives, and those in forward mode, are the
+ones of a composed form.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +13,243 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import make_dual, unpack_dual
+from torch.compiler import is_compiling
+from torch.nn import Parameter
 
-from structconv.primitives.functions import variable
-from structconv.primitives.layout import Csr
-from structconv.primitives.native.registry import EDGES, define, register_gradient
+from structconv import torch_private as private
+from structconv.errors import ShapeError
+from structconv.primitives.functions import pulled_back
+from structconv.primitives.native.checks import check_edges, check_like, check_numbers
+from structconv.primitives.native.indices import Csr
 
-__all__ = ["composed_gradients", "differentiable_operator", "gradients"]
+__all__ = ["EDGES", "OPERATORS", "define", "differentiable_operator", "multilinear", "register_gradient", "trains"]
 
+#: The schema of the two layouts, with which an operator along edges begins.
+EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
+#: The kernel of every operator.
+OPERATORS: dict[str, Callable[..., Any]] = {}
+
+_LIBRARY = torch.library.Library("structconv", "FRAGMENT")
+_OWN = frozenset((Tensor, Parameter, int, float, bool, str, type(None), list, tuple))
+
+
+class _Seen:
+    """Whether a functional transform ever met an operator: from then on tensors may be what is left of one."""
+
+    transforms = False
+
+
+def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable[..., Any],
+           check: Callable[..., None], results: str = "Tensor") -> None:
+    """Define structconv::name(arguments) -> results with one body for every device, and the shapes of its results.
+
+    Args:
+        kernel: the body. It reads memory by the sizes that its arguments should have.
+        fake: results of the right shapes.
+        check: raises an error for arguments that the kernel must not see. The dispatcher's calls go through it; the
+            library's own functions have checked what they pass on.
+
+    A batch (`torch.vmap`) is computed one member after the other.
+    """
+    def checked(*inputs: Any) -> Any:
+        check(*inputs)
+        return kernel(*inputs)
+
+    _LIBRARY.define(f"{name}({arguments}) -> {results}")
+    _LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"structconv::{name}", _on_one_device(name, fake), lib=_LIBRARY)
+    operator = getattr(torch.ops.structconv, name).default
+    torch.library.register_vmap(operator, _batched(operator), lib=_LIBRARY)
+    OPERATORS[name] = kernel
+
+
+def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Tensors without numbers among others would make a result of numbers that nobody computed."""
+    def shapes(*inputs: Any) -> Any:
+        tensors = [t for t in inputs if isinstance(t, Tensor)]
+        devices = {t.device.type for t in tensors if t.dim() or t.is_meta}
+        if len(devices) > 1 or ("meta" in devices and not all(t.is_meta for t in tensors)):
+            raise ShapeError(name, "tensors must be on one device", sorted(devices))
+        return fake(*inputs)
+
+    return shapes
+
+
+def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..., None], *,
+                      tangent: Callable[..., Any] | None = None,
+                      composed: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Give an operator of `define` its derivatives, by an `autograd.Function` of its own.
+
+    `torch.library.register_autograd` does the backward with several times the overhead, which counts on small graphs:
+    it completes the arguments from the schema at every call. Nor do its gradients pass through `torch.func.grad` and
+    `vjp`, as these do, and it has no forward derivatives. It is used where torch lacks what this one needs.
+
+    Args:
+        backward: (ctx, gradients of the results) -> those of the arguments, by differentiable operators.
+        save: (ctx, arguments, results), what the backward needs.
+        tangent: (arguments, their tangents or None) -> tangents of the results, by differentiable operators.
+        composed: (what computes the results without derivatives, arguments) -> the results by differentiable
+            operators: what runs where there are forward derivatives, instead of `tangent`. None where that is for
+            the `backward`.
+
+    Returns:
+        The operator without the dispatcher, which takes longer than a kernel on few entries: the kernel, or the
+        `autograd.Function`, where the inputs are tensors of torch's own and nothing is to see or to transform the
+        operator (a tracer, a mode, a functional transform, a forward derivative, a profiler), and else the operator.
+    """
+    operator, compute = getattr(torch.ops.structconv, name).default, OPERATORS[name]
+
+    def direct(ctx: Any, *inputs: Any) -> Any:
+        output = compute(*inputs)
+        save(ctx, inputs, output)
+        return output
+
+    apply = private.bound_apply(_function(name, direct, backward))
+
+    def call(*inputs: Any) -> Any:
+        if _watched() or not _OWN.issuperset(map(type, inputs)) or (_Seen.transforms and _wrapped(inputs)):
+            return operator(*inputs)
+        if torch.is_grad_enabled() and private.any_requires_grad(*inputs):
+            return apply(*inputs)
+        return compute(*inputs)
+
+    if not private.follows_transforms:
+        torch.library.register_autograd(operator, backward, setup_context=lambda ctx, inputs, output: save(
+            ctx, inputs, output), lib=_LIBRARY)
+        return _without_tangents(name, call)
+    _LIBRARY.impl(name, _dispatched(name, operator, backward, save, tangent, composed), "Autograd")
+    return call
+
+
+def _without_tangents(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, but an error where `torch.library.register_autograd` would lose a tangent."""
+    def checked(*inputs: Any) -> Any:
+        if any(map(_moves, inputs)):
+            raise NotImplementedError(f"structconv::{name} has no forward derivative with this version of torch")
+        return call(*inputs)
+
+    return checked
+
+
+def multilinear(name: str, *factors: int) -> Callable[..., Tensor]:
+    """The rule for the tangent of an operator that is linear in each of these arguments: the operator itself."""
+    operator = getattr(torch.ops.structconv, name)
+
+    def tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
+        parts = [operator(*arguments[:i], tangents[i], *arguments[i + 1:]) for i in factors if tangents[i] is not None]
+        if not parts:
+            raise NotImplementedError(f"structconv::{name} has derivatives in its arguments {factors} alone")
+        return sum(parts[1:], parts[0])
+
+    return tangent
+
+
+def trains(*tensors: Tensor | None) -> bool:
+    """Whether the gradient of something along these may be asked for, by autograd or by a functional transform."""
+    return torch.is_grad_enabled() and (private.transforms_active()
+                                        or any(t is not None and t.requires_grad for t in tensors))
+
+
+def _watched() -> bool:
+    """Whether anything is to see, or to transform, an operator."""
+    return (is_compiling() or bool(private.dispatch_modes()) or bool(private.function_modes())
+            or private.transforms_active() or private.forward_level() >= 0 or private.tracing() is not None
+            or private.profiling())
+
+
+def _wrapped(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(value, Tensor) and private.is_wrapped(value) for value in inputs)
+
+
+# -- at the dispatcher's level of autograd ------------------------------------------------------------------------
+
+def _dispatched(name: str, operator: Any, backward: Callable[..., Any], save: Callable[..., None],
+                tangent: Callable[..., Any] | None, composed: Callable[..., Any] | None) -> Callable[..., Any]:
+    """What runs where autograd, or one level of a functional transform, meets the operator."""
+    def below(*inputs: Any) -> Any:
+        # autograd.Function turns both modes off, which the levels below this one still have to follow
+        with torch.enable_grad(), private.forward_mode(True), private.below_autograd():
+            return operator(*inputs)
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = below(*inputs)
+        save(ctx, inputs, output)
+        if private.forward_level() >= 0:
+            ctx.inputs = inputs
+        return output
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        primals = [unpack_dual(t).primal if isinstance(t, Tensor) else t for t in ctx.inputs]
+        del ctx.inputs
+        if tangent is None:
+            raise NotImplementedError(f"structconv::{name} has no derivative in forward mode")
+        with private.forward_mode(True):
+            return tangent(primals, tangents)
+
+    def plain(*inputs: Any) -> Any:
+        with private.below_autograd():
+            return operator(*inputs)
+
+    apply = private.bound_apply(_function(name, forward, backward, jvp))
+
+    def differentiable(*inputs: Any) -> Any:
+        ahead, wanted = private.forward_level() >= 0, torch.is_grad_enabled() and private.any_requires_grad(*inputs)
+        if not wanted and not (ahead and any(map(_moves, inputs))):
+            return plain(*inputs)
+        if ahead and composed is not None and (results := composed(plain, inputs)) is not None:
+            return results
+        if not private.transforms_active():
+            return apply(*inputs)
+        _Seen.transforms = True
+        with private.single_level():
+            return apply(*inputs)
+
+    return differentiable
+
+
+def _moves(value: Any) -> bool:
+    """Whether a value has a tangent."""
+    return isinstance(value, Tensor) and unpack_dual(value).tangent is not None
+
+
+def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any],
+              jvp: Callable[..., Any] | None = None) -> Any:
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), members if jvp is None else {**members, "jvp": staticmethod(jvp)})
+
+
+# -- batches ------------------------------------------------------------------------------------------------------
+
+def _batched(operator: Any) -> Callable[..., Any]:
+    """The rule of `torch.vmap`: the members one after the other."""
+    def members(info: Any, in_dims: Sequence[Any], *inputs: Any) -> Any:
+        found = [operator(*(_member(x, dim, i) for x, dim in zip(inputs, in_dims, strict=True)))
+                 for i in range(info.batch_size)]
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
+
+    return members
+
+
+def _member(x: Any, dim: Any, i: int) -> Any:
+    return x.select(dim, i) if isinstance(x, Tensor) and dim is not None else x
+
+
+# -- a forward and a backward kernel ------------------------------------------------------------------------------
 
 def differentiable_operator(name: str, inputs: str, options: str, results: str, *, forward: Callable[..., Any],
-                            fake: Callable[..., Any], composed: Callable[..., Any],
+                            fake: Callable[..., Any], composed: Callable[..., Any], check: Callable[..., None],
                             backward: Callable[..., Any] | None = None,
                             edges: bool = True, flags: str = "", grads: int = 1, needs: str = "") -> Callable[..., Any]:
-    """Define structconv::name and structconv::name_backward, and the gradients of both.
+    """Define structconv::name and structconv::name_backward, and the derivatives of both.
 
         name(layouts, inputs, options, flags) -> results
         name_backward(layouts, inputs, results, gradients of the first `grads` results, options, needs_*) -> inputs
 
-    A first derivative is one call of `backward`. That of name_backward is taken of `composed`, by graphs that can be
-    differentiated again; without a `backward` there is no such operator, and the first is taken so too.
+    A first derivative is one call of `backward`. That of name_backward is taken of `composed`, and so are all of them
+    in forward mode; without a `backward` there is no such operator, and the first is taken so too.
 
     Args:
         inputs: the tensors that have gradients, as in a schema: "Tensor x, Tensor? bias".
@@ -36,24 +259,26 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
         backward: of the second. It returns None for an input that is None or, told so, not needed; gradients but
             the first may be None.
         composed: (Csr, Csr, inputs, options) -> the first `grads` results, by differentiable operators.
+        check: raises an error for (Csr, Csr, inputs, options) that do not fit; layouts that are none, and tensors that
+            are not dense numbers, are refused before.
         edges: whether the two layouts, six tensors, come first.
         needs: inputs of which the backward is told whether their gradient is wanted: "bias".
 
     Returns:
         As `register_gradient`.
     """
-    formulas = _Formulas(EDGES if edges else "", inputs, options, flags, results, grads, needs, composed)
-    define(name, formulas.schema, forward, fake, _tensors(formulas.results))
+    of = _Formulas(name, EDGES if edges else "", inputs, options, flags, results, grads, needs, composed, fake, check)
+    define(name, of.schema, forward, fake, of.check_forward, _tensors(of.results))
     if backward is None:
-        return register_gradient(name, formulas.differentiate_composed, formulas.save_inputs)
-    define(f"{name}_backward", formulas.schema_backward, formulas.filled(backward), formulas.fake_backward,
-           _tensors(formulas.inputs))
-    formulas.backward = register_gradient(f"{name}_backward", formulas.differentiate_again, formulas.save_again)
-    return register_gradient(name, formulas.differentiate, formulas.save)
+        return register_gradient(name, of.differentiate_composed, of.save_inputs, composed=of.ahead)
+    define(f"{name}_backward", of.schema_backward, of.filled(backward), of.fake_backward, of.check_backward,
+           _tensors(of.inputs))
+    of.backward = register_gradient(f"{name}_backward", of.differentiate_again, of.save_again, composed=of.ahead_again)
+    return register_gradient(name, of.differentiate, of.save, composed=of.ahead)
 
 
 def _tensors(names: Sequence[str]) -> str:
-    return f"({', '.join(['Tensor'] * len(names))})"
+    return f"({', '.join(['Tensor'] * len(names))})" if len(names) > 1 else "Tensor"
 
 
 def _names(schema: str) -> list[str]:
@@ -67,15 +292,16 @@ def _pick(wanted: Sequence[str], given: Sequence[str]) -> Callable[[Sequence[Any
 
 
 class _Formulas:
-    """What is saved, and what each gradient is handed and returns, by the names of the arguments."""
+    """What is checked and saved, and what each derivative is handed and returns, by the names of the arguments."""
 
     backward: Callable[..., Any]
 
-    def __init__(self, layouts: str, inputs: str, options: str, flags: str, results: str, grads: int, needs: str,
-                 composed: Callable[..., Any]) -> None:
-        self.composed, self.layouts = composed, _names(layouts)
+    def __init__(self, name: str, layouts: str, inputs: str, options: str, flags: str, results: str, grads: int,
+                 needs: str, composed: Callable[..., Any], fake: Callable[..., Any],
+                 check: Callable[..., None]) -> None:
+        self.name, self.composed, self.fake, self.check, self.layouts = name, composed, fake, check, _names(layouts)
         self.may_lack = "Tensor?" in inputs or bool(needs)
-        self.inputs, self.results = _names(inputs), _names(results)
+        self.inputs, self.results, self.flags = _names(inputs), _names(results), [True] * len(_names(flags))
         first, *more = self.grads = [f"grad_{result}" for result in self.results[:grads]]
         told = [f"needs_{name}" for name in _names(needs)]
         self.schema = ", ".join(filter(None, (layouts, inputs, options, flags)))
@@ -96,6 +322,30 @@ class _Formulas:
         self.wanted_again = _pick([*self.inputs, *self.grads], back)
         self.held, self.options = len(tensors), _pick(_names(options), [*tensors, *plain])
         self.found_again = _pick(back, [*self.inputs, *self.grads, ""])
+        self.forward_again = _pick([*self.layouts, *self.inputs, *_names(options)], back)
+        self.results_again, self.grads_again = _pick(self.results, back), _pick(self.grads, back)
+
+    # -- what is refused --
+
+    def check_forward(self, *arguments: Any) -> None:
+        count = len(self.layouts)
+        inputs = arguments[count:count + len(self.inputs)]
+        options = arguments[count + len(self.inputs):len(arguments) - len(self.flags)]
+        check_numbers(self.name, *inputs)
+        ends = check_edges(self.name, arguments[:count], inputs[0]) if count else ()
+        self.check(*ends, *inputs, *options)
+
+    def check_backward(self, *arguments: Any) -> None:
+        forward = (*self.forward_again(arguments), *self.flags)
+        self.check_forward(*forward)
+        results, grads, expected = self.results_again(arguments), self.grads_again(arguments), self.fake(*forward)
+        check_numbers(self.name, self.inputs_again(arguments)[0], *results, *grads)
+        for name, given, like in zip((*self.results, *self.grads), (*results, *grads), (*expected, *expected),
+                                     strict=False):
+            if given is not None:
+                check_like(f"{self.name}_backward", name, given, like)
+
+    # -- backward mode --
 
     def filled(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """An operator returns tensors: an empty one where the kernel has None."""
@@ -131,58 +381,79 @@ class _Formulas:
 
     def differentiate_composed(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Of the composed form, computed anew."""
-        again, needed = torch.is_grad_enabled(), self.wanted(ctx.needs_input_grad)
-        with torch.enable_grad():
-            leaves, results = self.recomputed(ctx, needed)
-        wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
-        return self.found((*gradients(results, grads[:len(self.grads)], wanted, graph=again), None))
+        formula, inputs = self.formula(ctx.saved_tensors, ctx.plain)
+        found = pulled_back(formula, inputs, self.wanted(ctx.needs_input_grad), grads[:len(self.grads)])
+        return self.found((*found, None))
 
-    def recomputed(self, ctx: Any, used: Sequence[bool]) -> tuple[list[Tensor | None], Sequence[Tensor]]:
-        """Variables for the inputs, of which those `used` require a gradient, and the results composed of them."""
-        saved = ctx.saved_tensors
+    def formula(self, saved: Sequence[Any], plain: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
+        """The composed form as a function of the inputs, and these."""
         ends = (Csr(*saved[:3]), Csr(*saved[3:6])) if self.layouts else ()
-        leaves = [None if t is None else variable(t, need)
-                  for t, need in zip(saved[len(self.layouts):], used, strict=False)]
-        results = self.composed(*ends, *leaves, *self.options((*saved[:self.held], *ctx.plain)))
-        return leaves, (results,) if isinstance(results, Tensor) else results
+        options = self.options((*saved[:self.held], *plain))
+        count = len(self.layouts)
+        return lambda *inputs: self.composed(*ends, *inputs, *options), saved[count:count + len(self.inputs)]
 
-    def save_again(self, ctx: Any, arguments: tuple[Any, ...], _: tuple[Tensor, ...]) -> None:
+    def save_again(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
         ctx.plain = self.plain_again(arguments)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*self.tensors_again(arguments))
 
     def differentiate_again(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Of the gradients that autograd finds of `composed`, in the inputs and in the gradients of the results."""
-        count, again, needed = len(self.inputs), torch.is_grad_enabled(), self.wanted_again(ctx.needs_input_grad)
-        used = [need or c is not None for need, c in zip(needed, cotangents, strict=False)]
-        with torch.enable_grad():
-            leaves, results = self.recomputed(ctx, used)
-            grads = [None if t is None else variable(t, need)
-                     for t, need in zip(ctx.saved_tensors[self.held:], needed[count:], strict=True)]
-            first = gradients(results, grads, leaves, graph=True)
-        leaves += grads
-        wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
-        return self.found_again((*gradients(first, cotangents, wanted, graph=again), None))
+        """Of the gradients of the composed form, in the inputs and in the gradients of the results."""
+        saved, needed = ctx.saved_tensors, self.wanted_again(ctx.needs_input_grad)
+        formula, inputs = self.formula(saved, ctx.plain)
+        asked = [c is not None for c in cotangents]
+        found = pulled_back(self._gradients(formula, asked), [*inputs, *saved[self.held:]], needed,
+                            [c for c in cotangents if c is not None])
+        return self.found_again((*found, None))
 
+    def _gradients(self, formula: Callable[..., Any], asked: Sequence[bool]) -> Callable[..., Any]:
+        """(inputs, gradients of the results) -> the gradients of those inputs that are asked for."""
+        def of(*tensors: Tensor) -> tuple[Tensor, ...]:
+            inputs, grads = tensors[:len(self.inputs)], tensors[len(self.inputs):]
+            found = pulled_back(formula, inputs, asked, grads)
+            return tuple(torch.zeros_like(t) if g is None else g
+                         for t, g, ask in zip(inputs, found, asked, strict=True) if ask)
 
-def composed_gradients(composed: Callable[..., Tensor], tensors: Sequence[Tensor | None], needed: Sequence[bool],
-                       grad: Tensor) -> list[Tensor | None]:
-    """Those of composed(*tensors), by differentiable operators, with a graph where one is being drawn."""
-    again = torch.is_grad_enabled()
-    leaves = [None if t is None else variable(t, need) for t, need in zip(tensors, needed, strict=True)]
-    with torch.enable_grad():
-        y = composed(*leaves)
-    wanted = [leaf if need else None for leaf, need in zip(leaves, needed, strict=True)]
-    return gradients([y], [grad], wanted, graph=again)
+        return of
 
+    # -- forward mode --
 
-def gradients(results: Sequence[Tensor | None], grads: Sequence[Tensor | None], leaves: Sequence[Tensor | None],
-              graph: bool) -> list[Tensor | None]:
-    """Those of the leaves, from the results that have one; None where there is none."""
-    pairs = [(y, g) for y, g in zip(results, grads, strict=True) if y is not None and y.requires_grad and g is not None]
-    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-    if not pairs or not wanted:
-        return [None] * len(leaves)
-    found = iter(torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], create_graph=graph,
-                                     allow_unused=True))
-    return [next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
+    def ahead(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """The composed form of the results that have derivatives."""
+        formula, inputs = self.formula(self.tensors(arguments), self.plain(arguments))
+        results, found = plain(*arguments), formula(*inputs)
+        if isinstance(results, Tensor):
+            return found
+        found = (found,) if isinstance(found, Tensor) else found
+        return *found, *results[len(found):]
+
+    def ahead_again(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """The gradients are linear in those of the results, by which alone they are differentiated as they are.
+
+        That is the case of every graph that was drawn before forward mode was entered; within it, none has this
+        operator.
+        """
+        inputs, grads = self.inputs_again(arguments), self.grads_again(arguments)
+        if any(map(_moves, inputs)):
+            return self._composed_again(arguments, inputs, grads)
+        duals = [None if g is None else unpack_dual(g) for g in grads]
+        if not any(d is not None and d.tangent is not None for d in duals):
+            return None
+        primals, tangents = ([None if d is None else d[part] for d in duals] for part in (0, 1))
+        if tangents[0] is None:
+            tangents[0] = torch.zeros_like(grads[0])
+        results, moved = (self.backward(*self._replaced(arguments, given)) for given in (primals, tangents))
+        return tuple(y if t is None else make_dual(y, d) for t, y, d in zip(inputs, results, moved, strict=True))
+
+    def _replaced(self, arguments: Sequence[Any], grads: Sequence[Tensor | None]) -> list[Any]:
+        """The arguments of name_backward with other gradients of the results."""
+        at = len(self.layouts) + len(self.inputs) + len(self.results)
+        return [*arguments[:at], *grads, *arguments[at + len(grads):]]
+
+    def _composed_again(self, arguments: Sequence[Any], inputs: Sequence[Any], grads: Sequence[Any]) -> Any:
+        if private.transforms_active():
+            raise NotImplementedError(f"structconv::{self.name}_backward has no forward derivative in its inputs "
+                                      f"within a functional transform; structconv::{self.name} has")
+        formula, _ = self.formula([*self.tensors_again(arguments)], self.plain_again(arguments))
+        found = pulled_back(formula, inputs, [t is not None for t in inputs], grads)
+        return tuple(arguments[len(self.layouts)].new_empty((0,)) if g is None else g for g in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives import triton
 from structconv.primitives.csr import sddmm, spmm
-from structconv.primitives.layout import Csr
 from structconv.primitives.native import calls
-from structconv.primitives.native.registry import EDGES, define, register_gradient
+from structconv.primitives.native.checks import check_edges, check_numbers
+from structconv.primitives.native.indices import Csr
+from structconv.primitives.native.operator import EDGES, define, register_gradient
 
 __all__ = ["spmm_add", "write_spmm"]
 
@@ -36,19 +38,23 @@ def spmm_add(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z
     Raises:
         ShapeError: if sizes do not fit.
     """
-    inputs, outputs, edges = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1, by_target.indices.shape[0]
     x_VMC = x.unsqueeze(0) if x.dim() == 2 else x
+    z_VNC = z.unsqueeze(0) if z is not None and z.dim() == 2 else z
+    _check(by_target, by_source, values, x_VMC, z_VNC)
+    y = _spmm_add(*by_target, *by_source, values, x_VMC, None if beta == 0 else z_VNC, alpha, beta)
+    return y.squeeze(0) if x.dim() == 2 else y
+
+
+def _check(by_target: Csr, by_source: Csr, values: Tensor | None, x_VMC: Tensor, z_VNC: Tensor | None) -> None:
+    inputs, outputs, edges = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1, by_target.indices.shape[0]
     if x_VMC.dim() != 3 or x_VMC.shape[1] != inputs:
-        raise ShapeError("spmm_add", f"x must have shape (M={inputs}, C) or (V, M={inputs}, C)", tuple(x.shape))
+        raise ShapeError("spmm_add", f"x must have shape (M={inputs}, C) or (V, M={inputs}, C)", tuple(x_VMC.shape))
     rows = x_VMC.shape[0]
     if values is not None and tuple(values.shape) not in ((edges,), (1, edges), (rows, edges)):
         raise ShapeError("spmm_add", f"values must have shape (E={edges},) or (V={rows}, E)", tuple(values.shape))
-    shape = (*x.shape[:-2], outputs, x.shape[-1])
-    if z is not None and z.shape != shape:
-        raise ShapeError("spmm_add", f"z must have shape {shape}", tuple(z.shape))
-    z_VNC = None if z is None or beta == 0 else z.reshape(rows, outputs, x.shape[-1])
-    y = _spmm_add(*by_target, *by_source, values, x_VMC, z_VNC, alpha, beta)
-    return y.reshape(shape)
+    shape = (rows, outputs, x_VMC.shape[2])
+    if z_VNC is not None and z_VNC.shape != shape:
+        raise ShapeError("spmm_add", f"z must have shape {shape}", tuple(z_VNC.shape))
 
 
 def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, alpha: float = 1.0,
@@ -63,8 +69,14 @@ def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None,
         values: (E,) in the order of the edges, or None for ones.
         x: (M, C) or (V, M, C).
         alpha, beta: numbers; with beta 0 what y held has no influence.
+
+    Raises:
+        ShapeError: if sizes do not fit.
     """
-    x_VMC = x.unsqueeze(0) if x.dim() == 2 else x
+    x_VMC, outputs = x.unsqueeze(0) if x.dim() == 2 else x, by_target.indptr.shape[0] - 1
+    if y.shape != (*x.shape[:-2], outputs, x.shape[-1]) or y.dtype != x.dtype or not y.is_contiguous():
+        raise ShapeError("write_spmm", f"y must be contiguous of shape (..., N={outputs}, C={x.shape[-1]}), as x is",
+                         f"{tuple(y.shape)} of {y.dtype}")
     kernels = calls.usable(x_VMC, by_target.indices.shape[0])
     if kernels is not None and x.numel():
         rows, z = x_VMC.shape[0], y if beta else None
@@ -86,6 +98,12 @@ def _kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, in
         return gpu.spmm(by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
     y = alpha * spmm(by_target, by_source, values, x).contiguous()
     return y if z is None else y + beta * z
+
+
+def _check_raw(*arguments: Any) -> None:
+    layouts, (values, x, z, *_) = arguments[:6], arguments[6:]
+    check_numbers("spmm_add", x, values, z)
+    _check(*check_edges("spmm_add", layouts, x), values, x, z)
 
 
 def _fake(*args: Any) -> Tensor:
@@ -114,5 +132,16 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(None,) * 6, grad_values, grad_x, grad_z, None, None
 
 
-define("spmm_add", f"{EDGES}, Tensor? values, Tensor x, Tensor? z, float alpha, float beta", _kernel, _fake)
-_spmm_add = register_gradient("spmm_add", _differentiate, _save)
+def _tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
+    *layouts, values, x, _, alpha, beta = arguments
+    values_t, x_t, z_t = tangents[6:9]
+    found = None if z_t is None else beta * z_t
+    for a, b, moves in ((values_t, x, values_t is not None), (values, x_t, x_t is not None)):
+        if moves:
+            found = torch.ops.structconv.spmm_add(*layouts, a, b, found, alpha, 1.0)
+    assert found is not None
+    return found
+
+
+define("spmm_add", f"{EDGES}, Tensor? values, Tensor x, Tensor? z, float alpha, float beta", _kernel, _fake, _check_raw)
+_spmm_add = register_gradient("spmm_add", _differentiate, _save, tangent=_tangent)

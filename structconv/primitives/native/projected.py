@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.primitives.layout import Csr
 from structconv.primitives.native import affine, calls
-from structconv.primitives.native.edges import Drop, wide
-from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout, trains
+from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.edges import wide
+from structconv.primitives.native.indices import Csr
+from structconv.primitives.native.operator import differentiable_operator, trains
 
 __all__ = ["projected_attention"]
 
@@ -43,6 +43,14 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
         ShapeError: if sizes do not fit the edges or each other.
         ConfigError: for a negative slope, a p outside [0, 1), or dropout without a seed.
     """
+    _check(by_target, by_source, x, z, of_source, of_target, bias, slope, dropout, seed, batch_heads)
+    return _projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope, dropout, seed,
+                                x.shape[1] if batch_heads is None else batch_heads,
+                                trains(x, z, of_source, of_target, bias))[0]
+
+
+def _check(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor,
+           bias: Tensor | None, slope: float, dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
     inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
     if x.dim() != 3 or x.shape[0] != inputs:
         raise ShapeError("projected_attention", f"x must have shape (M={inputs}, K, C)", tuple(x.shape))
@@ -61,10 +69,7 @@ def projected_attention(by_target: Csr, by_source: Csr, x: Tensor, of_source: Te
         raise ConfigError("projected_attention", "bias must be absent where x has 16 bits", x.dtype, "Add it to y.")
     if slope < 0:
         raise ConfigError("projected_attention", "slope must be at least 0", slope)
-    check_dropout("projected_attention", dropout, seed)
-    return _projected_attention(*by_target, *by_source, x, z, of_source, of_target, bias, slope, dropout, seed,
-                                heads[0] if batch_heads is None else batch_heads,
-                                trains(x, z, of_source, of_target, bias))[0]
+    check_dropout("projected_attention", dropout, seed, batch_heads)
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -74,9 +79,9 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
              p: float, seed: Tensor | None, batch_heads: int, train: bool) -> tuple[Tensor, ...]:
     kernels = calls.usable(x, indices.shape[0])
     if kernels is not None:
-        vectors = calls.Vectors(of_source, of_target, z, bias)
-        return calls.projected_forward(kernels, Csr(indptr, indices, order), x, vectors, slope,
-                                       Drop(p, seed, batch_heads).plain(), train)
+        vectors = affine.Vectors(of_source, of_target, z, bias)
+        return affine.projected_forward(kernels, Csr(indptr, indices, order), x, vectors, slope,
+                                       calls.drop_of(p, seed, batch_heads), train)
     source, target = terms(x, z, of_source, of_target)
     y, *saved = affine.forward(indptr, indices, order, indptr_T, indices_T, order_T, source, target, x, slope, p, seed,
                                batch_heads, train)
@@ -90,9 +95,9 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
     edges = (indptr, indices, order, indptr_T, indices_T, order_T)
     kernels, inputs = calls.usable(x, indices.shape[0]), (x, z, of_source, of_target, bias)
     if kernels is not None:
-        found = calls.projected_backward(
-            kernels, Csr(*edges[:3]), Csr(*edges[3:]), x, calls.Vectors(of_source, of_target, z, bias),
-            (y, y2, lse, mass, source, target), grad, slope, Drop(p, seed, batch_heads).plain())
+        found = affine.projected_backward(
+            kernels, Csr(*edges[:3]), Csr(*edges[3:]), x, affine.Vectors(of_source, of_target, z, bias),
+            (y, y2, lse, mass, source, target), grad, slope, calls.drop_of(p, seed, batch_heads))
         return _typed(found, inputs)
     y = y if bias is None else y - bias
     grad_source, grad_target, grad_x = affine.backward(*edges, source, target, x, y, y2, lse, mass, grad, slope, p,
@@ -145,4 +150,4 @@ def _fake(*args: Any) -> tuple[Tensor, ...]:
 _projected_attention = differentiable_operator(
     "projected_attention", "Tensor x, Tensor? z, Tensor of_source, Tensor of_target, Tensor? bias",
     "float slope, float p, Tensor? seed, SymInt batch_heads", "y, y2, lse, mass, source, target", flags="bool train",
-    forward=_forward, fake=_fake, backward=_backward, composed=_composed)
+    forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check)

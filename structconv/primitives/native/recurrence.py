@@ -7,17 +7,19 @@ work, and a layer trains with one recurrence forward and one backward. Every ste
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import make_dual, unpack_dual
 
 from structconv.errors import ShapeError
-from structconv.primitives.layout import Csr
+from structconv.primitives.functions import pulled_back
+from structconv.primitives.native.checks import check_edges, check_numbers
+from structconv.primitives.native.indices import Csr
+from structconv.primitives.native.operator import EDGES, define, register_gradient
 from structconv.primitives.native.product import spmm_add, write_spmm
-from structconv.primitives.native.registry import EDGES, define, register_gradient
-
-__all__ = ["polynomial_analysis", "polynomial_synthesis", "write_analysis"]
 
 __all__ = ["polynomial_analysis", "polynomial_synthesis", "write_analysis"]
 
@@ -28,21 +30,21 @@ def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x
 
     Args:
         by_target, by_source: the two layouts of the edges m -> n of a square matrix A.
-        values: (E,) in the order of the edges, or None for ones; taken for constants, without a gradient.
+        values: (E,) in the order of the edges, or None for ones. Their derivatives take the memory of all steps.
         x: (..., M, C).
         order, first: the highest and the lowest degree.
         chebyshev: T_j of the first kind (Defferrard et al. 2016, equation 4); else the monomials A^j.
 
     Returns:
         (..., K, M, C), K = order - first + 1; in memory each entry's K rows are neighbours, as a product with
-        channels reads them. Differentiable in x any number of times.
+        channels reads them. Differentiable any number of times.
 
     Cost: 2 order E C flops; beyond the result two rows of the recurrence, 2 M C.
 
     Raises:
         ShapeError: if sizes do not fit.
     """
-    _check("polynomial_analysis", by_target, by_source, x)
+    _check("polynomial_analysis", by_target, by_source, values, x, order, first)
     x_VMC = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) if x.dim() != 3 else x
     y_VMKC = _analysis(*by_target, *by_source, values, x_VMC, order, first, chebyshev)
     return y_VMKC.reshape(*x.shape[:-1], order - first + 1, x.shape[-1]).movedim(-2, -3)
@@ -57,14 +59,14 @@ def polynomial_synthesis(by_target: Csr, by_source: Csr, values: Tensor | None, 
         r: (..., K, M, C), strided as it may be.
 
     Returns:
-        (..., M, C). Differentiable in r any number of times.
+        (..., M, C). Differentiable any number of times.
 
     Cost: 2 order E C flops; two rows of M C, of which one is the result.
 
     Raises:
         ShapeError: if sizes do not fit.
     """
-    _check("polynomial_synthesis", by_target, by_source, r)
+    _check("polynomial_synthesis", by_target, by_source, values, r, 0, 0)
     r_VMKC = r.movedim(-3, -2)
     lead = r_VMKC.shape[:-3]
     r_VMKC = r_VMKC.unsqueeze(0) if not lead else r_VMKC.flatten(0, len(lead) - 1)
@@ -73,12 +75,17 @@ def polynomial_synthesis(by_target: Csr, by_source: Csr, values: Tensor | None, 
     return y.reshape(*lead, *y.shape[1:])
 
 
-def _check(owner: str, by_target: Csr, by_source: Csr, x: Tensor) -> None:
+def _check(owner: str, by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, order: int,
+           first: int) -> None:
     entries, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
     if entries != outputs:
         raise ShapeError(owner, "the edges must join as many inputs as outputs", f"M={entries}, N={outputs}")
     if x.dim() < 2 or x.shape[-2] != entries:
         raise ShapeError(owner, f"x must have shape (..., M={entries}, C)", tuple(x.shape))
+    if values is not None and values.shape != by_target.indices.shape:
+        raise ShapeError(owner, f"values must have shape (E={by_target.indices.shape[0]},)", tuple(values.shape))
+    if not 0 <= first <= order:
+        raise ShapeError(owner, "degrees must not be negative, nor the first above the last", (first, order))
 
 
 def write_analysis(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, order: int,
@@ -139,23 +146,79 @@ def _synthesis_fake(*args: Any) -> Tensor:
     return r.new_empty((r.shape[0], r.shape[1], r.shape[3]))
 
 
+def _checked(owner: str, dims: int) -> Callable[..., None]:
+    """What a raw call is checked for."""
+    def check(*arguments: Any) -> None:
+        layouts, (values, x, order, first, _) = arguments[:6], arguments[6:]
+        check_numbers(owner, x, values)
+        ends = check_edges(owner, layouts, x)
+        if x.dim() != dims or (dims == 4 and x.shape[2] != order - first + 1):
+            raise ShapeError(owner, "x must have shape (V, M, C), and r (V, M, K, C)", tuple(x.shape))
+        _check(owner, *ends, values, x if dims == 3 else x.transpose(1, 2), order, first)
+
+    return check
+
+
+# -- derivatives: in x those of a linear operator, in the values those of its steps -------------------------------
+
+def _analysis_steps(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, order: int, first: int,
+                    chebyshev: bool) -> Tensor:
+    rows = [x]
+    for degree in range(order):
+        if chebyshev and degree:
+            rows.append(spmm_add(by_target, by_source, values, rows[-1], rows[-2], alpha=2.0, beta=-1.0))
+        else:
+            rows.append(spmm_add(by_target, by_source, values, rows[-1]))
+    return torch.stack(rows[first:], 2)
+
+
+def _synthesis_steps(by_target: Csr, by_source: Csr, values: Tensor | None, r: Tensor, order: int, first: int,
+                     chebyshev: bool) -> Tensor:
+    before, now = None, r[:, :, -1]
+    for degree in range(order - 1, -1, -1):
+        alpha = 2.0 if chebyshev and degree else 1.0
+        following = spmm_add(by_target, by_source, values, now, before if chebyshev else None, alpha=alpha, beta=-1.0)
+        if degree >= first:
+            following = following + r[:, :, degree - first]
+        before, now = now, following
+    return now
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.options = inputs[8:]
-    ctx.save_for_backward(*inputs[:7])
+    ctx.save_for_backward(*inputs[:7], inputs[7] if ctx.needs_input_grad[6] else None)
 
 
-def _adjoint(name: str) -> Any:
-    """The gradient of one operator is the other one over the reversed edges."""
+def _rules(name: str, adjoint: str, steps: Callable[..., Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Backward and tangent. The gradient of one operator in x is the other one over the reversed edges."""
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *layouts, values = ctx.saved_tensors
-        operator = getattr(torch.ops.structconv, name)
-        return *(None,) * 7, operator(*layouts[3:], *layouts[:3], values, grad, *ctx.options), None, None, None
+        *layouts, values, x = ctx.saved_tensors
+        needed, grad_x, grad_values = ctx.needs_input_grad[6:8], None, None
+        if needed[1]:
+            grad_x = _CALLS[adjoint](*layouts[3:], *layouts[:3], values, grad, *ctx.options)
+        if needed[0]:
+            ends = Csr(*layouts[:3]), Csr(*layouts[3:])
+            (grad_values,) = pulled_back(lambda v: steps(*ends, v, x, *ctx.options), [values], [True], [grad])
+        return *(None,) * 6, grad_values, grad_x, None, None, None
 
-    return backward
+    def tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
+        layouts, (values, x, *options), (values_t, x_t) = arguments[:6], arguments[6:], tangents[6:8]
+        if values_t is None:
+            return getattr(torch.ops.structconv, name)(*layouts, values, x_t, *options)
+        moving = make_dual(values, values_t), x if x_t is None else make_dual(x, x_t)
+        return unpack_dual(steps(Csr(*layouts[:3]), Csr(*layouts[3:]), *moving, *options)).tangent
+
+    return backward, tangent
 
 
+_NAMES = ("polynomial_analysis", "polynomial_synthesis")
 _OPTIONS = "int highest, int lowest, bool chebyshev"
-define("polynomial_analysis", f"{EDGES}, Tensor? values, Tensor x, {_OPTIONS}", _analysis_kernel, _analysis_fake)
-define("polynomial_synthesis", f"{EDGES}, Tensor? values, Tensor r, {_OPTIONS}", _synthesis_kernel, _synthesis_fake)
-_analysis = register_gradient("polynomial_analysis", _adjoint("polynomial_synthesis"), _save)
-_synthesis = register_gradient("polynomial_synthesis", _adjoint("polynomial_analysis"), _save)
+_CALLS: dict[str, Callable[..., Tensor]] = {}
+define(_NAMES[0], f"{EDGES}, Tensor? values, Tensor x, {_OPTIONS}", _analysis_kernel, _analysis_fake,
+       _checked(_NAMES[0], 3))
+define(_NAMES[1], f"{EDGES}, Tensor? values, Tensor r, {_OPTIONS}", _synthesis_kernel, _synthesis_fake,
+       _checked(_NAMES[1], 4))
+for _name, _adjoint, _steps in ((*_NAMES, _analysis_steps), (*_NAMES[::-1], _synthesis_steps)):
+    _backward, _tangent = _rules(_name, _adjoint, _steps)
+    _CALLS[_name] = register_gradient(_name, _backward, _save, tangent=_tangent)
+_analysis, _synthesis = (_CALLS[name] for name in _NAMES)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.primitives.layout import Csr
+from structconv.primitives.hashing import Drop
 from structconv.primitives.native import additive, bilinear, calls
-from structconv.primitives.native.edges import Drop, Ends, wide
+from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
+from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.edges import Ends, wide
+from structconv.primitives.native.indices import LAYOUT, Csr
+from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
+from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import segment_softmax
 from structconv.shapes import check_choice
 
 __all__ = ["additive_weights", "affine_weights", "bilinear_weights"]
+
+_EDGE_WEIGHTS = Struct("EdgeWeightsArgs", LAYOUT.named("layout"), integers("scores"), ROWS.named("q k"),
+                       pointers("bias vector weights"), integers("heads depth activation half threads"),
+                       reals("parameter"), DROP.named("drop"))
+_TERMS, _PRODUCTS, _ACTIVATIONS = constants(kTerms=0, kProducts=1, kActivations=2)
 
 
 def affine_weights(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, *, slope: float = 0.2,
@@ -36,14 +46,7 @@ def affine_weights(by_target: Csr, by_source: Csr, source: Tensor, target: Tenso
         ShapeError: if sizes do not fit the edges or each other.
         ConfigError: for a negative slope, a p outside [0, 1), or dropout without a seed.
     """
-    for name, tensor, layout in (("source", source, by_source), ("target", target, by_target)):
-        rows = layout.indptr.shape[0] - 1
-        if tensor.shape != (rows, source.shape[-1]) or tensor.dtype != source.dtype:
-            raise ShapeError("affine_weights", f"{name} must have shape ({rows}, K) and the dtype of source",
-                             f"{tuple(tensor.shape)} of {tensor.dtype}")
-    if slope < 0:
-        raise ConfigError("affine_weights", "slope must be at least 0", slope)
-    check_dropout("affine_weights", dropout, seed)
+    _check_affine(by_target, by_source, source, target, slope, dropout, seed, batch_heads)
     return _affine_weights(*by_target, *by_source, source, target, slope, dropout, seed,
                            source.shape[1] if batch_heads is None else batch_heads).t()
 
@@ -61,16 +64,7 @@ def bilinear_weights(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, bias:
         ShapeError: if sizes or dtypes do not fit the edges or each other.
         ConfigError: for a p outside [0, 1), or dropout without a seed.
     """
-    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
-    if q.dim() != 3 or q.shape[0] != outputs:
-        raise ShapeError("bilinear_weights", f"q must have shape (N={outputs}, K, D)", tuple(q.shape))
-    if k.shape != (inputs, *q.shape[1:]) or k.dtype != q.dtype:
-        raise ShapeError("bilinear_weights", f"k must have shape {(inputs, *q.shape[1:])} and the dtype of q",
-                         f"{tuple(k.shape)} of {k.dtype}")
-    if bias is not None and bias.shape != (q.shape[1], by_target.indices.shape[0]):
-        raise ShapeError("bilinear_weights", f"bias must have shape (K={q.shape[1]}, E={by_target.indices.shape[0]})",
-                         tuple(bias.shape))
-    check_dropout("bilinear_weights", dropout, seed)
+    _check_bilinear(by_target, by_source, q, k, bias, scale, dropout, seed, batch_heads)
     return _bilinear_weights(*by_target, *by_source, q, k, bias, scale, dropout, seed,
                              q.shape[1] if batch_heads is None else batch_heads).t()
 
@@ -88,18 +82,77 @@ def additive_weights(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, vecto
         ShapeError: if sizes or dtypes do not fit the edges or each other.
         ConfigError: for an unknown activation, a p outside [0, 1), or dropout without a seed.
     """
-    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
-    additive.check_operands("additive_weights", inputs, outputs, q, k, k, vector)
-    check_choice("additive_weights", "activation", activation, additive.ACTIVATIONS)
-    check_dropout("additive_weights", dropout, seed)
+    _check_additive(by_target, by_source, q, k, vector, activation, slope, dropout, seed, batch_heads)
     return _additive_weights(*by_target, *by_source, q, k, vector, activation, slope, dropout, seed,
                              q.shape[1] if batch_heads is None else batch_heads).t()
 
 
+def _check_affine(by_target: Csr, by_source: Csr, source: Tensor, target: Tensor, slope: float, dropout: float,
+                  seed: Tensor | None, batch_heads: int | None) -> None:
+    for name, tensor, layout in (("source", source, by_source), ("target", target, by_target)):
+        count = layout.indptr.shape[0] - 1
+        if tensor.dim() != 2 or tensor.shape != (count, source.shape[-1]) or tensor.dtype != source.dtype:
+            raise ShapeError("affine_weights", f"{name} must have shape ({count}, K) and the dtype of source",
+                             f"{tuple(tensor.shape)} of {tensor.dtype}")
+    if slope < 0:
+        raise ConfigError("affine_weights", "slope must be at least 0", slope)
+    check_dropout("affine_weights", dropout, seed, batch_heads)
+
+
+def _check_bilinear(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, bias: Tensor | None, scale: float,
+                    dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
+    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    if q.dim() != 3 or q.shape[0] != outputs:
+        raise ShapeError("bilinear_weights", f"q must have shape (N={outputs}, K, D)", tuple(q.shape))
+    if k.shape != (inputs, *q.shape[1:]) or k.dtype != q.dtype:
+        raise ShapeError("bilinear_weights", f"k must have shape {(inputs, *q.shape[1:])} and the dtype of q",
+                         f"{tuple(k.shape)} of {k.dtype}")
+    if bias is not None and bias.shape != (q.shape[1], by_target.indices.shape[0]):
+        raise ShapeError("bilinear_weights", f"bias must have shape (K={q.shape[1]}, E={by_target.indices.shape[0]})",
+                         tuple(bias.shape))
+    check_dropout("bilinear_weights", dropout, seed, batch_heads)
+
+
+def _check_additive(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, vector: Tensor, activation: str, slope: float,
+                    dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
+    inputs, outputs = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1
+    additive.check_operands("additive_weights", inputs, outputs, q, k, k, vector)
+    check_choice("additive_weights", "activation", activation, additive.ACTIVATIONS)
+    check_dropout("additive_weights", dropout, seed, batch_heads)
+
+
+# -- the native kernel --------------------------------------------------------------------------------------------
+
+class _Scores(NamedTuple):
+    """What scores of edges are made of: q (N, K, D) and k (M, K, D), for terms (N, K) and (M, K)."""
+
+    kind: int
+    q: Tensor
+    k: Tensor
+    parameter: float
+    bias: Tensor | None = None
+    vector: Tensor | None = None
+    activation: int = 0
+
+
+def _edge_weights(kernels: Core, by_target: Csr, scores: _Scores, drop: calls.Drop) -> Tensor:
+    """(E, K), in the order of the edges."""
+    kind, q, k, parameter, bias, vector, activation = scores
+    q, k = ((floats(t).unsqueeze(-1) for t in (q, k)) if kind == _TERMS else (unit(q), unit(k)))
+    bias, vector = (None if t is None else floats(t) for t in (bias, vector))
+    outputs, heads, depth = q.shape
+    weights = calls.empty(q, by_target.indices.shape[0], heads, 1, torch.float32).squeeze(-1)
+    layout = edges_of(by_target, k.shape[0])
+    kernels.edge_weights(_EDGE_WEIGHTS.pack(
+        *layout[:5], kind, *rows(q), *rows(k), pointer(bias), pointer(vector), weights.data_ptr(), heads, depth,
+        activation, half(q), torch.get_num_threads(), parameter, *dropped(drop, outputs, 0)))
+    return weights
+
+
 # -- the operators, (E, K) ----------------------------------------------------------------------------------------
 
-def _operator(name: str, inputs: str, options: str, native: Callable[..., calls.Scores],
-              scores: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _operator(name: str, inputs: str, options: str, native: Callable[..., _Scores],
+              scores: Callable[..., Tensor], check: Callable[..., None]) -> Callable[..., Tensor]:
     """structconv::name, from what says `native`ly what its scores are made of, and what computes them, (K, E)."""
     def composed(by_target: Csr, by_source: Csr, *operands: Any) -> Tensor:
         *given, p, seed, batch_heads = operands
@@ -114,28 +167,29 @@ def _operator(name: str, inputs: str, options: str, native: Callable[..., calls.
         kernels = calls.usable(operands[0], by_target.indices.shape[0])
         if kernels is None:
             return composed(by_target, by_source, *operands).contiguous()
-        return calls.edge_weights(kernels, by_target, native(*operands[:-3]), Drop(*operands[-3:]).plain())
+        return _edge_weights(kernels, by_target, native(*operands[:-3]), calls.drop_of(*operands[-3:]))
 
     def fake(*arguments: Any) -> Tensor:
         indices, first = arguments[1], arguments[6]
         return first.new_empty((indices.shape[0], first.shape[1]), dtype=wide(first.dtype))
 
     return differentiable_operator(name, inputs, f"{options}, float p, Tensor? seed, SymInt batch_heads", "weights",
-                                   forward=forward, fake=fake, composed=composed)
+                                   forward=forward, fake=fake, composed=composed, check=check)
 
 
-def _native_additive(q: Tensor, k: Tensor, vector: Tensor, activation: str, slope: float) -> calls.Scores:
+def _native_additive(q: Tensor, k: Tensor, vector: Tensor, activation: str, slope: float) -> _Scores:
     kind, parameter, amplitude = additive.as_logistic(activation, slope)
-    return calls.Scores(2, q, k, parameter, None, vector * amplitude, kind)
+    return _Scores(_ACTIVATIONS, q, k, parameter, None, vector * amplitude, kind)
 
 
 _affine_weights = _operator(
     "affine_weights", "Tensor source, Tensor target", "float slope",
-    lambda source, target, slope: calls.Scores(0, target, source, slope),
-    lambda ends, source, target, slope: leaky_relu(source.t()[:, ends.source] + target.t()[:, ends.target], slope))
+    lambda source, target, slope: _Scores(_TERMS, target, source, slope),
+    lambda ends, source, target, slope: leaky_relu(source.t()[:, ends.source] + target.t()[:, ends.target], slope),
+    _check_affine)
 _bilinear_weights = _operator(
     "bilinear_weights", "Tensor q, Tensor k, Tensor? bias", "float scale",
-    lambda q, k, bias, scale: calls.Scores(1, q, k, scale, bias), bilinear.edge_scores)
+    lambda q, k, bias, scale: _Scores(_PRODUCTS, q, k, scale, bias), bilinear.edge_scores, _check_bilinear)
 _additive_weights = _operator(
     "additive_weights", "Tensor q, Tensor k, Tensor vector", "str activation, float slope", _native_additive,
-    additive.edge_scores)
+    additive.edge_scores, _check_additive)

@@ -13,17 +13,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native import calls
-from structconv.primitives.native.edges import Drop, wide
+from structconv.primitives.native.calls import DROP, ROWS, dropped, half, pointer, rows, unit
+from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.edges import wide
+from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
+from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
-from structconv.primitives.native.registry import check_dropout
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
 
-#: Channels of queries and of values that the native kernel holds: kWindowChannels of src/api.h.
-MAX_WINDOW_CHANNELS = 256
+_LINES = Struct("WindowLines", pointers("indptr line combination"))
+_WINDOW = Struct("WindowArgs", _LINES.named("by_target by_source"), ROWS.named("q k v"), pointers("falling rising"),
+                 integers("table_head table_size lines size step below above heads depth channels half threads"),
+                 reals("scale"), DROP.named("drop"))
+_FORWARD = Struct("WindowForwardArgs", _WINDOW.named("window"), ROWS.named("y"), pointers("lse"))
+_BACKWARD = Struct("WindowBackwardArgs", _WINDOW.named("window"), ROWS.named("y grad grad_q grad_k grad_v"),
+                   pointers("lse delta grad_table"))
+#: Channels of queries and of values that the native kernel holds, entries of an axis that one task computes, and
+#: numbers -inf on either side of a table's row.
+MAX_WINDOW_CHANNELS, _SPAN, _BORDER = constants(kWindowChannels=256, kWindowSpan=256, kWindowBorder=15)
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None, *, shape: Sequence[int],
@@ -58,6 +69,18 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
     """
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
     grid.check()
+    if table is None:
+        table = q.new_zeros((1, *grid.widths), dtype=wide(q.dtype))
+    _check(q, k, v, table, *grid, scale, dropout, seed, batch_heads)
+    return _window_attention(q, k, v, table, *grid, scale, dropout, seed,
+                             q.shape[1] if batch_heads is None else batch_heads)[0]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
+           above: Sequence[int], dilation: Sequence[int], scale: float, dropout: float, seed: Tensor | None,
+           batch_heads: int | None) -> None:
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+    grid.check()
     if q.dim() != 3 or q.shape[0] != math.prod(shape):
         raise ShapeError("window_attention", f"q must have shape (N={math.prod(shape)}, K, D)", tuple(q.shape))
     if k.shape != q.shape:
@@ -66,14 +89,10 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
         raise ShapeError("window_attention", f"v must have shape {(*q.shape[:2], 'C')}", tuple(v.shape))
     if not q.dtype == k.dtype == v.dtype:
         raise ShapeError("window_attention", "q, k and v must share one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}")
-    if table is None:
-        table = q.new_zeros((1, *grid.widths), dtype=wide(q.dtype))
-    if table.shape[0] not in (1, q.shape[1]) or tuple(table.shape[1:]) != grid.widths:
+    if table.dim() < 1 or table.shape[0] not in (1, q.shape[1]) or tuple(table.shape[1:]) != grid.widths:
         raise ShapeError("window_attention", f"table must have shape (K={q.shape[1]} or 1, {grid.widths})",
                          tuple(table.shape))
-    check_dropout("window_attention", dropout, seed)
-    heads = q.shape[1] if batch_heads is None else batch_heads
-    return _window_attention(q, k, v, table, *grid, scale, dropout, seed, heads)[0]
+    check_dropout("window_attention", dropout, seed, batch_heads)
 
 
 class _Grid(NamedTuple):
@@ -165,7 +184,63 @@ def _spread(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
     return sum(parts, x.new_zeros(()))
 
 
-# -- kernels ------------------------------------------------------------------------------------------------------
+# -- the native kernels -------------------------------------------------------------------------------------------
+
+class _Call(NamedTuple):
+    """What both passes share.
+
+    Args:
+        lines: indptr, line and combination by target, then by source, int32; see src/api.h.
+        tables: the offsets' bias by falling and by rising offset, float32 (K or 1, combinations, width), with the
+            borders.
+        size, step, below, above: entries of the last axis, its dilation and its offsets.
+    """
+
+    lines: tuple[Tensor, ...]
+    tables: tuple[Tensor, Tensor]
+    size: int
+    step: int
+    below: int
+    above: int
+    scale: float
+    drop: calls.Drop
+
+    def tasks(self) -> int:
+        """How many parts the rows of one head are computed in: as many tables of gradients are added up."""
+        return (self.lines[0].shape[0] - 1) * self.step * -(-self.size // (_SPAN * self.step))
+
+    def pack(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, ...]:
+        """The fields of `WindowArgs`."""
+        entries, heads, depth = q.shape
+        falling, rising = self.tables
+        one = falling[0].numel()
+        return (*map(pointer, self.lines), *rows(q), *rows(k), *rows(v), pointer(falling), pointer(rising),
+                0 if falling.shape[0] == 1 else one, one, self.lines[0].shape[0] - 1, self.size, self.step, self.below,
+                self.above, heads, depth, v.shape[2], half(q), torch.get_num_threads(), self.scale,
+                *dropped(self.drop, entries, 0))
+
+
+def _window_forward(kernels: Core, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(y, lse)."""
+    q, k, v = unit(q), unit(k), unit(v)
+    y = calls.empty(v, q.shape[0], q.shape[1], v.shape[2])
+    lse = torch.empty(q.shape[:2], dtype=torch.float32)
+    kernels.window_forward(_FORWARD.pack(*call.pack(q, k, v), *rows(y), lse.data_ptr()))
+    return y, lse
+
+
+def _window_backward(kernels: Core, call: _Call, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor,
+                     grad: Tensor, table_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k and v, and of the table by falling offset, (K, combinations, width), with its borders."""
+    q, k, v, y, grad, lse = unit(q), unit(k), unit(v), unit(y), unit(grad), calls.dense(lse)
+    grads = [calls.empty(t, *t.shape) for t in (q, k, v)]
+    delta = torch.empty_like(lse)
+    parts = torch.zeros((q.shape[1], call.tasks(), *call.tables[0].shape[1:])) if table_grad else None
+    tables = [number for t in (y, grad, *grads) for number in rows(t)]
+    kernels.window_backward(_BACKWARD.pack(*call.pack(q, k, v), *tables, pointer(lse), delta.data_ptr(),
+                                           pointer(parts)))
+    return grads[0], grads[1], grads[2], None if parts is None else parts.sum(1)
+
 
 def _native(q: Tensor, v: Tensor) -> Any:
     """The kernels if they take these."""
@@ -173,12 +248,14 @@ def _native(q: Tensor, v: Tensor) -> Any:
     return calls.usable(v, 0) if small and q.dtype == v.dtype else None
 
 
-def _call(grid: _Grid, table: Tensor, scale: float, drop: Drop) -> calls.WindowCall:
+def _call(grid: _Grid, table: Tensor, scale: float, drop: calls.Drop) -> _Call:
     combined = table.detach().to(torch.float32).reshape(table.shape[0], -1, table.shape[-1])
-    falling, rising = (F.pad(t, (15, 15), value=-torch.inf).contiguous() for t in (combined.flip(-1), combined))
-    lines = _lines((1, *grid.shape[:-1]), (0, *grid.below[:-1]), (0, *grid.above[:-1]), (1, *grid.dilation[:-1]))
-    return calls.WindowCall(lines, (falling, rising), grid.shape[-1],
-                            grid.dilation[-1], grid.below[-1], grid.above[-1], scale, drop.plain())
+    falling, rising = (F.pad(t, (_BORDER, _BORDER), value=-torch.inf).contiguous()
+                       for t in (combined.flip(-1), combined))
+    # a step beyond every axis leaves the grid as that one does, and the last axis is cut into as many lines
+    steps = tuple(min(d, max(grid.shape)) for d in grid.dilation)
+    lines = _lines((1, *grid.shape[:-1]), (0, *grid.below[:-1]), (0, *grid.above[:-1]), (1, *steps[:-1]))
+    return _Call(lines, (falling, rising), grid.shape[-1], steps[-1], grid.below[-1], grid.above[-1], scale, drop)
 
 
 @lru_cache(maxsize=64)
@@ -199,13 +276,15 @@ def _lines(shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...
     return tuple(found)
 
 
+# -- the operator -------------------------------------------------------------------------------------------------
+
 def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
              above: Sequence[int], dilation: Sequence[int], scale: float, p: float, seed: Tensor | None,
              batch_heads: int) -> tuple[Tensor, Tensor]:
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
     drop, kernels = Drop(p, seed, batch_heads), _native(q, v)
     if kernels is not None:
-        return calls.window_forward(kernels, _call(grid, table, scale, drop), q, k, v)
+        return _window_forward(kernels, _call(grid, table, scale, calls.drop_of(*drop)), q, k, v)
     dtype = wide(q.dtype)
     keep, factors = _keep(grid, q, table), _factors(grid, drop, q)
     scores = _scores(grid, q.to(dtype), k.to(dtype), table.to(dtype), keep, scale)
@@ -221,12 +300,12 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
     drop, kernels, heads = Drop(p, seed, batch_heads), _native(q, v), table.shape[0]
     if kernels is not None:
-        grad_q, grad_k, grad_v, found = calls.window_backward(kernels, _call(grid, table, scale, drop), q, k, v, y,
-                                                              lse, grad, needs_table)
+        call = _call(grid, table, scale, calls.drop_of(*drop))
+        grad_q, grad_k, grad_v, found = _window_backward(kernels, call, q, k, v, y, lse, grad, needs_table)
         if found is None:
             return grad_q, grad_k, grad_v, None
-        sums = found[..., 15:-15].flip(-1)
-        return grad_q, grad_k, grad_v, (sums if heads > 1 else sums.sum(0)).reshape(table.shape).to(table.dtype)
+        sums = found[..., _BORDER:-_BORDER].flip(-1)
+        return grad_q, grad_k, grad_v, (sums.sum(0) if heads == 1 else sums).reshape(table.shape).to(table.dtype)
     dtype = wide(q.dtype)
     q_, k_, v_, g = (t.to(dtype) for t in (q, k, v, grad))
     keep, factors = _keep(grid, q, table), _factors(grid, drop, q_)
@@ -236,7 +315,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
     ds = torch.where(keep, weights * (through - (g * y).sum(-1)), 0)
     kept = weights if factors is None else weights * factors
     sums = ds.sum(1).t()
-    grad_table = (sums if heads > 1 else sums.sum(0)).reshape(table.shape).to(table.dtype).contiguous()
+    grad_table = (sums.sum(0) if heads == 1 else sums).reshape(table.shape).to(table.dtype).contiguous()
     return ((scale * _collect(grid, ds, keep, k_)).to(q.dtype).contiguous(),
             (scale * _spread(grid, ds, keep, q_)).to(q.dtype).contiguous(),
             _spread(grid, kept, keep, g).to(q.dtype).contiguous(), grad_table if needs_table else None)
@@ -252,4 +331,5 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor]:
 _window_attention = differentiable_operator(
     "window_attention", "Tensor q, Tensor k, Tensor v, Tensor table",
     "SymInt[] shape, int[] below, int[] above, int[] dilation, float scale, float p, Tensor? seed, SymInt batch_heads",
-    "y, lse", forward=_forward, fake=_fake, backward=_backward, composed=_composed, edges=False, needs="table")
+    "y, lse", forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check, edges=False,
+    needs="table")

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from structconv.primitives.layout import Csr
-from structconv.primitives.native.edges import Drop
+from structconv.primitives.hashing import Drop
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.triton.combine import add_parts, combine_softmax
 from structconv.primitives.triton.common import (
     Rows,
@@ -36,6 +36,8 @@ from structconv.primitives.triton.common import (
 )
 from structconv.primitives.triton.dots import dot_rows, drop_arguments
 from structconv.primitives.triton.tiles import tile
+
+__all__ = ["affine_backward", "affine_forward"]
 
 
 @triton.jit

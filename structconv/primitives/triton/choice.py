@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.primitives.native.layout import fits
+from structconv.primitives.native.indices import fits
+
+__all__ = ["DEVICES", "MAX_CHANNELS", "status", "usable", "usable_product", "working"]
 
 DEVICES = ("cuda",)
 MAX_CHANNELS = 1024

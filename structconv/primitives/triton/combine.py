@@ -9,6 +9,8 @@ from torch import Tensor
 from structconv.primitives.triton.common import Rows, launch, raised, write_softmax
 from structconv.primitives.triton.tiles import Tile, power
 
+__all__ = ["add_parts", "combine_softmax"]
+
 _COLUMNS = 256
 _TILE = 16
 

@@ -9,9 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from structconv.primitives.layout import Csr
-from structconv.primitives.native.layout import narrow
+from structconv.primitives.native.indices import Csr, narrow
 from structconv.primitives.triton.splits import Parts, parts
+
+__all__ = ["Rows", "begin", "end_softmax", "enter", "floats", "fold", "generator", "kept", "launch", "load_row",
+           "load_rows", "mix", "raised", "recalled", "span", "step", "strides", "unit", "write_part", "write_softmax",
+           "write_sums"]
 
 _FIRST, _SECOND, _GOLDEN = tl.constexpr(0x21F0AAAD), tl.constexpr(0x735A2D97), tl.constexpr(0x1E3779B9)
 _LOW = tl.constexpr(0xFFFFFFFF)

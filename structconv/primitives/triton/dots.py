@@ -7,11 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from structconv.primitives.layout import Csr
-from structconv.primitives.native.edges import Drop
-from structconv.primitives.native.layout import narrow
+from structconv.primitives.hashing import Drop
+from structconv.primitives.native.indices import Csr, narrow
 from structconv.primitives.triton.common import launch, load_row, strides
 from structconv.primitives.triton.tiles import tile
+
+__all__ = ["dot_rows", "drop_arguments"]
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from structconv.primitives.layout import Csr
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.triton.additive import additive_backward, additive_forward
 from structconv.primitives.triton.affine import affine_backward, affine_forward
 from structconv.primitives.triton.bilinear import bilinear_backward, bilinear_forward

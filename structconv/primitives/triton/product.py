@@ -6,10 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from structconv.primitives.layout import Csr
+from structconv.primitives.native.indices import Csr
 from structconv.primitives.triton.combine import add_parts
 from structconv.primitives.triton.common import Rows, launch, span, step
 from structconv.primitives.triton.tiles import power, tile
+
+__all__ = ["sddmm", "spmm"]
 
 _WIDEST = 256  # channels of one program
 

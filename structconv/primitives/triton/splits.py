@@ -13,6 +13,8 @@ from torch import Tensor
 
 from structconv.memo import derived
 
+__all__ = ["LONGEST", "Parts", "parts"]
+
 LONGEST = 1024  # edges of one program; a program of a smaller row ends before, so only hubs are cut
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+__all__ = ["Tile", "power", "tile"]
+
 _WARP_ROW = 128  # numbers of a row that one warp holds
 _WARP_TILE = 1024  # numbers of a tile that one warp holds: 32 in a lane
 _MOST_EDGES = 32

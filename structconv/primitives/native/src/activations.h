@@ -2,16 +2,10 @@
 // their gradients need, a range of channels at a time.
 #pragma once
 
+#include "api.h"
 #include "gather.h"
 
 namespace structconv::SC_ISA {
-
-// How a score follows from an own number a and another b; `parameter` is the slope, or the rate.
-enum Activation : int64_t {
-    kPiecewise,  // x > 0 ? x : slope x, with x = a + b
-    kLogistic,   // 1 / (1 + exp(-rate x))
-    kProduct,    // 1 / (1 + a b): the same of factors a = exp(-rate a'), b = exp(-rate b')
-};
 
 // products[e][h] += <vector[h], act(own[h], x[index_e][h])>
 using Score = void (*)(const Edges&, const Table&, int part, int heads, float parameter, const float* own,

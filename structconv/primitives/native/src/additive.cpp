@@ -13,8 +13,7 @@
 namespace structconv::SC_ISA {
 namespace {
 
-constexpr int64_t kRanges = 256;  // of rows, each with its own part of grad v
-constexpr int64_t kGroup = 8;     // rows that pass over the others together
+constexpr int64_t kGroup = 8;  // rows that pass over the others together
 
 // Where the entries of a row lie in `index`.
 struct Side {

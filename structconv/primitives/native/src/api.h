@@ -1,4 +1,6 @@
-// The C interface: one plain struct a call, every field of 8 bytes, packed by the caller (formats: calls.py, gemm.py).
+// The C interface: one plain struct a call, every field of 8 bytes, packed by the caller. build.py reads this file: the
+// names, places and kinds of all fields, and all constants, are exported (interface.cpp), and the caller compares them
+// with its own declarations when it loads the kernels.
 //
 // Layouts are CSR with int32 indices: row r owns the slots indptr[r] to indptr[r + 1]. `order` says to which edge a
 // slot belongs; null where values lie in slot order. Strides count elements; channels are contiguous. `half` is 1 for
@@ -14,6 +16,15 @@
 
 namespace structconv {
 
+constexpr int64_t kMaxChannels = 7168;   // of a head, that are gathered
+constexpr int64_t kBlock = 128;          // floats of a block of heads, where one head is not longer
+constexpr int64_t kSummedPieces = 256;   // of rows, with their own part of a gradient that rows share
+constexpr int64_t kRanges = 256;         // the same for additive scores
+constexpr int64_t kWindowChannels = 256; // of a head in a window
+constexpr int64_t kWindowSpan = 256;     // entries of an axis that one task computes
+constexpr int64_t kWindowBorder = 15;    // numbers -inf on either side of a table's row
+constexpr int64_t kFill = 32;            // columns of scratch are filled up to multiples of this
+
 struct Layout {
     const int32_t *indptr, *index, *order;
     int64_t rows, slots;
@@ -22,6 +33,34 @@ struct Layout {
 struct Rows {
     void* x;
     int64_t row, head;
+};
+
+// Both layouts of `edges` edges m -> n, m in the first row of `index` and n in the second, int32 or, `wide`, int64, of any
+// strides. Slots of a row keep the order of the edges. `bad` is the first edge with m out of range, else with n, or -1;
+// else nothing of the layouts is to be read.
+struct LayoutsArgs {
+    const void* index;
+    int64_t row, column, wide, edges, inputs, outputs, threads;
+    int32_t *indptr_target, *index_target, *order_target;
+    int32_t *indptr_source, *index_source, *order_source;
+    int64_t* bad;
+};
+
+// The first column of the first row r of `index` (rows, columns) that is not in [0, sizes[r]), or -1.
+struct OutsideArgs {
+    const void* index;
+    int64_t row, column, wide, rows, columns;
+    const int64_t* sizes;
+    int64_t* bad;
+};
+
+// What is wrong with a layout, and how many columns it has at least. Nothing else reads a layout that was not built here.
+enum Wrong : int64_t { kNothing, kIndptr, kIndex, kOrder };
+
+struct VerifyArgs {
+    Layout layout;
+    uint8_t* met;  // (slots), zeros: scratch
+    int64_t *wrong, *columns;
 };
 
 // y[v / repeats_y] (+)= alpha A_v x[v / repeats_x], plus beta z once; tables are contiguous, (., rows, channels).
@@ -55,7 +94,7 @@ struct VectorArgs {
     const float *of_source, *of_target, *bias;  // (heads, channels); bias is added to y, null: none
     Rows z, grad_z;
     float *grad_source, *grad_target, *grad_bias;  // (heads, channels)
-    float* partial;  // scratch of every backward: 256 times 3 times the larger of 128 and channels filled up to eights
+    float* partial;  // scratch of every backward: kSummedPieces times 3 times the larger of kBlock and channels filled to 8s
 };
 
 struct AffineForwardArgs {
@@ -100,6 +139,13 @@ struct BilinearBackwardArgs {
     DropArgs drop;
 };
 
+// How an activation follows from an own number a and another b; its parameter is the slope, or the rate.
+enum Activation : int64_t {
+    kPiecewise,  // x > 0 ? x : slope x, with x = a + b
+    kLogistic,   // 1 / (1 + exp(-rate x))
+    kProduct,    // 1 / (1 + a b): the same of factors a = exp(-rate a'), b = exp(-rate b')
+};
+
 // Without `indptr` a layout is dense: `index` holds 0, 1, ..., slots - 1, and every row has all of them as its entries,
 // or with `causal` those inputs m and outputs n with m <= n.
 struct AdditiveForwardArgs {
@@ -116,7 +162,7 @@ struct AdditiveBackwardArgs {
     Layout by_target, by_source;
     Rows q, k, x, y, grad, grad_q, grad_k, grad_x;
     const float *vector, *lse;
-    float *grad_vector, *packed, *partial;  // packed (outputs, 2, heads) and partial (256, heads, depth), scratch
+    float *grad_vector, *packed, *partial;  // packed (outputs, 2, heads), partial (kRanges, heads, depth): scratch
     int64_t heads, depth, channels, activation, causal, half, threads;
     double parameter;
     DropArgs drop;
@@ -146,8 +192,6 @@ struct DropBlockArgs {
     DropArgs drop;
 };
 
-constexpr int64_t kWindowChannels = 256;
-
 // The lines of a grid (its entries along the last axis) near each line, and at which offset: its row in the table.
 struct WindowLines {
     const int32_t *indptr, *line, *combination;
@@ -155,7 +199,7 @@ struct WindowLines {
 
 // Output n and input m are a pair where the table, at the offset m - n, is not -inf. `falling` and `rising` hold it for
 // each head and combination of offsets on the leading axes, by falling and by rising offset on the last one, between
-// 15 numbers -inf on either side; below and above count the offsets, by `step` entries, before and behind zero.
+// kWindowBorder numbers -inf on either side; below and above count the offsets, by `step` entries, before and behind zero.
 struct WindowArgs {
     WindowLines by_target, by_source;
     Rows q, k, v;
@@ -182,14 +226,14 @@ struct WindowBackwardArgs {
 // y = x w + bias: x and y with contiguous rows `x_row` and `y_row` apart, w of any strides, bias or null.
 struct ProjectArgs {
     const float *x, *w, *bias;
-    float *y, *packed;  // packed: inputs times the columns filled up to 32s, scratch
+    float *y, *packed;  // packed: inputs times the columns filled up by kFill, scratch
     int64_t rows, inputs, columns, x_row, w_row, w_column, y_row, threads;
 };
 
 // y = x^T g over all rows, as the sum of so many `parts` of the rows; x (rows, inputs), g (rows, columns).
 struct OuterArgs {
     const float *x, *g;
-    float *y, *partial;  // y of any strides; partial: `parts` times inputs times the columns filled up to 32s, scratch
+    float *y, *partial;  // y of any strides; partial: `parts` times inputs times the columns filled up, scratch
     int64_t rows, inputs, columns, x_row, g_row, y_row, y_column, parts, threads;
 };
 

@@ -122,7 +122,7 @@ template <class T> void choose(Piece& piece, int heads) {
 template <class T> Pieces cut(int heads, int64_t channels) {
     Pieces pieces;
     int64_t channel = 0;
-    int width = kBlock;
+    int width = static_cast<int>(kBlock);
     while (channel < channels) {
         while (width > 8 && channel + width > channels) width /= 2;
         const int64_t left = channels - channel;

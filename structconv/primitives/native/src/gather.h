@@ -3,15 +3,15 @@
 // the registers; weights and products lie edge-major, [edge][head].
 #pragma once
 
+#include "api.h"
 #include "vectors.h"
 
 namespace structconv::SC_ISA {
 
 constexpr int kChunk = 128;       // edges
 constexpr int kMaxHeads = 16;     // heads of a block
-constexpr int kBlock = 128;       // floats of a block of heads, where one head is not longer
 constexpr int kMaxPieces = 64;    // of one head's channels; a wider row is refused by the caller
-constexpr int kMaxChannels = (kMaxPieces - 8) * kBlock;
+static_assert(kMaxChannels == (kMaxPieces - 8) * kBlock, "pieces");
 
 // Rows to read: row i of head h starts at x + i * row + h * head.
 struct Table {

@@ -23,7 +23,7 @@ constexpr int kHeight = 6;
 typedef v8 Wide;
 constexpr int kHeight = 2;
 #endif
-constexpr int64_t kLanes = Lanes<Wide>::count, kFill = 32;
+constexpr int64_t kLanes = Lanes<Wide>::count;
 constexpr int64_t kCached = 1 << 17;      // numbers that the second-level cache holds besides what streams through it
 constexpr int64_t kLeastFlops = 1 << 20;  // for a second thread
 constexpr int64_t kPieces = 16;            // of the rows, for each thread, at most

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "api.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -37,9 +39,6 @@ void parallel_rows(const int32_t* indptr, int64_t rows, int64_t bytes, int64_t t
         if (first < last) body(first, last);
     }
 }
-
-// Pieces by which `summed_pieces` cuts at most.
-constexpr int64_t kSummedPieces = 256;
 
 // body(piece, first, last) over all rows in pieces whose borders depend on the work alone, so that what is summed over
 // a piece, and then over the pieces in their order, does not depend on threads; returns how many pieces there are.

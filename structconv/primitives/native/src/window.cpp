@@ -12,7 +12,6 @@ namespace structconv::SC_ISA {
 namespace {
 
 constexpr int kRows = 64;  // rows of the other side that are held at a time
-constexpr int kSpan = 256;  // entries of one axis that one task computes
 #if defined(__AVX512F__)
 constexpr int kGroup = 8;
 #else
@@ -99,7 +98,7 @@ template <class T> struct Tile {
     // body(others, shifts, table row of the offsets): `before` and `after` entries around the tile on each near line
     template <class Body> void around(const WindowLines& lines_of, int64_t before, int64_t after, const float* table,
                                       const Body& body) const {
-        const int64_t length = (a.size - first + step - 1) / step, width = before + after + 31;
+        const int64_t length = (a.size - first + step - 1) / step, width = before + after + 1 + 2 * kWindowBorder;
         const int64_t low = begin < before ? 0 : begin - before;
         const int64_t last = begin + lanes + after, high = last < length ? last : length;
         Others others;
@@ -109,7 +108,7 @@ template <class T> struct Tile {
             for (int64_t t = low; t < high; t += kRows, later = true) {
                 others.count = static_cast<int>(high - t < kRows ? high - t : kRows);
                 for (int j = 0; j < others.count; ++j) others.entry[j] = entry(lines_of.line[slot], t + j);
-                const int64_t start = combination * width + after + 15 - (t - begin);
+                const int64_t start = combination * width + after + kWindowBorder - (t - begin);
                 body(others, start, table + head * a.table_head + start, later);
             }
         }
@@ -272,14 +271,14 @@ template <class T> void key_tile(const Tile<T>& tile, const WindowBackwardArgs& 
 
 // body(tile, dropout, task) over all tiles; a task's tiles stay on one thread, and tasks do not depend on threads.
 template <class T, class Body> void for_tiles(const WindowArgs& a, const Body& body) {
-    const int64_t spans = (a.size + kSpan * a.step - 1) / (kSpan * a.step), tasks = a.lines * a.step * spans;
+    const int64_t spans = (a.size + kWindowSpan * a.step - 1) / (kWindowSpan * a.step), tasks = a.lines * a.step * spans;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(a.threads)) if (a.threads > 1)
     for (int64_t task = 0; task < tasks * a.heads; ++task) {
         const int64_t head = task / tasks, span = task % spans, line = task % tasks / spans;
         const int64_t first = line % a.step, length = a.size > first ? (a.size - first + a.step - 1) / a.step : 0;
-        const int64_t end = (span + 1) * kSpan < length ? (span + 1) * kSpan : length;
+        const int64_t end = (span + 1) * kWindowSpan < length ? (span + 1) * kWindowSpan : length;
         const Dropout dropout(a.drop, head, 1);
-        for (int64_t t = span * kSpan; t < end; t += 16) {
+        for (int64_t t = span * kWindowSpan; t < end; t += 16) {
             const int lanes = static_cast<int>(end - t < 16 ? end - t : 16);
             i16 present{};
             for (int i = 0; i < lanes; ++i) present[i] = -1;

@@ -1,0 +1,304 @@
+"""Operators that act entry by entry: sum, product, outer product, mask, map, normalisation, dropout.
+
+A node holds its children and restricts, combines or transforms what they give at the same pairs. Absent pairs (those
+that a mask dropped) stay absent through every node above the mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis, value
+from structconv.bases.pairs import Pairs, listed_graph, normalized
+from structconv.bases.pairwise import Pairwise, both, complete, entries, reach
+from structconv.errors import ShapeError
+from structconv.primitives.hashing import hash_uniform
+from structconv.shapes import broadcast
+from structconv.structures.graph import Graph, distinct
+from structconv.structures.supports import Support
+
+__all__ = ["Binary", "Dropped", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product", "Sum", "Unary",
+           "check_sizes"]
+
+
+class Unary(Pairwise):
+    """A node over one child, whose sizes, support and pattern it shares."""
+
+    child: Basis
+
+    @property
+    def size(self) -> int:
+        return self.child.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.child.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.child.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.child.batch_shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.child.device
+
+    @property
+    def has_scores(self) -> bool:
+        return self.child.has_scores
+
+    def support(self) -> Support | None:
+        return self.child.support()
+
+
+class Binary(Pairwise):
+    """A node over two children with equal M and N."""
+
+    first: Basis
+    second: Basis
+
+    @property
+    def num_inputs(self) -> int:
+        return self.first.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.first.num_outputs
+
+    @property
+    def size(self) -> int:
+        return max(self.first.size, self.second.size)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.first.batch_shape, self.second.batch_shape)
+
+    @property
+    def has_scores(self) -> bool:
+        return self.first.has_scores or self.second.has_scores
+
+    def support(self) -> Support | None:
+        return both(self.first.support(), self.second.support())
+
+    def __post_init__(self) -> None:
+        for name in ("num_inputs", "num_outputs"):
+            if getattr(self.first, name) != getattr(self.second, name):
+                letter = "M" if name == "num_inputs" else "N"
+                raise ShapeError(type(self).__name__, f"both bases must have the same {letter}",
+                                 f"{getattr(self.first, name)} and {getattr(self.second, name)}")
+
+
+def _common_pattern(first: Basis, second: Basis) -> Graph | None:
+    """Where a product can be evaluated sparsely: a side that normalises must see all of its own pairs.
+
+    Of two matrices each pair is listed once, since the product of sums over repeated edges is no sum over them.
+    """
+    patterns = [basis.pattern() for basis in (first, second) if complete(basis)]
+    if patterns:
+        return patterns[0] if all(graph is patterns[0] for graph in patterns) else None
+    graph = first.pattern() or second.pattern()
+    if graph is None or first.has_scores or second.has_scores:
+        return graph
+    return distinct(graph)
+
+
+def check_sizes(owner: str, first: Basis, second: Basis) -> None:
+    """Raise `ShapeError` unless the sizes K are equal or one of them is 1."""
+    if first.size != second.size and 1 not in (first.size, second.size):
+        raise ShapeError(owner, "the sizes K of both bases must be equal, or one of them 1",
+                         f"{first.size} and {second.size}", "Use a.outer(b) for every pair of heads.")
+
+
+@value
+class Sum(Binary):
+    """a_k + b_k."""
+
+    first: Basis
+    second: Basis
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("a + b", self.first, self.second)
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return self.first.evaluate(pairs) + self.second.evaluate(pairs)
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} + {self.second!r})"
+
+
+@value
+class Product(Binary):
+    """a_k * b_k, entry by entry; evaluated only where the sparser of the two is not zero."""
+
+    first: Basis
+    second: Basis
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("a * b", self.first, self.second)
+
+    def pattern(self) -> Graph | None:
+        return _common_pattern(self.first, self.second)
+
+    def reach(self) -> Support | None:
+        return both(reach(self.first), reach(self.second))
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return self.first.evaluate(pairs) * self.second.evaluate(pairs)
+
+    def __repr__(self) -> str:
+        return f"({self.first!r} * {self.second!r})"
+
+
+@value
+class Outer(Binary):
+    """a_k' * b_k'', entry by entry, for every pair of heads; k = k' K'' + k''."""
+
+    first: Basis
+    second: Basis
+
+    @property
+    def size(self) -> int:
+        return self.first.size * self.second.size
+
+    def pattern(self) -> Graph | None:
+        return _common_pattern(self.first, self.second)
+
+    def reach(self) -> Support | None:
+        return both(reach(self.first), reach(self.second))
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        axis = -1 - len(pairs.shape)
+        first, second = self.first.evaluate(pairs), self.second.evaluate(pairs)
+        return (first.unsqueeze(axis) * second.unsqueeze(axis - 1)).flatten(axis - 1, axis)
+
+    def __repr__(self) -> str:
+        return f"{self.first!r}.outer({self.second!r})"
+
+
+@value
+class Masked(Unary):
+    """Only the pairs that `keep` contains exist."""
+
+    child: Basis
+    mask: Support
+
+    def support(self) -> Support:
+        return both(self.child.support(), self.mask)  # type: ignore[return-value]
+
+    def reach(self) -> Support | None:
+        return both(reach(self.child), self.mask)
+
+    def pattern(self) -> Graph | None:
+        return self.child.pattern()
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return self.child.evaluate(pairs)
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.masked(keep={self.mask!r})"
+
+
+@value
+class Mapped(Unary):
+    """fn(a_kmn), entry by entry."""
+
+    child: Basis
+    fn: Callable[[Tensor], Tensor]
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return self.fn(self.child.evaluate(pairs))
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.map({getattr(self.fn, '__name__', self.fn)})"
+
+
+@value
+class LeakyReLU(Unary):
+    """max(a, 0) + negative_slope min(a, 0); a type of its own because kernels use that it is monotone."""
+
+    child: Basis
+    negative_slope: float
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return torch.nn.functional.leaky_relu(self.child.evaluate(pairs), self.negative_slope)
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.leaky_relu({self.negative_slope})"
+
+
+@value
+class Normalised(Unary):
+    """Weights from scores: "softmax", "sum", "count" or "sigmoid", over inputs or outputs; absent pairs weigh zero."""
+
+    child: Basis
+    kind: str
+    over: str
+
+    @property
+    def has_scores(self) -> bool:
+        return False
+
+    @property
+    def normalizes(self) -> str:  # type: ignore[override]
+        return "" if self.kind == "sigmoid" else self.over
+
+    def support(self) -> Support | None:
+        return None
+
+    def pattern(self) -> Graph | None:
+        graph = listed_graph(self.child)
+        if complete(self.child) and graph is not self.child.pattern():
+            graph = None
+        return self.child.pattern() if graph is None and self.kind == "sum" else graph
+
+    def reach(self) -> Support | None:
+        return self.child.support()
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return normalized(self.child.evaluate(pairs), pairs, self.child.support(), self.kind, self.over)
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.normalize({self.kind!r}, over={self.over!r})"
+
+
+@value
+class Dropped(Unary):
+    """Weights, each zeroed with probability p and else divided by 1 - p.
+
+    Whether a weight falls is a function of the seed, of the stream, which tells parts of a `|` apart, and of its
+    indices (batch, k, m, n), so that it does not matter in which blocks, in which pass or along which edges it is
+    evaluated.
+    """
+
+    child: Basis
+    p: float
+    seed: Tensor
+    stream: int = 0
+
+    def pattern(self) -> Graph | None:
+        return self.child.pattern()
+
+    def reach(self) -> Support | None:
+        return reach(self.child)
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        a = entries(self.child, pairs)
+        rank = len(pairs.shape)
+        lead, heads = a.shape[:-rank - 1], a.shape[-rank - 1]
+        batch = torch.arange(math.prod(lead), device=a.device).view(*lead, 1, *(1,) * rank)
+        head = torch.arange(heads, device=a.device).view(-1, *(1,) * rank)
+        pair = pairs.source_index() * pairs.num_outputs + pairs.target_index()
+        kept = hash_uniform(self.seed + self.stream, batch, head, pair) >= self.p
+        return torch.where(kept, a / (1 - self.p), torch.zeros((), dtype=a.dtype, device=a.device))
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.dropout({self.p})"

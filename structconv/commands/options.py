@@ -1,0 +1,24 @@
+"""The options that `show` and `plan` share."""
+
+from __future__ import annotations
+
+import argparse
+
+from structconv.commands.named import Options, parse_numbers
+
+__all__ = ["add_options", "read_options"]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add --grid, --periodic, --offset, --order and --heads."""
+    parser.add_argument("--grid", default="8x8", metavar="AxB", help="the grid's sizes (default: 8x8)")
+    parser.add_argument("--periodic", action="store_true", help="close the grid on itself")
+    parser.add_argument("--offset", action="append", default=[], metavar="A,B", help="a shift; may be repeated")
+    parser.add_argument("--order", type=int, default=3, help="highest power or polynomial (default: 3)")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads (default: 4)")
+
+
+def read_options(args: argparse.Namespace) -> Options:
+    """What was given, converted and checked."""
+    return Options(grid=parse_numbers("--grid", args.grid, "x"), periodic=args.periodic, order=args.order,
+                  heads=args.heads, offsets=tuple(parse_numbers("--offset", text, ",") for text in args.offset))

@@ -1,0 +1,97 @@
+"""`Existing`: which pairs exist, in the parts that dense kernels know: by order, by input, by what else there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.bases.spec import Leaves, filler, getter
+from structconv.memo import derived
+from structconv.shapes import broadcast
+from structconv.structures.supports import And, Causal, DenseMask, Padding, Support
+
+__all__ = ["Existing"]
+
+#: Booleans of a mask above which blocks are preferred to one table, and up to which a table is remembered.
+MASK_ELEMENTS, REMEMBERED = 1 << 27, 1 << 22
+
+
+class Existing(NamedTuple):
+    """The parts of a support's spec.
+
+    Args:
+        causal: whether only pairs m <= n exist.
+        paddings: what finds the booleans (..., M) of each.
+        others: what finds the supports of any other kind.
+    """
+
+    causal: bool
+    paddings: tuple[Callable[[Leaves], Tensor], ...]
+    others: tuple[Callable[[Leaves], Support], ...]
+
+    @classmethod
+    def of(cls, support: Support | None, num_inputs: int, num_outputs: int) -> Existing | None:
+        """The parts of a support; `None` where a table of its pairs would be too large."""
+        parts = _parts(support)
+        others = [part for part in parts if not isinstance(part, Causal | Padding)]
+        entries = math.prod(broadcast(*(part.batch_shape for part in others))) if others else 0
+        if not torch.compiler.is_compiling() and entries * num_inputs * num_outputs > MASK_ELEMENTS:
+            return None
+        return cls(any(isinstance(part, Causal) for part in parts),
+                   tuple(getter(part.keep) for part in parts if isinstance(part, Padding)),
+                   tuple(filler(part) for part in others))
+
+    @property
+    def masked(self) -> bool:
+        """Whether pairs are absent for another reason than their order."""
+        return bool(self.paddings or self.others)
+
+    def padding(self, leaves: Leaves) -> Tensor | None:
+        """The inputs that exist by all paddings, (..., M)."""
+        keep: Tensor | None = None
+        for find in self.paddings:
+            keep = find(leaves) if keep is None else keep & find(leaves)
+        return keep
+
+    def table(self, leaves: Leaves, lead: tuple[int, ...], num_inputs: int, num_outputs: int,
+              device: torch.device) -> Tensor | None:
+        """Booleans (B or 1, 1, M, N) of all but the order, B = prod(lead); padding alone has stride 0 along N."""
+        keep: Tensor | None = None
+        for find in self.others:
+            part = _table(find(leaves), num_inputs, num_outputs, device)
+            keep = part if keep is None else keep & part
+        padding = self.padding(leaves)
+        if padding is None:
+            return None if keep is None else _flat(keep, lead)
+        rows = _flat(padding.unsqueeze(-1), lead)
+        return rows.expand(*rows.shape[:-1], num_outputs) if keep is None else _flat(keep, lead) & rows
+
+
+def _table(support: Support, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
+    if isinstance(support, DenseMask):
+        return support.keep
+
+    def build() -> Tensor:
+        m, n = (torch.arange(size, device=device) for size in (num_inputs, num_outputs))
+        return support.contains(m.unsqueeze(-1), n.unsqueeze(0))
+
+    few = math.prod(support.batch_shape) * num_inputs * num_outputs <= REMEMBERED
+    return derived(support, ("table", num_inputs, num_outputs, device), build) if few else build()
+
+
+def _flat(keep: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """(..., M, N) -> (B or 1, 1, M, N)."""
+    shape = keep.shape[-2:]
+    if keep.dim() == 2:
+        return keep[None, None]
+    return keep.expand(*lead, *shape).reshape(math.prod(lead), 1, *shape)
+
+
+def _parts(support: Support | None) -> tuple[Any, ...]:
+    if isinstance(support, And):
+        return _parts(support.first) + _parts(support.second)
+    return () if support is None else (support,)

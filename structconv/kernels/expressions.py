@@ -1,0 +1,128 @@
+"""What kernels of attention read from the tree of a spec, and how batches are folded into heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.bases.entrywise import Dropped, Masked, Normalised, Sum
+from structconv.bases.linear import Scaled
+from structconv.bases.scores import Products
+from structconv.bases.spec import Leaf, Leaves, filler, getter
+from structconv.memo import values_known
+from structconv.structures.graph import Graph
+from structconv.structures.supports import EdgeSupport, Support
+
+__all__ = ["Dropout", "entries_first", "finite", "heads_first", "listed", "pairs_list", "product_and_bias",
+           "scaled_product", "softmax_over_inputs", "undropped", "unmasked"]
+
+
+class Dropout(NamedTuple):
+    """p, and what finds the seed; 0 and none without dropout."""
+
+    p: float = 0.0
+    seed: Callable[[Leaves], Tensor] | None = None
+
+    def seed_of(self, leaves: Leaves) -> Tensor | None:
+        """The seed of a call."""
+        return None if self.seed is None else self.seed(leaves)
+
+
+def undropped(basis: Basis) -> tuple[Basis, Dropout]:
+    """What is below the dropout, if there is one, and that."""
+    if not isinstance(basis, Dropped):
+        return basis, Dropout()
+    seed, stream = getter(basis.seed), basis.stream
+    return basis.child, Dropout(basis.p, seed if not stream else lambda leaves: seed(leaves) + stream)
+
+
+def softmax_over_inputs(basis: Basis) -> tuple[Normalised, Dropout] | None:
+    """The softmax over the inputs below the dropout, and that; `None` where there is none."""
+    weights, dropout = undropped(basis)
+    if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
+        return None
+    return weights, dropout
+
+
+def unmasked(node: Basis) -> Basis:
+    """What is below the masks."""
+    while isinstance(node, Masked):
+        node = node.child
+    return node
+
+
+def scaled_product(node: Basis) -> tuple[float, Products | None]:
+    """The scale and the scores where the node is a product scaled by numbers, else `None` for the scores."""
+    scale = 1.0
+    while isinstance(node, Scaled) and not isinstance(node.factor, Tensor | Leaf):
+        scale, node = scale * node.factor, unmasked(node.child)
+    return scale, node if isinstance(node, Products) else None
+
+
+def product_and_bias(node: Basis, fits: Callable[[Basis], bool]) -> tuple[Basis, Any]:
+    """The two terms of a sum of which one is a bias that `fits`, the bias last; the node itself where none is."""
+    if isinstance(node, Sum):
+        for product, bias in ((node.first, node.second), (node.second, node.first)):
+            if fits(bias):
+                return unmasked(product), bias
+    return node, None
+
+
+# -- which pairs exist --------------------------------------------------------------------------------------------
+
+def listed(basis: Basis) -> bool:
+    """Whether the pairs of a basis's support are few, so that there is a list outside which none exists."""
+    support = basis.support()
+    return support is not None and support.edge_bound(basis.num_inputs, basis.num_outputs) is not None
+
+
+def pairs_list(support: Support | None) -> Callable[[Leaves, int, int, torch.device], Graph] | None:
+    """(leaves, M, N, device) -> the list of exactly the pairs that exist; `None` where there is no such list."""
+    if support is None or not support.listed:
+        return None
+    if isinstance(support, EdgeSupport):
+        graph_of = getter(support.graph)
+
+        def graph(leaves: Leaves, inputs: int, outputs: int, device: torch.device) -> Graph:
+            found: Graph = graph_of(leaves)
+            return found if found.edge_index.device == device else found.to(device)
+
+        return graph
+    fill = filler(support)
+
+    def found(leaves: Leaves, inputs: int, outputs: int, device: torch.device) -> Graph:
+        graph, exact = fill(leaves).listing(inputs, outputs, device)
+        assert graph is not None and exact
+        return graph
+
+    return found
+
+
+# -- entries first ------------------------------------------------------------------------------------------------
+
+def entries_first(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
+    """(..., K or 1, M, C) -> (M, B K, C), with the batch folded into the heads."""
+    if t.dim() == 3 and t.shape[0] == size and not lead:
+        return t.transpose(0, 1)
+    return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
+
+
+def heads_first(y: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
+    """(N, B K, C) -> (..., K, N, C)."""
+    y = y.transpose(0, 1)
+    return y.unflatten(0, (*lead, size)) if lead else y
+
+
+def finite(t: Tensor) -> bool:
+    """Whether all numbers are finite: their sum tells in one pass, unless it overflows.
+
+    Programs that are compiled, and functional transforms, read no values: there what is masked out is the layer's care.
+    """
+    if not values_known(t):
+        return True
+    return math.isfinite(float(t.detach().sum())) or bool(t.isfinite().all())

@@ -1,0 +1,293 @@
+"""The three orders of Andreoli 2019, Figure 1, and the one between two factors of Theta, over any way to apply a basis.
+
+`Applied` is the base of kernels that know how a basis is applied: they say what A_k^T r is, and the orders say what is
+multiplied with Theta, and when.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.bases.dense import Dense, Identity
+from structconv.bases.pairwise import nodes
+from structconv.bases.positions import ClippedShifts
+from structconv.planning.cost import Cost
+from structconv.planning.counts import application
+from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS, NODE_CALLS, OPERATOR_CALLS
+from structconv.planning.kernel import Kernel, register
+from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.products import product, product_for
+from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
+
+__all__ = ["OPERATOR_BYTES", "Application", "Applied", "Apply", "shares_of"]
+
+#: Bytes above which the operator (M, P) -> (N, Q) is never built unasked.
+OPERATOR_BYTES = 1 << 28
+
+#: (tensor, call) -> tensor.
+Apply = Callable[[Tensor, Call], Tensor]
+
+
+class Application(NamedTuple):
+    """How a basis is applied.
+
+    Args:
+        apply: A_k^T r_k, (..., K or 1, M, C) -> (..., K, N, C).
+        analysis: A_k^T x, (..., M, C) -> (..., K, N, C); by `apply` where absent.
+        synthesis: sum_k A_k^T r_k, (..., K, M, C) -> (..., N, C); by `apply` where absent.
+        biased: (r, b (K, C), call) -> A_k^T r_k + b_k, where b is added in passing.
+        shares: (r, clip, call) -> A_k^T r_k and the sums of the weights over each relative position, (..., K, N, L).
+        weights: (call) -> the entries where they count, as `weights_at` gives them.
+    """
+
+    apply: Apply
+    analysis: Apply | None = None
+    synthesis: Apply | None = None
+    biased: Callable[[Tensor, Tensor, Call], Tensor] | None = None
+    shares: Callable[[Tensor, int, Call], tuple[Tensor, Tensor]] | None = None
+    weights: Run | None = None
+
+    def analyse(self) -> Apply:
+        """`analysis`, by whatever is there."""
+        apply = self.apply
+        return self.analysis or (lambda x, call: apply(x.unsqueeze(-3), call))
+
+    def synthesise(self) -> Apply:
+        """`synthesis`, by whatever is there."""
+        apply = self.apply
+        return self.synthesis or (lambda r, call: apply(r, call).sum(-3))
+
+
+class Applied(Kernel):
+    """A kernel that knows how to apply a basis, for all orders that do."""
+
+    by_heads: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def application(self, match: Any, problem: Problem) -> Application:
+        """How a basis of this spec is applied."""
+
+    def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
+        """What "analysis", "synthesis" or "apply" costs with so many channels, forward."""
+        return application(problem.basis, problem.sizes, channels, mode)
+
+    def paths(self, match: Any, problem: Problem) -> tuple[str, ...]:
+        if problem.relative is not None:
+            return ("between",)
+        if problem.projected:
+            return ("channels_first",) if problem.theta.sums_heads else ("between",)
+        return ("structure_first", "channels_first", *(() if problem.theta.sums_heads else ("between",)))
+
+    def cost(self, match: Any, problem: Problem, path: str) -> Cost:
+        return _COSTS[path](problem, lambda channels, mode: self.application_cost(match, problem, channels, mode))
+
+    def compile(self, match: Any, problem: Problem, path: str) -> Run:
+        return _ORDERS[path](self.application(match, problem), problem)
+
+    def weights(self, match: Any, problem: Problem) -> Run:
+        return self.application(match, problem).weights or super().weights(match, problem)
+
+
+# -- the orders ---------------------------------------------------------------------------------------------------
+
+def _structure_first(applied: Application, problem: Problem) -> Run:
+    """A_k^T x for every k, then sum_k . Theta_k: right where P is small, or x needs no gradient."""
+    analysis = applied.analyse()
+    return lambda call: call.theta.contract(analysis(call.x, call), call.bias)
+
+
+def _channels_first(applied: Application, problem: Problem) -> Run:
+    """x Theta_k for every k, then sum_k A_k^T: right where Q is small."""
+    synthesis, projected = applied.synthesise(), problem.projected
+
+    def run(call: Call) -> Tensor:
+        y = synthesis(call.projected if projected else call.theta.expand(call.x), call)  # type: ignore[arg-type]
+        return y if call.bias is None else y + call.bias
+
+    return run
+
+
+def _between(applied: Application, problem: Problem) -> Run:
+    """x V_k, then A_k^T, then O_k, for Theta_k = V_k O_k of rank D: the structure sees D channels a head."""
+    if problem.relative is not None:
+        return _with_relative_values(applied, problem)
+    apply, biased, projected = applied.apply, applied.biased, problem.projected
+    if biased is None or not isinstance(problem.theta, HeadBlocksTheta):
+        if projected:
+            return lambda call: call.theta.join(apply(call.projected, call), call.bias)  # type: ignore[arg-type]
+        return lambda call: call.theta.join(apply(call.theta.heads(call.x), call), call.bias)
+    shape = (problem.theta.size, problem.theta.head_channels)
+
+    def run(call: Call) -> Tensor:
+        theta = call.theta
+        r = call.projected if projected else theta.heads(call.x)
+        assert r is not None
+        return theta.join(apply(r, call) if call.bias is None else biased(r, call.bias.view(shape), call))
+
+    return run
+
+
+def _with_relative_values(applied: Application, problem: Problem) -> Run:
+    """A_k^T (x V_k) and the sums of the weights over each relative position, times its vector."""
+    clip, shares, apply = problem.relative, applied.shares, applied.apply
+    assert clip is not None
+
+    def run(call: Call) -> Tensor:
+        r = call.theta.heads(call.x) if call.projected is None else call.projected
+        y, sums = (apply(r, call), shares_of(call, clip)) if shares is None else shares(r, clip, call)
+        return call.theta.join(y + sums @ call.relative, call.bias)  # type: ignore[operator]
+
+    return run
+
+
+def shares_of(call: Call, clip: int) -> Tensor:
+    """The sums of the weights over each relative position, (..., K, N, L): `ClippedShifts` applied to ones."""
+    basis, table = call.basis(), call.relative
+    assert table is not None
+    shifts = ClippedShifts(table, clip, basis.num_inputs, basis.num_outputs)
+    found = basis.outer(shifts).analysis(table.new_ones(basis.num_inputs, 1)).squeeze(-1)
+    return found.unflatten(-2, (basis.size, 2 * clip + 1)).mT
+
+
+_ORDERS: dict[str, Callable[[Application, Problem], Run]] = {
+    "structure_first": _structure_first, "channels_first": _channels_first, "between": _between}
+
+
+# -- their costs --------------------------------------------------------------------------------------------------
+
+#: (channels, mode) -> what the structure costs, forward.
+Structure = Callable[[int, str], Cost]
+
+
+def _distinct_heads(theta: Theta) -> int:
+    """How many of the K products x Theta_k differ."""
+    return 1 if isinstance(theta, EyeTheta | SharedTheta) else theta.size
+
+
+def _structure_first_cost(problem: Problem, structure: Structure) -> Cost:
+    theta = problem.theta
+    channels = problem.channel_product(theta.contract_flops(), problem.outputs, theta.size, theta.out_channels,
+                                       theta.in_channels, theta.out_channels, products=theta.factors)
+    held = problem.bytes(theta.size * problem.outputs * theta.in_channels)
+    around = structure(theta.in_channels, "analysis").repeated(1 + problem.x_grad)
+    return around + channels + Cost(peak_bytes=held)
+
+
+def _channels_first_cost(problem: Problem, structure: Structure) -> Cost:
+    theta, heads = problem.theta, _distinct_heads(problem.theta)
+    channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads, theta.in_channels,
+                                       theta.out_channels, heads * theta.out_channels, products=theta.factors)
+    around = structure(theta.out_channels, "synthesis").repeated(1 + (problem.x_grad or problem.theta_grad))
+    held = 0 if isinstance(theta, EyeTheta) else problem.bytes(heads * problem.inputs * theta.out_channels)
+    return channels + around + Cost(peak_bytes=held)
+
+
+def _between_cost(problem: Problem, structure: Structure) -> Cost:
+    theta = problem.theta
+    if not isinstance(theta, LowRankTheta | HeadBlocksTheta):
+        return _channels_first_cost(problem, structure)
+    groups, dim = theta.values.shape[0], theta.head_channels
+    inner = problem.channel_product(theta.inner_flops(), problem.inputs, groups, theta.in_channels, dim, groups * dim)
+    outer = problem.channel_product(theta.outer_flops(), problem.outputs, theta.size, theta.out_channels, dim,
+                                    theta.out_channels, calls=FACTOR_CALLS)
+    around = structure(dim, "apply").repeated(1 + (problem.x_grad or problem.theta_grad))
+    held = problem.bytes(theta.size * dim * (problem.inputs + problem.outputs))
+    return inner + around + outer + Cost(peak_bytes=held)
+
+
+_COSTS: dict[str, Callable[[Problem, Structure], Cost]] = {
+    "structure_first": _structure_first_cost, "channels_first": _channels_first_cost, "between": _between_cost}
+
+
+# -- what serves every basis --------------------------------------------------------------------------------------
+
+class Primitives(Applied):
+    """The basis itself, filled with a call's leaves, by its own primitives."""
+
+    name = "primitives"
+
+    def match(self, problem: Problem) -> bool:
+        return True
+
+    def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
+        found = application(problem.basis, problem.sizes, channels, mode)
+        return found + Cost(calls=NODE_CALLS * (len(list(nodes(problem.basis))) - 1))
+
+    def application(self, match: Any, problem: Problem) -> Application:
+        return Application(lambda r, call: call.basis().apply(r), lambda x, call: call.basis().analysis(x),
+                           lambda r, call: call.basis().synthesis(r))
+
+    def label(self, path: str) -> str:
+        return {"between": "value, apply, output", "structure_first": "analysis, contract",
+                "channels_first": "expand, synthesis"}[path]
+
+
+class OneProduct(Kernel):
+    """x Theta: one identity has nothing to apply."""
+
+    name, types, orders, before = "one product", (Identity,), ("channels_first",), ("primitives",)
+
+    def match(self, problem: Problem) -> Theta | None:
+        return problem.theta if problem.theta.size == 1 else None
+
+    def cost(self, match: Theta, problem: Problem, path: str) -> Cost:
+        return problem.channel_product(match.contract_flops(), problem.inputs, 1, match.in_channels,
+                                       match.out_channels, match.out_channels)
+
+    def compile(self, match: Theta, problem: Problem, path: str) -> Run:
+        if isinstance(match, FullTheta):
+            multiply = product if problem.sizes.nominal else product_for(problem.x.numel(), match.out_channels)
+            return lambda call: multiply(call.x, call.theta.theta.squeeze(0), call.bias)  # type: ignore[attr-defined]
+        return lambda call: call.theta.contract(call.x.unsqueeze(-3), call.bias)
+
+
+class DenseOperator(Kernel):
+    """Phi = sum_k A_k (x) Theta_k as one (M P, N Q) matrix, then x Phi: O(M N P Q) memory.
+
+    A dense operator multiplies the zeros of a sparse basis as well, so that a NaN of x reaches every output; it is
+    therefore run unasked for `Dense` alone, where no entry is absent, and while the operator is small.
+    """
+
+    name, orders = "dense operator", ("operator_first",)
+
+    def match(self, problem: Problem) -> bool:
+        return True
+
+    def automatic(self, match: Any, problem: Problem, path: str) -> bool:
+        stored = type(problem.basis) is Dense and not problem.sizes.nominal
+        return stored and self.cost(match, problem, path).peak_bytes <= OPERATOR_BYTES
+
+    def cost(self, match: Any, problem: Problem, path: str) -> Cost:
+        theta, (inputs, outputs) = problem.theta, (problem.inputs, problem.outputs)
+        batch = 1
+        for size in problem.basis.batch_shape:
+            batch *= size
+        operator = inputs * outputs * theta.in_channels * theta.out_channels
+        held = batch * (operator + theta.size * inputs * outputs) * problem.sizes.itemsize
+        moved = problem.bytes(inputs * theta.in_channels + outputs * theta.out_channels)
+        build = Cost(2 * batch * theta.size * operator, 2 * held, calls=OPERATOR_CALLS).repeated(1 + problem.theta_grad)
+        use = Cost(2 * problem.sizes.batch * operator, held + moved, calls=CHANNEL_CALLS)
+        use = use.repeated(1 + problem.x_grad + problem.theta_grad)
+        return build + use + Cost(peak_bytes=held)
+
+    def compile(self, match: Any, problem: Problem, path: str) -> Run:
+        return _by_operator
+
+
+def _by_operator(call: Call) -> Tensor:
+    x, theta, basis = call.x, call.theta, call.basis()
+    a, weight = basis.dense(x.dtype).to(x.device), theta.dense().to(dtype=x.dtype, device=x.device)
+    phi = torch.einsum("...kmn,kpq->...mpnq", a, weight)
+    outputs, channels = phi.shape[-2:]
+    matrix = phi.flatten(-2).flatten(-3, -2)
+    y = (x.flatten(-2).unsqueeze(-2) @ matrix).squeeze(-2).unflatten(-1, (outputs, channels))
+    return y if call.bias is None else y + call.bias
+
+
+for _kernel in (Primitives(), OneProduct(), DenseOperator()):
+    register(_kernel)

@@ -1,0 +1,156 @@
+"""`Mask`: a mask in an expression as a module, whose tensors move, save, load and copy with the layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError, StructureError
+from structconv.memo import derived
+from structconv.structures.graph import Graph
+from structconv.structures.grid import Grid
+from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
+from structconv.structures.values import altered, map_tensors, tensors_in
+
+__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "Mask"]
+
+
+class _Structure:
+    """The structure that the layer is called with, named in an expression before it is known."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Structure:
+        return self
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+STRUCTURE = _Structure("STRUCTURE")
+#: All pairs where the layer is called without one.
+STRUCTURE_IF_GIVEN = _Structure("STRUCTURE_IF_GIVEN")
+
+
+class Mask(nn.Module):
+    """Which pairs exist, as a support, a graph, a boolean tensor, or the structure of the call.
+
+    Its tensors are buffers: they move with `.to()`, are part of `state_dict`, and are copied. A file without them, or
+    with those of a mask that is not there any more, loads all the same. Positions that it predicts are submodules.
+
+    Args:
+        mask: a `Support`, a `Graph`, booleans (..., M) or (..., M, N), `STRUCTURE` or `STRUCTURE_IF_GIVEN`.
+        kept: whether it says what exists, or what does not.
+    """
+
+    def __init__(self, mask: Any, kept: bool = True) -> None:
+        super().__init__()
+        if isinstance(mask, Tensor):
+            if mask.dtype != torch.bool:
+                raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
+            mask = Padding(mask) if mask.dim() == 1 else DenseMask(mask)
+        if not isinstance(mask, Support | Graph | _Structure):
+            raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
+        self._mask, self._kept = mask, kept
+        #: Whether it may leave inputs out for all outputs: by itself, or by the support that is the structure.
+        self.hides, self.hides_by_structure = bool(tensors_in(mask)), isinstance(mask, _Structure)
+        for i, tensor in enumerate(tensors_in(mask)):
+            self.register_buffer(f"mask{i}", tensor.contiguous())
+        for i, position in enumerate(_positions(mask)):
+            self.add_module(f"position{i}", position)
+
+
+    def forward(self, inputs: Any) -> Any:
+        """The support, or the graph, of a call with these inputs; `None` for all pairs."""
+        mask: Any = self._mask
+        if isinstance(mask, _Structure):
+            mask = self._given(inputs.structure)
+        elif self._buffers:
+            mask = self._moved()
+        if self._modules:
+            mask = _at_positions(mask, iter(self._modules.values()), inputs)
+        if isinstance(inputs.structure, Grid):
+            mask = _on(mask, inputs.structure)
+        if isinstance(mask, Support):
+            mask.check("masked", inputs.num_inputs, inputs.num_outputs)
+        return mask
+
+    def kept_inputs(self, inputs: Any) -> Tensor | None:
+        """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.
+        """
+        mask = self._given(inputs.structure) if isinstance(self._mask, _Structure) else self._moved()
+        return _seen(mask, self._kept) if isinstance(mask, Support) else None
+
+    def _given(self, structure: Any) -> Graph | Support | None:
+        if isinstance(structure, Graph | Support):
+            return structure
+        if self._mask is STRUCTURE:
+            raise StructureError("masked(keep=STRUCTURE)", "the layer must be called with a Graph or a Support",
+                                 type(structure).__name__, "Call it as layer(x, structure=graph).")
+        return None
+
+    def _moved(self) -> Any:
+        """The mask over the buffers as they are now; one and the same object until one is replaced."""
+        held = iter(list(self._buffers.values()))
+        self._mask = map_tensors(self._mask, lambda t: next(held))
+        return self._mask
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As any module's, but that missing masks are not missed."""
+        own = {prefix + name: buffer for name, buffer in self._buffers.items()}
+        super()._load_from_state_dict({**own, **state_dict}, prefix, *args)
+
+    def __repr__(self) -> str:
+        return repr(self._mask)
+
+
+def _positions(mask: Any) -> list[nn.Module]:
+    """The modules in the fields of a support."""
+    if not isinstance(mask, Support):
+        return []
+    held = [getattr(mask, field.name) for field in dataclasses.fields(mask)]  # type: ignore[arg-type]
+    return [found for field in held for found in ([field] if isinstance(field, nn.Module) else _positions(field))]
+
+
+def _at_positions(mask: Any, positions: Any, inputs: Any) -> Any:
+    """The support with what its modules predict in their places."""
+    if not isinstance(mask, Support):
+        return mask
+    held = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}  # type: ignore[arg-type]
+    changed = {name: next(positions)(inputs) if isinstance(field, nn.Module) else new for name, field in held.items()
+               if isinstance(field, nn.Module) or (new := _at_positions(field, positions, inputs)) is not field}
+    return dataclasses.replace(cast(Any, mask), **changed) if changed else mask
+
+
+def _on(mask: Any, grid: Grid) -> Any:
+    """The mask with its windows over the entries of a grid, the same window for the same two; one around predicted
+    positions stays on the line."""
+    if isinstance(mask, Window):
+        fixed = mask.grid is not None or mask.centre is not None
+        return mask if fixed else derived(mask, ("on", grid), lambda: mask.on(grid))
+    if not isinstance(mask, And | Or | Not):
+        return mask
+    held = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}
+    changed = {name: new for name, field in held.items() if (new := _on(field, grid)) is not field}
+    return altered(mask, **changed) if changed else mask
+
+
+def _seen(mask: Support, kept: bool) -> Tensor | None:
+    """The inputs in some pair that is in the mask (`kept`), or out of it; perhaps more, `None` for all."""
+    if isinstance(mask, Not):
+        return _seen(mask.kept, not kept)
+    if isinstance(mask, And if kept else Or):
+        known = [seen for side in (mask.first, mask.second) if (seen := _seen(side, kept)) is not None]
+        return torch.stack(torch.broadcast_tensors(*known)).all(0) if known else None
+    if kept:
+        return mask.kept_inputs()
+    if isinstance(mask, Padding):
+        return ~mask.keep
+    return (~mask.keep).any(-1) if isinstance(mask, DenseMask) else None

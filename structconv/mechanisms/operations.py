@@ -1,0 +1,314 @@
+"""Expressions of mechanisms: what `a | b`, `a @ b`, `a + b`, `a.softmax()`, ... become, for modules.
+
+An expression mirrors the tree of values in `bases/`: it applies to the bases of its operands the very function that the
+algebra of values registers under its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
+from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.spec import Function
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.masks import Mask
+
+__all__ = ["Factor", "Operation", "Step", "operation"]
+
+
+class Step(NamedTuple):
+    """An operator on one basis: its name, its options, and whether it takes a leaf of the call."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+    dynamic: bool = False
+
+
+#: Operators of two mechanisms.
+_JOINING = ("concat", "compose", "add", "multiply", "outer")
+_SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
+
+
+def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Operation:
+    """An operator of the algebra over mechanisms: one that joins two of them, or one more step on one."""
+    if others and isinstance(others[0], Mechanism):
+        return Operation(name, (first, others[0]))
+    if name in ("concat", "compose", "add", "outer"):
+        raise ConfigError(f"Mechanism.{name}", "both operands must be mechanisms", type(others[0]).__name__)
+    join, operands, steps, held = (first.join, first.mechanisms(), first.steps, list(first.held)) if isinstance(
+        first, Operation) else (None, (first,), (), [])
+    step, module = _step(name, first, others, options)
+    return Operation(join, tuple(operands), (*steps, step), [*held, *([] if module is None else [module])])
+
+
+def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[str, Any]
+          ) -> tuple[Step, nn.Module | None]:
+    """A step, and the module of what it takes from the call."""
+    if name == "masked":
+        keep, drop = options["keep"], options["drop"]
+        if (keep is None) == (drop is None):
+            got = "neither" if keep is None else "both"
+            raise ConfigError("masked", "exactly one of keep= and drop= must be given", got)
+        mask = Mask(keep if drop is None else drop, drop is None)
+        return Step("masked", (("kept", drop is None),), True), mask
+    if name == "normalize" and options["kind"] in ("softmax", "sigmoid") and not operand.has_scores:
+        raise ConfigError(options["kind"], "its basis must have scores", _leaves(operand),
+                          "Scores come from a content-based mechanism such as DotProduct.")
+    if name == "multiply" and isinstance(others[0], Tensor):
+        return Step("multiply", (), True), Factor(others[0])
+    if name == "multiply":
+        return Step("multiply", (("factor", float(others[0])),)), None
+    if name == "dropout":
+        return Step("dropout", tuple(options.items()), True), None
+    if name == "map" and isinstance(options["fn"], nn.Module):
+        return Step("map", (), True), options["fn"]
+    return Step(name, tuple(options.items())), None
+
+
+class Factor(nn.Module):
+    """A tensor of numbers that moves, saves and loads with its expression; trained only if it was a parameter."""
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__()
+        own = isinstance(factor, nn.Parameter)
+        self.factor = factor if own else nn.Parameter(factor, requires_grad=False)
+
+    def forward(self) -> Tensor:
+        """The numbers."""
+        return self.factor
+
+
+def _adopted(join: str | None, operands: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
+    if join not in ("add", "multiply"):
+        return operands
+    first, second = operands
+    return first.adopted(second), second.adopted(first)
+
+
+def _size(join: str | None, sizes: list[int]) -> int:
+    if join is None:
+        return sizes[0]
+    if join == "concat":
+        return sum(sizes)
+    if join in ("compose", "outer"):
+        return sizes[0] * sizes[1]
+    if sizes[0] != sizes[1] and 1 not in sizes:
+        raise ShapeError(f"a {'+' if join == 'add' else '*'} b",
+                         "the sizes K of both mechanisms must be equal, or one of them 1",
+                         f"{sizes[0]} and {sizes[1]}", "Use a.outer(b) for every pair of heads.")
+    return max(sizes)
+
+
+class Operation(Mechanism):
+    """Operators of the algebra: at most one that joins two mechanisms, then steps on what comes of it.
+
+    Args:
+        join: "concat", "compose", "add", "multiply" or "outer" of two operands; none for one operand.
+        steps: what is done to the basis of the operands, in order.
+        held: a module for each step that reads masks, positions or factors, in order.
+    """
+
+    def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
+                 held: list[nn.Module] | None = None) -> None:
+        super().__init__()
+        self.operands = nn.ModuleList(_adopted(join, operands))
+        self.held = nn.ModuleList(held or [])
+        self.join, self.steps = join, steps
+        mechanisms = self.mechanisms()
+        self._size = _size(join, [operand.size for operand in mechanisms])
+        scored = any(operand.has_scores for operand in mechanisms)
+        self.has_scores = scored and not any(step.name == "normalize" for step in steps)
+        self.sees_projection = any(operand.sees_projection for operand in mechanisms)
+        self.reads_entries = bool(self.held) or any(operand.reads_entries for operand in mechanisms)
+        hiding = [*mechanisms, *[mask for mask in self.held if isinstance(mask, Mask)]]
+        self.hides = any(part.hides for part in hiding)
+        self.hides_by_structure = any(part.hides_by_structure for part in hiding)
+        #: Whether inputs and outputs have changed places.
+        self._turned = [step.name for step in steps].count("transpose") % 2 == 1
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def mechanisms(self) -> list[Mechanism]:
+        """The operands."""
+        return list(self._modules["operands"]._modules.values())  # type: ignore[union-attr, arg-type]
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        leaves = self._joined(inputs) if self.join is not None else self.mechanisms()[0].leaves(inputs)
+        held = iter(self._modules["held"]._modules.values())  # type: ignore[union-attr]
+        for step in self.steps:
+            if step.dynamic:
+                leaves = (*leaves, self._leaf(step, inputs, held))
+        return leaves
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        first, *others = self.mechanisms()
+        basis = first._fill_next(inputs, leaves)
+        if others:
+            behind = _behind(first, lambda: basis, inputs) if self.join == "compose" else inputs
+            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(behind, leaves))
+        for step in self.steps:
+            basis = _STEPS.get(step.name, _plain)(basis, step, next(leaves) if step.dynamic else None)
+        return basis
+
+    def kept_inputs(self, inputs: Inputs) -> Tensor | None:
+        operands = self.mechanisms()[:1 if self.join == "compose" else None]
+        kept = [operand.kept_inputs(inputs) for operand in operands]
+        either = self.join == "concat" or (self.join == "add" and not operands[0].has_scores)
+        found = _any(kept) if either else _all(kept)
+        held = iter(self.held)
+        for step in self.steps:
+            if step.name == "transpose":
+                return None
+            mask = next(held) if step.dynamic and step.name != "dropout" else None
+            found = _all([found, mask.kept_inputs(inputs)]) if isinstance(mask, Mask) else found
+        return found
+
+    def input_entries(self, structure: Any) -> int | None:
+        return self._entries(structure, self._turned)
+
+    def output_entries(self, structure: Any) -> int | None:
+        return self._entries(structure, not self._turned)
+
+    def _entries(self, structure: Any, outputs: bool) -> int | None:
+        """M of what is joined, or N."""
+        first, *others = self.mechanisms()
+        if not outputs:
+            return first.input_entries(structure)
+        if self.join == "compose":
+            return others[0].output_entries(first.output_structure(structure))
+        return first.output_entries(structure)
+
+    def output_structure(self, structure: Any) -> Any:
+        if self._turned:  # it is called with the finer grid, on which its outputs lie
+            return structure
+        for operand in self.mechanisms()[: 2 if self.join == "compose" else 1]:
+            structure = operand.output_structure(structure)
+        return structure
+
+    def parts(self) -> list[Mechanism]:
+        if self.join != "concat" or self.steps:
+            return [self]
+        return [part for operand in self.mechanisms() for part in operand.parts()]
+
+    def _joined(self, inputs: Inputs) -> Leaves:
+        """The leaves of both operands; each part of a `|` sees what its own heads project."""
+        first, second = self.mechanisms()
+        if self.join == "compose":
+            leaves = first.leaves(inputs)
+            return *leaves, *second.leaves(_behind(first, lambda: first.filled(inputs, leaves), inputs))
+        if self.join != "concat" or inputs.projected is None:
+            return *first.leaves(_beside(first, second, inputs)), *second.leaves(_beside(second, first, inputs))
+        heads = ((0, first.size), (first.size, self._size))
+        own = [Inputs(inputs.x, inputs.z, inputs.structure, (inputs.projected[0][..., start:stop, :, :],
+                                                             inputs.projected[1][..., start:stop, :, :]))
+               for start, stop in heads]
+        return *first.leaves(own[0]), *second.leaves(own[1])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As any module's, but that masks of a file for which there is no place are left there."""
+        own = {f"{prefix}held.{i}." for i in range(len(self.held))}
+        for key in [key for key in state_dict if key.startswith(f"{prefix}held.")]:
+            if key.rpartition(".")[2].startswith("mask") and not any(map(key.startswith, own)):
+                del state_dict[key]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _leaf(self, step: Step, inputs: Inputs, held: Iterator[Any]) -> Any:
+        if step.name == "masked":
+            return next(held)(inputs)
+        if step.name == "multiply":
+            return next(held)()
+        if step.name == "map":
+            return Function(next(held))
+        return torch.randint(0, 2**62, (), dtype=torch.int64) if self.training and dict(step.options)["p"] > 0 else None
+
+    def __repr__(self) -> str:
+        text, *others = map(repr, self.mechanisms())
+        if others:
+            text = (f"({text} {_SIGNS[self.join]} {others[0]})" if self.join in _SIGNS
+                    else f"{text}.{self.join}({others[0]})")
+        held = iter(self.held)
+        for step in self.steps:
+            text = _shown(text, step, next(held) if step.dynamic and step.name != "dropout" else None)
+        return text
+
+
+def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
+    """What an operand is told that may read the other one."""
+    return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
+
+
+def _behind(first: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
+    """What the second of two composed mechanisms sees: the outputs of the first, their number and their structure."""
+    structure = None if inputs.structure is None else first.output_structure(inputs.structure)
+    if structure is not None and structure is inputs.structure:
+        return inputs
+    outputs = basis().num_outputs
+    if structure is None and outputs == inputs.num_inputs:
+        return inputs
+    x = inputs.x.new_zeros(()).expand(outputs, inputs.x.shape[-1])
+    return Inputs(x, x, structure)
+
+
+def _plain(basis: Basis, step: Step, _: Any) -> Basis:
+    return cast(Basis, OPERATORS[step.name](basis, **dict(step.options)))
+
+
+def _masked(basis: Basis, step: Step, mask: Any) -> Basis:
+    if mask is None:
+        return basis
+    return cast(Basis, OPERATORS["masked"](basis, **{"keep" if dict(step.options)["kept"] else "drop": mask}))
+
+
+def _multiplied(basis: Basis, step: Step, factor: Any) -> Basis:
+    return cast(Basis, OPERATORS["multiply"](basis, dict(step.options).get("factor", factor)))
+
+
+def _dropped(basis: Basis, step: Step, seed: Any) -> Basis:
+    return basis if seed is None else cast(Basis, OPERATORS["dropout"](basis, **dict(step.options), seed=seed))
+
+
+def _mapped(basis: Basis, step: Step, module: Any) -> Basis:
+    return cast(Basis, OPERATORS["map"](basis, dict(step.options).get("fn", module)))
+
+
+_STEPS: dict[str, Any] = {"map": _mapped, "masked": _masked, "multiply": _multiplied, "dropout": _dropped}
+
+
+def _shown(text: str, step: Step, held: Any) -> str:
+    options = {key: option for key, option in step.options if option is not None}
+    if step.name == "multiply":
+        return f"({text} * {options.get('factor', 'factor')})"
+    if step.name == "masked":
+        return f"{text}.masked({'keep' if options['kept'] else 'drop'}={held!r})"
+    if step.name == "map":
+        return f"{text}.map({options.get('fn', held)!r})"
+    name = step.name if options.get("kind") != "softmax" else options.pop("kind")
+    return f"{text}.{name}({', '.join(f'{key}={option!r}' for key, option in options.items())})"
+
+
+def _any(kept: list[Tensor | None]) -> Tensor | None:
+    """The inputs that one of these keeps."""
+    known = [k for k in kept if k is not None]
+    return torch.stack(torch.broadcast_tensors(*known)).any(0) if len(known) == len(kept) else None
+
+
+def _all(kept: list[Tensor | None]) -> Tensor | None:
+    """The inputs that all of these keep."""
+    known = [k for k in kept if k is not None]
+    return torch.stack(torch.broadcast_tensors(*known)).all(0) if len(known) > 1 else known[0] if known else None
+
+
+def _leaves(mechanism: Mechanism) -> str:
+    return ", ".join(type(part).__name__ for part in mechanism.modules()
+                     if isinstance(part, Mechanism) and not isinstance(part, Operation))
+
+
+Mechanism.operation = operation

@@ -1,0 +1,166 @@
+"""The register of kernels: what may compute (1), for which specs, in which orders, at what cost.
+
+A kernel is one class with three methods, in one file, and one line that registers it::
+
+    class GridConvolution(Kernel):
+        name, types, before = "torch.conv", (Shift,), ("structconv.slices",)
+
+        def match(self, problem): ...                  # once a plan: what is recognised in the spec, or None
+        def cost(self, match, problem, path): ...      # flops and bytes, forward and backward, and what is held
+        def compile(self, match, problem, path): ...   # (call) -> y, b included
+
+    register(GridConvolution())
+
+On a path on which a kernel matches, those that it comes `before` are not weighed.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from structconv.bases.base import Basis
+from structconv.bases.pairwise import weights_at
+from structconv.errors import ConfigError
+from structconv.planning.cost import Cost
+from structconv.planning.problem import Problem, Run
+
+if TYPE_CHECKING:
+    from structconv.planning.plan import Plan
+
+__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered"]
+
+
+class Kernel(abc.ABC):
+    """One way to compute (1), or several orders of it.
+
+    What `compile` returns must hold no tensor and no object of a call: it reads them from the call that it is given.
+    """
+
+    name: ClassVar[str]
+    #: Types of basis at the root of a spec.
+    types: ClassVar[tuple[type, ...]] = (Basis,)
+    #: Names of kernels that are not weighed on a path on which this one matches.
+    before: ClassVar[tuple[str, ...]] = ()
+    #: The orders of the products.
+    orders: ClassVar[tuple[str, ...]] = ()
+    #: Whether x and y may be images (..., C, *S).
+    images: ClassVar[bool] = False
+    #: Whether the heads may come projected, and values have relative terms.
+    by_heads: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def match(self, problem: Problem) -> Any:
+        """What the kernel recognises in the spec, to be handed to the other methods; `None` if it is not for it."""
+
+    def paths(self, match: Any, problem: Problem) -> tuple[str, ...]:
+        """The orders in which it can compute the problem."""
+        return self.orders
+
+    @abc.abstractmethod
+    def cost(self, match: Any, problem: Problem, path: str) -> Cost:
+        """What the path costs, forward and, as far as gradients are wanted, backward."""
+
+    @abc.abstractmethod
+    def compile(self, match: Any, problem: Problem, path: str) -> Run:
+        """(call) -> y for all calls of such problems: bias, and values that do not suit the kernel, included."""
+
+    def automatic(self, match: Any, problem: Problem, path: str) -> bool:
+        """Whether the planner may choose the path where none is asked for by name."""
+        return True
+
+    def parts(self, match: Any, problem: Problem) -> tuple[Plan, ...]:
+        """Plans of the parts, where the kernel runs a basis in parts."""
+        return ()
+
+    def weights(self, match: Any, problem: Problem) -> Run:
+        """(call) -> the basis's entries where they count: (..., K, E) along its edges, else (..., K, M, N)."""
+        return lambda call: weights_at(call.basis(), call.x.dtype)
+
+    def label(self, path: str) -> str:
+        """How a plan names it."""
+        return self.name
+
+
+#: Called when a kernel is registered: what was decided without it is to be forgotten.
+FORGET: list[Callable[[], object]] = []
+_KERNELS: dict[str, Kernel] = {}
+_ORDERED: list[Kernel] = []
+
+
+class _Register:
+    """Whether the package's own kernels are all there, so that a name that is not known is a mistake."""
+
+    complete = False
+
+
+def register(kernel: Kernel) -> Kernel:
+    """Add a kernel to the register, in the place of one of the same name. Plans made before are made anew.
+
+    Raises:
+        ConfigError: if it closes a circle of precedences, or comes before a kernel that there is not.
+    """
+    kernels = {**_KERNELS, kernel.name: kernel}
+    order = ordered(kernels)
+    if _Register.complete:
+        _check_names(kernels)
+    _ORDERED[:] = order
+    _KERNELS.update(kernels)
+    for forget in FORGET:
+        forget()
+    return kernel
+
+
+def complete() -> None:
+    """Check that every kernel comes before kernels that there are, now and whenever another is registered."""
+    _check_names(_KERNELS)
+    _Register.complete = True
+
+
+def _check_names(kernels: dict[str, Kernel]) -> None:
+    for kernel in kernels.values():
+        unknown = [name for name in kernel.before if name not in kernels]
+        if unknown:
+            raise ConfigError("register", f"{kernel.name} must come before kernels among {', '.join(sorted(kernels))}",
+                              ", ".join(unknown))
+
+
+def registered() -> tuple[Kernel, ...]:
+    """All kernels, each before those that it declares to come before."""
+    return tuple(_ORDERED)
+
+
+def ordered(kernels: dict[str, Kernel]) -> list[Kernel]:
+    """The kernels in an order that keeps all precedences; `ConfigError` names a circle of them."""
+    left, found = dict(kernels), []
+    while left:
+        behind = {name for kernel in left.values() for name in kernel.before}
+        free = [name for name in left if name not in behind]
+        if not free:
+            raise ConfigError("register", "precedences of kernels must not form a circle",
+                              " before ".join(_circle(left)))
+        found += [left.pop(name) for name in free]
+    return found
+
+
+def _circle(left: dict[str, Kernel]) -> list[str]:
+    """A circle among kernels each of which another comes before: the first of them again at the end."""
+    chain = [next(iter(left))]
+    while chain[0] not in chain[1:]:
+        chain.insert(0, next(name for name, kernel in left.items() if chain[0] in kernel.before))
+    return chain[:chain.index(chain[0], 1) + 1]
+
+
+def matching(problem: Problem) -> Iterator[tuple[Kernel, Any, str]]:
+    """The kernels that may compute a problem, with what they recognised, on each path that no other comes before on."""
+    left_out: set[tuple[str, str]] = set()
+    special = problem.projected or problem.relative is not None
+    for kernel in _ORDERED:
+        if not isinstance(problem.basis, kernel.types) or (special and not kernel.by_heads):
+            continue
+        match = kernel.match(problem)
+        for path in () if match is None else kernel.paths(match, problem):
+            if (kernel.name, path) not in left_out:
+                left_out.update((name, path) for name in kernel.before)
+                yield kernel, match, path

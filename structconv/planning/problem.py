@@ -1,0 +1,117 @@
+"""`Call`: what one call hands to a plan; `Problem`: what a plan is made for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.planning.cost import Cost, lost_flops
+from structconv.planning.counts import Sizes
+from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
+from structconv.theta import Theta
+
+__all__ = ["Call", "Image", "Problem", "Run"]
+
+#: The leaves of a call -> its basis.
+Build = Callable[[Sequence[Any]], Basis]
+
+
+class Call(NamedTuple):
+    """The dynamic side of (1): the arguments of a plan.
+
+    Args:
+        x: (..., M, P), or an image (..., P, *S) where the problem says so.
+        leaves: what the spec's leaves are found in.
+        theta, bias: Theta, and b (Q) or none.
+        build: makes the basis itself of leaves, and its spec of their stand-ins.
+        projected: x Theta_k by heads (..., K, M, D), where scores read it and it is made already.
+        relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
+    """
+
+    x: Tensor
+    leaves: Sequence[Any]
+    theta: Theta
+    bias: Tensor | None
+    build: Build
+    projected: Tensor | None = None
+    relative: Tensor | None = None
+
+    def basis(self) -> Basis:
+        """The basis itself."""
+        return self.build(self.leaves)
+
+
+#: What a kernel compiles: the call -> y (..., N, Q), b included.
+Run = Callable[[Call], Tensor]
+
+
+class Image(NamedTuple):
+    """x and y are images: (..., P, *S) with so many axes S, and (..., Q, *outputs)."""
+
+    axes: int
+    outputs: Callable[[], tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What matching and costs may see: types, sizes and which gradients are wanted. Never values.
+
+    Args:
+        basis: the spec, or the basis itself while a program is traced.
+        theta, x: read for their types and sizes, and not to be kept.
+        sizes: how entries and edges are counted.
+        x_grad, theta_grad: whether a gradient is wanted of x, and of Theta.
+        max_bytes: bytes that a path may hold beside its arguments and its result, or `None`.
+        projected: whether x Theta_k is made already.
+        relative: the clip of relative values, or `None`.
+        image: what x and y are, if they are images.
+    """
+
+    basis: Basis
+    theta: Theta
+    x: Tensor
+    sizes: Sizes
+    x_grad: bool = False
+    theta_grad: bool = False
+    max_bytes: int | None = None
+    projected: bool = False
+    relative: int | None = None
+    image: Image | None = None
+
+    @property
+    def inputs(self) -> int:
+        """M."""
+        return self.sizes.entries(self.basis)[0]
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return self.sizes.entries(self.basis)[1]
+
+    def bytes(self, numbers: float) -> float:
+        """Bytes of so many numbers for each element of the batch."""
+        return self.sizes.batch * numbers * self.sizes.itemsize
+
+    def part(self, basis: Basis, theta: Theta) -> Problem:
+        """The same x with another basis and Theta."""
+        return dataclasses.replace(self, basis=basis, theta=theta)
+
+    def channel_product(self, flops: int, entries: int, heads: int, before: int, after: int,
+                        columns: int = 0, products: int = 1, calls: int = CHANNEL_CALLS) -> Cost:
+        """A product with Theta at so many entries: its forward, and its share of the backward.
+
+        `columns` is the width of its result, where that may be too narrow for the machine's full rate, and `products`
+        how many it is taken in, one factor after the other.
+        """
+        numel = sum(t.numel() for t in self.theta.tensors) * self.sizes.itemsize
+        work = self.sizes.batch * entries * flops
+        wasted = lost_flops(work, columns, filled=True)
+        copied = 2 * heads * max(before, after) if self.theta.rearranges_heads and heads > 1 else 0
+        once = Cost(work, self.bytes(entries * (before + heads * after + copied)) + numel, wasted=wasted,
+                    calls=calls + (products - 1) * FACTOR_CALLS)
+        return once.repeated(1 + self.x_grad + self.theta_grad)

@@ -1,0 +1,157 @@
+"""`Use`: a layer with what it is called on, and what eq. (1) over dense tensors makes of such a call.
+
+Nothing of the plan, of a kernel or of the memo takes part in the latter: a layer whose result differs from it has gone
+stale, or has gone past what was changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from structconv import memo
+from structconv.planning import plan as planning
+from structconv.planning.plan import Plan, plan_for
+from structconv.planning.problem import Call, Image
+from structconv.testing.checks import same_gradients
+from structconv.testing.specimens import random_numbers
+
+__all__ = ["Use", "as_written", "check_now", "forgotten", "joined", "with_tensors"]
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A module, and the arguments of a call of it; the result as one tensor, from equal random numbers each time."""
+
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Tensor:
+        return self.run(self.layer)
+
+    def run(self, function: Callable[..., Any]) -> Tensor:
+        """The result of a function of the layer's arguments."""
+        with random_numbers(0):
+            return joined(function(*self.args, **self.kwargs))
+
+    def given(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The result with these tensors in the place of parameters."""
+        def called(*args: Any, **kwargs: Any) -> Any:
+            # torch puts the wrong tensor back into a module that is registered twice, unless it is told of one name
+            return functional_call(self.layer, dict(parameters), args, kwargs, tie_weights=False)
+
+        return self.run(called)
+
+    @property
+    def arguments(self) -> list[Tensor]:
+        """The floating tensors among the arguments that are no part of a structure."""
+        return [t for t in (*self.args, *self.kwargs.values()) if isinstance(t, Tensor) and t.is_floating_point()]
+
+    @property
+    def variables(self) -> list[Tensor]:
+        """What gradients are taken of: arguments and parameters."""
+        return [t for t in (*self.arguments, *self.layer.parameters()) if t.requires_grad and t.is_leaf]
+
+    def mapped(self, fn: Callable[[Tensor], Tensor]) -> Use:
+        """The same layer on mapped arguments; structures are not looked into."""
+        def of(t: Any) -> Any:
+            return fn(t) if isinstance(t, Tensor) else t
+
+        return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(t) for name, t in self.kwargs.items()})
+
+    def on(self, fn: Callable[[Any], Any]) -> Use:
+        """The same layer with fn of each structure among the arguments."""
+        def of(value: Any) -> Any:
+            return value if value is None or isinstance(value, Tensor) else fn(value)
+
+        return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(v) for name, v in self.kwargs.items()})
+
+    @property
+    def structures(self) -> list[Any]:
+        """The arguments that are structures."""
+        return [v for v in (*self.args, *self.kwargs.values()) if v is not None and not isinstance(v, Tensor)]
+
+    def copied(self) -> Use:
+        """A deep copy of the layer on the same arguments."""
+        return replace(self, layer=copy.deepcopy(self.layer))
+
+
+def joined(result: Any) -> Tensor:
+    """The tensors of a result as one."""
+    tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+    return tensors[0] if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """No plan is known and nothing was derived."""
+    with mock.patch.object(planning, "_PLANS", {}), mock.patch.object(memo, "_ENTRIES", {}):
+        yield
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Every product is eq. (1) over dense tensors, of a basis that is made for this call."""
+    with ExitStack() as stack:
+        stack.enter_context(forgotten())
+        for module in _planning_modules():
+            stack.enter_context(mock.patch.object(module, "plan_for", _dense_plan))
+        yield
+
+
+@cache
+def _planning_modules() -> list[ModuleType]:
+    """Those that ask for plans."""
+    return [module for name, module in sys.modules.items() if name.startswith("structconv.")
+            and getattr(module, "plan_for", None) is plan_for]
+
+
+def _dense_plan(call: Call, *, image: Image | None = None, **_: Any) -> Plan:
+    def run(call: Call) -> Tensor:
+        x = call.x if image is None else call.x.flatten(-image.axes).mT
+        a = call.basis().dense(x.dtype)
+        y = torch.einsum("...kmn,...mp,kpq->...nq", a, x, call.theta.dense().to(x.dtype))
+        if call.relative is not None:
+            y = y + call.theta.join(torch.einsum("...kmn,mnd->...knd", a, _relative(call.relative, *a.shape[-2:])))
+        y = y if call.bias is None else y + call.bias
+        return y if image is None else y.mT.unflatten(-1, image.outputs())
+
+    return Plan(run, run, "as it is written", (), "")
+
+
+def _relative(table: Tensor, inputs: int, outputs: int) -> Tensor:
+    """(M, N, D): the vector of each pair's relative position."""
+    clip = table.shape[0] // 2
+    position = torch.arange(inputs).unsqueeze(1) - torch.arange(outputs)
+    return table[position.clamp(-clip, clip) + clip]
+
+
+def check_now(use: Use, what: str, expected: Use | None = None) -> None:
+    """The layer gives now, gradients included, what eq. (1) gives; both times it is called, cached and not."""
+    with as_written():
+        wanted = (use if expected is None else expected)()
+    for turn in ("", ", called again"):
+        same_gradients(use(), wanted, use.variables if expected is None else use.arguments, f"{what}{turn}")
+
+
+def with_tensors(layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A deep copy with other numbers in its parameters."""
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            if name in tensors:
+                parameter.copy_(tensors[name])
+    return twin

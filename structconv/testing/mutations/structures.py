@@ -1,0 +1,130 @@
+"""Structures and masks that change in place, or are others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.mechanisms.masks import Mask
+from structconv.structures import Graph, KnowledgeGraph, batch
+from structconv.structures.values import map_tensors, tensors_in
+from structconv.testing.calls import Use, as_written, check_now
+from structconv.testing.checks import same
+from structconv.testing.mutations.register import mutation
+from structconv.testing.mutations.subjects import has_graph, has_masks, masks, other, own_structures, refusal
+
+__all__: list[str] = []
+
+
+def elsewhere(t: Tensor, structure: Any) -> Tensor:
+    """Edges or triples with other targets, or other weights."""
+    if t.is_floating_point():
+        return other(t)
+    turned = t.clone()
+    if isinstance(structure, KnowledgeGraph):
+        turned[:, 2] = (t[:, 2] + 1) % structure.num_entities
+    elif isinstance(structure, Graph):
+        turned[1] = (t[1] + 1) % max(structure.num_outputs, 1)
+    return turned
+
+
+@mutation(has_graph)
+def a_structure_in_place(use: Use) -> None:
+    use = own_structures(use)
+    use()
+    for structure in use.structures:
+        for t in tensors_in(structure):
+            t.copy_(elsewhere(t, structure))
+            check_now(use, f"a tensor of {structure!r} was changed in place")
+
+
+ROUTES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    ".data": lambda t, new: t.data.copy_(new),
+    "numpy": lambda t, new: t.detach().numpy().__setitem__(Ellipsis, new.numpy()),
+}
+
+
+@mutation(has_graph)
+def a_structure_behind_torch(use: Use) -> None:
+    """What torch cannot notice counts once `changed` was called."""
+    for name, write in ROUTES.items():
+        own = own_structures(use)
+        own()
+        for structure in own.structures:
+            for t in tensors_in(structure):
+                write(t, elsewhere(t, structure))
+            structure.changed()
+        check_now(own, f"a structure was changed through {name}")
+    with torch.inference_mode():
+        own = own_structures(use)
+        own()
+        for structure in own.structures:
+            for t in tensors_in(structure):
+                t.copy_(elsewhere(t, structure))
+            structure.changed()
+        with as_written():
+            expected = own()
+        same(own(), expected, "an inference structure was changed in place")
+
+
+@mutation(has_graph)
+def new_structures(use: Use) -> None:
+    """Of the same size, of another size, and the first one again."""
+    one = own_structures(use)
+    one()
+    moved = use.on(lambda s: map_tensors(copy.deepcopy(s), lambda t: elsewhere(t, s)))
+    check_now(moved, "a new structure of the same size")
+    check_now(one, "the first structure again")
+    if sized(use):
+        twice = use.on(lambda s: batch([s, s])).mapped(doubled)
+        check_now(twice, "a structure of twice the size")
+    check_now(one, "the first structure once more")
+
+
+def sized(use: Use) -> bool:
+    """Whether two graphs side by side fit: each entry of x is one of the structure's."""
+    return not has_masks(use)
+
+
+def doubled(t: Tensor) -> Tensor:
+    return torch.cat([t, t], -2).detach().requires_grad_() if t.is_floating_point() else t
+
+
+@mutation(has_masks)
+def masks_in_place(use: Use) -> None:
+    use()
+    for t in masks(use.layer):
+        changed = t.clone()
+        if t.dtype == torch.bool:
+            changed[..., 0] = ~changed[..., 0]
+        else:
+            changed[1] = t[1].roll(1)
+        t.copy_(changed)
+        check_now(use, "a mask was changed in place")
+    for module in use.layer.modules():
+        if isinstance(module, Mask):
+            for name, t in list(module.named_buffers(recurse=False)):
+                setattr(module, name, t.flip(-1))
+                check_now(use, "a mask was replaced")
+
+
+@mutation(has_graph)
+def an_index_out_of_range(use: Use) -> None:
+    """Written into a structure in place it is an error, and no other call suffers."""
+    for value in (10**9, -1, None):  # and one beyond the last
+        own = own_structures(use)
+        own()
+        for structure in own.structures:
+            index = tensors_in(structure)[0]
+            if not index.numel():
+                return
+            size = getattr(structure, "num_outputs", None) or structure.num_entities
+            index[(1, 0) if isinstance(structure, Graph) else (0, 2)] = size if value is None else value
+        error = refusal(own)
+        assert isinstance(error, StructureError), f"an index of {size if value is None else value}: {error!r}"
+    check_now(use, "after a structure was refused")

@@ -1,0 +1,124 @@
+"""What ran in a call: its plans, what these hold, and the package's files that it passed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from structconv.planning import plan as planning
+from structconv.planning.plan import Plan
+
+__all__ = ["check_plan_is_what_runs", "check_plans_hold_no_tensor", "files_before_kernel", "held_by", "plans_that_run"]
+
+_ROOT = Path(planning.__file__).parents[1]
+
+
+@contextmanager
+def plans_that_run() -> Iterator[list[Plan]]:
+    """The plans whose `run` is taken, in order."""
+    ran: list[Plan] = []
+
+    def run(plan: Plan) -> Any:
+        ran.append(plan)
+        return plan.__dict__["run"]
+
+    Plan.run = property(run, lambda plan, made: plan.__dict__.update(run=made))  # type: ignore[assignment]
+    try:
+        yield ran
+    finally:
+        del Plan.run
+
+
+def check_plan_is_what_runs(layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Raise `AssertionError` unless the plans that a layer shows for a call are those that run in it, the very objects.
+
+    A layer has `plan`, or `plans` by name where it is made of several convolutions. What a plan runs inside (the parts
+    of a `|`) comes after it.
+    """
+    shown = list(layer.plans(*args, **kwargs).values()) if hasattr(layer, "plans") else [layer.plan(*args, **kwargs)]
+    with plans_that_run() as ran:
+        layer(*args, **kwargs)
+    assert ran, "no plan ran"
+    for plan in shown:
+        assert any(plan is other for other in ran), f"what is shown did not run:\n{plan}\nbut\n{ran[0]}"
+    assert ran[0] is shown[0]
+
+
+def check_plans_hold_no_tensor(call: Callable[[], Any]) -> None:
+    """Raise `AssertionError` where a plan that runs in a call holds a tensor or a module, however deep."""
+    with plans_that_run() as ran:
+        call()
+    assert ran, "no plan ran"
+    for plan in ran:
+        found = list(held_by(plan, (Tensor, nn.Module)))
+        assert not found, f"{', '.join(found)} in\n{plan}"
+
+
+def held_by(value: Any, kinds: tuple[type, ...]) -> Iterator[str]:
+    """Where a value holds something of these kinds: in attributes, containers, closures, defaults, bound arguments."""
+    pending, seen = [("it", value)], {}
+    while pending:
+        name, part = pending.pop()
+        if id(part) in seen or isinstance(part, _BARE):
+            continue
+        seen[id(part)] = part  # alive, so that no other object gets its number
+        if isinstance(part, kinds):
+            yield name
+        else:
+            pending += [(f"{name}.{key}", inner) for key, inner in _parts(part)]
+
+
+#: What is one for all calls, or holds nothing.
+_BARE = (type, ModuleType, str, bytes, int, float, type(None))
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [*((f"key {i}", key) for i, key in enumerate(value)), *((str(key), part) for key, part in value.items())]
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        return [*cells, ("defaults", value.__defaults__), ("keywords", value.__kwdefaults__)]
+    if isinstance(value, CellType):
+        return [("cell", value.cell_contents)]
+    if isinstance(value, MethodType | BuiltinFunctionType):
+        return [("self", value.__self__), ("function", getattr(value, "__func__", None))]
+    if isinstance(value, partial):
+        return [("function", value.func), ("arguments", value.args), ("keywords", value.keywords)]
+    items = value if isinstance(value, list | tuple | set | frozenset) else ()
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if name != "__weakref__"]
+    return [*((str(i), item) for i, item in enumerate(items)), *getattr(value, "__dict__", {}).items(),
+            *((name, getattr(value, name)) for name in slots if hasattr(value, name))]
+
+
+def files_before_kernel(call: Callable[[], Any]) -> list[str]:
+    """The package's files, from `Conv.forward` on, that a call passes outside of the kernel that its plan runs."""
+    passed: list[str] = []
+    within = {"forward": False, "kernel": 0}
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if not path.is_relative_to(_ROOT):
+            return
+        name = path.relative_to(_ROOT).as_posix()
+        kernel = name.startswith("kernels/")
+        if event == "return" and kernel:
+            within["kernel"] -= 1
+        elif event == "call":
+            within["forward"] |= name == "nn/conv.py" and frame.f_code.co_name == "forward"
+            within["kernel"] += kernel
+            if within["forward"] and not within["kernel"] and name not in passed:
+                passed.append(name)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return passed

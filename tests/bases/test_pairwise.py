@@ -1,0 +1,259 @@
+"""How expressions of scores are applied: along edges, in blocks or at once, and what they hold in memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from structconv.bases import Additive, Affine, Bilinear, Dense, EdgeScore, Identity, Lookup, Sparse, pairs, pairwise
+from structconv.bases.pairs import Edges, full
+from structconv.bases.pairwise import entries, weights_at
+from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Padding, Window
+
+F64 = torch.float64
+M, HEADS = 6, 2
+
+
+def random(*shape):
+    return torch.randn(*shape, dtype=F64)
+
+
+def leaf(*shape):
+    return random(*shape).requires_grad_()
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11)
+
+
+@pytest.fixture
+def in_blocks(monkeypatch):
+    """Make every block as small as it can be."""
+    def shrink(elements=1):
+        for module in (pairs, pairwise):
+            monkeypatch.setattr(module, "BLOCK_ELEMENTS", elements)
+    return shrink
+
+
+LEAVES = {
+    "bilinear": lambda: Bilinear(leaf(HEADS, M, 3), leaf(HEADS, M, 3)),
+    "affine": lambda: Affine(leaf(HEADS, M), leaf(HEADS, M)),
+    "additive": lambda: Additive(leaf(HEADS, M, 3), leaf(HEADS, M, 3), leaf(HEADS, 3)),
+    "lookup": lambda: Lookup(leaf(HEADS, M, 5), "clip", 2, M, M),
+    "sum": lambda: Bilinear(leaf(HEADS, M, 3), leaf(HEADS, M, 3)).leaky_relu(0.1) + Affine(leaf(1, M), leaf(1, M)),
+}
+HEADS_OF = {
+    "softmax": lambda a: a.softmax(), "softmax over outputs": lambda a: a.softmax(over="outputs"),
+    "sum": lambda a: a.map(torch.square).normalize("sum"), "count": lambda a: a.normalize("count", over="outputs"),
+    "both": lambda a: a.softmax() * a.softmax(over="outputs"), "sigmoid": lambda a: a.normalize("sigmoid"),
+    "dropout": lambda a: a.softmax().map(torch.square).softcap(3.0),
+}
+
+
+def table(support):
+    i = torch.arange(M)
+    return DenseMask(support.contains(i[:, None], i).expand(M, M).clone())
+
+
+def results(basis, tensors):
+    x, r = (torch.linspace(-1, 1, math.prod(shape), dtype=F64).cos().view(shape).requires_grad_()
+            for shape in ((2, M, 3), (2, HEADS, M, 3)))
+    y, s = basis.analysis(x), basis.synthesis(r)
+    gradients = torch.autograd.grad((y.sin().sum() + s.cos().sum()), [x, r, *tensors], allow_unused=True)
+    return [y, s, basis.dense(), *[g for g in gradients if g is not None]]
+
+
+@pytest.mark.parametrize("head", HEADS_OF)
+@pytest.mark.parametrize("scores", LEAVES)
+@pytest.mark.parametrize("support", [
+    EdgeSupport(Graph(torch.tensor([[0, 1, 1, 4, 2, 0, 3], [0, 0, 2, 3, 3, 5, 3]]), num_nodes=M)), Window(1), Blocks(2),
+    Window(2) & Causal()], ids=["graph", "window", "blocks", "local causal"])
+def test_along_edges_as_over_a_table(support, scores, head, in_blocks):
+    a = LEAVES[scores]()
+    tensors = [t for t in tree_leaves(a) if isinstance(t, torch.Tensor)]
+    along = HEADS_OF[head](a.masked(keep=support))
+    over = HEADS_OF[head](a.masked(keep=table(support)))
+    found, expected = results(along, tensors), results(over, tensors)
+    in_blocks()
+    pieces = results(over, tensors)
+    for one, two, three in zip(found, expected, pieces, strict=True):
+        close(one, two)
+        close(three, two)
+
+
+def test_a_sparse_support_is_evaluated_along_its_edges_only(monkeypatch):
+    graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=M)
+    seen = []
+    evaluate = Affine.evaluate
+    monkeypatch.setattr(Affine, "evaluate", lambda self, at: seen.append(at) or evaluate(self, at))
+    attention_on_graph = Affine(random(1, M), random(1, M)).masked(keep=graph).softmax()
+    attention_on_graph.analysis(random(M, 2))
+    attention_on_graph.transpose().analysis(random(M, 2))
+    assert len(seen) == 2 and all(isinstance(at, Edges) and at.shape == (3,) for at in seen)
+
+
+@pytest.mark.parametrize("order", [torch.arange(5), torch.tensor([3, 1, 4, 0, 2])])
+def test_weights_come_in_the_order_of_the_edges(order):
+    edges = torch.tensor([[0, 2, 1, 5, 4], [1, 1, 3, 0, 3]])[:, order]
+    graph = Graph(edges, num_nodes=M)
+    scores = Bilinear(random(HEADS, M, 3), random(HEADS, M, 3))
+    weights = weights_at(scores.masked(keep=graph).softmax(), F64)
+    a = scores.masked(keep=graph).softmax().dense()
+    close(weights, a[:, edges[0], edges[1]])
+    close(weights_at(Sparse(graph, weights), F64), weights)
+    close(weights_at(scores.softmax(), F64), scores.softmax().dense())
+
+
+def test_repeated_edges_share_their_output_each_with_a_weight_of_its_own():
+    graph = Graph(torch.tensor([[0, 0, 1], [2, 2, 2]]), num_nodes=3)
+    attention_on_graph = EdgeScore(graph, torch.log(torch.tensor([[1.0, 2.0, 5.0]], dtype=F64))).softmax()
+    close(weights_at(attention_on_graph, F64), torch.tensor([[0.125, 0.25, 0.625]], dtype=F64))
+    close(attention_on_graph.dense()[0, :, 2], torch.tensor([0.375, 0.625, 0.0], dtype=F64))
+
+
+class TestDropout:
+    seed = torch.tensor(123456789)
+
+    def dropped(self, mask=None, p=0.4):
+        torch.manual_seed(1)
+        scores = Bilinear(leaf(2, HEADS, M, 3), leaf(2, HEADS, M, 3))
+        scores = scores if mask is None else scores.masked(keep=mask)
+        return attention_dropout(scores.softmax(), p, self.seed)
+
+    def test_is_the_same_whichever_way_it_is_evaluated(self, in_blocks):
+        support = Window(1)
+        at_once, along = self.dropped(table(support)), self.dropped(support)
+        assert isinstance(pairwise.listed(along, F64), Edges) and pairwise.listed(at_once, F64) is None
+        x = random(2, M, 3)
+        expected = at_once.analysis(x)
+        close(along.analysis(x), expected)
+        close(along.transpose().dense(), at_once.dense().mT)
+        close(at_once.transpose().analysis(x), at_once.dense() @ x.unsqueeze(1))
+        in_blocks()
+        close(at_once.analysis(x), expected)
+
+    def test_of_the_backward_is_that_of_the_forward(self, in_blocks):
+        in_blocks()
+        basis = self.dropped()
+        x = leaf(2, M, 3)
+        g = random(2, HEADS, M, 3)
+        gradient, = torch.autograd.grad((basis.analysis(x) * g).sum(), [x])
+        close(gradient, (basis.dense() @ g).sum(1))
+
+    def test_keeps_the_mean_and_zeroes_a_share(self):
+        scores = Affine(torch.zeros(4, 60, dtype=F64), torch.zeros(4, 60, dtype=F64))
+        a = attention_dropout(scores.softmax(), 0.25, self.seed).dense() * 60
+        assert ((a == 0) | ((a - 1 / 0.75).abs() < 1e-12)).all()
+        share = float((a == 0).double().mean())
+        assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / a.numel())
+
+    def test_differs_between_heads_elements_parts_and_seeds(self):
+        zeros = Affine(torch.zeros(2, HEADS, 20, dtype=F64), torch.zeros(2, HEADS, 20, dtype=F64))
+        both = attention_dropout(zeros.softmax() | zeros.softmax(), 0.5, self.seed).dense() == 0
+        masks = [*both.flatten(0, 1), *(attention_dropout(zeros.softmax(), 0.5, self.seed + 7).dense() == 0)[0]]
+        for i, one in enumerate(masks):
+            assert all(0.3 < float((one == other).double().mean()) < 0.7 for other in masks[:i])
+
+    def test_draws_its_seed_from_the_generator(self):
+        scores = Bilinear(random(1, M, 3), random(1, M, 3)).softmax()
+        torch.manual_seed(3)
+        first = scores.dropout(0.5)
+        torch.manual_seed(3)
+        close(scores.dropout(0.5).dense(), first.dense())
+        assert not torch.equal(scores.dropout(0.5).dense(), first.dense())
+        assert scores.dropout(0.0) is scores
+
+
+def attention_dropout(basis, p, seed):
+    from structconv.bases.algebra import dropout
+
+    return dropout(basis, p, seed)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The largest number of elements that any operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor):
+                self.elements = max(self.elements, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+@pytest.mark.parametrize("head", ["softmax", "softmax over outputs", "dropout"])
+def test_additive_attention_holds_one_block(head, in_blocks):
+    n, d, limit = 1024, 8, 1 << 19
+    in_blocks(limit)
+    source, target, x = (torch.randn(1, n, d, requires_grad=True) for _ in range(3))
+    vector = torch.randn(1, d, requires_grad=True)
+    with LargestTensor() as largest:
+        y = HEADS_OF[head](Additive(source, target, vector)).synthesis(x)
+        y.square().sum().backward()
+    assert n * d <= largest.elements <= limit < n * n
+    assert all(t.grad is not None and t.grad.isfinite().all() for t in (source, target, vector, x))
+
+
+def test_additive_attention_on_a_graph_holds_edges_in_blocks(in_blocks):
+    n, d, edges = 512, 16, 20000
+    in_blocks(1 << 15)
+    graph = Graph(torch.randint(n, (2, edges)), num_nodes=n)
+    source, target, x = (torch.randn(1, n, d, requires_grad=True) for _ in range(3))
+    with LargestTensor() as largest:
+        y = Additive(source, target, torch.randn(1, d)).masked(keep=graph).softmax().synthesis(x)
+        y.square().sum().backward()
+    assert largest.elements <= 4 * edges < edges * d
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sum", "count", "sigmoid"])
+@pytest.mark.parametrize("mask", [DenseMask(torch.zeros(M, M, dtype=torch.bool)), Window(0) & ~Window(0),
+                                  Padding(torch.zeros(2, M, dtype=torch.bool)),
+                                  Graph(torch.zeros(2, 0, dtype=torch.int64), num_nodes=M)])
+def test_what_sees_nothing_is_exactly_zero(mask, kind):
+    query, key, x = leaf(1, M, 3), leaf(1, M, 3), leaf(2, M, 3)
+    y = Bilinear(query, key).masked(keep=mask).normalize(kind).analysis(x)
+    assert torch.equal(y, torch.zeros_like(y))
+    for gradient in torch.autograd.grad(y.sum(), [query, key, x], allow_unused=True):
+        assert gradient is None or torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.mark.parametrize("leaf_name", LEAVES)
+@pytest.mark.parametrize("mask", [Causal(), Window(1) & Causal(), table(Causal())], ids=["causal", "window", "table"])
+def test_nan_in_the_last_value_reaches_only_outputs_that_see_it(mask, leaf_name, in_blocks):
+    a = LEAVES[leaf_name]().masked(keep=mask).softmax()
+    x = random(M, 2)
+    expected = a.analysis(x)
+    x[-1, 0] = torch.nan
+    for elements in (1 << 24, 1):
+        in_blocks(elements)
+        y = a.analysis(x)
+        close(y[:, :-1], expected[:, :-1])
+        assert y[:, -1, 0].isnan().all()
+        s = a.synthesis(x.expand(HEADS, M, 2))
+        assert s[:-1].isfinite().all() and s[-1, 0].isnan()
+
+
+@pytest.mark.parametrize("fn", [torch.tanh, torch.exp])
+def test_nan_in_a_masked_score_leaves_the_others_and_their_gradients(fn):
+    query, key = leaf(1, M, 3), random(1, M, 3)
+    key[:, 2] = torch.nan
+    key.requires_grad_()
+    drop = Padding(torch.arange(M) == 2)
+    for scores in (Bilinear(query, key), Bilinear(query, key).map(fn), Additive(key, query, leaf(1, 3))):
+        y = scores.masked(drop=drop).softmax().analysis(torch.nan_to_num(key[0].detach(), nan=torch.nan))
+        assert y.isfinite().all()
+        found = torch.autograd.grad(y.square().sum(), [query, key])
+        assert found[0].isfinite().all() and found[1][:, torch.arange(M) != 2].isfinite().all()
+
+
+def test_rectangles_and_edges_of_an_expression_agree():
+    graph = Graph(torch.tensor([[0, 1, 5], [2, 2, 0]]), num_nodes=M)
+    basis = (Bilinear(random(HEADS, M, 3), random(HEADS, M, 3)) + Dense(random(1, M, M))) * Identity(M)
+    a = entries(basis, full(M, M, F64, torch.device("cpu")))
+    close(entries(basis, Edges(graph, F64)), a[:, graph.source, graph.target])

@@ -1,0 +1,105 @@
+"""Takes private names of torch away and uses layers as before: the numbers stay. Run in a process of its own.
+
+    python -m tests.private_names PATH...
+
+What goes away is what `structconv.torch_private` finds when it is imported; torch itself keeps its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from unittest import mock
+
+import torch
+
+LAYERS = ("gcn", "gat", "mha")
+#: Changes that depend on what a private name tells: modes, transforms, hooks, recomputation.
+CHANGES = ("first_used_without_gradients", "grad_modes_in_turn", "first_used_under_grad", "first_used_under_vmap",
+           "first_used_under_fake_tensors", "recomputed_on_the_first_call", "functional_call_with_others",
+           "autocast_on_and_off", "forward_hooks", "global_hooks")
+TRANSFORMS = ("first_used_under_grad", "first_used_under_vmap")
+
+
+def without(paths):
+    """What lets `_found` miss these."""
+    inner, gone = functools.reduce, [path.split(".")[1:] for path in paths]
+
+    def reduce(function, sequence, *initial):
+        if list(sequence) in gone:
+            raise AttributeError(".".join(sequence))
+        return inner(function, sequence, *initial)
+
+    return reduce
+
+
+def native_numbers():
+    """Layers in float32, against themselves in float64, gradients included."""
+    from structconv import nn
+    from structconv.primitives.native import core
+    from structconv.structures import Graph
+
+    assert core() is not None or os.environ.get("STRUCTCONV_NATIVE") == "0"
+    graph = Graph(torch.randint(40, (2, 300)), num_nodes=40)
+    for layer in (nn.GCNConv(16, 16), nn.GATConv(16, 8, 2), nn.GATv2Conv(16, 8, 2), nn.ChebConv(16, 16, 3)):
+        results = []
+        for dtype in (torch.float32, torch.float64):
+            x = torch.linspace(-1, 1, 640).view(40, 16).to(dtype).requires_grad_()
+            y = layer.to(dtype)(x, graph)
+            grads = torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()], create_graph=True)
+            again = torch.autograd.grad(grads[0].square().sum(), x)
+            results.append([y, *grads, *again])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
+
+
+def forward_derivatives():
+    """Those of differences, or an error: never another number."""
+    from structconv.testing.layers import LAYERS as MAKE
+    from structconv.testing.mutations import MUTATIONS
+
+    for name in LAYERS:
+        try:
+            MUTATIONS["forward_derivatives"].check(MAKE[name]())
+        except (NotImplementedError, RuntimeError):
+            continue
+
+
+def changes(private):
+    """Changes of every kind; functional transforms may be refused by torch where a name of theirs is gone."""
+    from structconv.testing.layers import LAYERS as MAKE
+    from structconv.testing.mutations import MUTATIONS, mutations
+
+    list(mutations(MAKE["gcn"]))  # enters the changes
+    for name in LAYERS:
+        for change in CHANGES:
+            if not MUTATIONS[change].concerns(use := MAKE[name]()):
+                continue
+            refused = () if private.follows_transforms else RuntimeError if change in TRANSFORMS else ()
+            with contextlib.suppress(refused):
+                MUTATIONS[change].check(use)
+
+
+def attempt(paths):
+    """All of the above without these names."""
+    with mock.patch.object(functools, "reduce", without(paths)):
+        from structconv import torch_private as private
+
+    for name, (path, fallback) in private.NAMES.items():
+        if path in paths and name not in ("forward_level", "linear_pointwise"):
+            assert getattr(private, name) is fallback, name
+    torch.manual_seed(0)
+    native_numbers()
+    changes(private)
+    forward_derivatives()
+
+
+def main():
+    torch.set_num_threads(1)
+    attempt(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

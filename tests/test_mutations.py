@@ -1,0 +1,80 @@
+"""What may change between two calls: every change over every named layer, in float64 and where numbers count in
+float32 too, and over a layer on every specimen."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+from structconv.testing.calls import check_now
+from structconv.testing.layers import LAYERS, Given, in_float32, over_specimens
+from structconv.testing.mutations import MUTATIONS, mutations
+
+#: Changes that native kernels, most of which are for float32, may see.
+NUMBERS = {"a_structure_behind_torch", "a_structure_in_place", "arguments_made_under_inference",
+           "autocast_on_and_off", "batches_of_all_sizes", "first_used_under_jvp", "first_used_under_vmap",
+           "first_used_without_gradients", "functional_call_with_others", "grad_modes_in_turn", "layouts_of_arguments",
+           "layouts_of_parameters", "masks_in_place", "new_structures", "parameters_in_place",
+           "recomputed_on_the_first_call", "requires_grad_toggled", "several_threads", "vmap_over_arguments",
+           "vmap_over_parameters", "an_index_out_of_range"}
+#: Changes for layers over a fixed basis, whose modules are like those of any other layer.
+OF_VALUES = NUMBERS | {"a_layer_goes", "deep_copies", "dtypes_there_and_back", "forward_derivatives",
+                       "parameters_parametrized", "second_derivatives"}
+
+
+def _cases():
+    for name, make in LAYERS.items():
+        yield from ((name, check) for check in mutations(make))
+        yield from ((f"{name}_float32", check) for check in mutations(partial(in_float32, make), NUMBERS))
+    for name, make in over_specimens().items():
+        fixed = isinstance(make().layer.mechanism, Given)
+        yield from ((name, check) for check in mutations(make, OF_VALUES if fixed else None))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("check", [pytest.param(check, id=f"{check}-{name}") for name, check in _cases()])
+def test_mutation(check):
+    check()
+
+
+def test_the_changes_are_known():
+    assert set(MUTATIONS) >= OF_VALUES
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "mha_causal", "mha_window", "biased_window", "conv2d"])
+def test_a_compiler_makes_one_graph(name):
+    use = in_float32(LAYERS[name])
+    expected = use()
+    torch.compiler.reset()
+    y = use.run(torch.compile(use.layer, fullgraph=True, backend="eager"))
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "mha", "users"])
+def test_compiled_submodules_take_part(name):
+    """Each part in turn by torch.compile, in its place and in itself."""
+    use, count = LAYERS[name](), []
+    use()
+
+    def backend(graph, _):
+        count.append(graph)
+        return graph.forward
+
+    for owner in list(use.layer.modules()):
+        for key, child in list(owner._modules.items()):
+            if child is None or isinstance(child, torch.nn.ModuleList):
+                continue
+            torch.compiler.reset()
+            owner._modules[key] = torch.compile(child, backend=backend)
+            check_now(use, f"{key} compiled")
+            owner._modules[key] = child
+            check_now(use, f"{key} put back")
+    torch.compiler.reset()
+    compiled = copy.deepcopy(use.layer)
+    compiled.compile(backend=backend)
+    count.clear()
+    torch.testing.assert_close(use.run(compiled), use(), rtol=1e-9, atol=1e-9)
+    assert count

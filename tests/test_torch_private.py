@@ -1,0 +1,70 @@
+"""Private names of torch stand in one module, and the package does without any of them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import structconv
+from structconv import torch_private
+
+PATHS = [path for path, _ in torch_private.NAMES.values()]
+
+
+@pytest.mark.parametrize("paths", [[path] for path in PATHS] + [PATHS], ids=lambda paths: paths[0] if len(
+    paths) == 1 else "all")
+def test_numbers_are_the_same_without_a_name(paths, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    done = subprocess.run([sys.executable, "-m", "tests.private_names", *paths], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def private_names(source):
+    """Lines that use a private name of torch: imported, or an attribute of what was imported."""
+    tree, imported = ast.parse(source), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                imported[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else (
+                    alias.name.split(".")[0])
+                if hidden(alias.name):
+                    yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                if hidden(name):
+                    yield node.lineno, name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            base, _, rest = ast.unparse(node).partition(".")
+            name = f"{imported.get(base, '')}.{rest}"
+            if hidden(name) and node.attr.startswith("_"):
+                yield node.lineno, name
+
+
+def hidden(name):
+    first, *parts = name.split(".")
+    return first == "torch" and any(part.startswith("_") and not part.startswith("__") for part in parts)
+
+
+def test_private_names_of_torch_stand_in_one_module():
+    """But for the suite's own checks, which put tensors of every kind before a layer."""
+    root = Path(structconv.__file__).parent
+    found = [f"{path.relative_to(root)}:{line} {name}" for path in sorted(root.rglob("*.py"))
+             if path.name != "torch_private.py" and "testing" not in path.parts
+             for line, name in private_names(path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("source", [
+    "import torch\ntorch._C._nothing()", "from torch._C import nothing", "import torch._C as c", "import torch._C",
+    "from torch.utils import _pytree", "from torch.nn import functional as F\nF._nothing",
+    "import torch\ntorch.ops.aten._nothing"])
+def test_the_search_finds_them(source):
+    assert list(private_names(source))
+    assert not list(private_names("import torch\nimport other._x\ntorch.ops.aten.add\ntorch.nn.Module.__call__"))

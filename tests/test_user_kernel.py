@@ -1,0 +1,96 @@
+"""A user's own kernel takes part in plans as soon as it is registered, without touching the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from structconv import LowRank, Mechanism, conv, plan
+from structconv.bases import Basis
+from structconv.errors import ConfigError
+from structconv.kernels.orders import Application, Applied
+from structconv.nn import Conv
+from structconv.planning import Cost, register, registered
+from structconv.testing import Specimen, suite
+
+F64 = torch.float64
+
+
+@dataclass(frozen=True, eq=False)
+class Backwards(Basis):
+    """The entries in reversed order."""
+
+    n: int
+    size = 1
+    num_inputs = property(lambda self: self.n)
+    num_outputs = property(lambda self: self.n)
+
+    def dense(self, dtype=None):
+        return torch.eye(self.n, dtype=dtype or torch.get_default_dtype()).flip(0).unsqueeze(0)
+
+
+class Backward(Mechanism):
+    """`Backwards` over the entries of x."""
+
+    def build(self, inputs):
+        return Backwards(inputs.num_inputs)
+
+
+class Flip(Applied):
+    """A flip instead of a product."""
+
+    name, types, before = "flip", (Backwards,), ("primitives",)
+
+    def match(self, problem):
+        return problem.basis.n > 2 or None
+
+    def application_cost(self, match, problem, channels, mode):
+        return Cost(bytes=problem.bytes(2 * problem.inputs * channels), calls=1)
+
+    def application(self, match, problem):
+        return Application(lambda r, call: r.flip(-2))
+
+
+@pytest.fixture(scope="module")
+def layer():
+    """A layer whose plan was made before the kernel was there."""
+    torch.manual_seed(0)
+    layer = Conv(Backward(), 3, 3, weight=LowRank(2)).double()
+    assert layer.plan(torch.randn(5, 3, dtype=F64)).kernel != "flip"
+    register(Flip())
+    return layer
+
+
+def test_a_layer_that_was_called_before_takes_it(layer):
+    x = torch.randn(5, 3, dtype=F64)
+    assert layer.plan(x).kernel == "flip"
+    expected = torch.einsum("kmn,mp,kpq->nq", Backwards(5).dense(F64), x, layer.weight().dense()) + layer.bias
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+
+
+def test_where_it_does_not_match_the_basis_serves_itself(layer):
+    x, theta = torch.randn(2, 3, dtype=F64), torch.randn(1, 3, 4, dtype=F64)
+    assert plan(x, Backwards(2), theta).kernel != "flip"
+    torch.testing.assert_close(conv(x, Backwards(2), theta), x.flip(0) @ theta[0], rtol=0, atol=1e-12)
+
+
+def test_all_orders_of_products_are_its(layer):
+    made = plan(torch.randn(5, 3), Backwards(5), torch.randn(1, 3, 4))
+    assert {one.kernel for one in made.candidates if one.path != "operator_first"} == {"flip"}
+    assert {"structure_first", "channels_first"} <= {one.path for one in made.candidates}
+
+
+def test_it_passes_the_suite(layer):
+    for _, check in suite(Specimen("backwards", lambda: Backwards(4))):
+        check()
+
+
+def test_a_refused_kernel_is_not_there(layer):
+    class Circle(Flip):
+        name, before = "circle", ("circle",)
+
+    with pytest.raises(ConfigError, match="must not form a circle"):
+        register(Circle())
+    assert "circle" not in {kernel.name for kernel in registered()}
