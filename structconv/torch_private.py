@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "below_autograd", "bound_apply", "dispatch_modes",
-           "flash_attention", "follows_transforms", "forward_level", "forward_mode", "function_modes", "global_hooks",
-           "hooked", "in_a_mode", "intercepted", "is_wrapped", "linear_pointwise", "outside_modes", "profiling",
-           "single_level", "tracing", "transforms_active", "version", "without_autocast"]
+__all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "below_autograd", "bound_apply", "called",
+           "dispatch_modes", "flash_attention", "follows_transforms", "forward_level", "forward_mode",
+           "function_modes", "global_hooks", "in_a_mode", "intercepted", "is_wrapped", "linear_pointwise",
+           "outside_modes", "parameter", "profiling", "single_level", "tracing", "transforms_active", "version",
+           "without_autocast"]
 
 T = TypeVar("T")
 
@@ -119,22 +120,50 @@ no_transforms: Any = _found(*NAMES["no_transforms"])
 no_functions: Any = _found(*NAMES["no_functions"])
 
 
-def hooked(module: torch.nn.Module) -> bool:
-    """Whether somebody is to be told of calls of this module."""
-    held = module.__dict__.get
-    return bool(held("_forward_hooks", True) or held("_forward_pre_hooks", True) or held("_backward_hooks", True)
-                or held("_backward_pre_hooks", True) or global_hooks())
-
-
 #: How modules are called, unless a tracer has put another way in its place.
 _CALL = torch.nn.Module.__call__
 
 
-def intercepted(module: torch.nn.Module) -> bool:
-    """Whether a call of this module may do something else than its class says."""
+def _intercepted(module: torch.nn.Module) -> bool:
     held = module.__dict__
-    return ("forward" in held or held.get("_compiled_call_impl") is not None or hooked(module)
-            or torch.nn.Module.__call__ is not _CALL)
+    return bool(held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
+                or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held
+                or global_hooks() or type(module).__call__ is not _CALL)
+
+
+_HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
+#: Whether a call of a module may do something else than its `forward`, or somebody is to be told of it.
+intercepted: Callable[[torch.nn.Module], bool] = (_intercepted if torch.nn.Module().__dict__.keys() >= _HOOKS
+                                                 else _always)
+
+
+class _Parameter:
+    """Finds the parameter that a module has registered under a name.
+
+    Whatever takes its place elsewhere (the tensor of a pruned or parametrised module, a buffer, a property of a derived
+    class) comes before, or is found as in any module.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        held = module.__dict__.get("_parameters", ())
+        if self.name in held:
+            return held[self.name]
+        raise AttributeError(self.name)
+
+
+def parameter() -> Any:
+    """Declares a parameter in the body of a class: `weight: nn.Parameter = parameter()`."""
+    return _Parameter()
+
+
+def called(module: torch.nn.Module, *args: Any) -> Any:
+    """`module(*args)`, by its `forward` where nobody is to be told of the call."""
+    return module(*args) if intercepted(module) else module.forward(*args)
 
 
 def bound_apply(function: Any) -> Callable[..., Any]:

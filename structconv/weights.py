@@ -19,6 +19,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor, nn
 
+from structconv import torch_private as private
 from structconv.errors import ConfigError, ShapeError
 from structconv.shapes import check_divides, check_positive
 from structconv.theta import (
@@ -120,7 +121,7 @@ class _Maker:
 class _Whole(Weight):
     """One parameter `theta`, whose last dimension but one is the fan-in."""
 
-    theta: nn.Parameter
+    theta: nn.Parameter = private.parameter()
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         total = float(_energies(energy, self.size).sum())
@@ -137,7 +138,7 @@ class Full(_Whole):
         self.theta = new(self.size, self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return FullTheta.over(theta=self.theta)
+        return FullTheta.over({"theta": self.theta})
 
 
 class Grouped(_Whole):
@@ -153,7 +154,7 @@ class Grouped(_Whole):
         self.theta = new(self.size, self.groups, p, q)
 
     def _theta(self) -> Theta:
-        return GroupedTheta.over(theta=self.theta)
+        return GroupedTheta.over({"theta": self.theta})
 
     def _options(self) -> list[str]:
         return [f"groups={self.groups}"]
@@ -166,7 +167,7 @@ class Shared(_Whole):
         self.theta = new(self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return SharedTheta.over(theta=self.theta, size=self.size)
+        return SharedTheta.over({"theta": self.theta, "size": self.size})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         gram = isinstance(energy, Tensor) and energy.dim() == 2
@@ -180,8 +181,8 @@ class Separable(Weight):
     With rank 1 all channels share one pattern over k; for a pattern a channel see `DepthwiseSeparable`.
     """
 
-    mix: nn.Parameter
-    filters: nn.Parameter
+    mix: nn.Parameter = private.parameter()
+    filters: nn.Parameter = private.parameter()
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -192,7 +193,7 @@ class Separable(Weight):
         self.filters = new(self.rank, self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return SeparableTheta.over(mix=self.mix, filters=self.filters)
+        return SeparableTheta.over({"mix": self.mix, "filters": self.filters})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.mix, _energies(energy, self.size), dims=(0, 1))
@@ -208,15 +209,15 @@ class Separable(Weight):
 class DepthwiseSeparable(Weight):
     """Theta_kpq = depthwise_kp pointwise_pq (Chollet 2017): P (K + Q) numbers, one pattern over k a channel."""
 
-    depthwise: nn.Parameter
-    pointwise: nn.Parameter
+    depthwise: nn.Parameter = private.parameter()
+    pointwise: nn.Parameter = private.parameter()
 
     def _make(self, new: _Maker) -> None:
         self.depthwise = new(self.size, self.in_channels)
         self.pointwise = new(self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return DepthwiseSeparableTheta.over(depthwise=self.depthwise, pointwise=self.pointwise)
+        return DepthwiseSeparableTheta.over({"depthwise": self.depthwise, "pointwise": self.pointwise})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
@@ -234,8 +235,8 @@ class LowRank(Weight):
         shared_by: heads that share one value projection (grouped queries); must divide K.
     """
 
-    value: nn.Parameter
-    output: nn.Parameter
+    value: nn.Parameter = private.parameter()
+    output: nn.Parameter = private.parameter()
 
     def __init__(self, dim: int, shared_by: int = 1) -> None:
         super().__init__()
@@ -248,7 +249,7 @@ class LowRank(Weight):
         self.output = new(self.size, self.dim, self.out_channels)
 
     def _theta(self) -> Theta:
-        return LowRankTheta.over(values=self.value, outputs=self.output)
+        return LowRankTheta.over({"values": self.value, "outputs": self.output})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         total = float(_energies(energy, self.size).sum())
@@ -270,7 +271,7 @@ class HeadBlocks(_Whole):
         self.theta = new(self.size, self.in_channels, dim)
 
     def _theta(self) -> Theta:
-        return HeadBlocksTheta.over(values=self.theta)
+        return HeadBlocksTheta.over({"values": self.theta})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw(self.theta, variance / (self.in_channels * _positive(float(_energies(energy, self.size).mean()))))
@@ -279,7 +280,7 @@ class HeadBlocks(_Whole):
 class Depthwise(Weight):
     """Every channel by itself: K Q numbers; Q = `multiplier` P, outputs of one channel beside each other."""
 
-    depthwise: nn.Parameter
+    depthwise: nn.Parameter = private.parameter()
 
     def __init__(self, multiplier: int = 1) -> None:
         super().__init__()
@@ -293,7 +294,7 @@ class Depthwise(Weight):
         self.depthwise = new(self.size, self.in_channels, self.multiplier)
 
     def _theta(self) -> Theta:
-        return DepthwiseTheta.over(depthwise=self.depthwise)
+        return DepthwiseTheta.over({"depthwise": self.depthwise})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
@@ -344,7 +345,7 @@ class WeightList(Weight):
         return cast("list[Weight]", list(self.weights))
 
     def _theta(self) -> Theta:
-        return ConcatTheta(tuple(weight() for weight in self._parts()))
+        return ConcatTheta(tuple(private.called(weight) for weight in self._parts()))
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         at = 0

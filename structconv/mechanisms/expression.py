@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from structconv import torch_private as private
 from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.spec import Token, materialised
 from structconv.errors import ConfigError
@@ -140,7 +141,7 @@ class Mechanism(ScoreMaps, nn.Module):
 
     def leaves(self, inputs: Inputs) -> Leaves:
         """The options' token, then the leaves."""
-        return self.token, *self(inputs)
+        return self.token, *private.called(self, inputs)
 
     def filled(self, inputs: Inputs, leaves: Leaves) -> Basis:
         """The basis over what `leaves` gave."""

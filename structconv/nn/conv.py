@@ -69,6 +69,8 @@ class Conv(nn.Module):
         ConfigError: a weight that does not fit the mechanism.
     """
 
+    bias: nn.Parameter | None = private.parameter()
+
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *,
                  weight: Weight | Sequence[Weight] | None = None, bias: bool = True,
                  other_channels: int | None = None, relative_value: RelativeValue | None = None,
@@ -97,7 +99,7 @@ class Conv(nn.Module):
         """
         try:
             call, image = self._call(x, z, structure, axes)
-            plan = plan_for(call, path=self.path, max_bytes=self.max_bytes, image=image)
+            plan = plan_for(call, self.path, self.max_bytes, image)
             y = plan.run(call)
             return (y, plan.weights(call)) if return_weights else y
         except (RuntimeError, AttributeError):
@@ -127,25 +129,23 @@ class Conv(nn.Module):
 
     def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
         call, image = self._call(x, z, structure, axes)
-        return call, plan_for(call, path=self.path, max_bytes=self.max_bytes, image=image)
+        return call, plan_for(call, self.path, self.max_bytes, image)
 
     def _call(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
         """Whatever the plan and its kernel see of this call, read anew."""
         modules: Any = self._modules
-        mechanism, relative, theta = modules["mechanism"], modules.get("relative_value"), modules["weight"]()
+        mechanism, relative = modules["mechanism"], modules.get("relative_value")
+        theta = private.called(modules["weight"])
         if private.any_autocast():
             x, z = _widened(x, theta), z if z is None else _widened(z, theta)
         wanted = None if structure is None or axes else mechanism.input_entries(structure)
         if z is not None or (wanted is not None and wanted != x.shape[-2]):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
-                       None if relative is None else relative())
+                       None if relative is None else private.called(relative))
 
     def _bias(self, theta: Theta) -> Tensor | None:
-        """b; modules look attributes up in Python, which an ordinary parameter is spared."""
-        parameters = self._parameters
-        if "bias" in parameters:
-            return parameters["bias"]
+        """What is added to each output."""
         return self.bias
 
     def _check(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
@@ -162,10 +162,10 @@ class Conv(nn.Module):
         if z is not None:
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
             check_alike("Conv", x, z, other_name="z")
-        parameter = next(iter(self.weight.parameters()), None)
-        parameter = next(self.parameters(), None) if parameter is None else parameter
-        if parameter is not None:
-            check_alike("Conv", x, parameter, other_name="the layer's parameters")
+        numbers = next(iter(self.weight.parameters()), None)
+        numbers = next(self.parameters(), None) if numbers is None else numbers
+        if numbers is not None:
+            check_alike("Conv", x, numbers, other_name="the layer's parameters")
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"

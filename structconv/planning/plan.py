@@ -39,8 +39,8 @@ _grad_enabled = torch.is_grad_enabled
 CAPACITY = 2048
 _PLANS: dict[Hashable, Plan] = {}
 FORGET.append(_PLANS.clear)
-#: Leaves that are static themselves, and those of which the dtype and the class of the shape are.
-_STATIC, _TENSORS = frozenset((Token, type(None))), frozenset((Tensor, torch.nn.Parameter))
+#: Leaves that are static themselves.
+_STATIC = frozenset((Token, type(None)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan_for(call: Call, *, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
+def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
     """The plan of a call: found by what is static in it, or made.
 
     Args:
@@ -129,7 +129,6 @@ def plan_for(call: Call, *, path: str | None = None, max_bytes: int | None = Non
     if is_compiling():
         return decide(_problem(call, call.basis(), max_bytes, image, nominal=True), path)
     x, leaves, relative = call.x, call.leaves, call.relative
-    exact = image is not None or max_bytes is not None
     facts: list[Hashable] = []
     structures: list[int] = []
     for leaf in leaves:
@@ -142,17 +141,24 @@ def plan_for(call: Call, *, path: str | None = None, max_bytes: int | None = Non
             facts.append(_fact(leaf))
     if len(structures) > 1:
         facts += map(structures.index, structures)
-    key = (x.shape if exact else _class(x.shape), x.dtype, x.device, x.requires_grad, _grad_enabled(),
-           private.any_autocast() and private.autocast(), call.theta.static_key, *facts, call.projected is None,
-           None if relative is None else relative.shape, path, max_bytes, image and image.axes,
-           Autotuning.enabled, machine.Measured.times)
+    for field in call.theta.__dict__.values():
+        if isinstance(field, Tensor):
+            facts += [field.shape, field.dtype, field.requires_grad]
+        else:
+            facts.append(key_of(field))
+    shape: tuple[int, ...] = x.shape
+    if image is None and max_bytes is None and shape and max(shape) > EXACT:
+        shape = _class(shape)
+    key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),
+           type(call.theta), *facts, call.projected is None, relative if relative is None else relative.shape,
+           path, max_bytes, image and image.axes, Autotuning.enabled, machine.Measured.times)
     plan = _PLANS.get(key)
     return _made(key, call, path, max_bytes, image) if plan is None else plan
 
 
 def _fact(leaf: Any) -> Hashable:
     """What a plan may depend on of a leaf: types, dtypes, options, and the classes of sizes."""
-    if type(leaf) in _TENSORS:
+    if isinstance(leaf, Tensor):
         return leaf.dtype, leaf.requires_grad, _class(leaf.shape)
     if type(leaf) in LAZY:
         x, *others = leaf
@@ -161,7 +167,7 @@ def _fact(leaf: Any) -> Hashable:
     return key_of(leaf)
 
 
-def _class(shape: torch.Size) -> tuple[int, ...]:
+def _class(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Channels as they are, the classes of all other sizes."""
     if not shape or max(shape) <= EXACT:
         return shape

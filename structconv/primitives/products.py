@@ -16,7 +16,8 @@ from structconv.primitives.native import gemm
 from structconv.primitives.native.checks import check_numbers
 from structconv.primitives.native.operator import define, multilinear, register_gradient
 
-__all__ = ["linear", "outer", "product", "product_for", "small_product"]
+__all__ = ["contract_heads", "expand_heads", "linear", "outer", "product", "product_for", "small_product",
+           "split_heads"]
 
 Kernel = Literal["native", "library", "torch"]
 
@@ -81,6 +82,23 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 def split_heads(x: Tensor, size: int, channels: int) -> Tensor:
     """The columns of a product by heads: (..., M, K C) -> (..., K, M, C), a view."""
     return x.view(*x.shape[:-1], size, channels).transpose(-2, -3)
+
+
+def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
+    """(..., M, P) and (K, P, Q) -> (..., K, M, Q), as one product of matrices."""
+    size, _, out = theta.shape
+    if size == 1:
+        return product(x, theta.squeeze(0)).unsqueeze(-3)
+    return split_heads(product(x, theta.transpose(0, 1).flatten(1)), size, out)
+
+
+def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(..., K, N, P) and (K, P, Q) -> (..., N, Q), as one product of matrices; b (Q) is added where it is given."""
+    if theta.shape[0] == 1:
+        return product(r.squeeze(-3), theta.squeeze(0), bias)
+    rows, whole = r.transpose(-3, -2), theta.flatten(0, 1)
+    y = product(rows.reshape(-1, whole.shape[0]), whole, bias)
+    return y.reshape(*rows.shape[:-2], theta.shape[-1]) if rows.dim() > 3 else y
 
 
 def _large(x: Tensor, w: Tensor, columns: int) -> bool:

@@ -119,7 +119,7 @@ def _planning_modules() -> list[ModuleType]:
             and getattr(module, "plan_for", None) is plan_for]
 
 
-def _dense_plan(call: Call, *, image: Image | None = None, **_: Any) -> Plan:
+def _dense_plan(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
     def run(call: Call) -> Tensor:
         x = call.x if image is None else call.x.flatten(-image.axes).mT
         a = call.basis().dense(x.dtype)

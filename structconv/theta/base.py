@@ -11,11 +11,9 @@ from torch import Tensor
 
 from structconv.bases.spec import Leaf
 from structconv.errors import ShapeError
-from structconv.primitives.products import product, split_heads
-from structconv.structures.values import FrozenValue
+from structconv.structures.values import FrozenValue, key_of
 
-__all__ = ["Theta", "check_letters", "contract_heads", "expand_heads", "held_tensors", "plus", "repeat_head",
-           "sum_tensors", "wants_grad"]
+__all__ = ["Theta", "check_letters", "held_tensors", "plus", "repeat_head", "sum_tensors", "wants_grad"]
 
 
 class _Held(FrozenValue):
@@ -24,8 +22,8 @@ class _Held(FrozenValue):
     @property
     def static_key(self) -> Hashable:
         """The type, and of its tensors shapes, dtypes, and whether a gradient is wanted, which may change."""
-        return type(self), *[(field.shape, field.dtype, field.requires_grad) if isinstance(field, Tensor) else field
-                             for field in self.__dict__.values()]
+        return type(self), *[(field.shape, field.dtype, field.requires_grad) if isinstance(field, Tensor)
+                             else key_of(field) for field in self.__dict__.values()]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -53,7 +51,7 @@ class Theta(_Held, abc.ABC):
         """Raise `ShapeError` unless what it holds fits together."""
 
     @classmethod
-    def over(cls, **held: Any) -> Self:
+    def over(cls, held: dict[str, Any]) -> Self:
         """The value over these fields, unchecked: a plan for it checks, once."""
         made = object.__new__(cls)
         made.__dict__.update(held)
@@ -135,23 +133,6 @@ def sum_tensors(terms: list[Tensor]) -> Tensor:
     for term in terms[1:]:
         total = total + term
     return total
-
-
-def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
-    """(..., M, P) and (K, P, Q) -> (..., K, M, Q), as one product of matrices."""
-    size, _, out = theta.shape
-    if size == 1:
-        return product(x, theta.squeeze(0)).unsqueeze(-3)
-    return split_heads(product(x, theta.transpose(0, 1).flatten(1)), size, out)
-
-
-def contract_heads(r: Tensor, theta: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(..., K, N, P) and (K, P, Q) -> (..., N, Q), as one product of matrices; b (Q) is added where it is given."""
-    if theta.shape[0] == 1:
-        return product(r.squeeze(-3), theta.squeeze(0), bias)
-    rows, whole = r.transpose(-3, -2), theta.flatten(0, 1)
-    y = product(rows.reshape(-1, whole.shape[0]), whole, bias)
-    return y.reshape(*rows.shape[:-2], theta.shape[-1]) if rows.dim() > 3 else y
 
 
 def repeat_head(x: Tensor, size: int) -> Tensor:

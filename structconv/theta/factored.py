@@ -7,8 +7,8 @@ from torch import Tensor
 
 from structconv.bases.base import value
 from structconv.errors import ShapeError
-from structconv.primitives.products import product
-from structconv.theta.base import Theta, check_letters, contract_heads, expand_heads, plus
+from structconv.primitives.products import contract_heads, expand_heads, product
+from structconv.theta.base import Theta, check_letters, plus
 from structconv.theta.whole import FullTheta
 
 __all__ = ["ByHeadTheta", "DepthwiseSeparableTheta", "HeadBlocksTheta", "LowRankTheta", "SeparableTheta"]

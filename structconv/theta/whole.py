@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 from torch import Tensor
 
 from structconv.bases.base import value
 from structconv.errors import ShapeError
-from structconv.primitives.products import product
-from structconv.theta.base import Theta, check_letters, contract_heads, expand_heads, plus, repeat_head, sum_tensors
+from structconv.primitives.products import contract_heads, expand_heads, product
+from structconv.theta.base import Theta, check_letters, plus, repeat_head, sum_tensors
 
 __all__ = ["ConcatTheta", "DepthwiseTheta", "EyeTheta", "FullTheta", "GroupedTheta", "SharedTheta", "as_theta"]
 
@@ -241,10 +239,6 @@ class ConcatTheta(Theta):
     @property
     def out_channels(self) -> int:
         return self.parts[0].out_channels
-
-    @property
-    def static_key(self) -> Hashable:
-        return ConcatTheta, *[part.static_key for part in self.parts]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
