@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Sequence
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -138,7 +138,7 @@ class Full(_Whole):
         self.theta = new(self.size, self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return FullTheta.over({"theta": self.theta})
+        return _over(FullTheta, {"theta": self.theta})
 
 
 class Grouped(_Whole):
@@ -154,7 +154,7 @@ class Grouped(_Whole):
         self.theta = new(self.size, self.groups, p, q)
 
     def _theta(self) -> Theta:
-        return GroupedTheta.over({"theta": self.theta})
+        return _over(GroupedTheta, {"theta": self.theta})
 
     def _options(self) -> list[str]:
         return [f"groups={self.groups}"]
@@ -167,7 +167,7 @@ class Shared(_Whole):
         self.theta = new(self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return SharedTheta.over({"theta": self.theta, "size": self.size})
+        return _over(SharedTheta, {"theta": self.theta, "size": self.size})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         gram = isinstance(energy, Tensor) and energy.dim() == 2
@@ -193,7 +193,7 @@ class Separable(Weight):
         self.filters = new(self.rank, self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return SeparableTheta.over({"mix": self.mix, "filters": self.filters})
+        return _over(SeparableTheta, {"mix": self.mix, "filters": self.filters})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.mix, _energies(energy, self.size), dims=(0, 1))
@@ -217,7 +217,7 @@ class DepthwiseSeparable(Weight):
         self.pointwise = new(self.in_channels, self.out_channels)
 
     def _theta(self) -> Theta:
-        return DepthwiseSeparableTheta.over({"depthwise": self.depthwise, "pointwise": self.pointwise})
+        return _over(DepthwiseSeparableTheta, {"depthwise": self.depthwise, "pointwise": self.pointwise})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
@@ -249,7 +249,7 @@ class LowRank(Weight):
         self.output = new(self.size, self.dim, self.out_channels)
 
     def _theta(self) -> Theta:
-        return LowRankTheta.over({"values": self.value, "outputs": self.output})
+        return _over(LowRankTheta, {"values": self.value, "outputs": self.output})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         total = float(_energies(energy, self.size).sum())
@@ -271,7 +271,7 @@ class HeadBlocks(_Whole):
         self.theta = new(self.size, self.in_channels, dim)
 
     def _theta(self) -> Theta:
-        return HeadBlocksTheta.over({"values": self.theta})
+        return _over(HeadBlocksTheta, {"values": self.theta})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw(self.theta, variance / (self.in_channels * _positive(float(_energies(energy, self.size).mean()))))
@@ -294,7 +294,7 @@ class Depthwise(Weight):
         self.depthwise = new(self.size, self.in_channels, self.multiplier)
 
     def _theta(self) -> Theta:
-        return DepthwiseTheta.over({"depthwise": self.depthwise})
+        return _over(DepthwiseTheta, {"depthwise": self.depthwise})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
@@ -358,6 +358,13 @@ class WeightList(Weight):
     def scale_(self, factor: float | Tensor) -> None:
         for weight in self._parts():
             weight.scale_(factor)
+
+
+def _over(kind: type[Theta], held: dict[str, Any]) -> Theta:
+    """Theta over these fields, unchecked: a plan for it checks, once."""
+    theta = object.__new__(kind)
+    theta.__dict__.update(held)
+    return theta
 
 
 def _energies(energy: Energy, size: int) -> Tensor:

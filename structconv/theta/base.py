@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable
-from typing import Any, Self, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -49,13 +49,6 @@ class Theta(_Held, abc.ABC):
 
     def check(self) -> None:
         """Raise `ShapeError` unless what it holds fits together."""
-
-    @classmethod
-    def over(cls, held: dict[str, Any]) -> Self:
-        """The value over these fields, unchecked: a plan for it checks, once."""
-        made = object.__new__(cls)
-        made.__dict__.update(held)
-        return made
 
     @property
     @abc.abstractmethod
