@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 
-__all__ = ["derived", "forget", "is_plain", "values_known"]
+__all__ = ["derived", "forget", "is_plain", "mark", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -38,6 +38,7 @@ class _Entry:
 
 
 _ENTRIES: dict[int, _Entry] = {}
+_MARKS: dict[int, tuple[weakref.ref[Any], object]] = {}
 
 
 def derived(owner: Any, key: Hashable, build: Callable[[], T]) -> T:
@@ -64,7 +65,8 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T]) -> T:
         key = (rest, key)
     first: Any = tensors[0] if tensors else owner
     entry = _ENTRIES.get(id(first))
-    if entry is not None and entry.ref() is first and (not tensors or entry.version == private.version(tensors[0])):
+    if entry is not None and entry.ref() is first and (not tensors or (
+            entry.version == private.version(tensors[0]) and not tensors[0].requires_grad)):
         known = entry.values.get(key)
         if known is not None and (len(tensors) < 2 if not known[0] else _same(known[0], tensors[1:])):
             return known[1]
@@ -92,6 +94,24 @@ def forget(owner: Any) -> None:
     """Forget what was derived from the tensors of `owner`, which were changed behind torch's back."""
     for t in list(_tensors(owner)) or [owner]:
         _ENTRIES.pop(id(t), None)
+
+
+def _forget_mark(number: int) -> Callable[[object], object]:
+    marks = _MARKS
+    return lambda _: marks.pop(number, None)
+
+
+def mark(value: Any) -> Hashable:
+    """What an object is known by for as long as it lives: the same for this one, another for every other."""
+    entry = _MARKS.get(id(value))
+    if entry is not None and entry[0]() is value:
+        return entry[1]
+    try:
+        ref = weakref.ref(value, _forget_mark(id(value)))
+    except TypeError:  # nothing tells when it goes, so that it is like nothing else
+        return object()
+    _MARKS[id(value)] = ref, object()
+    return _MARKS[id(value)][1]
 
 
 def is_plain(value: Any) -> bool:
@@ -151,6 +171,6 @@ def _same(marks: tuple[Any, ...], others: tuple[Tensor, ...]) -> bool:
     if len(marks) != len(others):
         return False
     for (ref, version), t in zip(marks, others, strict=True):
-        if ref() is not t or version != private.version(t):
+        if ref() is not t or version != private.version(t) or t.requires_grad:
             return False
     return True

@@ -88,6 +88,16 @@ def test_nothing_is_kept_where_a_gradient_flows():
     assert [derived(graph, "a", build), derived(graph, "a", build)] == [1, 2]
 
 
+def test_what_was_kept_is_not_given_once_a_gradient_flows():
+    weight, build = torch.ones(1), Counter()
+    for owner in (Graph(pair(), edge_weight=weight), weight, (torch.zeros(1), weight)):
+        weight.requires_grad_(False)
+        known = derived(owner, "a", build)
+        assert derived(owner, "a", build) == known
+        weight.requires_grad_()
+        assert derived(owner, "a", build) != known
+
+
 def test_nothing_is_kept_of_fake_tensors():
     build = Counter()
     with FakeTensorMode():

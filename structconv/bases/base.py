@@ -218,7 +218,8 @@ class Basis(FrozenValue, ScoreMaps, abc.ABC):
     def _static(self) -> Hashable:
         if field_names(self):
             held = [id(t) for t in tensors_in(self)]  # tensors that are one have one stand-in
-            return super()._static(), tuple(map(held.index, held)) if len(set(held)) < len(held) else ()
+            same = tuple(map(held.index, held)) if len(set(held)) < len(held) else ()
+            return self.size, super()._static(), same
         return type(self), self.size, *map(size_class, (self.num_inputs, self.num_outputs, *self.batch_shape))
 
     def __repr__(self) -> str:

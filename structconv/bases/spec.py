@@ -23,8 +23,8 @@ from structconv.primitives.products import linear, split_heads
 from structconv.structures.graph import Graph
 from structconv.structures.values import FrozenValue, altered, field_names, fields
 
-__all__ = ["LAZY", "Function", "Leaf", "Leaves", "Projected", "Term", "Token", "filler", "getter", "materialised",
-           "spec_of", "stand_ins", "tensor"]
+__all__ = ["LAZY", "Function", "Leaf", "Leaves", "Projected", "StandIns", "Term", "Token", "filler", "getter",
+           "materialised", "spec_of", "stand_ins", "tensor"]
 
 Leaves = Sequence[Any]
 Get = Callable[[Leaves], Any]
@@ -170,10 +170,16 @@ class Leaf:
         return self.device.type == "cpu"
 
 
-def stand_ins(leaves: Leaves) -> list[Any]:
-    """A stand-in for each leaf, the same for the same object."""
+class StandIns(list[Any]):
+    """What stands in for the leaves of calls while their spec is made."""
+
+
+def stand_ins(leaves: Leaves) -> StandIns:
+    """A stand-in for each leaf; the same for the same structure, as the key of a plan tells, and no other object."""
     made: dict[int, Any] = {}
-    return [made.setdefault(id(leaf), spec_of(leaf, itemgetter(i))) for i, leaf in enumerate(leaves)]
+    own = (spec_of(leaf, itemgetter(i)) for i, leaf in enumerate(leaves))
+    return StandIns(made.setdefault(id(leaf), spec) if isinstance(leaf, FrozenValue) else spec
+                    for leaf, spec in zip(leaves, own, strict=True))
 
 
 def tensor(leaf: Any) -> Any:

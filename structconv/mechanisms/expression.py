@@ -8,18 +8,19 @@ of; filled with stand-ins it is the spec for which a plan is made.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from structconv import torch_private as private
 from structconv.bases.base import Basis, ScoreMaps
-from structconv.bases.spec import Token, materialised
+from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError
 from structconv.mechanisms.options import KEPT, may_change, options, static
+from structconv.structures.values import tensors_in
 
 __all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_mechanism"]
 
@@ -96,9 +97,6 @@ class Mechanism(ScoreMaps, nn.Module):
     sees_projection: bool = False
     #: Whether the leaves are made of `inputs.sibling`, the mechanism beside this one in a sum or a product.
     reads_sibling: bool = False
-    #: Whether calls may leave inputs out for all outputs: always, or by a structure that is a support (`kept_inputs`).
-    hides: bool = False
-    hides_by_structure: bool = False
     #: Whether the leaves depend on x or z, or on more of the call than the structure, the dtype and the device.
     reads_entries: bool = True
     #: What an operator of the algebra makes of mechanisms (`operations`).
@@ -143,9 +141,30 @@ class Mechanism(ScoreMaps, nn.Module):
         """The options' token, then the leaves."""
         return self.token, *private.called(self, inputs)
 
-    def filled(self, inputs: Inputs, leaves: Leaves) -> Basis:
-        """The basis over what `leaves` gave."""
-        return self._fill_next(inputs, iter(materialised(leaves)))
+    def filled(self, inputs: Inputs, leaves: Sequence[Any]) -> Basis:
+        """The basis over what `leaves` gave, or its spec over their stand-ins."""
+        return self._spec(inputs, leaves) if isinstance(leaves, StandIns) else self._fill_next(
+            inputs, iter(materialised(leaves)))
+
+    def _spec(self, inputs: Inputs, leaves: StandIns) -> Basis:
+        """The spec, made of options and leaves alone: whatever else `fill` read would stay behind in the plan."""
+        try:
+            spec = self._alone()._fill_next(inputs, iter(leaves))
+        except AttributeError as error:
+            raise ConfigError(type(self).__name__, "fill must read nothing but options and leaves", str(error),
+                              "Return it from forward, as a leaf, or make it an option.") from error
+        if tensors_in(spec):
+            raise ConfigError(type(self).__name__, "fill must take tensors from its leaves", repr(spec),
+                              "Return the tensor from forward, as a leaf.")
+        return spec
+
+    def _alone(self) -> Self:
+        """A twin with the options, and with the mechanisms inside, but without tensors, modules and modes."""
+        twin = object.__new__(type(self))
+        held = {name: _alone(module) for name, module in self._modules.items()
+                if isinstance(module, Mechanism | nn.ModuleList | nn.ModuleDict)}
+        twin.__dict__.update(options(self), _parameters={}, _buffers={}, _modules=held)
+        return twin
 
     def _fill_next(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         """`fill`, behind the token."""
@@ -170,14 +189,20 @@ class Mechanism(ScoreMaps, nn.Module):
         """Whether the leaf is the basis itself."""
         return type(self).forward is Mechanism.forward
 
+    def _inside(self) -> list[Mechanism]:
+        """The mechanisms inside whose options `fill` may read."""
+        return [module for module in self.modules() if isinstance(module, Mechanism) and module is not self]
+
     def _token(self) -> Token:
-        """The token of the type and the options, which do not matter where the leaf is the basis itself."""
-        return Token.of((type(self), None if self._gives_basis() else static(options(self))))
+        """The token of the types and the options, which do not matter where the leaf is the basis itself."""
+        if self._gives_basis():
+            return Token.of((type(self),))
+        return Token.of((type(self), static(options(self)), *(module.token for module in self._inside())))
 
     def _fix_options(self) -> None:
         self.__dict__["_bound"] = True
         self.__dict__.pop("token", None)
-        if self._gives_basis() or not any(map(may_change, options(self).values())):
+        if self._gives_basis() or not (self._inside() or any(map(may_change, options(self).values()))):
             self.__dict__["token"] = self._token()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -188,6 +213,12 @@ class Mechanism(ScoreMaps, nn.Module):
         super().__setattr__(name, value)
         if bound and name in self.__dict__ and not isinstance(value, Tensor):
             self._fix_options()
+
+    def __delattr__(self, name: str) -> None:
+        if "_bound" in self.__dict__ and name in options(self):
+            raise ConfigError(type(self).__name__, f"{name} is fixed once a layer has bound its mechanism", "del",
+                              "Make a new layer.")
+        super().__delattr__(name)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy or a file, whose options may be other objects."""
@@ -212,6 +243,10 @@ class Mechanism(ScoreMaps, nn.Module):
         led = self.output_structure(structure)
         return _count(led, "num_outputs")
 
+    def hides(self, structure: Any) -> bool:
+        """Whether `kept_inputs` is to be asked in a call with this structure. Cheap: it is asked in each."""
+        return False
+
     def kept_inputs(self, inputs: Inputs) -> Tensor | None:
         """Which entries some output can see, (..., M) booleans; `None` for all."""
         return None
@@ -225,6 +260,16 @@ class Mechanism(ScoreMaps, nn.Module):
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism.operation(name, *args, **options)
+
+
+def _alone(module: Any) -> nn.Module:
+    """A mechanism without what a spec must not hold, or a list of such."""
+    if isinstance(module, Mechanism):
+        return module._alone()
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__, _modules={name: _alone(part) for name, part in module._modules.items()
+                                                    if isinstance(part, Mechanism)})
+    return twin
 
 
 def _count(structure: Any, name: str) -> int | None:

@@ -59,8 +59,6 @@ class Mask(nn.Module):
         if not isinstance(mask, Support | Graph | _Structure):
             raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
         self._mask, self._kept = mask, kept
-        #: Whether it may leave inputs out for all outputs: by itself, or by the support that is the structure.
-        self.hides, self.hides_by_structure = bool(tensors_in(mask)), isinstance(mask, _Structure)
         for i, tensor in enumerate(tensors_in(mask)):
             self.register_buffer(f"mask{i}", tensor.contiguous())
         for i, position in enumerate(_positions(mask)):
@@ -81,6 +79,10 @@ class Mask(nn.Module):
         if isinstance(mask, Support):
             mask.check("masked", inputs.num_inputs, inputs.num_outputs)
         return mask
+
+    def hides(self, structure: Any) -> bool:
+        """Whether it may leave inputs out for all outputs: by its tensors, or by the support that is the structure."""
+        return bool(self._buffers) or (isinstance(self._mask, _Structure) and isinstance(structure, Support))
 
     def kept_inputs(self, inputs: Any) -> Tensor | None:
         """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.

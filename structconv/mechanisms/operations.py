@@ -105,6 +105,10 @@ def _size(join: str | None, sizes: list[int]) -> int:
     return max(sizes)
 
 
+#: What may leave inputs out for all outputs.
+_HIDING = (Mechanism, Mask)
+
+
 class Operation(Mechanism):
     """Operators of the algebra: at most one that joins two mechanisms, then steps on what comes of it.
 
@@ -122,13 +126,7 @@ class Operation(Mechanism):
         self.join, self.steps = join, steps
         mechanisms = self.mechanisms()
         self._size = _size(join, [operand.size for operand in mechanisms])
-        scored = any(operand.has_scores for operand in mechanisms)
-        self.has_scores = scored and not any(step.name == "normalize" for step in steps)
-        self.sees_projection = any(operand.sees_projection for operand in mechanisms)
-        self.reads_entries = bool(self.held) or any(operand.reads_entries for operand in mechanisms)
-        hiding = [*mechanisms, *[mask for mask in self.held if isinstance(mask, Mask)]]
-        self.hides = any(part.hides for part in hiding)
-        self.hides_by_structure = any(part.hides_by_structure for part in hiding)
+        self._sizes = tuple(operand.size for operand in mechanisms)
         #: Whether inputs and outputs have changed places.
         self._turned = [step.name for step in steps].count("transpose") % 2 == 1
 
@@ -136,13 +134,30 @@ class Operation(Mechanism):
     def size(self) -> int:
         return self._size
 
+    @property
+    def has_scores(self) -> bool:  # type: ignore[override]
+        normalised = any(step.name == "normalize" for step in self.steps)
+        return not normalised and self.join != "compose" and any(operand.has_scores for operand in self.mechanisms())
+
+    @property
+    def sees_projection(self) -> bool:  # type: ignore[override]
+        return True in [operand.sees_projection for operand in self.mechanisms()]
+
+    @property
+    def reads_entries(self) -> bool:  # type: ignore[override]
+        return bool(self.held) or any(operand.reads_entries for operand in self.mechanisms())
+
     def mechanisms(self) -> list[Mechanism]:
         """The operands."""
         return list(self._modules["operands"]._modules.values())  # type: ignore[union-attr, arg-type]
 
+    def _held(self) -> list[nn.Module]:
+        """What steps read."""
+        return list(self._modules["held"]._modules.values())  # type: ignore[union-attr, arg-type]
+
     def forward(self, inputs: Inputs) -> Leaves:
         leaves = self._joined(inputs) if self.join is not None else self.mechanisms()[0].leaves(inputs)
-        held = iter(self._modules["held"]._modules.values())  # type: ignore[union-attr]
+        held = iter(self._held())
         for step in self.steps:
             if step.dynamic:
                 leaves = (*leaves, self._leaf(step, inputs, held))
@@ -158,10 +173,18 @@ class Operation(Mechanism):
             basis = _STEPS.get(step.name, _plain)(basis, step, next(leaves) if step.dynamic else None)
         return basis
 
+    def hides(self, structure: Any) -> bool:
+        asked = [part for part in (*self.mechanisms(), *self._held()) if isinstance(part, _HIDING)]
+        return True in [part.hides(structure) for part in asked]
+
+    def _inside(self) -> list[Mechanism]:
+        """None: the leaves of the operands bring their tokens."""
+        return []
+
     def kept_inputs(self, inputs: Inputs) -> Tensor | None:
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
         kept = [operand.kept_inputs(inputs) for operand in operands]
-        either = self.join == "concat" or (self.join == "add" and not operands[0].has_scores)
+        either = self.join == "concat" or (self.join == "add" and not any(part.has_scores for part in operands))
         found = _any(kept) if either else _all(kept)
         held = iter(self.held)
         for step in self.steps:

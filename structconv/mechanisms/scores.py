@@ -20,7 +20,7 @@ from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
 from structconv.bases.positions import Lookup
-from structconv.bases.spec import Projected, Term, Token, tensor
+from structconv.bases.spec import Function, Projected, Term, Token, tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.encodings import Rotary
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
@@ -248,11 +248,14 @@ class Additive(Score):
     def forward(self, inputs: Inputs) -> Leaves:
         source = (_projected("Additive", inputs)[0] if self.sees_projection
                   else by_heads(self.source, inputs.x, self.heads))
-        return source, by_heads(self.target, inputs.z, self.heads), self.vector, _known_module(self.activation)
+        return source, by_heads(self.target, inputs.z, self.heads), self.vector, _module(self.activation)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        source, target, vector, known = next(leaves), next(leaves), next(leaves), next(leaves)
-        return values.Additive(source, target, vector, self.activation if known is None else known.options)
+        source, target, vector = next(leaves), next(leaves), next(leaves)
+        activation: Any = next(leaves)
+        if isinstance(activation, Token):
+            activation = activation.options
+        return values.Additive(source, target, vector, self.activation if activation is None else activation)
 
 
 class Location(Score):
@@ -338,16 +341,16 @@ class Pair(Score):
 
     def forward(self, inputs: Inputs) -> Leaves:
         assert self.module is not None
-        return tuple(self.module.parameters()), inputs.x, inputs.z
+        return Function(self.module), tuple(self.module.parameters()), inputs.x, inputs.z
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        assert self.module is not None
-        module, names = self.module, [name for name, _ in self.module.named_parameters()]
+        function = next(leaves)
 
         def score(parameters: tuple[Tensor, ...], source: Tensor, target: Tensor) -> Tensor:
             lead = torch.broadcast_shapes(source.shape[:-1], target.shape[:-1])
             pair = torch.cat([source.expand(*lead, -1), target.expand(*lead, -1)], -1)
-            return functional_call(module, dict(zip(names, parameters, strict=True)), (pair,))
+            names = [name for name, _ in function.module.named_parameters()]
+            return functional_call(function.module, dict(zip(names, parameters, strict=True)), (pair,))
 
         width = self.hidden + inputs.x.shape[-1] + inputs.z.shape[-1]
         return values.PairFunction(score, next(leaves), next(leaves), next(leaves), self.heads, width)
@@ -385,14 +388,16 @@ class Uniform(Score):
         return uniform if self.window is None else Masked(uniform, self.window)
 
 
-def _known_module(activation: Any) -> Token | None:
-    """The function that a module's call computes, for those that have one; its numbers may change between calls."""
-    if not isinstance(activation, nn.Module) or torch.compiler.is_compiling() or private.intercepted(activation):
+def _module(activation: Any) -> Token | Function | None:
+    """A module as a leaf: the function that its call computes, if it has one; `None` for what is no module."""
+    if not isinstance(activation, nn.Module):
         return None
+    if torch.compiler.is_compiling() or private.intercepted(activation):
+        return Function(activation)
     if type(activation) in (nn.LeakyReLU, nn.Identity):
         return _leaky_relu(getattr(activation, "negative_slope", 1.0))
     function = _FUNCTIONS.get(type(activation))
-    return None if function is None else Token.of(function)
+    return Function(activation) if function is None else Token.of(function)
 
 
 def _projected(owner: str, inputs: Inputs) -> tuple[Tensor, Tensor]:

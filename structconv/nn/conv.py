@@ -24,7 +24,6 @@ from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call, Image
 from structconv.shapes import check_alike, check_entries, check_positive
 from structconv.structures.grid import Grid
-from structconv.structures.supports import Support
 from structconv.theta import Theta
 from structconv.weights import Full, Weight, WeightList
 
@@ -179,7 +178,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
         structure = _grid_of(x, axes)
         image = Image(axes, partial(_shape_of_outputs, mechanism, structure))
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
-    if mechanism.hides or (mechanism.hides_by_structure and isinstance(structure, Support)):
+    if mechanism.hides(structure):
         entries, z = _seen(mechanism, entries, z, structure)
         x = x if axes else entries
     if mechanism.sees_projection:

@@ -98,8 +98,8 @@ class Problem:
         return self.sizes.batch * numbers * self.sizes.itemsize
 
     def part(self, basis: Basis, theta: Theta) -> Problem:
-        """The same x with another basis and Theta."""
-        return dataclasses.replace(self, basis=basis, theta=theta)
+        """The entries of the same x with another basis and Theta."""
+        return dataclasses.replace(self, basis=basis, theta=theta, image=None)
 
     def channel_product(self, flops: int, entries: int, heads: int, before: int, after: int,
                         columns: int = 0, products: int = 1, calls: int = CHANNEL_CALLS) -> Cost:

@@ -20,6 +20,7 @@ from structconv.mechanisms.index import (
     Shifts,
     Walks,
 )
+from structconv.nn import Conv
 from structconv.structures import Graph, Grid, GridBatch, KnowledgeGraph, batch
 
 F64 = torch.float64
@@ -408,3 +409,20 @@ def test_walks_and_sequences_compile_whole():
     compiled = torch.compile(apply, fullgraph=True, backend="eager")
     x = torch.randn(kg.num_entities, 2)
     torch.testing.assert_close(compiled(x), apply(x))
+
+
+@pytest.mark.parametrize("mechanism", [
+    Adjacency(), Adjacency("row", self_loops=True), Chebyshev(2), Powers(2, walk="forward"), Adjacency() | Identity(),
+    Adjacency() @ Adjacency(), Adjacency() * Adjacency(), Adjacency().transpose()])
+def test_weights_of_edges_may_be_trained_from_the_second_call_on(mechanism):
+    weight = torch.rand(8, dtype=torch.float64)
+    edges = torch.stack([torch.arange(8), torch.tensor([1, 2, 3, 4, 5, 6, 7, 0])])
+    graph, x = Graph(edges, num_nodes=8, edge_weight=weight), torch.randn(8, 3, dtype=torch.float64)
+    layer = Conv(mechanism, 3, 2).double()
+    layer(x, structure=graph)
+    weight.requires_grad_()
+    found, = torch.autograd.grad(layer(x, structure=graph).square().sum(), weight)
+    fresh = weight.detach().clone().requires_grad_()
+    new = Graph(edges.clone(), num_nodes=8, edge_weight=fresh)
+    expected, = torch.autograd.grad(layer(x, structure=new).square().sum(), fresh)
+    torch.testing.assert_close(found, expected)

@@ -29,6 +29,7 @@ from structconv.mechanisms import (
     Shifts,
 )
 from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock, RelativeValue
+from structconv.nn.conv import to_entries
 from structconv.structures import Causal, Graph, Grid, Padding, Window
 from structconv.weights import (
     Depthwise,
@@ -105,6 +106,17 @@ def test_a_weight_for_each_part():
     close(layer(x), torch.einsum("kmn,mp,kpq->nq", a, x, theta) + layer.bias)
     close(theta[4], torch.eye(Q, dtype=F64))
     assert sum(p.numel() for p in layer.weight.parameters()) == 2 * 3 * (Q + Q) + 2 * Q
+
+
+@pytest.mark.parametrize("mechanism", [
+    Cuboid(3) | Cuboid(5), ATTENTION | Cuboid((3, 3)), Cuboid((3, 3)) | Identity(), Shifts([(0, 1)]) | Shifts([(1, 0)]),
+    Pool(2) | Pool(2), Cuboid((3, 3)) + Identity(9), Cuboid((3, 3)) @ Shifts([(0, 1)]), Cuboid((3, 3)).transpose()])
+def test_images_are_their_pixels(mechanism):
+    layer = Conv(mechanism, P, P).to(F64)
+    image = torch.randn(P, P, 4, 6, dtype=F64)
+    entries, grid = to_entries(image, 2)
+    expected = layer(entries, structure=grid).mT
+    close(layer(image, axes=2).flatten(2), expected)
 
 
 def test_heads_side_by_side():

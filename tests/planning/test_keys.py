@@ -1,0 +1,241 @@
+"""Calls that look alike to a careless key: each gives what a layer that was never called before gives."""
+
+import enum
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from structconv import conv
+from structconv.bases import Bilinear, Dense
+from structconv.errors import ConfigError
+from structconv.mechanisms import (
+    Additive,
+    BiAffine,
+    DotProduct,
+    EmbeddedGaussian,
+    Identity,
+    Mechanism,
+    RelativeBias,
+)
+from structconv.nn import Conv
+from structconv.planning import plan
+from structconv.structures import Padding, Window
+
+
+def reference(layer, x, z=None):
+    a = layer.basis(x, z).dense()
+    return torch.einsum("...kmn,...mp,kpq->...nq", a, x, layer.weight().dense()) + layer.bias
+
+
+def check(layer, x, z=None):
+    torch.testing.assert_close(layer(x, z), reference(layer, x, z), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0))
+
+
+def drawn(layer):
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_()
+    return layer
+
+
+def test_one_table_in_two_places_and_two_tables(x):
+    table = RelativeBias(2, 2)
+    tied = drawn(Conv((DotProduct(2, 3) + table + table).softmax(), 4, 4))
+    own = drawn(Conv((DotProduct(2, 3) + RelativeBias(2, 2) + RelativeBias(2, 2)).softmax(), 4, 4))
+    for layer in (tied, own, tied):
+        check(layer, x)
+    tables = [p for name, p in own.named_parameters() if name.endswith("table")]
+    assert len(tables) == 2
+    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(own(x).square().sum(), tables))
+
+
+class Own(Mechanism):
+    """A dot product whose `fill` multiplies by `factor()`."""
+
+    has_scores = True
+
+    def __init__(self, option=None):
+        super().__init__()
+        self.option = option
+
+    def bind(self, channels):
+        self.query, self.key = nn.Linear(channels.others, 3), nn.Linear(channels.inputs, 3)
+
+    def forward(self, inputs):
+        key = self.key(inputs.x).unsqueeze(-3)
+        return (key if inputs.z is inputs.x else self.query(inputs.z).unsqueeze(-3)), key
+
+    def fill(self, inputs, leaves):
+        return Bilinear(next(leaves), next(leaves)) * float(self.factor())
+
+    def factor(self):
+        return 1.0
+
+
+def test_leaves_that_are_one_in_some_calls(x):
+    layer = Conv(Own().softmax(), 4, 4)
+    check(layer, x)
+    check(layer, x, torch.randn(2, 9, 4))
+
+
+class First(enum.IntEnum):
+    ONE = 1
+
+
+class Second(enum.IntEnum):
+    ONE = 1
+
+
+class Tagged(int):
+    tag = 1.0
+
+
+def tagged(tag):
+    number = Tagged(1)
+    number.tag = tag
+    return number
+
+
+class ByOption(Own):
+    def factor(self):
+        option = self.option
+        if isinstance(option, list | dict):
+            return 2.0 + len(option)
+        if isinstance(option, Tagged):
+            return option.tag
+        kinds = (First, Second, bool, np.floating, float, int)
+        return [3.0, 5.0, 7.0, 11.0, 13.0 if np.signbit(float(option)) else 17.0, 19.0][
+            next(i for i, kind in enumerate(kinds) if isinstance(option, kind))]
+
+
+@pytest.mark.parametrize("options", [(First.ONE, Second.ONE, True, 1, 1.0, np.float32(1)), (0.0, -0.0),
+                                     (tagged(2.0), tagged(3.0)), ([], [1], {}, {1: 2})])
+def test_options_that_are_equal_and_not_the_same(x, options):
+    for option in (*options, *options):
+        check(Conv(ByOption(option).softmax(), 4, 4), x)
+
+
+class Held:
+    def __init__(self):
+        self.factor = 2.0
+        self.itself = self
+
+
+class ByObject(Own):
+    def factor(self):
+        return self.option.factor
+
+
+def test_an_object_that_changes(x):
+    layer = Conv(ByObject(Held()).softmax(), 4, 4)
+    for factor in (2.0, 5.0):
+        layer.mechanism.operands[0].option.factor = factor
+        check(layer, x)
+
+
+class Wrapper(Mechanism):
+    has_scores = True
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    @property
+    def size(self):
+        return self.inner.size
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+    def fill(self, inputs, leaves):
+        return self.inner.fill(inputs, leaves)
+
+
+def test_a_mechanism_within_a_mechanism(x):
+    for inner in (DotProduct(2, 3), EmbeddedGaussian(3, 2), DotProduct(2, 3)):
+        check(Conv(Wrapper(inner).softmax(), 4, 4), x)
+
+
+@pytest.mark.parametrize("read", [lambda self: self.training, lambda self: self.query.in_features,
+                                  lambda self: self.key.bias[0], lambda self: self.shift])
+def test_fill_reads_options_alone(x, read):
+    class Reads(Own):
+        def bind(self, channels):
+            super().bind(channels)
+            self.shift = torch.ones(())
+
+        def factor(self):
+            return read(self)
+
+    with pytest.raises(ConfigError, match="Return it from forward"):
+        Conv(Reads().softmax(), 4, 4)(x)
+
+
+def test_fill_takes_tensors_from_leaves(x):
+    class Keeps(Own):
+        def fill(self, inputs, leaves):
+            next(leaves)
+            return Bilinear(inputs.z.unsqueeze(-3), next(leaves))
+
+    with pytest.raises(ConfigError, match="Return the tensor from forward"):
+        Conv(Keeps().softmax(), 3, 3)(torch.randn(5, 3))
+
+
+def test_an_option_is_not_taken_away(x):
+    layer = Conv(ByOption(3).softmax(), 4, 4)
+    with pytest.raises(ConfigError, match="fixed"):
+        del layer.mechanism.operands[0].option
+
+
+def test_sizes_of_the_parts_above_the_exact_ones():
+    x, theta = torch.randn(5, 2), torch.randn(145, 2, 3)
+    first, second = Dense(torch.randn(70, 5, 5)), Dense(torch.randn(75, 5, 5))
+    for basis in (first | second, second | first, first | second):
+        expected = torch.einsum("kmn,mp,kpq->nq", basis.dense(), x, theta)
+        torch.testing.assert_close(conv(x, basis, theta), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_replaced_parts_of_an_expression(x):
+    layer = Conv(DotProduct(2, 3).masked(keep=Window(2)).softmax(), 4, 4)
+    layer(x)
+    keep = torch.tensor([True] * 5 + [False] * 4)
+    layer.mechanism.held[0] = Conv(DotProduct(2, 3).masked(keep=Padding(keep)).softmax(), 4, 4).mechanism.held[0]
+    broken = x.clone()
+    broken[:, 8] = torch.nan
+    assert layer(broken).isfinite()[:, :8].all()
+    layer.mechanism.operands[0] = BiAffine(2, on="projected").bound(4, 4)
+    assert layer(x).shape == x.shape
+
+
+def test_a_mask_in_one_term_hides_nothing_from_the_other():
+    x, keep = torch.randn(3, 2), Padding(torch.tensor([True, True, False]))
+    masked = (DotProduct() @ Identity()).masked(keep=keep)
+    check(Conv(masked + Identity(), 2, 2), x)
+    check(Conv(Identity() + masked, 2, 2), x)
+
+
+class Softened:
+    def __call__(self, t):
+        return 0.5 * t
+
+
+@pytest.mark.parametrize("expression", [
+    lambda: DotProduct(2, 3).map(Softened()).softmax(), lambda: DotProduct(2, 3).map(torch.Tensor.tanh).softmax(),
+    lambda: Additive(3, 2, activation=Softened()).softmax(), lambda: DotProduct(2, 3).scaled(np.float32(0.5)).softmax(),
+    lambda: ByOption(First.ONE).softmax(), lambda: ByObject(Held()).softmax(),
+    lambda: DotProduct(2, 3).map(functools.partial(torch.clamp, min=-1.0)).softmax()])
+def test_a_layer_with_an_option_of_any_kind_has_one_plan(x, expression):
+    layer = Conv(expression(), 4, 4)
+    layer(x)
+    known = len(plan._PLANS)
+    for _ in range(3):
+        check(layer, x)
+    assert len(plan._PLANS) == known
