@@ -109,7 +109,7 @@ def test_a_weight_for_each_part():
 
 
 @pytest.mark.parametrize("mechanism", [
-    Cuboid(3) | Cuboid(5), ATTENTION | Cuboid((3, 3)), Cuboid((3, 3)) | Identity(), Shifts([(0, 1)]) | Shifts([(1, 0)]),
+    Cuboid((3, 3)) | Cuboid((5, 5)), ATTENTION | Cuboid((3, 3)), Cuboid((3, 3)) | Identity(), Shifts([(0, 1)]) | Shifts([(1, 0)]),
     Pool(2) | Pool(2), Cuboid((3, 3)) + Identity(9), Cuboid((3, 3)) @ Shifts([(0, 1)]), Cuboid((3, 3)).transpose()])
 def test_images_are_their_pixels(mechanism):
     layer = Conv(mechanism, P, P).to(F64)
