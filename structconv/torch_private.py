@@ -19,7 +19,7 @@ __all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "below_auto
            "dispatch_modes", "flash_attention", "follows_transforms", "forward_level", "forward_mode",
            "function_modes", "global_hooks", "in_a_mode", "intercepted", "is_wrapped", "linear_pointwise",
            "outside_modes", "parameter", "profiling", "single_level", "tracing", "transforms_active", "version",
-           "without_autocast"]
+           "watched", "without_autocast"]
 
 T = TypeVar("T")
 
@@ -161,9 +161,9 @@ def parameter() -> Any:
     return _Parameter()
 
 
-def called(module: torch.nn.Module, *args: Any) -> Any:
-    """`module(*args)`, by its `forward` where nobody is to be told of the call."""
-    return module(*args) if intercepted(module) else module.forward(*args)
+def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
+    """`module(*args, **options)`, by its `forward` where nobody is to be told of the call."""
+    return module(*args, **options) if intercepted(module) else module.forward(*args, **options)
 
 
 def bound_apply(function: Any) -> Callable[..., Any]:
@@ -177,6 +177,12 @@ def bound_apply(function: Any) -> Callable[..., Any]:
 def version(t: Tensor) -> int | None:
     """How often a tensor was changed in place, 0 where torch does not count (inference); `None` where it never does."""
     return 0 if t.is_inference() else getattr(t, "_version", None)
+
+
+def watched() -> bool:
+    """Whether anything beside autograd is to see, or to transform, an operator."""
+    return bool(dispatch_modes() or function_modes() or transforms_active() or forward_level() >= 0
+                or tracing() is not None or profiling())
 
 
 def autocast() -> tuple[torch.dtype, ...]:

@@ -23,6 +23,7 @@ from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.products import product, product_for
 from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
+from structconv.theta.base import plus
 
 __all__ = ["OPERATOR_BYTES", "Application", "Applied", "Apply", "shares_of"]
 
@@ -42,6 +43,7 @@ class Application(NamedTuple):
         synthesis: sum_k A_k^T r_k, (..., K, M, C) -> (..., N, C); by `apply` where absent.
         biased: (r, b (K, C), call) -> A_k^T r_k + b_k, where b is added in passing.
         shares: (r, clip, call) -> A_k^T r_k and the sums of the weights over each relative position, (..., K, N, L).
+        single: A^T x where K = 1, (M, C) -> (N, C).
         weights: (call) -> the entries where they count, as `weights_at` gives them.
     """
 
@@ -50,6 +52,7 @@ class Application(NamedTuple):
     synthesis: Apply | None = None
     biased: Callable[[Tensor, Tensor, Call], Tensor] | None = None
     shares: Callable[[Tensor, int, Call], tuple[Tensor, Tensor]] | None = None
+    single: Apply | None = None
     weights: Run | None = None
 
     def analyse(self) -> Apply:
@@ -97,19 +100,30 @@ class Applied(Kernel):
 
 def _structure_first(applied: Application, problem: Problem) -> Run:
     """A_k^T x for every k, then sum_k . Theta_k: right where P is small, or x needs no gradient."""
-    analysis = applied.analyse()
+    analysis, single = applied.analyse(), applied.single
+    if single is not None and _whole(problem):
+        return lambda call: product(single(call.x, call), call.theta.theta.squeeze(0),  # type: ignore[attr-defined]
+                                    call.bias)
     return lambda call: call.theta.contract(analysis(call.x, call), call.bias)
 
 
 def _channels_first(applied: Application, problem: Problem) -> Run:
     """x Theta_k for every k, then sum_k A_k^T: right where Q is small."""
-    synthesis, projected = applied.synthesise(), problem.projected
+    synthesis, projected, single = applied.synthesise(), problem.projected, applied.single
+    if single is not None and _whole(problem):
+        return lambda call: plus(single(product(call.x, call.theta.theta.squeeze(0)), call),  # type: ignore[attr-defined]
+                                 call.bias)
 
     def run(call: Call) -> Tensor:
         y = synthesis(call.projected if projected else call.theta.expand(call.x), call)  # type: ignore[arg-type]
         return y if call.bias is None else y + call.bias
 
     return run
+
+
+def _whole(problem: Problem) -> bool:
+    """Whether x and Theta are one matrix each."""
+    return isinstance(problem.theta, FullTheta) and problem.theta.size == 1 and problem.x.dim() == 2
 
 
 def _between(applied: Application, problem: Problem) -> Run:

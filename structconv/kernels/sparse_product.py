@@ -30,11 +30,15 @@ class Matrices(NamedTuple):
         """(..., K or 1, M, C) -> (..., K, N, C), or with the heads summed (..., N, C)."""
         ahead, back = self.graph(call.leaves).layouts()
         values = None if self.values is None else self.values(call.leaves)
-        alike = values is None or values.dtype is r.dtype
-        if self.single and alike and r.dim() == 3 and r.shape[0] == 1:
-            y = edge_product(*ahead, *back, values, r, 1)
-            return y.squeeze(0) if sum_heads else y
         return spmm(ahead, back, values, r, sum_heads=sum_heads)
+
+    def one(self, x: Tensor, call: Call) -> Tensor:
+        """(M, C) -> (N, C), of one matrix."""
+        ahead, back = self.graph(call.leaves).layouts()
+        values = None if self.values is None else self.values(call.leaves)
+        if values is not None and values.dtype is not x.dtype:
+            return spmm(ahead, back, values.view(-1), x)
+        return edge_product(*ahead, *back, values, x, 1)
 
     def analysis(self, x: Tensor, call: Call) -> Tensor:
         """(..., M, C) -> (..., K, N, C)."""
@@ -59,7 +63,7 @@ class SparseProduct(Applied):
         return Matrices(getter(basis.graph), None if basis.values is None else getter(basis.values), single)
 
     def application(self, match: Matrices, problem: Problem) -> Application:
-        return Application(match.product, match.analysis, match.synthesis)
+        return Application(match.product, match.analysis, match.synthesis, single=match.one if match.single else None)
 
 
 register(SparseProduct())

@@ -176,7 +176,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
     entries, image, projected = x, None, None
     if axes:
         structure = _grid_of(x, axes)
-        image = Image(axes, partial(_shape_of_outputs, mechanism, structure))
+        image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
     if mechanism.hides(structure):
         entries, z = _seen(mechanism, entries, z, structure)
@@ -200,14 +200,8 @@ def _grid_of(image: Tensor, ndim: int) -> Grid:
     """The grid of an image's pixels."""
     if image.dim() <= ndim:
         raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))
-    shape = tuple(image.shape[-ndim:])
+    shape = image.shape[-ndim:]
     return Grid(shape) if torch.compiler.is_compiling() else _known(shape)
-
-
-def _shape_of_outputs(mechanism: Mechanism, grid: Grid) -> tuple[int, ...]:
-    """Of the image that a mechanism makes of one on this grid."""
-    shape: tuple[int, ...] = mechanism.output_structure(grid).shape
-    return shape
 
 
 def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Tensor, Tensor | None]:

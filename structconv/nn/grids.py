@@ -7,6 +7,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor, nn
 
+from structconv import torch_private as private
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import check_mechanism
@@ -45,7 +46,7 @@ class OnGrid(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., P, *S) -> (..., Q, *S')."""
-        y: Tensor = self._modules["conv"](image, axes=self.ndim)  # type: ignore[misc]
+        y: Tensor = private.called(self._modules["conv"], image, axes=self.ndim)  # type: ignore[arg-type]
         return y
 
     def plan(self, image: Tensor) -> Plan:

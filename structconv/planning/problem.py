@@ -51,10 +51,16 @@ Run = Callable[[Call], Tensor]
 
 
 class Image(NamedTuple):
-    """x and y are images: (..., P, *S) with so many axes S, and (..., Q, *outputs)."""
+    """x and y are images: (..., P, *S) with so many axes S, on a grid, and (..., Q, *outputs), where `source` leads."""
 
     axes: int
-    outputs: Callable[[], tuple[int, ...]]
+    source: Any
+    grid: Any
+
+    def outputs(self) -> tuple[int, ...]:
+        """The shape of the grid on which the outputs lie."""
+        shape: tuple[int, ...] = self.source.output_structure(self.grid).shape
+        return shape
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,7 +71,7 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
         if reduced is not None:
             return spmm(by_target, by_source, *reduced)
     if x.dim() == 2 and (values is None or values.dim() == 1):  # no leading dimensions: nothing to fold
-        return edge_product(*by_target, *by_source, values, x.unsqueeze(0), 1).squeeze(0)
+        return edge_product(*by_target, *by_source, values, x, 1)
     values_lead = () if values is None else tuple(values.shape[:-1])
     folding = _Folding(values_lead, tuple(x.shape[:-2]))
     keep = len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
@@ -213,14 +213,19 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
                  values: Tensor | None, x: Tensor, rows: int) -> Tensor:
-    """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E), or (E,); X and rows divide V."""
+    """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E), or (E,); X and rows divide V.
+
+    (X, M, C) -> (rows, N, C), and where there is one row of each, (M, C) -> (N, C).
+    """
     layout, dtype = Csr(indptr, indices, order), _wide(x.dtype)
     num_values = 1 if values is None or values.dim() == 1 else values.shape[0]
     if x.numel() == 0 or rows == 0 or num_values == 0:
-        return x.new_zeros((rows, indptr.shape[0] - 1, x.shape[2]))
+        return x.new_zeros(_product_shape(x, rows, indptr))
     kernels = calls.usable(x, indices.shape[0])
     if kernels is not None:
         return calls.spmm(kernels, layout, values, x, None, rows, num_values, 1.0, 0.0)
+    if x.dim() == 2:
+        return _spmm_kernel(*layout, indptr_T, indices_T, order_T, values, x.unsqueeze(0), rows).squeeze(0)
     if (gpu := triton.usable_product(x, indices.shape[0], rows * indptr.shape[0])) is not None:
         return gpu.spmm(layout, values, x, None, rows, num_values, 1.0, 0.0)
     _check_columns(layout, x.shape[1])
@@ -240,6 +245,11 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
             y[v // repeats_y].copy_(product)
     assert y is not None
     return y.to(x.dtype)
+
+
+def _product_shape(x: Tensor, rows: int, indptr: Tensor) -> tuple[int, ...]:
+    outputs = indptr.shape[0] - 1
+    return (outputs, x.shape[1]) if x.dim() == 2 else (rows, outputs, x.shape[2])
 
 
 def _sddmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor,
@@ -304,12 +314,16 @@ def _check_spmm(*arguments: Any) -> None:
     layouts, (values, x, rows) = arguments[:6], arguments[6:]
     check_numbers("spmm", x, values)
     by_target, by_source = check_edges("spmm", layouts, x)
-    _check_table("spmm", "x", x, by_source.indptr.shape[0] - 1)
+    count = 1 if values is None or values.dim() == 1 else values.shape[0]
+    if x.dim() != 2 or rows != 1 or count != 1:
+        _check_table("spmm", "x", x, by_source.indptr.shape[0] - 1)
+    else:
+        check_entries("spmm", x, entries=by_source.indptr.shape[0] - 1, letters="MC")
     edges = by_target.indices.shape[0]
     if values is not None and (values.dim() not in (1, 2) or values.shape[-1] != edges or values.dtype != x.dtype):
         raise ShapeError("spmm", f"values must have shape (V, E={edges}) or (E={edges},) and dtype {x.dtype}",
                          f"{tuple(values.shape)} and {values.dtype}")
-    _check_repeats("spmm", 1 if values is None or values.dim() == 1 else values.shape[0], x.shape[0], rows)
+    _check_repeats("spmm", count, x.shape[0] if x.dim() == 3 else 1, rows)
 
 
 def _check_sddmm(*arguments: Any) -> None:
@@ -328,7 +342,7 @@ def _check_sddmm(*arguments: Any) -> None:
 
 def _spmm_fake(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
                values: Tensor | None, x: Tensor, rows: int) -> Tensor:
-    return x.new_empty((rows, indptr.shape[0] - 1, x.shape[2]))
+    return x.new_empty(_product_shape(x, rows, indptr))
 
 
 def _sddmm_fake(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
@@ -346,9 +360,10 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_values = grad_x = None
     if ctx.needs_input_grad[6]:
         rows = 1 if values.dim() == 1 else values.shape[0]
-        grad_values = _sddmm(*ahead, *back, grad, x, rows).view(values.shape)
+        whole = (grad, x) if x.dim() == 3 else (grad.unsqueeze(0), x.unsqueeze(0))
+        grad_values = _sddmm(*ahead, *back, *whole, rows).view(values.shape)
     if ctx.needs_input_grad[7]:
-        grad_x = edge_product(*back, *ahead, values, grad, x.shape[0])
+        grad_x = edge_product(*back, *ahead, values, grad, 1 if x.dim() == 2 else x.shape[0])
     return *(None,) * 6, grad_values, grad_x, None
 
 
@@ -365,6 +380,6 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 define("spmm", f"{EDGES}, Tensor? values, Tensor x, SymInt rows", _spmm_kernel, _spmm_fake, _check_spmm)
 define("sddmm", f"{EDGES}, Tensor q, Tensor k, SymInt rows", _sddmm_kernel, _sddmm_fake, _check_sddmm)
-#: What `spmm` runs on (V, E) or no values and x (X, M, C), without its checks; arguments are those of the kernel.
+#: What `spmm` runs on (V, E) or no values and x (X, M, C) or (M, C), without its checks: the arguments of the kernel.
 edge_product = register_gradient("spmm", _spmm_backward, _save, tangent=multilinear("spmm", 6, 7))
 _sddmm = register_gradient("sddmm", _sddmm_backward, _save, tangent=multilinear("sddmm", 6, 7))

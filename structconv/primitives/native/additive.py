@@ -146,7 +146,7 @@ def additive_forward(kernels: Core, by_target: Csr | Dense, q: Tensor, k: Tensor
     """(y, lse)."""
     q, k, x, vector = unit(q), unit(k), unit(x), floats(vector)
     outputs, heads, depth = q.shape
-    y = calls.empty(x, outputs, heads, x.shape[2])
+    y = calls.empty(x, (outputs, heads, x.shape[2]))
     lse = torch.empty((outputs, heads), dtype=torch.float32)
     pairs = _pairs(by_target, k.shape[0])
     kernels.additive_forward(_FORWARD.pack(
@@ -162,9 +162,9 @@ def additive_backward(kernels: Core, by_target: Csr | Dense, by_source: Csr | De
     q, k, x, grad, vector = unit(q), unit(k), unit(x), unit(grad), floats(vector)
     outputs, heads, depth = q.shape
     y, lse = map(calls.dense, saved)
-    grads, grad_vector = [calls.empty(t, *t.shape) for t in (q, k, x)], torch.empty_like(vector)
-    packed = calls.empty(lse, outputs, 2, heads)
-    partial = calls.empty(lse, kernels.constants["kRanges"], heads, depth)
+    grads, grad_vector = [calls.empty(t, t.shape) for t in (q, k, x)], torch.empty_like(vector)
+    packed = calls.empty(lse, (outputs, 2, heads))
+    partial = calls.empty(lse, (kernels.constants["kRanges"], heads, depth))
     ahead, back = _pairs(by_target, k.shape[0]), _pairs(by_source, outputs)
     tables = [number for t in (q, k, x, y, grad, *grads) for number in rows(t)]
     kernels.additive_backward(_BACKWARD.pack(

@@ -127,7 +127,8 @@ def _forward_kernel(kernels: Core, by_target: Csr, source: Tensor, target: Tenso
                     vectors: tuple[int, ...], slope: float, drop: calls.Drop,
                     train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     outputs, (inputs, heads, channels) = target.shape[0], x.shape
-    y, y2 = calls.empty(x, outputs, heads, channels), calls.empty(x, outputs if train else 0, heads, channels)
+    y = calls.empty(x, (outputs, heads, channels))
+    y2 = calls.empty(x, (outputs if train else 0, heads, channels))
     lse, mass = torch.empty_like(target), torch.empty_like(target)
     layout = edges_of(by_target, inputs)
     kernels.affine_forward(_FORWARD.pack(
@@ -152,7 +153,7 @@ def projected_backward(kernels: Core, by_target: Csr, by_source: Csr, x: Tensor,
     """Gradients of x, z, and in float32 of the vectors and the bias; `saved` is what the forward returned."""
     x, given = unit(x), vectors.readable()
     scratch = _piece_sums(kernels, x)
-    grad_z = None if given.z is None else calls.empty(given.z, *given.z.shape)
+    grad_z = None if given.z is None else calls.empty(given.z, given.z.shape)
     of_source, of_target = torch.empty_like(given.source), torch.empty_like(given.target)
     bias = None if given.bias is None else torch.empty_like(given.bias)
     packed = (*given.packed(), *rows(grad_z), of_source.data_ptr(), of_target.data_ptr(), pointer(bias),
@@ -168,9 +169,9 @@ def _backward_kernel(kernels: Core, by_target: Csr, by_source: Csr, source: Tens
     grad = unit(grad)
     y, y2, lse, mass = map(calls.dense, saved)
     outputs, heads, channels = y.shape
-    grad_x = calls.empty(x, *x.shape)
+    grad_x = calls.empty(x, x.shape)
     grad_source, grad_target = torch.empty_like(source), torch.empty_like(target)
-    scratch = calls.empty(target, outputs, 4, heads)
+    scratch = calls.empty(target, (outputs, 4, heads))
     ahead, back = edges_of(by_target, x.shape[0]), edges_of(by_source, outputs)
     kernels.affine_backward(_BACKWARD.pack(
         *ahead[:5], *back[:5], pointer(source), pointer(target), pointer(lse), pointer(mass), *rows(x), *rows(y),

@@ -87,7 +87,7 @@ def bilinear_forward(kernels: Core, by_target: Csr, q: Tensor, k: Tensor, v: Ten
     q, k, v = unit(q), unit(k), unit(v)
     outputs, heads, depth = q.shape
     bias = None if bias is None else floats(bias)
-    y = calls.empty(v, outputs, heads, v.shape[2])
+    y = calls.empty(v, (outputs, heads, v.shape[2]))
     lse = torch.empty((outputs, heads), dtype=torch.float32)
     layout = edges_of(by_target, k.shape[0])
     kernels.bilinear_forward(_FORWARD.pack(
@@ -104,7 +104,7 @@ def bilinear_backward(kernels: Core, by_target: Csr, by_source: Csr, q: Tensor, 
     outputs, heads, depth = q.shape
     y, lse = map(calls.dense, saved)
     bias = None if bias is None else floats(bias)
-    grads = [calls.empty(t, *t.shape) for t in (q, k, v)] if into is None else into
+    grads = [calls.empty(t, t.shape) for t in (q, k, v)] if into is None else into
     grad_bias = None if bias is None else torch.empty_like(bias)
     scratch = lse.new_empty((outputs, 2, heads))
     ahead, back = edges_of(by_target, k.shape[0]), edges_of(by_source, outputs)

@@ -5,6 +5,8 @@ A tensor goes to a kernel through `dense`, `unit`, `rows` or `floats`, which see
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -123,11 +125,11 @@ def dropped(drop: Drop, outputs: int, source_major: int) -> tuple[float, int, in
     return p, seed, batch_heads, outputs, source_major
 
 
-def empty(like: Tensor, a: int, b: int, c: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Memory for a result (a, b, c): huge pages, and what was kept of earlier results, for a large one."""
-    if a * b * c * 4 < LEAST:
-        return like.new_empty((a, b, c)) if dtype is None else like.new_empty((a, b, c), dtype=dtype)
-    return new_empty(like, (a, b, c), dtype)
+def empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for a result of this shape: huge pages, and what was kept of earlier results, for a large one."""
+    if prod(shape) * 4 < LEAST:
+        return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtype)
+    return new_empty(like, shape, dtype)
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -151,9 +153,10 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
          alpha: float, beta: float, out: Tensor | None = None) -> Tensor:
     """y[v rows // V] += alpha A_v x[v X // V] + beta z, for V = `count`: values None, (E,), (1, E) or (V, E).
 
-    x (X, M, C). y is written to `out`, contiguous, where it is given; z may be the same memory.
+    x is (X, M, C) or (M, C), and so is y; it is written to `out`, contiguous, where given. z may be the same memory.
     """
-    batch, inputs, channels = x.shape
+    *lead, inputs, channels = x.shape
+    batch = lead[0] if lead else 1
     x = dense(x)
     indptr, indices, order, outputs, edges, _, _ = edges_of(layout, inputs)
     stride = 0
@@ -163,7 +166,7 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
         values, order = (values, order) if sorted_values is None else (sorted_values, 0)
         values = dense(values if values.dtype is x.dtype else values.to(x.dtype))
     z = None if z is None else dense(z)
-    y = empty(x, rows, outputs, channels) if out is None else out
+    y = empty(x, (rows, outputs, channels) if lead else (outputs, channels)) if out is None else out
     kernels.spmm(_SPMM.pack(indptr, indices, order, outputs, edges, pointer(values), pointer(x), pointer(z),
                             y.data_ptr(), inputs, channels, count, stride, count // batch, count // rows, half(x),
                             torch.get_num_threads(), alpha, beta))

@@ -108,7 +108,8 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
     apply = private.bound_apply(_function(name, direct, backward))
 
     def call(*inputs: Any) -> Any:
-        if _watched() or not _OWN.issuperset(map(type, inputs)) or (_Seen.transforms and _wrapped(inputs)):
+        if (is_compiling() or private.watched() or not _OWN.issuperset(map(type, inputs))
+                or (_Seen.transforms and _wrapped(inputs))):
             return operator(*inputs)
         if torch.is_grad_enabled() and private.any_requires_grad(*inputs):
             return apply(*inputs)
@@ -149,13 +150,6 @@ def trains(*tensors: Tensor | None) -> bool:
     """Whether the gradient of something along these may be asked for, by autograd or by a functional transform."""
     return torch.is_grad_enabled() and (private.transforms_active()
                                         or any(t is not None and t.requires_grad for t in tensors))
-
-
-def _watched() -> bool:
-    """Whether anything is to see, or to transform, an operator."""
-    return (is_compiling() or bool(private.dispatch_modes()) or bool(private.function_modes())
-            or private.transforms_active() or private.forward_level() >= 0 or private.tracing() is not None
-            or private.profiling())
 
 
 def _wrapped(inputs: Sequence[Any]) -> bool:

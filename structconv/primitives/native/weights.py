@@ -141,7 +141,7 @@ def _edge_weights(kernels: Core, by_target: Csr, scores: _Scores, drop: calls.Dr
     q, k = ((floats(t).unsqueeze(-1) for t in (q, k)) if kind == _TERMS else (unit(q), unit(k)))
     bias, vector = (None if t is None else floats(t) for t in (bias, vector))
     outputs, heads, depth = q.shape
-    weights = calls.empty(q, by_target.indices.shape[0], heads, 1, torch.float32).squeeze(-1)
+    weights = calls.empty(q, (by_target.indices.shape[0], heads), torch.float32)
     layout = edges_of(by_target, k.shape[0])
     kernels.edge_weights(_EDGE_WEIGHTS.pack(
         *layout[:5], kind, *rows(q), *rows(k), pointer(bias), pointer(vector), weights.data_ptr(), heads, depth,

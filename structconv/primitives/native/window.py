@@ -223,7 +223,7 @@ class _Call(NamedTuple):
 def _window_forward(kernels: Core, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """(y, lse)."""
     q, k, v = unit(q), unit(k), unit(v)
-    y = calls.empty(v, q.shape[0], q.shape[1], v.shape[2])
+    y = calls.empty(v, (q.shape[0], q.shape[1], v.shape[2]))
     lse = torch.empty(q.shape[:2], dtype=torch.float32)
     kernels.window_forward(_FORWARD.pack(*call.pack(q, k, v), *rows(y), lse.data_ptr()))
     return y, lse
@@ -233,7 +233,7 @@ def _window_backward(kernels: Core, call: _Call, q: Tensor, k: Tensor, v: Tensor
                      grad: Tensor, table_grad: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k and v, and of the table by falling offset, (K, combinations, width), with its borders."""
     q, k, v, y, grad, lse = unit(q), unit(k), unit(v), unit(y), unit(grad), calls.dense(lse)
-    grads = [calls.empty(t, *t.shape) for t in (q, k, v)]
+    grads = [calls.empty(t, t.shape) for t in (q, k, v)]
     delta = torch.empty_like(lse)
     parts = torch.zeros((q.shape[1], call.tasks(), *call.tables[0].shape[1:])) if table_grad else None
     tables = [number for t in (y, grad, *grads) for number in rows(t)]
