@@ -105,10 +105,6 @@ def _size(join: str | None, sizes: list[int]) -> int:
     return max(sizes)
 
 
-#: What may leave inputs out for all outputs.
-_HIDING = (Mechanism, Mask)
-
-
 class Operation(Mechanism):
     """Operators of the algebra: at most one that joins two mechanisms, then steps on what comes of it.
 
@@ -174,8 +170,13 @@ class Operation(Mechanism):
         return basis
 
     def hides(self, structure: Any) -> bool:
-        asked = [part for part in (*self.mechanisms(), *self._held()) if isinstance(part, _HIDING)]
-        return True in [part.hides(structure) for part in asked]
+        for held in self._held():
+            if isinstance(held, Mask) and held.hides(structure):
+                return True
+        for operand in self.mechanisms():  # noqa: SIM110 - asked in each call, and a generator costs three times as much
+            if operand.hides(structure):
+                return True
+        return False
 
     def _inside(self) -> list[Mechanism]:
         """None: the leaves of the operands bring their tokens."""
