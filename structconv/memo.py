@@ -7,7 +7,7 @@ through `.data`, through NumPy or into an inference tensor, is told by `forget`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,6 +20,7 @@ __all__ = ["derived", "forget", "is_plain", "mark", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
+_NUMBERS = frozenset((bool, int, float, str, type(None), torch.dtype))
 
 
 class _Entry:
@@ -92,7 +93,7 @@ def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callabl
 
 def forget(owner: Any) -> None:
     """Forget what was derived from the tensors of `owner`, which were changed behind torch's back."""
-    for t in list(_tensors(owner)) or [owner]:
+    for t in _tensors(owner) or [owner]:
         _ENTRIES.pop(id(t), None)
 
 
@@ -151,12 +152,17 @@ def _fields(value: Any) -> list[Any]:
     return [getattr(value, name) for name in getattr(value, "__dataclass_fields__", ())]
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors of a value in the order of its fields, found in loops: each new graph is asked a dozen times."""
     if isinstance(value, Tensor):
-        yield value
-    else:
-        for item in value if isinstance(value, tuple | list) else _fields(value):
-            yield from _tensors(item)
+        return [value]
+    found: list[Tensor] = []
+    for item in value if isinstance(value, tuple | list) else _fields(value):
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif type(item) not in _NUMBERS:
+            found += _tensors(item)
+    return found
 
 
 def _rest(value: Any) -> Hashable:

@@ -72,9 +72,10 @@ def _normalised(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Tens
     target = _sums(graph.target, weight, graph.num_outputs)
     if normalize == "row":
         return weight * _power(target, -1.0).index_select(0, graph.target)
-    source = target if graph.num_inputs == graph.num_outputs else _sums(graph.source, weight, graph.num_inputs)
-    return (_power(source, -0.5).index_select(0, graph.source) * weight
-            * _power(target, -0.5).index_select(0, graph.target))
+    of_target = _power(target, -0.5)
+    of_source = (of_target if graph.num_inputs == graph.num_outputs
+                 else _power(_sums(graph.source, weight, graph.num_inputs), -0.5))
+    return of_source.index_select(0, graph.source) * weight * of_target.index_select(0, graph.target)
 
 
 def _weights(graph: Graph, dtype: torch.dtype) -> Tensor:
@@ -92,6 +93,8 @@ def _sums(entries: Tensor, weight: Tensor, size: int) -> Tensor:
 def _power(degree: Tensor, exponent: float) -> Tensor:
     """degree^exponent, and 0 (with gradient 0) where the degree is 0."""
     empty = degree == 0
+    if not degree.requires_grad:
+        return degree.pow(exponent).masked_fill_(empty, 0.0)
     return torch.where(empty, torch.zeros_like(degree), torch.where(empty, 1.0, degree).pow(exponent))
 
 

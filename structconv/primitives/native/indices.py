@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -121,7 +122,18 @@ def build(kernels: Core, index: Tensor, num_inputs: int, num_outputs: int) -> tu
     kernels.layouts(_LAYOUTS.pack(
         index.data_ptr(), *index.stride(), index.dtype is torch.int64, edges, num_inputs, num_outputs, threads,
         *(t.data_ptr() for t in ahead), *(t.data_ptr() for t in back), ctypes.addressof(bad)))
-    return (ahead, back) if bad.value < 0 else bad.value
+    if bad.value >= 0:
+        return bad.value
+    for layout, columns in ((ahead, num_inputs), (back, num_outputs)):
+        derived(layout, "addresses", partial(_located, layout, columns))
+    return ahead, back
+
+
+def _located(layout: Csr, columns: int) -> Addresses:
+    """The addresses of a layout of int32 that is known to be sound."""
+    indptr, indices, order = layout
+    return Addresses(indptr.data_ptr(), indices.data_ptr(), order.data_ptr(), indptr.shape[0] - 1, indices.shape[0],
+                     columns, ())
 
 
 def outside(kernels: Core, index: Tensor, sizes: Sequence[int]) -> int:
