@@ -8,7 +8,7 @@ from torch import Tensor
 from structconv.errors import ConfigError, ShapeError
 
 __all__ = ["Shape", "alike", "broadcast", "check_alike", "check_choice", "check_divides", "check_entries",
-           "check_positive", "mixes"]
+           "check_positive", "goes_into", "mixes"]
 
 Shape = tuple[int, ...]
 
@@ -27,6 +27,12 @@ def broadcast(*shapes: Shape) -> Shape:
             return tuple(torch.broadcast_shapes(*shapes))
         first = first or shape
     return tuple(first)
+
+
+def goes_into(shape: Shape, whole: Shape) -> bool:
+    """Whether a shape broadcasts to another one, and that stays as it is."""
+    rank = len(whole) - len(shape)
+    return rank >= 0 and all(size in (1, other) for size, other in zip(shape, whole[rank:], strict=True))
 
 
 def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels: int | None = None,

@@ -253,7 +253,7 @@ def _behind(first: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inp
     outputs = basis().num_outputs
     if structure is None and outputs == inputs.num_inputs:
         return inputs
-    x = inputs.x.new_zeros(()).expand(outputs, inputs.x.shape[-1])
+    x = inputs.x.new_zeros(()).expand(*inputs.x.shape[:-2], outputs, inputs.x.shape[-1])
     return Inputs(x, x, structure)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structconv.errors import StructureError
 from structconv.mechanisms.masks import Mask
-from structconv.structures import Graph, KnowledgeGraph, batch
+from structconv.structures import Graph, KnowledgeGraph, Support, batch
 from structconv.structures.values import map_tensors, tensors_in
 from structconv.testing.calls import Use, as_written, check_now
 from structconv.testing.checks import same
@@ -128,3 +128,31 @@ def an_index_out_of_range(use: Use) -> None:
         error = refusal(own)
         assert isinstance(error, StructureError), f"an index of {size if value is None else value}: {error!r}"
     check_now(use, "after a structure was refused")
+
+
+def _tables(use: Use) -> list[tuple[Tensor, Callable[[Tensor], Use]]]:
+    """The boolean masks of a layer and of its arguments, and the same use with another one in a mask's place."""
+    def held(module: Mask, name: str) -> Callable[[Tensor], Use]:
+        def put(new: Tensor) -> Use:
+            module._buffers[name] = new
+            return use
+
+        return put
+
+    def given(old: Tensor) -> Callable[[Tensor], Use]:
+        return lambda new: use.on(lambda s: map_tensors(s, lambda t: new if t is old else t))
+
+    own = [(t, held(module, name)) for module in use.layer.modules() if isinstance(module, Mask)
+           for name, t in module._buffers.items() if t is not None]
+    found = own + [(t, given(t)) for s in use.structures if isinstance(s, Support) for t in tensors_in(s)]
+    return [(t, put) for t, put in found if t.dtype == torch.bool]
+
+
+@mutation(lambda use: bool(_tables(use)))
+def masks_of_another_batch(use: Use) -> None:
+    """A mask with more leading dimensions than x is refused: outputs keep the shape of x."""
+    for old, put in _tables(use):
+        error = refusal(put(old.expand(2, 1, 1, *old.shape)))
+        assert isinstance(error, StructureError), f"a mask with more leading dimensions than x gave {error!r}"
+        put(old)
+    check_now(use, "with its own masks")
