@@ -13,6 +13,7 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.nn.conv import Conv
+from structconv.nn.layer import Layer
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
@@ -45,6 +46,8 @@ class MultiheadAttention(Conv):
         ConfigError: heads that do not divide. ShapeError: channels that do not fit.
     """
 
+    fixed = Conv.fixed | {"embed_dim", "num_heads", "head_dim", "kdim", "dropout", "shared_by"}
+
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0, bias: bool = True,
                  kdim: int | None = None, num_kv_heads: int | None = None) -> None:
         dim = check_divides("MultiheadAttention", "num_heads", num_heads, "embed_dim", embed_dim)
@@ -54,6 +57,7 @@ class MultiheadAttention(Conv):
         attention = scores.scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
         super().__init__(attention.dropout(dropout) if dropout else attention, embed_dim if kdim is None else kdim,
                          embed_dim, weight=LowRank(dim, shared_by), bias=bias, other_channels=embed_dim)
+        self.embed_dim, self.num_heads, self.head_dim, self.kdim = embed_dim, num_heads, dim, self.in_channels
         self.dropout, self.shared_by = dropout, shared_by
         self.value_bias = nn.Parameter(torch.zeros(num_heads // shared_by, dim)) if bias else None
 
@@ -135,7 +139,7 @@ class MultiheadAttention(Conv):
         return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)
 
 
-class NonLocalBlock(nn.Module):
+class NonLocalBlock(Layer):
     """y_n = x_n + (sum_m f(x_m, x_n) x_m V) O / C(x), on images (Wang et al. 2018, eq. 1 and 6).
 
     f is one of the paper's four functions, C the sum of f over m for the two Gaussian ones and the number of entries

@@ -18,6 +18,7 @@ from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_mechanism
+from structconv.nn.layer import Layer
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -44,7 +45,7 @@ def to_image(entries: Tensor, grid: Grid) -> Tensor:
     return entries.mT.unflatten(-1, grid.shape)
 
 
-class Conv(nn.Module):
+class Conv(Layer):
     """y_n = sum_k sum_m A_kmn x_m Theta_k + b (Andreoli 2019, eq. 1 with 7).
 
     The mechanism makes the basis A (K, M, N) of each call: from the structure alone (convolution), or from x and z
@@ -69,6 +70,7 @@ class Conv(nn.Module):
         ConfigError: a weight that does not fit the mechanism.
     """
 
+    fixed = frozenset(("in_channels", "out_channels", "other_channels"))
     bias: nn.Parameter | None = private.parameter()
 
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *,
@@ -85,7 +87,7 @@ class Conv(nn.Module):
         sizes = [part.size for part in mechanism.parts()]
         self.weight = _weight(weight).bound(sizes, in_channels, out_channels)
         self.mechanism = mechanism.bound(in_channels, self.weight().head_channels, other_channels)
-        self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
+        self.register_module("relative_value", relative_value and relative_value.bound(self.weight()))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.path, self.max_bytes = path, max_bytes
 

@@ -140,6 +140,7 @@ class _AttentionLayer(Conv):
     """softmax of scores along the edges, applied to x Theta_k; the heads side by side, or their mean."""
 
     kind: type = Graph
+    fixed = Conv.fixed | {"heads", "concat", "dropout"}
 
     def __init__(self, scores: Mechanism, in_channels: int, out_channels: int, heads: int, concat: bool,
                  dropout: float, add_self_loops: bool, bias: bool) -> None:
@@ -149,7 +150,7 @@ class _AttentionLayer(Conv):
         super().__init__(attention if concat else attention * scale, in_channels,
                          heads * out_channels if concat else out_channels, weight=HeadBlocks() if concat else None,
                          bias=bias)
-        self.add_self_loops, self.scale = add_self_loops, scale
+        self.heads, self.concat, self.dropout, self.add_self_loops = heads, concat, dropout, add_self_loops
 
     def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *,  # type: ignore[override]
                 return_weights: bool = False, return_attention_weights: bool = False) -> Any:
@@ -162,7 +163,7 @@ class _AttentionLayer(Conv):
         if not (return_weights or return_attention_weights):
             return super().forward(x, z, graph)
         y, weights = super().forward(x, z, graph, return_weights=True)
-        weights = weights / self.scale if self.scale != 1 else weights
+        weights = weights if self.concat else weights * self.heads
         return (y, (graph.edge_index, weights.mT)) if return_attention_weights else (y, weights)
 
     def plan(self, x: Tensor, graph: Graph, z: Tensor | None = None) -> Plan:  # type: ignore[override]

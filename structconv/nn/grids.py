@@ -12,6 +12,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import Conv, call_of
+from structconv.nn.layer import Layer
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
@@ -21,7 +22,7 @@ from structconv.weights import DepthwiseSeparable, Full, Grouped, Weight
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "OnGrid", "SeparableConv2d"]
 
 
-class OnGrid(nn.Module):
+class OnGrid(Layer):
     """A `Conv`, applied to images in torch's layout: (..., P, *S) -> (..., Q, *S'), with their grid as its structure.
 
     Over a `Cuboid` a whole or grouped Theta keeps its shape, but lies in memory as torch's kernels (Q, P / G, K), so
@@ -65,6 +66,8 @@ class _ConvNd(OnGrid):
     """Over `Cuboid`, with torch's arguments."""
 
     axes: int = 0
+    fixed = frozenset(("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+                       "padding_mode"))
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
                  padding: str | Ints = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True,
@@ -76,7 +79,9 @@ class _ConvNd(OnGrid):
         cuboid = Cuboid(size, stride, dilation, cast("str | int", padding), padding_mode)
         weight: Weight = Full() if groups == 1 else Grouped(groups)
         super().__init__(Conv(cuboid, in_channels, out_channels, weight=weight, bias=bias), self.axes)
-        self.kernel_size, self.groups = size, groups
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride, self.dilation = size, cuboid.stride, cuboid.dilation
+        self.padding, self.padding_mode = padding, padding_mode
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:
@@ -177,7 +182,7 @@ class SeparableConv2d(OnGrid):
         return layer
 
 
-class _AvgPoolNd(nn.Module):
+class _AvgPoolNd(Layer):
     """Over `Pool`; there is nothing to train."""
 
     axes: int = 0

@@ -207,3 +207,12 @@ def test_a_mask_has_the_batch_of_x_or_of_z():
     torch.testing.assert_close(y[0], layer(x[:4], z[0]))
     with pytest.raises(StructureError, match="leading dimensions of the mask"):
         layer(x, keep=Padding(keep))
+
+
+@pytest.mark.parametrize("name", ["dropout", "num_heads", "embed_dim", "head_dim", "kdim"])
+def test_arguments_can_be_read_and_are_refused_where_they_would_do_nothing(name):
+    theirs = nn.MultiheadAttention(12, 3, dropout=0.5)
+    ours = MultiheadAttention.from_torch(theirs)
+    assert getattr(ours, name) == getattr(theirs, name)
+    with pytest.raises(ConfigError, match=f"{name} is fixed .* Make a new layer"):
+        setattr(ours, name, 0)
