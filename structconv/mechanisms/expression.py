@@ -101,6 +101,8 @@ class Mechanism(ScoreMaps, nn.Module):
     hides_by_structure: bool = False
     #: Whether the leaves depend on x or z, or on more of the call than the structure, the dtype and the device.
     reads_entries: bool = True
+    #: Whether they may depend on the structure; else a call with a support, which filters pairs, is refused.
+    reads_structure: bool = True
     #: What an operator of the algebra makes of mechanisms (`operations`).
     operation: ClassVar[Callable[..., Mechanism]]
     #: Stands for the type and the options among the leaves of a call.
@@ -253,6 +255,9 @@ def _build_of(cls: type[Mechanism]) -> Callable[[Mechanism, Inputs], Basis]:
 
 class Position(nn.Module):
     """A module that predicts from `Inputs` a position for each output, (..., N): the centre of a window."""
+
+    #: As that of a mechanism.
+    reads_structure: bool = True
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""

@@ -14,7 +14,7 @@ from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
-from structconv.structures.values import altered, map_tensors, tensors_in
+from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 
 __all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "Mask"]
 
@@ -66,6 +66,8 @@ class Mask(nn.Module):
             self.register_buffer(f"mask{i}", tensor.contiguous())
         for i, position in enumerate(_positions(mask)):
             self.add_module(f"position{i}", position)
+        self.reads_structure = self.hides_by_structure or any(getattr(position, "reads_structure", True)
+                                                              for position in _positions(mask))
 
     def forward(self, inputs: Any) -> Any:
         """The support, or the graph, of a call with these inputs; `None` for all pairs."""
@@ -95,8 +97,9 @@ class Mask(nn.Module):
     def _given(self, structure: Any) -> Graph | Support | None:
         if isinstance(structure, Graph | Support):
             return structure
-        if self._mask is STRUCTURE:
-            raise StructureError("masked(keep=STRUCTURE)", "the layer must be called with a Graph or a Support",
+        junk = structure is not None and not isinstance(structure, FrozenValue)
+        if self._mask is STRUCTURE or junk:
+            raise StructureError(f"masked(keep={self._mask!r})", "the layer must be called with a Graph or a Support",
                                  type(structure).__name__, "Call it as layer(x, structure=graph).")
         return None
 

@@ -127,6 +127,7 @@ class Operation(Mechanism):
         self.sees_projection = any(operand.sees_projection for operand in mechanisms)
         self.reads_entries = bool(self.held) or any(operand.reads_entries for operand in mechanisms)
         hiding = [*mechanisms, *[mask for mask in self.held if isinstance(mask, Mask)]]
+        self.reads_structure = any(part.reads_structure for part in hiding)
         self.hides = any(part.hides for part in hiding)
         self.hides_by_structure = any(part.hides_by_structure for part in hiding)
         #: Whether inputs and outputs have changed places.

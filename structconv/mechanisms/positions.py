@@ -29,6 +29,7 @@ class Term(Mechanism):
     """A term of a sum; where `heads` is left open it takes the number of heads of the term beside it."""
 
     has_scores = True
+    reads_structure = False
 
     def __init__(self, heads: int | None = None) -> None:
         super().__init__()
@@ -67,6 +68,7 @@ class RelativeBias(Term):
         check_choice("RelativeBias", "buckets", buckets,
                      ("clip",) if isinstance(clip, tuple) else ("clip", "log", "log_causal"))
         self.clip, self.buckets, self.grid = clip, buckets, grid
+        self.reads_structure = isinstance(clip, tuple) and grid is None
 
     def bind(self, channels: Channels) -> None:
         shape = (tuple(2 * radius + 1 for radius in self.clip) if isinstance(self.clip, tuple) else
@@ -170,6 +172,8 @@ class EdgeBias(Term):
         attributes: A, channels of `graph.edge_attr` (E, A).
     """
 
+    reads_structure = True
+
     def __init__(self, attributes: int = 1, heads: int | None = None, *, bias: bool = False) -> None:
         super().__init__(heads)
         self.attributes, self.bias = check_positive("EdgeBias", "attributes", attributes), bias
@@ -203,6 +207,7 @@ class GaussianWindow(Mechanism):
         if not deviation > 0:
             raise ConfigError("GaussianWindow", "deviation must be positive", deviation)
         self.deviation, self.centre = float(deviation), centre
+        self.reads_structure = centre is not None and centre.reads_structure
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
@@ -220,6 +225,8 @@ class PredictedPosition(Position):
         dim: channels of the hidden layer; those of z where absent.
     """
 
+    reads_structure = False
+
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
         self.dim = dim
@@ -236,6 +243,8 @@ class PredictedPosition(Position):
 
 class ClippedShifts(Mechanism):
     """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018)."""
+
+    reads_structure = False
 
     def __init__(self, clip: int) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ from structconv.planning.problem import Call, Image
 from structconv.shapes import check_alike, check_entries, check_positive
 from structconv.structures.grid import Grid
 from structconv.structures.supports import Support
+from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, Weight, WeightList
 
@@ -140,7 +141,11 @@ class Conv(Layer):
         theta = private.called(modules["weight"])
         if private.any_autocast():
             x, z = _widened(x, theta), z if z is None else _widened(z, theta)
-        wanted = None if structure is None or axes else mechanism.input_entries(structure)
+        wanted = None
+        if structure is not None and not axes:
+            wanted = mechanism.input_entries(structure)
+            if not mechanism.reads_structure:
+                _check_unread(structure)
         if z is not None or (wanted is not None and wanted != x.shape[-2]):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
@@ -190,6 +195,15 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
     inputs = Inputs(entries, entries if z is None else z, structure, projected)
     return Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
                 None if projected is None else projected[0], relative), image
+
+
+def _check_unread(structure: Any) -> None:
+    """Raise `StructureError` where a structure that nothing reads was meant to do something."""
+    filters = isinstance(structure, Support)
+    if filters or not isinstance(structure, FrozenValue):
+        expected = "structure must be one that some part of the expression reads"
+        raise StructureError("Conv", expected, repr(structure) if filters else type(structure).__name__,
+                             "Pairs are left out by scores.masked(keep=STRUCTURE) in the expression.")
 
 
 def _widened(x: Tensor, theta: Theta) -> Tensor:

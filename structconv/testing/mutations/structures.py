@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
+from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
-from structconv.structures import Graph, KnowledgeGraph, Support, batch
+from structconv.nn.conv import Conv
+from structconv.structures import Graph, KnowledgeGraph, Padding, Support, batch
 from structconv.structures.values import map_tensors, tensors_in
-from structconv.testing.calls import Use, as_written, check_now
+from structconv.testing.calls import Use, as_written, check_now, joined
 from structconv.testing.checks import same
 from structconv.testing.mutations.register import mutation
 from structconv.testing.mutations.subjects import has_graph, has_masks, masks, other, own_structures, refusal
@@ -128,6 +130,27 @@ def an_index_out_of_range(use: Use) -> None:
         error = refusal(own)
         assert isinstance(error, StructureError), f"an index of {size if value is None else value}: {error!r}"
     check_now(use, "after a structure was refused")
+
+
+def _of_the_package(use: Use) -> bool:
+    """Whether a layer is a plain `Conv` over mechanisms of the package, which say what they read."""
+    mechanisms = [module for module in use.layer.modules() if isinstance(module, Mechanism)]
+    return type(use.layer) is Conv and all(type(m).__module__.startswith("structconv.mechanisms") for m in mechanisms)
+
+
+@mutation(_of_the_package)
+def structures_that_nothing_reads(use: Use) -> None:
+    """A support counts or is refused, whatever the expression; what is no structure is refused."""
+    x, z = (*use.args, None)[:2]
+    nothing = Padding(torch.zeros(x.shape[-2], dtype=torch.bool))
+    for structure in (nothing, torch.ones(3), "a graph"):
+        try:
+            y = joined(use.layer(x, z, structure))
+        except StructureError:
+            continue
+        assert structure is nothing, f"{structure!r} was taken for a structure"
+        everything = joined(use.layer(x, z, Padding(~nothing.keep)))
+        assert not torch.equal(y, everything), "a support was not read"
 
 
 def _tables(use: Use) -> list[tuple[Tensor, Callable[[Tensor], Use]]]:
