@@ -152,14 +152,8 @@ def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> i
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
-    slope: Tensor
-
-    def bind(self, channels: Channels) -> None:
-        k = torch.arange(1, self.size + 1, dtype=torch.get_default_dtype())
-        self.register_buffer("slope", torch.exp2(-8.0 * k / self.size), persistent=False)
-
     def forward(self, inputs: Inputs) -> Leaves:
-        return (self.slope,)
+        return (torch.logspace(-8.0 / self.size, -8.0, self.size, 2.0, dtype=inputs.dtype, device=inputs.device),)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Distance(next(leaves), inputs.num_inputs, inputs.num_outputs)

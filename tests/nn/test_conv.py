@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch.export import Dim
 
+from structconv import nn as layers
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     STRUCTURE,
     Additive,
     Adjacency,
+    ALiBi,
     BiAffine,
     Chebyshev,
     Context,
@@ -336,3 +338,26 @@ def test_errors_are_one_line(error, call):
     with pytest.raises(error, match=r"got .*\.") as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+LAYERS = {
+    "ChebConv": lambda: layers.ChebConv(P, Q, 3), "DiffusionConv": lambda: layers.DiffusionConv(P, Q, 2),
+    "GATConv": lambda: GATConv(P, Q, 2), "GATv2Conv": lambda: layers.GATv2Conv(P, Q, 2),
+    "GCNConv": lambda: GCNConv(P, Q), "RelationalConv": lambda: layers.RelationalConv(P, Q, 2, num_bases=2),
+    "MultiheadAttention": lambda: MultiheadAttention(P, 2), "NonLocalBlock": lambda: NonLocalBlock(P),
+    "Conv1d": lambda: layers.Conv1d(P, Q, 3), "Conv2d": lambda: Conv2d(P, Q, 3, groups=2),
+    "Conv3d": lambda: layers.Conv3d(P, Q, 3), "SeparableConv2d": lambda: layers.SeparableConv2d(P, Q, 3),
+    "ConvLSTMCell": lambda: layers.ConvLSTMCell(Cuboid(3), P, Q),
+    "ConvGRUCell": lambda: layers.ConvGRUCell(Cuboid(3), P, Q, weight=Separable(2)),
+    "ALiBi": lambda: Conv((DotProduct(heads=2) + ALiBi()).softmax(), P, Q, weight=Depthwise(2)),
+}
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=list(LAYERS))
+def test_a_layer_is_made_without_memory(make):
+    with torch.device("meta"):
+        layer = make()
+    tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    assert all(t.is_meta for t in tensors.values())
+    assert {name: t.shape for name, t in layer.state_dict().items()} == {
+        name: t.shape for name, t in make().state_dict().items()}

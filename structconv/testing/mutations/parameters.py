@@ -71,6 +71,19 @@ def a_state_is_loaded(use: Use) -> None:
     check_now(twin, "a saved state was loaded into a copy", use)
 
 
+@mutation()
+def a_state_is_loaded_into_empty_memory(use: Use) -> None:
+    """All that a layer computes with is in its state, or made of its arguments."""
+    expected = use.copied()
+    state = {name: t.clone() for name, t in use.layer.state_dict().items()}
+    use.layer.to("meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for t in (*use.layer.parameters(), *use.layer.buffers()):
+            t.zero_()
+    use.layer.load_state_dict(state)
+    check_now(use, "a state was loaded into empty memory", expected)
+
+
 @mutation(trains)
 def parameters_replaced(use: Use) -> None:
     use()
