@@ -13,7 +13,7 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.nn.conv import Conv
-from structconv.nn.layer import Layer
+from structconv.nn.layer import Layer, kind, take
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
@@ -91,11 +91,14 @@ class MultiheadAttention(Conv):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
-        """The same layer from torch's, weights copied; batch first, whatever torch's said.
+        """The same layer from torch's, weights copied, what is frozen frozen; batch first, whatever torch's
+        said.
 
         Raises:
             ConfigError: keys and values from different channels, an extra key, or an attended zero.
         """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise ConfigError(cls.__name__, "module must be a torch.nn.MultiheadAttention", kind(module))
         for unsupported in ("bias_k", "bias_v", "add_zero_attn"):
             if isinstance(getattr(module, unsupported), Tensor) or getattr(module, unsupported) is True:
                 raise ConfigError(cls.__name__, f"module must be without {unsupported}", "one that has it")
@@ -108,23 +111,22 @@ class MultiheadAttention(Conv):
         layer._copy(module)
         return layer.train(module.training)
 
-    @torch.no_grad()
     def _copy(self, module: nn.MultiheadAttention) -> None:
         projections = ((module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
                        if module.in_proj_weight is None else module.in_proj_weight.chunk(3))
         query, key, value = cast("tuple[Tensor, Tensor, Tensor]", projections)
         dot = next(part for part in self.modules() if isinstance(part, DotProduct))
-        theta = cast(LowRank, self.weight)
-        dot.query.weight.copy_(query)
-        dot.key.weight.copy_(key)
-        theta.value.copy_(value.unflatten(0, (module.num_heads, -1)).mT)
-        theta.output.copy_(module.out_proj.weight.mT.unflatten(0, (module.num_heads, -1)))
-        if self.value_bias is not None and self.bias is not None:
-            query_bias, key_bias, value_bias = module.in_proj_bias.chunk(3)
-            dot.query.bias.copy_(query_bias)
-            dot.key.bias.copy_(key_bias)
-            self.value_bias.copy_(value_bias.view_as(self.value_bias))
-            self.bias.copy_(module.out_proj.bias)
+        theta, output, bias = cast(LowRank, self.weight), module.out_proj.weight, module.in_proj_bias
+        take(dot.query.weight, query, query)
+        take(dot.key.weight, key, key)
+        take(theta.value, value.unflatten(0, (module.num_heads, -1)).mT, value)
+        take(theta.output, output.mT.unflatten(0, (module.num_heads, -1)), output)
+        if self.value_bias is not None:
+            query_bias, key_bias, value_bias = bias.chunk(3)
+            take(dot.query.bias, query_bias, bias)
+            take(dot.key.bias, key_bias, bias)
+            take(self.value_bias, value_bias.view_as(self.value_bias), bias)
+            take(self.bias, module.out_proj.bias, module.out_proj.bias)
 
     def _pairs(self, x: Tensor, z: Tensor | None, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
         """The pairs that exist by the mask and by the structure, `None` for all."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Self, cast
 
-import torch
 from torch import Tensor, nn
 
 from structconv.bases.cuboid import Ints, per_axis
@@ -12,7 +11,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import Conv, call_of
-from structconv.nn.layer import Layer
+from structconv.nn.layer import Layer, kind, take
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
@@ -85,21 +84,19 @@ class _ConvNd(OnGrid):
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:
-        """The same layer from torch's of the same name, weights copied."""
+        """The same layer from torch's of the same name, weights copied; what is frozen stays so."""
         expected = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[cls.axes]
         if not isinstance(module, expected):
-            raise ConfigError(cls.__name__, f"module must be a torch.nn.{expected.__name__}", type(module).__name__)
+            raise ConfigError(cls.__name__, f"module must be a torch.nn.{expected.__name__}", kind(module))
         layer = cls(module.in_channels, module.out_channels, module.kernel_size, module.stride,
                     module.padding, module.dilation, module.groups, module.bias is not None, module.padding_mode)
         layer.to(module.weight)
-        with torch.no_grad():
-            blocks_GQPK = module.weight.flatten(2).unflatten(0, (module.groups, -1))
-            theta_KGPQ = blocks_GQPK.permute(3, 0, 2, 1)
-            theta = cast(Full | Grouped, layer.conv.weight).theta
-            theta.copy_(theta_KGPQ if module.groups > 1 else theta_KGPQ.squeeze(1))
-            if module.bias is not None and layer.conv.bias is not None:
-                layer.conv.bias.copy_(module.bias)
-        return layer
+        blocks_GQPK = module.weight.flatten(2).unflatten(0, (module.groups, -1))
+        theta_KGPQ = blocks_GQPK.permute(3, 0, 2, 1)
+        take(cast(Full | Grouped, layer.conv.weight).theta, theta_KGPQ if module.groups > 1 else theta_KGPQ.squeeze(1),
+             module.weight)
+        take(layer.conv.bias, module.bias, module.bias)
+        return layer.train(module.training)
 
     @property
     def weight(self) -> Tensor:
@@ -173,13 +170,11 @@ class SeparableConv2d(OnGrid):
         layer = cls(depthwise.in_channels, pointwise.out_channels, depthwise.kernel_size, depthwise.stride,
                     depthwise.padding, depthwise.dilation, pointwise.bias is not None, depthwise.padding_mode)
         layer.to(pointwise.weight)
-        with torch.no_grad():
-            weight = cast(DepthwiseSeparable, layer.conv.weight)
-            weight.depthwise.copy_(depthwise.weight.flatten(1).mT)
-            weight.pointwise.copy_(pointwise.weight.flatten(1).mT)
-            if pointwise.bias is not None and layer.conv.bias is not None:
-                layer.conv.bias.copy_(pointwise.bias)
-        return layer
+        weight = cast(DepthwiseSeparable, layer.conv.weight)
+        take(weight.depthwise, depthwise.weight.flatten(1).mT, depthwise.weight)
+        take(weight.pointwise, pointwise.weight.flatten(1).mT, pointwise.weight)
+        take(layer.conv.bias, pointwise.bias, pointwise.bias)
+        return layer.train(pointwise.training)
 
 
 class _AvgPoolNd(Layer):

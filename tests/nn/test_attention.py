@@ -216,3 +216,17 @@ def test_arguments_can_be_read_and_are_refused_where_they_would_do_nothing(name)
     assert getattr(ours, name) == getattr(theirs, name)
     with pytest.raises(ConfigError, match=f"{name} is fixed .* Make a new layer"):
         setattr(ours, name, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 5, "vdim": 5}])
+def test_from_torch_keeps_what_is_frozen_and_the_mode(options):
+    theirs = torchs(**options).eval()
+    theirs.out_proj.requires_grad_(False)
+    theirs.in_proj_bias.requires_grad_(False)
+    ours = MultiheadAttention.from_torch(theirs)
+    trained = {name for name, p in ours.named_parameters() if p.requires_grad}
+    assert not ours.training
+    assert {name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] for name in trained} == {
+        "weight.value", "query.weight", "key.weight"}
+    theirs.requires_grad_(False)
+    assert not any(p.requires_grad for p in MultiheadAttention.from_torch(theirs).parameters())

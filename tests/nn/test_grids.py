@@ -199,3 +199,29 @@ def test_compiles_whole():
 def test_errors(error, call):
     with pytest.raises(error, match=r"got .*\."):
         call()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_from_torch_keeps_what_is_frozen_and_the_mode(groups):
+    theirs = nn.Conv2d(4, 6, 3, groups=groups).eval()
+    theirs.weight.requires_grad_(False)
+    ours = Conv2d.from_torch(theirs)
+    assert not ours.training
+    assert not ours.conv.weight.theta.requires_grad
+    assert ours.conv.bias.requires_grad
+    theirs.requires_grad_(False)
+    assert not any(p.requires_grad for p in Conv2d.from_torch(theirs).parameters())
+
+
+def test_from_torch_keeps_what_is_frozen_of_a_pair():
+    depthwise, pointwise = nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.Conv2d(4, 6, 1).eval()
+    depthwise.requires_grad_(False)
+    ours = SeparableConv2d.from_torch(depthwise, pointwise)
+    assert not ours.training
+    assert not ours.conv.weight.depthwise.requires_grad
+    assert ours.conv.weight.pointwise.requires_grad
+
+
+def test_from_torch_names_the_package_of_another_module():
+    with pytest.raises(ConfigError, match=r"torch\.nn\.Conv2d; got structconv's Conv2d"):
+        Conv2d.from_torch(Conv2d(4, 6, 3))
