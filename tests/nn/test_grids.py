@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import Cuboid
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms import Cuboid, Pool, Shifts
 from structconv.nn import (
     AvgPool1d,
     AvgPool2d,
@@ -23,7 +23,7 @@ from structconv.nn import (
     to_entries,
     to_image,
 )
-from structconv.structures import Grid
+from structconv.structures import Grid, batch
 
 F64 = torch.float64
 PAIRS = {1: (Conv1d, nn.Conv1d), 2: (Conv2d, nn.Conv2d), 3: (Conv3d, nn.Conv3d)}
@@ -225,3 +225,22 @@ def test_from_torch_keeps_what_is_frozen_of_a_pair():
 def test_from_torch_names_the_package_of_another_module():
     with pytest.raises(ConfigError, match=r"torch\.nn\.Conv2d; got structconv's Conv2d"):
         Conv2d.from_torch(Conv2d(4, 6, 3))
+
+
+@pytest.mark.parametrize(("layer", "sizes"), [
+    (Conv2d(4, 2, 5), (2, 7)), (Conv2d(4, 2, 5, padding=1), (9, 2)), (nn.Conv2d(4, 2, 5), (2, 7)),
+    (Conv2d(4, 2, 3, dilation=3), (6, 6)), (AvgPool2d(3), (2, 6)),
+])
+def test_a_window_larger_than_the_image_is_refused(layer, sizes):
+    with pytest.raises((StructureError, RuntimeError), match=r"larger than|can't be greater than|Kernel size"):
+        layer(torch.randn(1, 4, *sizes))
+
+
+def test_a_window_larger_than_the_grid_is_refused_in_any_layer():
+    for mechanism in (Cuboid(5, padding="none"), Shifts([0, 4], padding="none"), Pool(4)):
+        layer = Conv(mechanism, 2, 2)
+        with pytest.raises(StructureError, match=r"larger than the grid.*Grid\(\(3"):
+            layer(torch.randn(3, 2), structure=Grid(3))
+        with pytest.raises(StructureError, match=r"larger than the grid.*Grid\(\(3"):
+            layer(torch.randn(10, 2), structure=batch([Grid(7), Grid(3)]))
+    assert Conv(Cuboid(5), 2, 2)(torch.randn(3, 2), structure=Grid(3)).shape == (3, 2)
