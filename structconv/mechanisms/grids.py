@@ -57,7 +57,8 @@ class GridMechanism(Mechanism):
         """The shifts that this mechanism makes of a grid."""
         options = self.shift_options(grid.ndim if isinstance(grid, Grid) else grid.grids[0].ndim)
         if torch.compiler.is_compiling():
-            return Shift(grid, *options, device=device)
+            offsets, padding, stride, grow = options
+            return Shift(grid, offsets, padding, stride, grow, device)
         return _shift(type(self).__name__, grid, *options, device)
 
     def forward(self, inputs: Inputs) -> Leaves:

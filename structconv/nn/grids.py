@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
 from structconv.bases.cuboid import Ints, per_axis
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import Conv, call_of
@@ -61,6 +61,13 @@ def _lie_as_kernel(weight: Weight) -> None:
         weight.theta.data = weight.theta.detach().permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1)
 
 
+def _theta_of(kernel: Tensor, groups: int) -> Tensor:
+    """Theta (K, P, Q), or (K, G, P / G, Q / G) of several groups, of a kernel (Q, P / G, *S) as torch has it."""
+    blocks_GQPK = kernel.flatten(2).unflatten(0, (groups, -1))
+    theta_KGPQ = blocks_GQPK.permute(3, 0, 2, 1)
+    return theta_KGPQ if groups > 1 else theta_KGPQ.squeeze(1)
+
+
 class _ConvNd(OnGrid):
     """Over `Cuboid`, with torch's arguments."""
 
@@ -91,24 +98,44 @@ class _ConvNd(OnGrid):
         layer = cls(module.in_channels, module.out_channels, module.kernel_size, module.stride,
                     module.padding, module.dilation, module.groups, module.bias is not None, module.padding_mode)
         layer.to(module.weight)
-        blocks_GQPK = module.weight.flatten(2).unflatten(0, (module.groups, -1))
-        theta_KGPQ = blocks_GQPK.permute(3, 0, 2, 1)
-        take(cast(Full | Grouped, layer.conv.weight).theta, theta_KGPQ if module.groups > 1 else theta_KGPQ.squeeze(1),
-             module.weight)
+        take(cast(Full | Grouped, layer.conv.weight).theta, _theta_of(module.weight, module.groups), module.weight)
         take(layer.conv.bias, module.bias, module.bias)
         return layer.train(module.training)
 
     @property
     def weight(self) -> Tensor:
-        """Theta as torch lays a kernel out, (Q, P / groups, *kernel_size); a view of the parameter."""
+        """Theta as torch lays a kernel out, (Q, P / groups, *kernel_size): a view of `conv.weight.theta`.
+
+        Numbers written into it are the parameter's; assigned, it replaces the parameter. What belongs to the parameter
+        itself is found there alone: `.grad`, and `.data` to be assigned.
+        """
         theta = cast(Full | Grouped, self.conv.weight).theta
         blocks_KGPQ = theta if self.groups > 1 else theta.unsqueeze(1)
         return blocks_KGPQ.permute(1, 3, 2, 0).flatten(0, 1).unflatten(-1, self.kernel_size)
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """b (Q)."""
+        """b (Q), or none; it is `conv.bias`, also to be assigned."""
         return self.conv.bias
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "bias" and "conv" in self._modules:
+            self.conv.bias = value
+        elif name == "weight" and "conv" in self._modules:
+            self._replace(value)
+        else:
+            super().__setattr__(name, value)
+
+    def _replace(self, kernel: Any) -> None:
+        """Make a parameter of a kernel in torch's layout."""
+        shape = tuple(self.weight.shape)
+        if not isinstance(kernel, Tensor) or tuple(kernel.shape) != shape:
+            got = tuple(kernel.shape) if isinstance(kernel, Tensor) else type(kernel).__name__
+            raise ShapeError(type(self).__name__, f"weight must be a tensor of shape {shape}", got)
+        theta = _theta_of(kernel.detach().clone(), self.groups)
+        weight = cast(Full | Grouped, self.conv.weight)
+        weight.theta = nn.Parameter(theta, requires_grad=kernel.requires_grad or not isinstance(kernel, nn.Parameter))
+        _lie_as_kernel(weight)
 
 
 class Conv1d(_ConvNd):

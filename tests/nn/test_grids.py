@@ -244,3 +244,34 @@ def test_a_window_larger_than_the_grid_is_refused_in_any_layer():
         with pytest.raises(StructureError, match=r"larger than the grid.*Grid\(\(3"):
             layer(torch.randn(10, 2), structure=batch([Grid(7), Grid(3)]))
     assert Conv(Cuboid(5), 2, 2)(torch.randn(3, 2), structure=Grid(3)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("wrapped", [nn.Parameter, lambda t: t])
+def test_weight_and_bias_can_be_assigned(groups, wrapped):
+    layer, theirs = Conv2d(4, 6, 3, groups=groups), nn.Conv2d(4, 6, 3, groups=groups)
+    x = torch.randn(2, 4, 7, 6)
+    layer(x)
+    layer.weight, layer.bias = wrapped(theirs.weight.detach()), theirs.bias
+    torch.testing.assert_close(layer(x), theirs(x))
+    assert layer.conv.bias is theirs.bias
+    layer(x).sum().backward()
+    assert layer.conv.weight.theta.grad is not None
+    layer.weight = nn.Parameter(torch.zeros_like(theirs.weight), requires_grad=False)
+    assert not layer.conv.weight.theta.requires_grad
+    layer.bias = None
+    assert list(layer.state_dict()) == ["conv.weight.theta"]
+    assert not layer(x).any()
+
+
+def test_numbers_written_into_the_weight_are_the_parameters():
+    layer = Conv2d(4, 6, 3)
+    with torch.no_grad():
+        layer.weight.fill_(2.0)
+    assert bool((layer.conv.weight.theta == 2).all())
+
+
+@pytest.mark.parametrize("value", [torch.zeros(6, 4, 9), None, 1.0])
+def test_another_shape_of_weight_is_refused(value):
+    with pytest.raises(ShapeError, match=r"weight must be a tensor of shape \(6, 4, 3, 3\)"):
+        Conv2d(4, 6, 3).weight = value
