@@ -21,7 +21,7 @@ from structconv.bases.spec import Token, materialised
 from structconv.errors import ConfigError
 from structconv.mechanisms.options import KEPT, may_change, options, static
 
-__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_mechanism"]
+__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
 Leaves = tuple[Any, ...]
 
@@ -139,7 +139,11 @@ class Mechanism(ScoreMaps, nn.Module):
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
         inputs = Inputs(x, x if z is None else z, structure)
-        return self.filled(inputs, self.leaves(inputs))
+        try:
+            return self.filled(inputs, self.leaves(inputs))
+        except AttributeError:
+            check_bound("basis", self)
+            raise
 
     def leaves(self, inputs: Inputs) -> Leaves:
         """The options' token, then the leaves."""
@@ -242,6 +246,13 @@ def check_mechanism(owner: str, module: Any) -> None:
                           "Register a hook, or derive a class, instead of wrapping one.")
     for operand in getattr(module, "operands", ()):
         check_mechanism(type(module).__name__, operand)
+
+
+def check_bound(owner: str, mechanism: Mechanism) -> None:
+    """Raise `ConfigError` where a mechanism, which may lack its parameters, was never given channel counts."""
+    if "_bound" not in mechanism.__dict__:
+        raise ConfigError(owner, "its mechanism must be bound to channel counts", repr(mechanism),
+                          "Make a new layer with it, or bind it: mechanism.bound(in_channels, out_channels).")
 
 
 def _build_of(cls: type[Mechanism]) -> Callable[[Mechanism, Inputs], Basis]:

@@ -91,6 +91,7 @@ class Mask(nn.Module):
         mask = self._given(inputs.structure) if isinstance(self._mask, _Structure) else self._moved()
         if not isinstance(mask, Support):
             return None
+        mask.check("masked", inputs.num_inputs, inputs.num_outputs)
         _check_batch(mask, inputs)
         return _seen(mask, self._kept)
 

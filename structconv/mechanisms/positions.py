@@ -177,9 +177,12 @@ class EdgeBias(Term):
 
     def forward(self, inputs: Inputs) -> Leaves:
         graph: Any = inputs.structure
-        if not isinstance(graph, Graph) or graph.edge_attr is None:
-            raise StructureError("EdgeBias", "the layer must be called with a Graph that has edge_attr",
-                                 type(graph).__name__, "Call it as layer(x, structure=graph).")
+        if not isinstance(graph, Graph):
+            raise StructureError("EdgeBias", "the layer must be called with a Graph", type(graph).__name__,
+                                 "Call it as layer(x, structure=graph).")
+        if graph.edge_attr is None:
+            raise StructureError("EdgeBias", "the graph must have edge_attr", "none",
+                                 f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes}).")
         attributes = graph.edge_attr.unsqueeze(-1) if graph.edge_attr.dim() == 1 else graph.edge_attr
         if attributes.shape[-1] != self.attributes:
             raise StructureError("EdgeBias", f"edge_attr must have A={self.attributes} channels",

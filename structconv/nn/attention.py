@@ -12,7 +12,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
-from structconv.nn.conv import Conv
+from structconv.nn.conv import ERRORS, Conv
 from structconv.nn.layer import Layer, kind, take
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
@@ -61,7 +61,7 @@ class MultiheadAttention(Conv):
         self.dropout, self.shared_by = dropout, shared_by
         self.value_bias = nn.Parameter(torch.zeros(num_heads // shared_by, dim)) if bias else None
 
-    def forward(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
+    def forward(self, x: Tensor, z: Tensor | None = None, *others: Any, keep: Any = None,  # type: ignore[override]
                 drop: Any = None, structure: Graph | Support | None = None, return_weights: bool = False) -> Any:
         """y, or (y, weights (..., K, M, N); (..., K, E) where the pairs are listed).
 
@@ -72,6 +72,9 @@ class MultiheadAttention(Conv):
             structure: a `Graph` or a `Support` outside which no pair exists, beside the mask.
             return_weights: give the weights too.
         """
+        if others:
+            raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
+                              f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")
         return super().forward(x, z, self._pairs(x, z, keep, drop, structure), return_weights=return_weights)
 
     def plan(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
@@ -135,7 +138,12 @@ class MultiheadAttention(Conv):
                               type(structure).__name__)
         if keep is None and drop is None:
             return structure
-        mask = as_support(Sizes(x.shape[-2], (x if z is None else z).shape[-2]), keep, drop)
+        try:
+            sizes = Sizes(x.shape[-2], (x if z is None else z).shape[-2])
+        except ERRORS:
+            self._check(x, z, None, 0)
+            raise
+        mask = as_support(sizes, keep, drop)
         if structure is None:
             return mask
         return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)

@@ -17,13 +17,13 @@ from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms.expression import Inputs, Mechanism, check_mechanism
+from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.nn.layer import Layer
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call, Image
-from structconv.shapes import check_alike, check_entries, check_positive
+from structconv.shapes import check_alike, check_entries, check_leads, check_positive
 from structconv.structures.grid import Grid
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue
@@ -32,6 +32,8 @@ from structconv.weights import Full, Weight, WeightList
 
 __all__ = ["Conv", "call_of", "to_entries", "to_image"]
 
+#: What torch and Python raise where arguments do not fit.
+ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 _known = lru_cache(maxsize=64)(Grid)
 
 
@@ -71,7 +73,7 @@ class Conv(Layer):
         ConfigError: a weight that does not fit the mechanism.
     """
 
-    fixed = frozenset(("in_channels", "out_channels", "other_channels"))
+    fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
     bias: nn.Parameter | None = private.parameter()
 
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *,
@@ -88,7 +90,7 @@ class Conv(Layer):
         sizes = [part.size for part in mechanism.parts()]
         self.weight = _weight(weight).bound(sizes, in_channels, out_channels)
         self.mechanism = mechanism.bound(in_channels, self.weight().head_channels, other_channels)
-        self.register_module("relative_value", relative_value and relative_value.bound(self.weight()))
+        self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.path, self.max_bytes = path, max_bytes
 
@@ -105,13 +107,17 @@ class Conv(Layer):
             plan = plan_for(call, self.path, self.max_bytes, image)
             y = plan.run(call)
             return (y, plan.weights(call)) if return_weights else y
-        except (RuntimeError, AttributeError):
-            self._check(x, z, structure, axes)
+        except ERRORS:
+            self._explain(x, z, structure, axes)
             raise
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Basis:
         """The basis that the layer would apply."""
-        return self._call(x, z, structure, axes)[0].basis()
+        try:
+            return self._call(x, z, structure, axes)[0].basis()
+        except ERRORS:
+            self._explain(x, z, structure, axes)
+            raise
 
     def plan(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Plan:
         """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
@@ -131,8 +137,12 @@ class Conv(Layer):
         return self
 
     def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
-        call, image = self._call(x, z, structure, axes)
-        return call, plan_for(call, self.path, self.max_bytes, image)
+        try:
+            call, image = self._call(x, z, structure, axes)
+            return call, plan_for(call, self.path, self.max_bytes, image)
+        except ERRORS:
+            self._explain(x, z, structure, axes)
+            raise
 
     def _call(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
         """Whatever the plan and its kernel see of this call, read anew."""
@@ -173,6 +183,16 @@ class Conv(Layer):
         numbers = next(self.parameters(), None) if numbers is None else numbers
         if numbers is not None:
             check_alike("Conv", x, numbers, other_name="the layer's parameters")
+
+    def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
+        """Say what was wrong in a call that failed."""
+        self._check(x, z, structure, axes)
+        check_bound(type(self).__name__, self.mechanism)
+        if z is None and self.other_channels != self.in_channels:
+            raise ShapeError("Conv", f"z must be given, with shape (..., N, P'={self.other_channels})", "none",
+                             f"x has P={self.in_channels} channels and cannot stand for it.")
+        if z is not None and not axes:
+            check_leads("Conv", x, z)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
