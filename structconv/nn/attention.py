@@ -82,6 +82,13 @@ class MultiheadAttention(Conv):
         """The plan that computes such a call; `print` it."""
         return super().plan(x, z, self._pairs(x, z, keep, drop, structure))
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        super().reset_parameters()
+        if self.value_bias is not None:
+            self.value_bias.zero_()
+
     def _bias(self, theta: Theta) -> Tensor | None:
         """b, and what attention to the values' bias adds to each output."""
         bias, values = super()._bias(theta), cast("Tensor | None", self.value_bias)

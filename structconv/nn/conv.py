@@ -136,6 +136,25 @@ class Conv(Layer):
             self.weight.scale_(float((x.var() / variance).sqrt()))
         return self
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer. Numbers given in the expression stay.
+
+        Raises:
+            ConfigError: a parameter that the mechanism did not make, as where a projection was exchanged.
+        """
+        self.weight.reset_parameters()
+        if self.bias is not None:
+            self.bias.zero_()
+        drawn = self.mechanism.bound(self.in_channels, self.weight().head_channels, self.other_channels)
+        for part in drawn.modules():
+            reset: Any = None if isinstance(part, Mechanism) else getattr(part, "reset_parameters", None)
+            if reset is not None:
+                reset()
+        _copy(drawn, self.mechanism)
+        if self.relative_value is not None:
+            _copy(self.relative_value.bound(self.weight()), self.relative_value)
+
     def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
         try:
             call, image = self._call(x, z, structure, axes)
@@ -215,6 +234,16 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
     inputs = Inputs(entries, entries if z is None else z, structure, projected)
     return Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
                 None if projected is None else projected[0], relative), image
+
+
+def _copy(drawn: nn.Module, module: nn.Module) -> None:
+    """Put the parameters of one module in those of another of the same names."""
+    held, new = dict(module.named_parameters()), dict(drawn.named_parameters())
+    if held.keys() != new.keys():
+        raise ConfigError("reset_parameters", "parameters must be those that the layer was made with",
+                          ", ".join(sorted(held.keys() ^ new.keys())), "Make a new layer.")
+    for name, parameter in held.items():
+        parameter.copy_(new[name])
 
 
 def _check_unread(structure: Any) -> None:

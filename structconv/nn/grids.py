@@ -27,7 +27,8 @@ class OnGrid(Layer):
     Over a `Cuboid` a whole or grouped Theta keeps its shape, but lies in memory as torch's kernels (Q, P / G, K), so
     that no call rearranges it: 512 channels of a 3x3 window cost 6 ms each time. Such a parameter is not contiguous,
     as where torch's own layers are in `torch.channels_last`: flatten it by `reshape`, and save it by safetensors'
-    `save_model`, not `save_file`.
+    `save_model`, not `save_file`. What asks for a `view` of a parameter (`torch.optim.LBFGS`, `parameters_to_vector`,
+    `prune.l1_unstructured`) works once `theta.data = theta.data.contiguous()`, which every call then rearranges.
 
     Args:
         conv: a layer whose outputs lie on a grid.
@@ -47,6 +48,10 @@ class OnGrid(Layer):
         """(..., P, *S) -> (..., Q, *S')."""
         y: Tensor = self._modules["conv"](image, axes=self.ndim)  # type: ignore[misc]
         return y
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        self.conv.reset_parameters()
 
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes such a call; `print` it."""

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import Cuboid, Pool, Shifts
@@ -275,3 +276,35 @@ def test_numbers_written_into_the_weight_are_the_parameters():
 def test_another_shape_of_weight_is_refused(value):
     with pytest.raises(ShapeError, match=r"weight must be a tensor of shape \(6, 4, 3, 3\)"):
         Conv2d(4, 6, 3).weight = value
+
+
+@pytest.mark.parametrize("name", ["in_channels", "out_channels", "kernel_size", "stride", "padding_mode", "dilation",
+                                  "groups"])
+def test_arguments_have_torchs_names(name):
+    theirs = nn.Conv2d(4, 6, (3, 2), stride=2, dilation=(1, 2), groups=2, padding=1)
+    layer = Conv2d.from_torch(theirs)
+    assert getattr(layer, name) == getattr(theirs, name)
+    with pytest.raises(ConfigError, match=f"{name} is fixed"):
+        setattr(layer, name, getattr(layer, name))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_contiguous_theta_can_be_seen_as_a_vector(groups):
+    layer, x = Conv2d(4, 6, 3, groups=groups), torch.randn(2, 4, 7, 6)
+    y, theta = layer(x), layer.conv.weight.theta
+    theta.data = theta.data.contiguous()
+    torch.testing.assert_close(layer(x), y)
+    assert nn.utils.parameters_to_vector(layer.parameters()).numel() == theta.numel() + 6
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=3)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        found = layer(x).square().mean()
+        found.backward()
+        return found
+
+    before = float(optimizer.step(loss))
+    assert float(loss()) < before
+    prune.l1_unstructured(layer.conv.weight, "theta", amount=0.5)
+    assert int((layer.conv.weight.theta == 0).sum()) == theta.numel() // 2
+    assert layer(x).shape == y.shape

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
-from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
 from structconv.nn.conv import Conv
 from structconv.structures import Graph, KnowledgeGraph, Padding, Support, batch
@@ -18,7 +17,15 @@ from structconv.structures.values import map_tensors, tensors_in
 from structconv.testing.calls import Use, as_written, check_now, joined
 from structconv.testing.checks import same
 from structconv.testing.mutations.register import mutation
-from structconv.testing.mutations.subjects import has_graph, has_masks, masks, other, own_structures, refusal
+from structconv.testing.mutations.subjects import (
+    has_graph,
+    has_masks,
+    masks,
+    of_the_package,
+    other,
+    own_structures,
+    refusal,
+)
 
 __all__: list[str] = []
 
@@ -132,13 +139,7 @@ def an_index_out_of_range(use: Use) -> None:
     check_now(use, "after a structure was refused")
 
 
-def _of_the_package(use: Use) -> bool:
-    """Whether a layer is a plain `Conv` over mechanisms of the package, which say what they read."""
-    mechanisms = [module for module in use.layer.modules() if isinstance(module, Mechanism)]
-    return type(use.layer) is Conv and all(type(m).__module__.startswith("structconv.mechanisms") for m in mechanisms)
-
-
-@mutation(_of_the_package)
+@mutation(lambda use: type(use.layer) is Conv and of_the_package(use.layer))
 def structures_that_nothing_reads(use: Use) -> None:
     """A support counts or is refused, whatever the expression; what is no structure is refused."""
     x, z = (*use.args, None)[:2]
