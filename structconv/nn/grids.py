@@ -214,10 +214,12 @@ class _AvgPoolNd(Layer):
 
     axes: int = 0
 
-    def __init__(self, kernel_size: Ints, stride: Ints | None = None) -> None:
+    def __init__(self, kernel_size: Ints, stride: Ints | None = None, *, path: str | None = None,
+                 max_bytes: int | None = None) -> None:
         super().__init__()
         pool = Pool(per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1), stride)
         self.pool = pool.bound(1)
+        self.path, self.max_bytes = path, max_bytes
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., C, *S) -> (..., C, *S')."""
@@ -235,7 +237,7 @@ class _AvgPoolNd(Layer):
     def _planned(self, image: Tensor) -> tuple[Call, Plan]:
         channels = image.shape[-1 - self.axes] if image.dim() > self.axes else 1
         call, sizes = call_of(self.pool, EyeTheta(1, channels), None, image, axes=self.axes)
-        return call, plan_for(call, image=sizes)
+        return call, plan_for(call, self.path, self.max_bytes, sizes)
 
 
 class AvgPool1d(_AvgPoolNd):
@@ -243,6 +245,7 @@ class AvgPool1d(_AvgPoolNd):
 
     Args:
         kernel_size: the window. stride: of the windows; the window's size by default.
+        path, max_bytes: what the planner is held to; see `ops.conv`.
     """
 
     axes = 1

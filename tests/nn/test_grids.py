@@ -303,8 +303,15 @@ def test_a_contiguous_theta_can_be_seen_as_a_vector(groups):
         found.backward()
         return found
 
-    before = float(optimizer.step(loss))
-    assert float(loss()) < before
+    before = float(optimizer.step(loss).detach())
+    assert float(loss().detach()) < before
     prune.l1_unstructured(layer.conv.weight, "theta", amount=0.5)
     assert int((layer.conv.weight.theta == 0).sum()) == theta.numel() // 2
     assert layer(x).shape == y.shape
+
+
+def test_pooling_is_held_to_a_path():
+    x = torch.randn(2, 3, 8, 6)
+    layer = AvgPool2d(2, path="operator_first", max_bytes=10**9)
+    assert layer.plan(x).path == "operator_first"
+    torch.testing.assert_close(layer(x), nn.AvgPool2d(2)(x))
