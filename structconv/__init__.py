@@ -9,7 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from structconv import bases, errors, mechanisms, models, nn, ops, structures, tensors, theta, weights
+    from structconv import bases as bases
+    from structconv import errors as errors
+    from structconv import mechanisms as mechanisms
+    from structconv import models as models
+    from structconv import nn as nn
+    from structconv import ops as ops
+    from structconv import structures as structures
+    from structconv import tensors as tensors
+    from structconv import theta as theta
+    from structconv import weights as weights
     from structconv.bases import Basis, Dense, Polynomial, Shift, Sparse, cuboid_offsets
     from structconv.errors import ConfigError, ShapeError, StructureError
     from structconv.mechanisms import (
@@ -102,10 +111,11 @@ __all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "
            "NonLocalBlock", "Padding", "Pair", "Polynomial", "Pool", "Powers", "PredictedPosition", "Relation",
            "RelationalConv", "Relations", "RelativeBias", "RelativeKey", "RelativeValue", "Rotary", "Separable",
            "SeparableConv2d", "ShapeError", "Shared", "Shift", "Shifts", "SinusoidalEncoding", "Sparse",
-           "StructureError", "Support", "Uniform", "Walks", "Weight", "Window", "bases", "batch", "compose", "conv",
-           "cuboid_offsets", "decompose", "errors", "factorise", "keep_memory", "kept_memory", "mechanisms", "models",
-           "nn", "ops", "plan", "release_memory", "structures", "tensors", "theta", "unbatch", "weights"]
+           "StructureError", "Support", "Uniform", "Walks", "Weight", "Window", "batch", "compose", "conv",
+           "cuboid_offsets", "decompose", "factorise", "keep_memory", "kept_memory", "plan", "release_memory",
+           "unbatch"]
 
+#: Modules go by `structconv.nn` and the like: `import *` leaves alone what has the same name, as torch's `nn`.
 _MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures", "tensors", "theta", "weights")
 # The first module that has a name gives it: a mechanism before the basis of the same name.
 _HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases", "primitives.memory")
@@ -123,4 +133,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -50,6 +50,9 @@ def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
         plan = plan_for(call, path=path, max_bytes=max_bytes)
     elif path is not None:
         raise ConfigError("conv", "at most one of path= and plan= must be given", f"path={path!r} and a plan")
+    elif not isinstance(plan, Plan):
+        raise ConfigError("conv", "plan must be a Plan", type(plan).__name__,
+                          "Make one by structconv.plan(x, basis, theta).")
     elif plan.subject != subject(call):
         raise ConfigError("conv", f"plan must be for {type(basis).__name__} and {type(call.theta).__name__} of these "
                           "sizes", plan.problem, "Make one by structconv.plan(x, basis, theta).")

@@ -8,7 +8,7 @@ from torch import Tensor
 from structconv.errors import ConfigError, ShapeError
 
 __all__ = ["Shape", "alike", "broadcast", "check_alike", "check_choice", "check_divides", "check_entries",
-           "check_positive", "mixes"]
+           "check_leads", "check_positive", "goes_into", "mixes"]
 
 Shape = tuple[int, ...]
 
@@ -29,6 +29,12 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(first)
 
 
+def goes_into(shape: Shape, whole: Shape) -> bool:
+    """Whether a shape broadcasts to another one, and that stays as it is."""
+    rank = len(whole) - len(shape)
+    return rank >= 0 and all(size in (1, other) for size, other in zip(shape, whole[rank:], strict=True))
+
+
 def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels: int | None = None,
                   name: str = "x", letters: str = "MP") -> None:
     """Raise `ShapeError` unless `x` has shape (..., entries, channels); `None` leaves a size free."""
@@ -42,6 +48,15 @@ def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels
                  for letter, size in zip(letters, (entries, channels), strict=True)]
         raise ShapeError(owner, f"{name} must have shape (..., {', '.join(sizes)})", tuple(x.shape),
                          "Entries are dim -2, channels dim -1.")
+
+
+def check_leads(owner: str, x: Tensor, z: Tensor) -> None:
+    """Raise `ShapeError` unless the leading dimensions of x and z broadcast."""
+    try:
+        broadcast(x.shape[:-2], z.shape[:-2])
+    except RuntimeError:
+        raise ShapeError(owner, f"leading dimensions of z must broadcast with those of x, {tuple(x.shape[:-2])}",
+                         tuple(z.shape), "Both are of one batch.") from None
 
 
 def check_alike(owner: str, x: Tensor, other: Tensor, *, name: str = "x", other_name: str = "theta") -> None:

@@ -369,7 +369,7 @@ def _over(kind: type[Theta], held: dict[str, Any]) -> Theta:
 
 def _energies(energy: Energy, size: int) -> Tensor:
     """e_k for each k, float64 (K,)."""
-    given = torch.as_tensor(1.0 if energy is None else energy, dtype=torch.float64).detach().cpu()
+    given = torch.as_tensor(1.0 if energy is None else energy, dtype=torch.float64, device="cpu").detach()
     if given.shape not in ((), (1,), (size,), (size, size)):
         raise ShapeError("reset_parameters", f"energy must be a number or have shape (K={size},) or (K, K)",
                          tuple(given.shape))

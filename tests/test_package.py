@@ -16,7 +16,10 @@ def test_importing_it_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("name", structconv.__all__)
+MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures", "tensors", "theta", "weights")
+
+
+@pytest.mark.parametrize("name", [*structconv.__all__, *MODULES])
 def test_every_public_name_is_there(name):
     assert getattr(structconv, name) is not None
     assert name in dir(structconv)
@@ -24,8 +27,10 @@ def test_every_public_name_is_there(name):
 
 def test_a_star_import_binds_them_all():
     names: dict[str, object] = {}
-    exec("from structconv import *", names)
+    exec("from torch import nn; from structconv import *", names)
     assert set(structconv.__all__) <= set(names)
+    assert names["nn"].__name__ == "torch.nn"
+    assert not set(MODULES) & set(structconv.__all__)
 
 
 @pytest.mark.parametrize("home", ["errors", "structures", "mechanisms", "weights", "nn", "ops", "bases"])
@@ -44,7 +49,7 @@ def test_names_are_sought_as_they_are_declared():
     block = next(node for node in tree.body if isinstance(node, ast.If))
     declared = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom)
                 for alias in node.names}
-    assert set(declared) == set(structconv.__all__)
+    assert set(declared) == {*structconv.__all__, *MODULES}
     for name, module in declared.items():
         source = import_module(module)
         assert getattr(source, name) is getattr(structconv, name)

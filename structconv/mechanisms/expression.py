@@ -22,7 +22,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.options import KEPT, may_change, options, static
 from structconv.structures.values import tensors_in
 
-__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_mechanism"]
+__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
 Leaves = tuple[Any, ...]
 
@@ -99,6 +99,8 @@ class Mechanism(ScoreMaps, nn.Module):
     reads_sibling: bool = False
     #: Whether the leaves depend on x or z, or on more of the call than the structure, the dtype and the device.
     reads_entries: bool = True
+    #: Whether they may depend on the structure; else a call with a support, which filters pairs, is refused.
+    reads_structure: bool = True
     #: What an operator of the algebra makes of mechanisms (`operations`).
     operation: ClassVar[Callable[..., Mechanism]]
     #: Stands for the type and the options among the leaves of a call.
@@ -135,7 +137,11 @@ class Mechanism(ScoreMaps, nn.Module):
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
         inputs = Inputs(x, x if z is None else z, structure)
-        return self.filled(inputs, self.leaves(inputs))
+        try:
+            return self.filled(inputs, self.leaves(inputs))
+        except AttributeError:
+            check_bound("basis", self)
+            raise
 
     def leaves(self, inputs: Inputs) -> Leaves:
         """The options' token, then the leaves."""
@@ -251,7 +257,7 @@ class Mechanism(ScoreMaps, nn.Module):
         """Which entries some output can see, (..., M) booleans; `None` for all."""
         return None
 
-    def adopted(self, sibling: Mechanism) -> Mechanism:
+    def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
         """This mechanism as a term beside `sibling`, from which it may take what it left open (heads, queries)."""
         return self
 
@@ -287,6 +293,13 @@ def check_mechanism(owner: str, module: Any) -> None:
         check_mechanism(type(module).__name__, operand)
 
 
+def check_bound(owner: str, mechanism: Mechanism) -> None:
+    """Raise `ConfigError` where a mechanism, which may lack its parameters, was never given channel counts."""
+    if "_bound" not in mechanism.__dict__:
+        raise ConfigError(owner, "its mechanism must be bound to channel counts", repr(mechanism),
+                          "Make a new layer with it, or bind it: mechanism.bound(in_channels, out_channels).")
+
+
 def _build_of(cls: type[Mechanism]) -> Callable[[Mechanism, Inputs], Basis]:
     """`build` by the two halves that a class has, also where a subclass calls it by `super()`."""
     def build(self: Mechanism, inputs: Inputs) -> Basis:
@@ -298,6 +311,9 @@ def _build_of(cls: type[Mechanism]) -> Callable[[Mechanism, Inputs], Basis]:
 
 class Position(nn.Module):
     """A module that predicts from `Inputs` a position for each output, (..., N): the centre of a window."""
+
+    #: As that of a mechanism.
+    reads_structure: bool = True
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,21 @@ AnyGrid = Grid | GridBatch
 _MODES = ("zeros", "circular", "reflect", "replicate")
 #: Grids and shifts are values of a few numbers, and what is derived from them lives as long as they do.
 _line = lru_cache(maxsize=64)(Grid)
-_shift = lru_cache(maxsize=256)(Shift)
+
+
+@lru_cache(maxsize=256)
+def _shift(mechanism: str, *args: Any) -> Shift:
+    """The shifts; `StructureError` where their window is larger than a padded grid, on which it has no place."""
+    shift = Shift(*args)
+    for before, after in zip(_grids(shift.grid), _grids(shift.output_grid), strict=True):
+        if before.num_entries and not after.num_entries:
+            raise StructureError(mechanism, "the window must not be larger than the grid with its padding",
+                                 repr(before), "Add padding, or take a smaller window.")
+    return shift
+
+
+def _grids(grid: AnyGrid) -> tuple[Grid, ...]:
+    return grid.grids if isinstance(grid, GridBatch) else (grid,)
 
 
 class GridMechanism(Mechanism):
@@ -42,8 +56,10 @@ class GridMechanism(Mechanism):
     def shift(self, grid: AnyGrid, device: torch.device | str = "cpu") -> Shift:
         """The shifts that this mechanism makes of a grid."""
         options = self.shift_options(grid.ndim if isinstance(grid, Grid) else grid.grids[0].ndim)
-        make: Callable[..., Shift] = Shift if torch.compiler.is_compiling() else _shift
-        return make(grid, *options, device)
+        if torch.compiler.is_compiling():
+            offsets, padding, stride, grow = options
+            return Shift(grid, offsets, padding, stride, grow, device)
+        return _shift(type(self).__name__, grid, *options, device)
 
     def forward(self, inputs: Inputs) -> Leaves:
         grid = inputs.structure
@@ -66,8 +82,7 @@ class GridMechanism(Mechanism):
         if not isinstance(structure, Grid | GridBatch):
             raise StructureError(name, expected, type(structure).__name__,
                                  f"Call it as layer(x, structure=Grid(({sizes}))).")
-        grids = structure.grids if isinstance(structure, GridBatch) else (structure,)
-        if self.ndim is not None and any(grid.ndim != self.ndim for grid in grids):
+        if self.ndim is not None and any(grid.ndim != self.ndim for grid in _grids(structure)):
             raise StructureError(name, expected, repr(structure), "Offsets and sizes need one number an axis.")
         return structure
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from structconv.errors import ConfigError, StructureError
 from structconv.memo import derived
+from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
-from structconv.structures.values import altered, map_tensors, tensors_in
+from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 
 __all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "Mask"]
 
@@ -63,7 +64,8 @@ class Mask(nn.Module):
             self.register_buffer(f"mask{i}", tensor.contiguous())
         for i, position in enumerate(_positions(mask)):
             self.add_module(f"position{i}", position)
-
+        self.reads_structure = isinstance(mask, _Structure) or any(getattr(position, "reads_structure", True)
+                                                              for position in _positions(mask))
 
     def forward(self, inputs: Any) -> Any:
         """The support, or the graph, of a call with these inputs; `None` for all pairs."""
@@ -78,6 +80,7 @@ class Mask(nn.Module):
             mask = _on(mask, inputs.structure)
         if isinstance(mask, Support):
             mask.check("masked", inputs.num_inputs, inputs.num_outputs)
+            _check_batch(mask, inputs)
         return mask
 
     def hides(self, structure: Any) -> bool:
@@ -88,13 +91,18 @@ class Mask(nn.Module):
         """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.
         """
         mask = self._given(inputs.structure) if isinstance(self._mask, _Structure) else self._moved()
-        return _seen(mask, self._kept) if isinstance(mask, Support) else None
+        if not isinstance(mask, Support):
+            return None
+        mask.check("masked", inputs.num_inputs, inputs.num_outputs)
+        _check_batch(mask, inputs)
+        return _seen(mask, self._kept)
 
     def _given(self, structure: Any) -> Graph | Support | None:
         if isinstance(structure, Graph | Support):
             return structure
-        if self._mask is STRUCTURE:
-            raise StructureError("masked(keep=STRUCTURE)", "the layer must be called with a Graph or a Support",
+        junk = structure is not None and not isinstance(structure, FrozenValue)
+        if self._mask is STRUCTURE or junk:
+            raise StructureError(f"masked(keep={self._mask!r})", "the layer must be called with a Graph or a Support",
                                  type(structure).__name__, "Call it as layer(x, structure=graph).")
         return None
 
@@ -111,6 +119,19 @@ class Mask(nn.Module):
 
     def __repr__(self) -> str:
         return repr(self._mask)
+
+
+def _check_batch(mask: Support, inputs: Any) -> None:
+    """Raise `StructureError` where a mask of a batch would give outputs that x and z do not have."""
+    batch = mask.batch_shape
+    if not batch:
+        return
+    x, z = inputs.x.shape[:-2], inputs.z.shape[:-2]
+    lead = broadcast(x, z)
+    if not goes_into(batch, lead):
+        expected = f"leading dimensions of the mask must broadcast to {tuple(lead)}, those of x and z"
+        raise StructureError("masked", expected, tuple(batch), "All heads share a mask: one of shape (B, 1, M, N) or "
+                             "(B, heads, M, N) goes as mask[:, 0]. One of a batch needs x of that batch.")
 
 
 def _positions(mask: Any) -> list[nn.Module]:

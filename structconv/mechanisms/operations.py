@@ -88,7 +88,7 @@ def _adopted(join: str | None, operands: tuple[Mechanism, ...]) -> tuple[Mechani
     if join not in ("add", "multiply"):
         return operands
     first, second = operands
-    return first.adopted(second), second.adopted(first)
+    return first._adopted_beside(second), second._adopted_beside(first)
 
 
 def _size(join: str | None, sizes: list[int]) -> int:
@@ -138,6 +138,10 @@ class Operation(Mechanism):
     @property
     def sees_projection(self) -> bool:  # type: ignore[override]
         return True in [operand.sees_projection for operand in self.mechanisms()]
+
+    @property
+    def reads_structure(self) -> bool:  # type: ignore[override]
+        return True in [getattr(part, "reads_structure", False) for part in (*self._held(), *self.mechanisms())]
 
     @property
     def reads_entries(self) -> bool:  # type: ignore[override]
@@ -277,7 +281,7 @@ def _behind(first: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inp
     outputs = basis().num_outputs
     if structure is None and outputs == inputs.num_inputs:
         return inputs
-    x = inputs.x.new_zeros(()).expand(outputs, inputs.x.shape[-1])
+    x = inputs.x.new_zeros(()).expand(*inputs.x.shape[:-2], outputs, inputs.x.shape[-1])
     return Inputs(x, x, structure)
 
 

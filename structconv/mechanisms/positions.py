@@ -29,6 +29,7 @@ class Term(Mechanism):
     """A term of a sum; where `heads` is left open it takes the number of heads of the term beside it."""
 
     has_scores = True
+    reads_structure = False
 
     def __init__(self, heads: int | None = None) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class Term(Mechanism):
     def size(self) -> int:
         return 1 if self.heads is None else self.heads
 
-    def adopted(self, sibling: Mechanism) -> Mechanism:
+    def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
         if self.heads is not None:
             return self
         term = copy.deepcopy(self)
@@ -67,6 +68,7 @@ class RelativeBias(Term):
         check_choice("RelativeBias", "buckets", buckets,
                      ("clip",) if isinstance(clip, tuple) else ("clip", "log", "log_causal"))
         self.clip, self.buckets, self.grid = clip, buckets, grid
+        self.reads_structure = isinstance(clip, tuple) and grid is None
 
     def bind(self, channels: Channels) -> None:
         shape = (tuple(2 * radius + 1 for radius in self.clip) if isinstance(self.clip, tuple) else
@@ -104,8 +106,8 @@ class RelativeKey(Term):
         self.dim, self.sinusoidal = dim, sinusoidal
         self._dim_beside: Callable[[Channels], int] | None = None
 
-    def adopted(self, sibling: Mechanism) -> Mechanism:
-        term, beside = super().adopted(sibling), _product_in(sibling)
+    def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
+        term, beside = super()._adopted_beside(sibling), _product_in(sibling)
         if beside is not None and isinstance(term, RelativeKey):
             term = copy.deepcopy(term) if term is self else term
             term.reads_sibling, term._dim_beside = True, partial(_depth, beside.projects, beside.dim, beside.heads)
@@ -150,14 +152,8 @@ def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> i
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
-    slope: Tensor
-
-    def bind(self, channels: Channels) -> None:
-        k = torch.arange(1, self.size + 1, dtype=torch.get_default_dtype())
-        self.register_buffer("slope", torch.exp2(-8.0 * k / self.size), persistent=False)
-
     def forward(self, inputs: Inputs) -> Leaves:
-        return (self.slope,)
+        return (torch.logspace(-8.0 / self.size, -8.0, self.size, 2.0, dtype=inputs.dtype, device=inputs.device),)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Distance(next(leaves), inputs.num_inputs, inputs.num_outputs)
@@ -170,6 +166,8 @@ class EdgeBias(Term):
         attributes: A, channels of `graph.edge_attr` (E, A).
     """
 
+    reads_structure = True
+
     def __init__(self, attributes: int = 1, heads: int | None = None, *, bias: bool = False) -> None:
         super().__init__(heads)
         self.attributes, self.bias = check_positive("EdgeBias", "attributes", attributes), bias
@@ -179,9 +177,12 @@ class EdgeBias(Term):
 
     def forward(self, inputs: Inputs) -> Leaves:
         graph: Any = inputs.structure
-        if not isinstance(graph, Graph) or graph.edge_attr is None:
-            raise StructureError("EdgeBias", "the layer must be called with a Graph that has edge_attr",
-                                 type(graph).__name__, "Call it as layer(x, structure=graph).")
+        if not isinstance(graph, Graph):
+            raise StructureError("EdgeBias", "the layer must be called with a Graph", type(graph).__name__,
+                                 "Call it as layer(x, structure=graph).")
+        if graph.edge_attr is None:
+            raise StructureError("EdgeBias", "the graph must have edge_attr", "none",
+                                 f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes}).")
         attributes = graph.edge_attr.unsqueeze(-1) if graph.edge_attr.dim() == 1 else graph.edge_attr
         if attributes.shape[-1] != self.attributes:
             raise StructureError("EdgeBias", f"edge_attr must have A={self.attributes} channels",
@@ -203,6 +204,7 @@ class GaussianWindow(Mechanism):
         if not deviation > 0:
             raise ConfigError("GaussianWindow", "deviation must be positive", deviation)
         self.deviation, self.centre = float(deviation), centre
+        self.reads_structure = centre is not None and centre.reads_structure
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
@@ -220,6 +222,8 @@ class PredictedPosition(Position):
         dim: channels of the hidden layer; those of z where absent.
     """
 
+    reads_structure = False
+
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
         self.dim = dim
@@ -236,6 +240,8 @@ class PredictedPosition(Position):
 
 class ClippedShifts(Mechanism):
     """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018)."""
+
+    reads_structure = False
 
     def __init__(self, clip: int) -> None:
         super().__init__()

@@ -74,6 +74,7 @@ class Score(Mechanism):
     """A content-based mechanism of `heads` heads."""
 
     has_scores = True
+    reads_structure = False
 
     def __init__(self, heads: int = 1) -> None:
         super().__init__()

@@ -12,7 +12,8 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
-from structconv.nn.conv import Conv
+from structconv.nn.conv import ERRORS, Conv
+from structconv.nn.layer import Layer, kind, take
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
@@ -45,6 +46,8 @@ class MultiheadAttention(Conv):
         ConfigError: heads that do not divide. ShapeError: channels that do not fit.
     """
 
+    fixed = Conv.fixed | {"embed_dim", "num_heads", "head_dim", "kdim", "dropout", "shared_by"}
+
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0, bias: bool = True,
                  kdim: int | None = None, num_kv_heads: int | None = None) -> None:
         dim = check_divides("MultiheadAttention", "num_heads", num_heads, "embed_dim", embed_dim)
@@ -54,10 +57,11 @@ class MultiheadAttention(Conv):
         attention = scores.scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
         super().__init__(attention.dropout(dropout) if dropout else attention, embed_dim if kdim is None else kdim,
                          embed_dim, weight=LowRank(dim, shared_by), bias=bias, other_channels=embed_dim)
+        self.embed_dim, self.num_heads, self.head_dim, self.kdim = embed_dim, num_heads, dim, self.in_channels
         self.dropout, self.shared_by = dropout, shared_by
         self.value_bias = nn.Parameter(torch.zeros(num_heads // shared_by, dim)) if bias else None
 
-    def forward(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
+    def forward(self, x: Tensor, z: Tensor | None = None, *others: Any, keep: Any = None,  # type: ignore[override]
                 drop: Any = None, structure: Graph | Support | None = None, return_weights: bool = False) -> Any:
         """y, or (y, weights (..., K, M, N); (..., K, E) where the pairs are listed).
 
@@ -68,12 +72,22 @@ class MultiheadAttention(Conv):
             structure: a `Graph` or a `Support` outside which no pair exists, beside the mask.
             return_weights: give the weights too.
         """
+        if others:
+            raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
+                              f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")
         return super().forward(x, z, self._pairs(x, z, keep, drop, structure), return_weights=return_weights)
 
     def plan(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
              drop: Any = None, structure: Graph | Support | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""
         return super().plan(x, z, self._pairs(x, z, keep, drop, structure))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        super().reset_parameters()
+        if self.value_bias is not None:
+            self.value_bias.zero_()
 
     def _bias(self, theta: Theta) -> Tensor | None:
         """b, and what attention to the values' bias adds to each output."""
@@ -87,11 +101,14 @@ class MultiheadAttention(Conv):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
-        """The same layer from torch's, weights copied; batch first, whatever torch's said.
+        """The same layer from torch's, weights copied, what is frozen frozen; batch first, whatever torch's
+        said.
 
         Raises:
             ConfigError: keys and values from different channels, an extra key, or an attended zero.
         """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise ConfigError(cls.__name__, "module must be a torch.nn.MultiheadAttention", kind(module))
         for unsupported in ("bias_k", "bias_v", "add_zero_attn"):
             if isinstance(getattr(module, unsupported), Tensor) or getattr(module, unsupported) is True:
                 raise ConfigError(cls.__name__, f"module must be without {unsupported}", "one that has it")
@@ -104,23 +121,22 @@ class MultiheadAttention(Conv):
         layer._copy(module)
         return layer.train(module.training)
 
-    @torch.no_grad()
     def _copy(self, module: nn.MultiheadAttention) -> None:
         projections = ((module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
                        if module.in_proj_weight is None else module.in_proj_weight.chunk(3))
         query, key, value = cast("tuple[Tensor, Tensor, Tensor]", projections)
         dot = next(part for part in self.modules() if isinstance(part, DotProduct))
-        theta = cast(LowRank, self.weight)
-        dot.query.weight.copy_(query)
-        dot.key.weight.copy_(key)
-        theta.value.copy_(value.unflatten(0, (module.num_heads, -1)).mT)
-        theta.output.copy_(module.out_proj.weight.mT.unflatten(0, (module.num_heads, -1)))
-        if self.value_bias is not None and self.bias is not None:
-            query_bias, key_bias, value_bias = module.in_proj_bias.chunk(3)
-            dot.query.bias.copy_(query_bias)
-            dot.key.bias.copy_(key_bias)
-            self.value_bias.copy_(value_bias.view_as(self.value_bias))
-            self.bias.copy_(module.out_proj.bias)
+        theta, output, bias = cast(LowRank, self.weight), module.out_proj.weight, module.in_proj_bias
+        take(dot.query.weight, query, query)
+        take(dot.key.weight, key, key)
+        take(theta.value, value.unflatten(0, (module.num_heads, -1)).mT, value)
+        take(theta.output, output.mT.unflatten(0, (module.num_heads, -1)), output)
+        if self.value_bias is not None:
+            query_bias, key_bias, value_bias = bias.chunk(3)
+            take(dot.query.bias, query_bias, bias)
+            take(dot.key.bias, key_bias, bias)
+            take(self.value_bias, value_bias.view_as(self.value_bias), bias)
+            take(self.bias, module.out_proj.bias, module.out_proj.bias)
 
     def _pairs(self, x: Tensor, z: Tensor | None, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
         """The pairs that exist by the mask and by the structure, `None` for all."""
@@ -129,13 +145,18 @@ class MultiheadAttention(Conv):
                               type(structure).__name__)
         if keep is None and drop is None:
             return structure
-        mask = as_support(Sizes(x.shape[-2], (x if z is None else z).shape[-2]), keep, drop)
+        try:
+            sizes = Sizes(x.shape[-2], (x if z is None else z).shape[-2])
+        except ERRORS:
+            self._check(x, z, None, 0)
+            raise
+        mask = as_support(sizes, keep, drop)
         if structure is None:
             return mask
         return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)
 
 
-class NonLocalBlock(nn.Module):
+class NonLocalBlock(Layer):
     """y_n = x_n + (sum_m f(x_m, x_n) x_m V) O / C(x), on images (Wang et al. 2018, eq. 1 and 6).
 
     f is one of the paper's four functions, C the sum of f over m for the two Gaussian ones and the number of entries

@@ -17,18 +17,23 @@ from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms.expression import Inputs, Mechanism, check_mechanism
+from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
+from structconv.nn.layer import Layer
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call, Image
-from structconv.shapes import check_alike, check_entries, check_positive
+from structconv.shapes import check_alike, check_entries, check_leads, check_positive
 from structconv.structures.grid import Grid
+from structconv.structures.supports import Support
+from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, Weight, WeightList
 
 __all__ = ["Conv", "call_of", "to_entries", "to_image"]
 
+#: What torch and Python raise where arguments do not fit.
+ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 _known = lru_cache(maxsize=64)(Grid)
 
 
@@ -43,7 +48,7 @@ def to_image(entries: Tensor, grid: Grid) -> Tensor:
     return entries.mT.unflatten(-1, grid.shape)
 
 
-class Conv(nn.Module):
+class Conv(Layer):
     """y_n = sum_k sum_m A_kmn x_m Theta_k + b (Andreoli 2019, eq. 1 with 7).
 
     The mechanism makes the basis A (K, M, N) of each call: from the structure alone (convolution), or from x and z
@@ -68,6 +73,7 @@ class Conv(nn.Module):
         ConfigError: a weight that does not fit the mechanism.
     """
 
+    fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
     bias: nn.Parameter | None = private.parameter()
 
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *,
@@ -101,13 +107,17 @@ class Conv(nn.Module):
             plan = plan_for(call, self.path, self.max_bytes, image)
             y = plan.run(call)
             return (y, plan.weights(call)) if return_weights else y
-        except (RuntimeError, AttributeError):
-            self._check(x, z, structure, axes)
+        except ERRORS:
+            self._explain(x, z, structure, axes)
             raise
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Basis:
         """The basis that the layer would apply."""
-        return self._call(x, z, structure, axes)[0].basis()
+        try:
+            return self._call(x, z, structure, axes)[0].basis()
+        except ERRORS:
+            self._explain(x, z, structure, axes)
+            raise
 
     def plan(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Plan:
         """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
@@ -126,9 +136,32 @@ class Conv(nn.Module):
             self.weight.scale_(float((x.var() / variance).sqrt()))
         return self
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer. Numbers given in the expression stay.
+
+        Raises:
+            ConfigError: a parameter that the mechanism did not make, as where a projection was exchanged.
+        """
+        self.weight.reset_parameters()
+        if self.bias is not None:
+            self.bias.zero_()
+        drawn = self.mechanism.bound(self.in_channels, self.weight().head_channels, self.other_channels)
+        for part in drawn.modules():
+            reset: Any = None if isinstance(part, Mechanism) else getattr(part, "reset_parameters", None)
+            if reset is not None:
+                reset()
+        _copy(drawn, self.mechanism)
+        if self.relative_value is not None:
+            _copy(self.relative_value.bound(self.weight()), self.relative_value)
+
     def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
-        call, image = self._call(x, z, structure, axes)
-        return call, plan_for(call, self.path, self.max_bytes, image)
+        try:
+            call, image = self._call(x, z, structure, axes)
+            return call, plan_for(call, self.path, self.max_bytes, image)
+        except ERRORS:
+            self._explain(x, z, structure, axes)
+            raise
 
     def _call(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
         """Whatever the plan and its kernel see of this call, read anew."""
@@ -137,7 +170,11 @@ class Conv(nn.Module):
         theta = private.called(modules["weight"])
         if private.any_autocast():
             x, z = _widened(x, theta), z if z is None else _widened(z, theta)
-        wanted = None if structure is None or axes else mechanism.input_entries(structure)
+        wanted = None
+        if structure is not None and not axes:
+            wanted = mechanism.input_entries(structure)
+            if not mechanism.reads_structure:
+                _check_unread(structure)
         if z is not None or (wanted is not None and wanted != x.shape[-2]):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
@@ -166,6 +203,16 @@ class Conv(nn.Module):
         if numbers is not None:
             check_alike("Conv", x, numbers, other_name="the layer's parameters")
 
+    def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
+        """Say what was wrong in a call that failed."""
+        self._check(x, z, structure, axes)
+        check_bound(type(self).__name__, self.mechanism)
+        if z is None and self.other_channels != self.in_channels:
+            raise ShapeError("Conv", f"z must be given, with shape (..., N, P'={self.other_channels})", "none",
+                             f"x has P={self.in_channels} channels and cannot stand for it.")
+        if z is not None and not axes:
+            check_leads("Conv", x, z)
+
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
 
@@ -187,6 +234,25 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
     inputs = Inputs(entries, entries if z is None else z, structure, projected)
     return Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
                 None if projected is None else projected[0], relative), image
+
+
+def _copy(drawn: nn.Module, module: nn.Module) -> None:
+    """Put the parameters of one module in those of another of the same names."""
+    held, new = dict(module.named_parameters()), dict(drawn.named_parameters())
+    if held.keys() != new.keys():
+        raise ConfigError("reset_parameters", "parameters must be those that the layer was made with",
+                          ", ".join(sorted(held.keys() ^ new.keys())), "Make a new layer.")
+    for name, parameter in held.items():
+        parameter.copy_(new[name])
+
+
+def _check_unread(structure: Any) -> None:
+    """Raise `StructureError` where a structure that nothing reads was meant to do something."""
+    filters = isinstance(structure, Support)
+    if filters or not isinstance(structure, FrozenValue):
+        expected = "structure must be one that some part of the expression reads"
+        raise StructureError("Conv", expected, repr(structure) if filters else type(structure).__name__,
+                             "Pairs are left out by scores.masked(keep=STRUCTURE) in the expression.")
 
 
 def _widened(x: Tensor, theta: Theta) -> Tensor:

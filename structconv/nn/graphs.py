@@ -30,17 +30,22 @@ class _GraphLayer(Conv):
 
     kind: type = Graph
 
-    def forward(self, x: Tensor, graph: Any) -> Tensor:  # type: ignore[override]
-        """x (..., M, P) and a structure -> (..., N, Q)."""
-        y: Tensor = super().forward(x, None, _checked(self, graph))
+    def forward(self, x: Tensor, graph: Any = None, *, structure: Any = None) -> Tensor:  # type: ignore[override]
+        """x (..., M, P) and a graph, which may be called the structure as in `Conv` -> (..., N, Q)."""
+        y: Tensor = super().forward(x, None, _checked(self, graph, structure))
         return y
 
-    def plan(self, x: Tensor, graph: Any) -> Plan:  # type: ignore[override]
+    def plan(self, x: Tensor, graph: Any = None, *, structure: Any = None) -> Plan:  # type: ignore[override]
         """The plan that computes such a call; `print` it."""
-        return super().plan(x, None, _checked(self, graph))
+        return super().plan(x, None, _checked(self, graph, structure))
 
 
-def _checked(layer: Any, graph: Any) -> Any:
+def _checked(layer: Any, graph: Any, structure: Any) -> Any:
+    """The graph, by whichever name it was given."""
+    if structure is not None:
+        if graph is not None:
+            raise ConfigError(type(layer).__name__, "the graph must be given once", "two", "structure= is the graph.")
+        graph = structure
     if not isinstance(graph, layer.kind):
         raise StructureError(type(layer).__name__, f"the second argument must be a {layer.kind.__name__}",
                              type(graph).__name__, "Make one, for example Graph(edge_index, num_nodes=...).")
@@ -140,6 +145,7 @@ class _AttentionLayer(Conv):
     """softmax of scores along the edges, applied to x Theta_k; the heads side by side, or their mean."""
 
     kind: type = Graph
+    fixed = Conv.fixed | {"heads", "concat", "dropout"}
 
     def __init__(self, scores: Mechanism, in_channels: int, out_channels: int, heads: int, concat: bool,
                  dropout: float, add_self_loops: bool, bias: bool) -> None:
@@ -149,28 +155,30 @@ class _AttentionLayer(Conv):
         super().__init__(attention if concat else attention * scale, in_channels,
                          heads * out_channels if concat else out_channels, weight=HeadBlocks() if concat else None,
                          bias=bias)
-        self.add_self_loops, self.scale = add_self_loops, scale
+        self.heads, self.concat, self.dropout, self.add_self_loops = heads, concat, dropout, add_self_loops
 
-    def forward(self, x: Tensor, graph: Graph, z: Tensor | None = None, *,  # type: ignore[override]
-                return_weights: bool = False, return_attention_weights: bool = False) -> Any:
+    def forward(self, x: Tensor, graph: Graph | None = None, z: Tensor | None = None, *,  # type: ignore[override]
+                structure: Graph | None = None, return_weights: bool = False,
+                return_attention_weights: bool = False) -> Any:
         """y; (y, weights (..., K, E')); or, as other libraries return them, (y, (edge_index, alpha (..., E', K))).
 
         The weights are in the order of the edges, appended loops last, and those that are applied: when training with
         dropout, after it. They cost one pass over the edges.
         """
-        graph = self._looped(graph)
+        graph = self._looped(graph, structure)
         if not (return_weights or return_attention_weights):
             return super().forward(x, z, graph)
         y, weights = super().forward(x, z, graph, return_weights=True)
-        weights = weights / self.scale if self.scale != 1 else weights
+        weights = weights if self.concat else weights * self.heads
         return (y, (graph.edge_index, weights.mT)) if return_attention_weights else (y, weights)
 
-    def plan(self, x: Tensor, graph: Graph, z: Tensor | None = None) -> Plan:  # type: ignore[override]
+    def plan(self, x: Tensor, graph: Graph | None = None, z: Tensor | None = None, *,  # type: ignore[override]
+             structure: Graph | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""
-        return super().plan(x, z, self._looped(graph))
+        return super().plan(x, z, self._looped(graph, structure))
 
-    def _looped(self, graph: Graph) -> Graph:
-        found: Graph = _checked(self, graph)
+    def _looped(self, graph: Graph | None, structure: Graph | None) -> Graph:
+        found: Graph = _checked(self, graph, structure)
         return found.with_self_loops() if self.add_self_loops else found
 
 

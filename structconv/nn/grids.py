@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Self, cast
+from typing import Any, Self, cast
 
-import torch
 from torch import Tensor, nn
 
 from structconv import torch_private as private
 from structconv.bases.cuboid import Ints, per_axis
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import Conv, call_of
+from structconv.nn.layer import Layer, kind, take
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
@@ -22,13 +22,14 @@ from structconv.weights import DepthwiseSeparable, Full, Grouped, Weight
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "OnGrid", "SeparableConv2d"]
 
 
-class OnGrid(nn.Module):
+class OnGrid(Layer):
     """A `Conv`, applied to images in torch's layout: (..., P, *S) -> (..., Q, *S'), with their grid as its structure.
 
     Over a `Cuboid` a whole or grouped Theta keeps its shape, but lies in memory as torch's kernels (Q, P / G, K), so
     that no call rearranges it: 512 channels of a 3x3 window cost 6 ms each time. Such a parameter is not contiguous,
     as where torch's own layers are in `torch.channels_last`: flatten it by `reshape`, and save it by safetensors'
-    `save_model`, not `save_file`.
+    `save_model`, not `save_file`. What asks for a `view` of a parameter (`torch.optim.LBFGS`, `parameters_to_vector`,
+    `prune.l1_unstructured`) works once `theta.data = theta.data.contiguous()`, which every call then rearranges.
 
     Args:
         conv: a layer whose outputs lie on a grid.
@@ -49,6 +50,10 @@ class OnGrid(nn.Module):
         y: Tensor = private.called(self._modules["conv"], image, axes=self.ndim)  # type: ignore[arg-type]
         return y
 
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        self.conv.reset_parameters()
+
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes such a call; `print` it."""
         return self.conv.plan(image, axes=self.ndim)
@@ -62,10 +67,19 @@ def _lie_as_kernel(weight: Weight) -> None:
         weight.theta.data = weight.theta.detach().permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1)
 
 
+def _theta_of(kernel: Tensor, groups: int) -> Tensor:
+    """Theta (K, P, Q), or (K, G, P / G, Q / G) of several groups, of a kernel (Q, P / G, *S) as torch has it."""
+    blocks_GQPK = kernel.flatten(2).unflatten(0, (groups, -1))
+    theta_KGPQ = blocks_GQPK.permute(3, 0, 2, 1)
+    return theta_KGPQ if groups > 1 else theta_KGPQ.squeeze(1)
+
+
 class _ConvNd(OnGrid):
     """Over `Cuboid`, with torch's arguments."""
 
     axes: int = 0
+    fixed = frozenset(("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+                       "padding_mode"))
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
                  padding: str | Ints = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True,
@@ -77,37 +91,57 @@ class _ConvNd(OnGrid):
         cuboid = Cuboid(size, stride, dilation, cast("str | int", padding), padding_mode)
         weight: Weight = Full() if groups == 1 else Grouped(groups)
         super().__init__(Conv(cuboid, in_channels, out_channels, weight=weight, bias=bias), self.axes)
-        self.kernel_size, self.groups = size, groups
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride, self.dilation = size, cuboid.stride, cuboid.dilation
+        self.padding, self.padding_mode = padding, padding_mode
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:
-        """The same layer from torch's of the same name, weights copied."""
+        """The same layer from torch's of the same name, weights copied; what is frozen stays so."""
         expected = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[cls.axes]
         if not isinstance(module, expected):
-            raise ConfigError(cls.__name__, f"module must be a torch.nn.{expected.__name__}", type(module).__name__)
+            raise ConfigError(cls.__name__, f"module must be a torch.nn.{expected.__name__}", kind(module))
         layer = cls(module.in_channels, module.out_channels, module.kernel_size, module.stride,
                     module.padding, module.dilation, module.groups, module.bias is not None, module.padding_mode)
         layer.to(module.weight)
-        with torch.no_grad():
-            blocks_GQPK = module.weight.flatten(2).unflatten(0, (module.groups, -1))
-            theta_KGPQ = blocks_GQPK.permute(3, 0, 2, 1)
-            theta = cast(Full | Grouped, layer.conv.weight).theta
-            theta.copy_(theta_KGPQ if module.groups > 1 else theta_KGPQ.squeeze(1))
-            if module.bias is not None and layer.conv.bias is not None:
-                layer.conv.bias.copy_(module.bias)
-        return layer
+        take(cast(Full | Grouped, layer.conv.weight).theta, _theta_of(module.weight, module.groups), module.weight)
+        take(layer.conv.bias, module.bias, module.bias)
+        return layer.train(module.training)
 
     @property
     def weight(self) -> Tensor:
-        """Theta as torch lays a kernel out, (Q, P / groups, *kernel_size); a view of the parameter."""
+        """Theta as torch lays a kernel out, (Q, P / groups, *kernel_size): a view of `conv.weight.theta`.
+
+        Numbers written into it are the parameter's; assigned, it replaces the parameter. What belongs to the parameter
+        itself is found there alone: `.grad`, and `.data` to be assigned.
+        """
         theta = cast(Full | Grouped, self.conv.weight).theta
         blocks_KGPQ = theta if self.groups > 1 else theta.unsqueeze(1)
         return blocks_KGPQ.permute(1, 3, 2, 0).flatten(0, 1).unflatten(-1, self.kernel_size)
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """b (Q)."""
+        """b (Q), or none; it is `conv.bias`, also to be assigned."""
         return self.conv.bias
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "bias" and "conv" in self._modules:
+            self.conv.bias = value
+        elif name == "weight" and "conv" in self._modules:
+            self._replace(value)
+        else:
+            super().__setattr__(name, value)
+
+    def _replace(self, kernel: Any) -> None:
+        """Make a parameter of a kernel in torch's layout."""
+        shape = tuple(self.weight.shape)
+        if not isinstance(kernel, Tensor) or tuple(kernel.shape) != shape:
+            got = tuple(kernel.shape) if isinstance(kernel, Tensor) else type(kernel).__name__
+            raise ShapeError(type(self).__name__, f"weight must be a tensor of shape {shape}", got)
+        theta = _theta_of(kernel.detach().clone(), self.groups)
+        weight = cast(Full | Grouped, self.conv.weight)
+        weight.theta = nn.Parameter(theta, requires_grad=kernel.requires_grad or not isinstance(kernel, nn.Parameter))
+        _lie_as_kernel(weight)
 
 
 class Conv1d(_ConvNd):
@@ -169,24 +203,24 @@ class SeparableConv2d(OnGrid):
         layer = cls(depthwise.in_channels, pointwise.out_channels, depthwise.kernel_size, depthwise.stride,
                     depthwise.padding, depthwise.dilation, pointwise.bias is not None, depthwise.padding_mode)
         layer.to(pointwise.weight)
-        with torch.no_grad():
-            weight = cast(DepthwiseSeparable, layer.conv.weight)
-            weight.depthwise.copy_(depthwise.weight.flatten(1).mT)
-            weight.pointwise.copy_(pointwise.weight.flatten(1).mT)
-            if pointwise.bias is not None and layer.conv.bias is not None:
-                layer.conv.bias.copy_(pointwise.bias)
-        return layer
+        weight = cast(DepthwiseSeparable, layer.conv.weight)
+        take(weight.depthwise, depthwise.weight.flatten(1).mT, depthwise.weight)
+        take(weight.pointwise, pointwise.weight.flatten(1).mT, pointwise.weight)
+        take(layer.conv.bias, pointwise.bias, pointwise.bias)
+        return layer.train(pointwise.training)
 
 
-class _AvgPoolNd(nn.Module):
+class _AvgPoolNd(Layer):
     """Over `Pool`; there is nothing to train."""
 
     axes: int = 0
 
-    def __init__(self, kernel_size: Ints, stride: Ints | None = None) -> None:
+    def __init__(self, kernel_size: Ints, stride: Ints | None = None, *, path: str | None = None,
+                 max_bytes: int | None = None) -> None:
         super().__init__()
         pool = Pool(per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1), stride)
         self.pool = pool.bound(1)
+        self.path, self.max_bytes = path, max_bytes
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., C, *S) -> (..., C, *S')."""
@@ -204,7 +238,7 @@ class _AvgPoolNd(nn.Module):
     def _planned(self, image: Tensor) -> tuple[Call, Plan]:
         channels = image.shape[-1 - self.axes] if image.dim() > self.axes else 1
         call, sizes = call_of(self.pool, EyeTheta(1, channels), None, image, axes=self.axes)
-        return call, plan_for(call, image=sizes)
+        return call, plan_for(call, self.path, self.max_bytes, sizes)
 
 
 class AvgPool1d(_AvgPoolNd):
@@ -212,6 +246,7 @@ class AvgPool1d(_AvgPoolNd):
 
     Args:
         kernel_size: the window. stride: of the windows; the window's size by default.
+        path, max_bytes: what the planner is held to; see `ops.conv`.
     """
 
     axes = 1

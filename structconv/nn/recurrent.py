@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from structconv.errors import ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.conv import Conv
+from structconv.nn.layer import Layer
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_positive
 from structconv.weights import Weight
@@ -20,7 +21,7 @@ __all__ = ["ConvGRUCell", "ConvLSTMCell"]
 Weights = Weight | Sequence[Weight] | None
 
 
-class ConvGRUCell(nn.Module):
+class ConvGRUCell(Layer):
     """A gated recurrent unit whose products with weights are structured convolutions g of [x, h].
 
     r, u = sigmoid(g([x, h])), c = tanh(g'([x, r h])), h' = u h + (1 - u) c, with one convolution for r and u
@@ -36,6 +37,8 @@ class ConvGRUCell(nn.Module):
 
     x (..., M, P), h (..., M, H) or none for zeros -> h' (..., M, H). On images use `to_entries`.
     """
+
+    fixed = frozenset(("in_channels", "hidden_channels", "reset"))
 
     def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
                  bias: bool = True, reset: str = "before") -> None:
@@ -83,7 +86,7 @@ class ConvGRUCell(nn.Module):
         return f"{self.in_channels}, {self.hidden_channels}, reset={self.reset!r}"
 
 
-class ConvLSTMCell(nn.Module):
+class ConvLSTMCell(Layer):
     """A long short-term memory cell whose products with weights are structured convolutions.
 
     i, f, g, o = one convolution of [x, h]; c' = sigmoid(f) c + sigmoid(i) tanh(g); h' = sigmoid(o) tanh(c'), in
@@ -99,6 +102,8 @@ class ConvLSTMCell(nn.Module):
 
     x (..., M, P), state (h, c) of (..., M, H) each, or none for zeros -> (h', c'). On images use `to_entries`.
     """
+
+    fixed = frozenset(("in_channels", "hidden_channels"))
 
     def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
                  bias: bool = True, peephole: bool = False) -> None:

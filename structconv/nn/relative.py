@@ -7,13 +7,14 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from structconv.nn.layer import Layer
 from structconv.shapes import check_positive
 from structconv.theta import Theta
 
 __all__ = ["RelativeValue"]
 
 
-class RelativeValue(nn.Module):
+class RelativeValue(Layer):
     """sum_m a_kmn r[clip(m - n)] for each head: Shaw et al. 2018, eq. 3, the term beside the values.
 
     It is `attention.outer(ClippedShifts(clip))` applied to ones, with r (2 clip + 1, D) as its weight; D is what one
@@ -21,6 +22,7 @@ class RelativeValue(nn.Module):
     """
 
     table: nn.Parameter
+    fixed = frozenset(("clip",))
 
     def __init__(self, clip: int) -> None:
         super().__init__()

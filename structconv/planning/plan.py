@@ -152,7 +152,11 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),
            type(call.theta), *facts, call.projected is None, relative if relative is None else relative.shape,
            path, max_bytes, image and image.axes, Autotuning.enabled, machine.Measured.times)
-    plan = _PLANS.get(key)
+    try:
+        plan = _PLANS.get(key)
+    except TypeError:
+        _check_limits(path, max_bytes)
+        raise
     return _made(key, call, path, max_bytes, image) if plan is None else plan
 
 
@@ -175,6 +179,7 @@ def _class(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
+    _check_limits(path, max_bytes)
     problem = _problem(call, call.build(stand_ins(call.leaves)), max_bytes, image, nominal=False)
     if len(_PLANS) >= CAPACITY:
         for old in list(_PLANS)[:CAPACITY // 2]:
@@ -182,6 +187,14 @@ def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, im
     plan = decide(problem, path, call, key if Autotuning.enabled else None)
     plan = _PLANS[key] = dataclasses.replace(plan, subject=subject(call))
     return plan
+
+
+def _check_limits(path: Any, max_bytes: Any) -> None:
+    """Raise `ConfigError` where what a planner is held to has no meaning."""
+    if not isinstance(path, str | None):
+        raise ConfigError("plan", "path must be the name of an order, or None", repr(path))
+    if max_bytes is not None and not (isinstance(max_bytes, int | float) and max_bytes >= 0):
+        raise ConfigError("plan", "max_bytes must be a number of bytes, or None", repr(max_bytes))
 
 
 def subject(call: Call) -> Hashable:

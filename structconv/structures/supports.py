@@ -112,6 +112,13 @@ class DenseMask(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m, n]
 
+    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+        *_, inputs, outputs = self.keep.shape
+        if inputs != num_inputs or outputs != num_outputs:
+            raise StructureError(owner, f"a mask of pairs must have shape (..., M={num_inputs}, N={num_outputs})",
+                                 tuple(self.keep.shape), "A mask of the inputs of a batch, (..., M), goes as "
+                                 "Padding(keep)." if outputs == num_inputs else "")
+
     def kept_inputs(self) -> Tensor:
         return self.keep.any(-1)
 

@@ -189,3 +189,44 @@ def test_a_new_non_local_block_is_the_identity():
 def test_errors(error, call):
     with pytest.raises(error, match=r"got .*\."):
         call()
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 6, 6), (1, 3, 6, 6), (1, 1, 6, 6), (5, 6, 6)])
+@pytest.mark.parametrize("kind", [lambda keep: keep, lambda keep: Padding(keep[..., 0]), lambda keep: Padding(
+    keep[..., 0]) & Causal()])
+def test_a_mask_with_an_axis_of_heads_or_of_another_batch_is_refused(shape, kind):
+    layer, x = MultiheadAttention(12, 3), torch.randn(2, 6, 12)
+    with pytest.raises(StructureError, match=r"leading dimensions of the mask must broadcast to .*\(2,\)"):
+        layer(x, keep=kind(torch.ones(shape, dtype=torch.bool)))
+
+
+def test_a_mask_has_the_batch_of_x_or_of_z():
+    layer, x, z = MultiheadAttention(12, 3), torch.randn(6, 12), torch.randn(2, 4, 12)
+    keep = torch.arange(6) < torch.tensor([[4], [6]])
+    y = layer(x, z, keep=Padding(keep))
+    torch.testing.assert_close(y[0], layer(x[:4], z[0]))
+    with pytest.raises(StructureError, match="leading dimensions of the mask"):
+        layer(x, keep=Padding(keep))
+
+
+@pytest.mark.parametrize("name", ["dropout", "num_heads", "embed_dim", "head_dim", "kdim"])
+def test_arguments_can_be_read_and_are_refused_where_they_would_do_nothing(name):
+    theirs = nn.MultiheadAttention(12, 3, dropout=0.5)
+    ours = MultiheadAttention.from_torch(theirs)
+    assert getattr(ours, name) == getattr(theirs, name)
+    with pytest.raises(ConfigError, match=f"{name} is fixed .* Make a new layer"):
+        setattr(ours, name, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 5, "vdim": 5}])
+def test_from_torch_keeps_what_is_frozen_and_the_mode(options):
+    theirs = torchs(**options).eval()
+    theirs.out_proj.requires_grad_(False)
+    theirs.in_proj_bias.requires_grad_(False)
+    ours = MultiheadAttention.from_torch(theirs)
+    trained = {name for name, p in ours.named_parameters() if p.requires_grad}
+    assert not ours.training
+    assert {name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] for name in trained} == {
+        "weight.value", "query.weight", "key.weight"}
+    theirs.requires_grad_(False)
+    assert not any(p.requires_grad for p in MultiheadAttention.from_torch(theirs).parameters())

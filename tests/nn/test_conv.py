@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch.export import Dim
 
+import structconv
+from structconv import nn as layers
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     STRUCTURE,
     Additive,
     Adjacency,
+    ALiBi,
     BiAffine,
     Chebyshev,
     Context,
@@ -109,7 +112,8 @@ def test_a_weight_for_each_part():
 
 
 @pytest.mark.parametrize("mechanism", [
-    Cuboid((3, 3)) | Cuboid((5, 5)), ATTENTION | Cuboid((3, 3)), Cuboid((3, 3)) | Identity(), Shifts([(0, 1)]) | Shifts([(1, 0)]),
+    Cuboid((3, 3)) | Cuboid((5, 5)), ATTENTION | Cuboid((3, 3)), Cuboid((3, 3)) | Identity(),
+    Shifts([(0, 1)]) | Shifts([(1, 0)]),
     Pool(2) | Pool(2), Cuboid((3, 3)) + Identity(9), Cuboid((3, 3)) @ Shifts([(0, 1)]), Cuboid((3, 3)).transpose()])
 def test_images_are_their_pixels(mechanism):
     layer = Conv(mechanism, P, P).to(F64)
@@ -348,3 +352,67 @@ def test_errors_are_one_line(error, call):
     with pytest.raises(error, match=r"got .*\.") as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+LAYERS = {
+    "ChebConv": lambda: layers.ChebConv(P, Q, 3), "DiffusionConv": lambda: layers.DiffusionConv(P, Q, 2),
+    "GATConv": lambda: GATConv(P, Q, 2), "GATv2Conv": lambda: layers.GATv2Conv(P, Q, 2),
+    "GCNConv": lambda: GCNConv(P, Q), "RelationalConv": lambda: layers.RelationalConv(P, Q, 2, num_bases=2),
+    "MultiheadAttention": lambda: MultiheadAttention(P, 2), "NonLocalBlock": lambda: NonLocalBlock(P),
+    "Conv1d": lambda: layers.Conv1d(P, Q, 3), "Conv2d": lambda: Conv2d(P, Q, 3, groups=2),
+    "Conv3d": lambda: layers.Conv3d(P, Q, 3), "SeparableConv2d": lambda: layers.SeparableConv2d(P, Q, 3),
+    "ConvLSTMCell": lambda: layers.ConvLSTMCell(Cuboid(3), P, Q),
+    "ConvGRUCell": lambda: layers.ConvGRUCell(Cuboid(3), P, Q, weight=Separable(2)),
+    "ALiBi": lambda: Conv((DotProduct(heads=2) + ALiBi()).softmax(), P, Q, weight=Depthwise(2)),
+}
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=list(LAYERS))
+def test_a_layer_is_made_without_memory(make):
+    with torch.device("meta"):
+        layer = make()
+    tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    assert all(t.is_meta for t in tensors.values())
+    assert {name: t.shape for name, t in layer.state_dict().items()} == {
+        name: t.shape for name, t in make().state_dict().items()}
+
+
+def assigned(layer, **attributes):
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return layer
+
+
+@pytest.mark.parametrize(("message", "call"), [
+    (r"z must be given, with shape \(..., N, P'=8\)", lambda: MultiheadAttention(8, 2, kdim=6)(x_of(2, 5, 6))),
+    (r"z must be given, with shape \(..., N, P'=5\)", lambda: Conv(General(), P, Q, other_channels=5)(x_of(M, P))),
+    (r"leading dimensions of z must broadcast with those of x, \(2,\); got \(3, 4, 4\)",
+     lambda: Conv(ATTENTION, P, Q)(x_of(2, M, P), x_of(3, 4, P))),
+    (r"leading dimensions of z must broadcast", lambda: MultiheadAttention(P, 2)(x_of(2, M, P), x_of(3, M, P))),
+    (r"leading dimensions of the mask must broadcast",
+     lambda: MultiheadAttention(P, 2)(x_of(2, M, P), keep=Padding(x_of(3, M) == 0))),
+    (r"M=6, N=6\); got \(2, 6\). .* goes as Padding\(keep\)",
+     lambda: MultiheadAttention(P, 2)(x_of(2, M, P), keep=x_of(2, M) == 0)),
+    (r"goes as Padding\(keep\)", lambda: Conv(General().masked(keep=x_of(2, M) == 0).softmax(), P, Q)(x_of(2, M, P))),
+    (r"must be bound .*DotProduct.* Make a new layer",
+     lambda: assigned(Conv(ATTENTION, P, Q), mechanism=DotProduct(heads=2, dim=4))(x_of(M, P))),
+    (r"must be bound", lambda: assigned(Conv(ATTENTION, P, Q), mechanism=ATTENTION).plan(x_of(M, P))),
+    (r"must be bound", lambda: assigned(Conv(ATTENTION, P, Q), mechanism=ATTENTION).basis(x_of(M, P))),
+    (r"basis: its mechanism must be bound", lambda: ATTENTION.basis(x_of(M, P))),
+    (r"x must have shape \(..., M, P=4\); got \(4,\)", lambda: Conv(ATTENTION, P, Q)(x_of(P))),
+    (r"x must have shape \(..., M, P=4\); got \(4,\)", lambda: MultiheadAttention(P, 2)(x_of(P), keep=Causal())),
+    (r"EdgeBias: the graph must have edge_attr", lambda: GATConv(P, Q, edge_dim=2)(x_of(M, P), GRAPH)),
+    (r"path must be the name of an order, or None; got \['a'\]",
+     lambda: Conv(Identity(), P, Q, path=["a"])(x_of(M, P))),
+    *[("max_bytes must be a number of bytes, or None", lambda wrong=wrong: Conv(Identity(), P, Q, max_bytes=wrong)(
+        x_of(M, P))) for wrong in ([1], "1MB", float("nan"), -1)],
+    (r"torch's layer\(query, key, value\) is layer\(key, query\)",
+     lambda: MultiheadAttention(P, 2)(*[x_of(2, M, P)] * 3)),
+    ("GCNConv: the graph must be given once", lambda: GCNConv(P, Q)(x_of(M, P), GRAPH, structure=GRAPH)),
+    ("GATConv: the second argument must be a Graph; got NoneType", lambda: GATConv(P, Q)(x_of(M, P))),
+    ("conv: plan must be a Plan; got str", lambda: structconv.conv(x_of(M, P), structconv.Dense(x_of(1, M, M)),
+                                                                   x_of(1, P, Q), plan="x")),
+])
+def test_errors_say_what_to_do(message, call):
+    with pytest.raises((ConfigError, ShapeError, StructureError), match=message):
+        call()

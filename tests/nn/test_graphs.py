@@ -278,3 +278,10 @@ def test_gatv2_weights_and_bipartite_graphs(x):
 def test_errors(error, call):
     with pytest.raises(error, match=r"got .*\."):
         call()
+
+
+@pytest.mark.parametrize("layer", [GCNConv(4, 3), GATConv(4, 3), GATv2Conv(4, 3)])
+def test_the_graph_may_be_called_the_structure(layer):
+    graph, x = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3), torch.randn(3, 4)
+    assert torch.equal(layer(x, structure=graph), layer(x, graph))
+    assert str(layer.plan(x, structure=graph)) == str(layer.plan(x, graph))

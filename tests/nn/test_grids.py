@@ -7,9 +7,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
-from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import Cuboid
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms import Cuboid, Pool, Shifts
 from structconv.nn import (
     AvgPool1d,
     AvgPool2d,
@@ -23,7 +24,7 @@ from structconv.nn import (
     to_entries,
     to_image,
 )
-from structconv.structures import Grid
+from structconv.structures import Grid, batch
 
 F64 = torch.float64
 PAIRS = {1: (Conv1d, nn.Conv1d), 2: (Conv2d, nn.Conv2d), 3: (Conv3d, nn.Conv3d)}
@@ -199,3 +200,118 @@ def test_compiles_whole():
 def test_errors(error, call):
     with pytest.raises(error, match=r"got .*\."):
         call()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_from_torch_keeps_what_is_frozen_and_the_mode(groups):
+    theirs = nn.Conv2d(4, 6, 3, groups=groups).eval()
+    theirs.weight.requires_grad_(False)
+    ours = Conv2d.from_torch(theirs)
+    assert not ours.training
+    assert not ours.conv.weight.theta.requires_grad
+    assert ours.conv.bias.requires_grad
+    theirs.requires_grad_(False)
+    assert not any(p.requires_grad for p in Conv2d.from_torch(theirs).parameters())
+
+
+def test_from_torch_keeps_what_is_frozen_of_a_pair():
+    depthwise, pointwise = nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.Conv2d(4, 6, 1).eval()
+    depthwise.requires_grad_(False)
+    ours = SeparableConv2d.from_torch(depthwise, pointwise)
+    assert not ours.training
+    assert not ours.conv.weight.depthwise.requires_grad
+    assert ours.conv.weight.pointwise.requires_grad
+
+
+def test_from_torch_names_the_package_of_another_module():
+    with pytest.raises(ConfigError, match=r"torch\.nn\.Conv2d; got structconv's Conv2d"):
+        Conv2d.from_torch(Conv2d(4, 6, 3))
+
+
+@pytest.mark.parametrize(("layer", "sizes"), [
+    (Conv2d(4, 2, 5), (2, 7)), (Conv2d(4, 2, 5, padding=1), (9, 2)), (nn.Conv2d(4, 2, 5), (2, 7)),
+    (Conv2d(4, 2, 3, dilation=3), (6, 6)), (AvgPool2d(3), (2, 6)),
+])
+def test_a_window_larger_than_the_image_is_refused(layer, sizes):
+    with pytest.raises((StructureError, RuntimeError), match=r"larger than|can't be greater than|Kernel size"):
+        layer(torch.randn(1, 4, *sizes))
+
+
+def test_a_window_larger_than_the_grid_is_refused_in_any_layer():
+    for mechanism in (Cuboid(5, padding="none"), Shifts([0, 4], padding="none"), Pool(4)):
+        layer = Conv(mechanism, 2, 2)
+        with pytest.raises(StructureError, match=r"larger than the grid.*Grid\(\(3"):
+            layer(torch.randn(3, 2), structure=Grid(3))
+        with pytest.raises(StructureError, match=r"larger than the grid.*Grid\(\(3"):
+            layer(torch.randn(10, 2), structure=batch([Grid(7), Grid(3)]))
+    assert Conv(Cuboid(5), 2, 2)(torch.randn(3, 2), structure=Grid(3)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("wrapped", [nn.Parameter, lambda t: t])
+def test_weight_and_bias_can_be_assigned(groups, wrapped):
+    layer, theirs = Conv2d(4, 6, 3, groups=groups), nn.Conv2d(4, 6, 3, groups=groups)
+    x = torch.randn(2, 4, 7, 6)
+    layer(x)
+    layer.weight, layer.bias = wrapped(theirs.weight.detach()), theirs.bias
+    torch.testing.assert_close(layer(x), theirs(x))
+    assert layer.conv.bias is theirs.bias
+    layer(x).sum().backward()
+    assert layer.conv.weight.theta.grad is not None
+    layer.weight = nn.Parameter(torch.zeros_like(theirs.weight), requires_grad=False)
+    assert not layer.conv.weight.theta.requires_grad
+    layer.bias = None
+    assert list(layer.state_dict()) == ["conv.weight.theta"]
+    assert not layer(x).any()
+
+
+def test_numbers_written_into_the_weight_are_the_parameters():
+    layer = Conv2d(4, 6, 3)
+    with torch.no_grad():
+        layer.weight.fill_(2.0)
+    assert bool((layer.conv.weight.theta == 2).all())
+
+
+@pytest.mark.parametrize("value", [torch.zeros(6, 4, 9), None, 1.0])
+def test_another_shape_of_weight_is_refused(value):
+    with pytest.raises(ShapeError, match=r"weight must be a tensor of shape \(6, 4, 3, 3\)"):
+        Conv2d(4, 6, 3).weight = value
+
+
+@pytest.mark.parametrize("name", ["in_channels", "out_channels", "kernel_size", "stride", "padding_mode", "dilation",
+                                  "groups"])
+def test_arguments_have_torchs_names(name):
+    theirs = nn.Conv2d(4, 6, (3, 2), stride=2, dilation=(1, 2), groups=2, padding=1)
+    layer = Conv2d.from_torch(theirs)
+    assert getattr(layer, name) == getattr(theirs, name)
+    with pytest.raises(ConfigError, match=f"{name} is fixed"):
+        setattr(layer, name, getattr(layer, name))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_contiguous_theta_can_be_seen_as_a_vector(groups):
+    layer, x = Conv2d(4, 6, 3, groups=groups), torch.randn(2, 4, 7, 6)
+    y, theta = layer(x), layer.conv.weight.theta
+    theta.data = theta.data.contiguous()
+    torch.testing.assert_close(layer(x), y)
+    assert nn.utils.parameters_to_vector(layer.parameters()).numel() == theta.numel() + 6
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=3)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        found = layer(x).square().mean()
+        found.backward()
+        return found
+
+    before = float(optimizer.step(loss).detach())
+    assert float(loss().detach()) < before
+    prune.l1_unstructured(layer.conv.weight, "theta", amount=0.5)
+    assert int((layer.conv.weight.theta == 0).sum()) == theta.numel() // 2
+    assert layer(x).shape == y.shape
+
+
+def test_pooling_is_held_to_a_path():
+    x = torch.randn(2, 3, 8, 6)
+    layer = AvgPool2d(2, path="operator_first", max_bytes=10**9)
+    assert layer.plan(x).path == "operator_first"
+    torch.testing.assert_close(layer(x), nn.AvgPool2d(2)(x))

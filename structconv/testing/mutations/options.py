@@ -12,22 +12,29 @@ from torch import nn
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.options import options
+from structconv.nn.layer import Layer
 from structconv.testing.calls import Use, as_written, check_now
 from structconv.testing.checks import same
 from structconv.testing.mutations.register import mutation
 
 __all__: list[str] = []
 
+#: What a planner is held to: values are the same.
+UNSEEN = ("path", "max_bytes")
+
 
 @mutation()
 def options_assigned(use: Use) -> None:
-    """Those of mechanisms are fixed, which an error says; any other counts from the next call on, or raises."""
+    """Those of mechanisms are fixed, which an error says, and so are those of layers that no call would notice; any
+    other counts from the next call on, or raises."""
     use()
     for module in list(use.layer.modules()):
         for name, held in list(options(module).items()):
             for value in _alternatives(held):
                 if isinstance(module, Mechanism) and not name.startswith("_"):
                     _check_refused(module, name, value)
+                elif isinstance(module, Layer) and name not in UNSEEN and not name.startswith("_"):
+                    _check_counts(use, module, name, value)
                 elif not name.startswith("_"):
                     _check_noticed(use, module, name, value)
     check_now(use, "after options were assigned")
@@ -51,7 +58,7 @@ def options_in_place(use: Use) -> None:
             check_now(use, f"{held!r} was changed in place")
 
 
-def _check_refused(module: Mechanism, name: str, value: Any) -> None:
+def _check_refused(module: nn.Module, name: str, value: Any) -> None:
     before = getattr(module, name)
     said = ""
     try:
@@ -62,6 +69,23 @@ def _check_refused(module: Mechanism, name: str, value: Any) -> None:
     assert name in said, f"{said} does not name {name}"
     assert "new layer" in said, f"{said} does not say what to do"
     assert getattr(module, name) is before, f"{name} was assigned and refused"
+
+
+def _check_counts(use: Use, module: nn.Module, name: str, value: Any) -> None:
+    """An attribute of a layer is refused as a mechanism's is, or the next call shows it."""
+    before, expected = getattr(module, name), use().detach()
+    try:
+        setattr(module, name, value)
+    except ConfigError:
+        _check_refused(module, name, value)
+        return
+    try:
+        same(use().detach(), expected, name)
+    except (ValueError, RuntimeError, TypeError, AttributeError, AssertionError, IndexError):
+        return
+    finally:
+        setattr(module, name, before)
+    raise AssertionError(f"{type(module).__name__}.{name} = {value!r} does nothing")
 
 
 def _check_noticed(use: Use, module: nn.Module, name: str, value: Any) -> None:

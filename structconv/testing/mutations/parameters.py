@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize, prune, weight_norm
 
+from structconv.mechanisms.operations import Factor
 from structconv.planning import plan as planning
 from structconv.structures.values import tensors_in
 from structconv.testing.calls import Use, as_written, check_now, with_tensors
 from structconv.testing.mutations.register import mutation
-from structconv.testing.mutations.subjects import compare, other, own_structures, owners, trains
+from structconv.testing.mutations.subjects import compare, of_the_package, other, own_structures, owners, trains
 
 __all__: list[str] = []
 
@@ -69,6 +70,34 @@ def a_state_is_loaded(use: Use) -> None:
     twin()
     twin.layer.load_state_dict(torch.load(stream))
     check_now(twin, "a saved state was loaded into a copy", use)
+
+
+@mutation()
+def a_state_is_loaded_into_empty_memory(use: Use) -> None:
+    """All that a layer computes with is in its state, or made of its arguments."""
+    expected = use.copied()
+    state = {name: t.clone() for name, t in use.layer.state_dict().items()}
+    use.layer.to("meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for t in (*use.layer.parameters(), *use.layer.buffers()):
+            t.zero_()
+    use.layer.load_state_dict(state)
+    check_now(use, "a state was loaded into empty memory", expected)
+
+
+@mutation(lambda use: trains(use) and hasattr(use.layer, "reset_parameters") and of_the_package(use.layer))
+def parameters_drawn_anew(use: Use) -> None:
+    """`reset_parameters` sets every parameter that was not given with the expression, in place."""
+    given = {id(p) for module in use.layer.modules() if isinstance(module, Factor) for p in module.parameters()}
+    held = list(use.layer.parameters())
+    with torch.no_grad():
+        for p in held:
+            if id(p) not in given:
+                p.fill_(torch.nan)
+    reset: Any = use.layer.reset_parameters
+    reset()
+    assert all(bool(p.isfinite().all()) for p in held), "reset_parameters left a parameter out"
+    check_now(use, "parameters were drawn anew")
 
 
 @mutation(trains)

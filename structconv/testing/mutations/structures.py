@@ -11,12 +11,21 @@ from torch import Tensor
 
 from structconv.errors import StructureError
 from structconv.mechanisms.masks import Mask
-from structconv.structures import Graph, KnowledgeGraph, batch
+from structconv.nn.conv import Conv
+from structconv.structures import Graph, KnowledgeGraph, Padding, Support, batch
 from structconv.structures.values import map_tensors, tensors_in
-from structconv.testing.calls import Use, as_written, check_now
+from structconv.testing.calls import Use, as_written, check_now, joined
 from structconv.testing.checks import same
 from structconv.testing.mutations.register import mutation
-from structconv.testing.mutations.subjects import has_graph, has_masks, masks, other, own_structures, refusal
+from structconv.testing.mutations.subjects import (
+    has_graph,
+    has_masks,
+    masks,
+    of_the_package,
+    other,
+    own_structures,
+    refusal,
+)
 
 __all__: list[str] = []
 
@@ -128,3 +137,46 @@ def an_index_out_of_range(use: Use) -> None:
         error = refusal(own)
         assert isinstance(error, StructureError), f"an index of {size if value is None else value}: {error!r}"
     check_now(use, "after a structure was refused")
+
+
+@mutation(lambda use: type(use.layer) is Conv and of_the_package(use.layer))
+def structures_that_nothing_reads(use: Use) -> None:
+    """A support counts or is refused, whatever the expression; what is no structure is refused."""
+    x, z = (*use.args, None)[:2]
+    nothing = Padding(torch.zeros(x.shape[-2], dtype=torch.bool))
+    for structure in (nothing, torch.ones(3), "a graph"):
+        try:
+            y = joined(use.layer(x, z, structure))
+        except StructureError:
+            continue
+        assert structure is nothing, f"{structure!r} was taken for a structure"
+        everything = joined(use.layer(x, z, Padding(~nothing.keep)))
+        assert not torch.equal(y, everything), "a support was not read"
+
+
+def _tables(use: Use) -> list[tuple[Tensor, Callable[[Tensor], Use]]]:
+    """The boolean masks of a layer and of its arguments, and the same use with another one in a mask's place."""
+    def held(module: Mask, name: str) -> Callable[[Tensor], Use]:
+        def put(new: Tensor) -> Use:
+            module._buffers[name] = new
+            return use
+
+        return put
+
+    def given(old: Tensor) -> Callable[[Tensor], Use]:
+        return lambda new: use.on(lambda s: map_tensors(s, lambda t: new if t is old else t))
+
+    own = [(t, held(module, name)) for module in use.layer.modules() if isinstance(module, Mask)
+           for name, t in module._buffers.items() if t is not None]
+    found = own + [(t, given(t)) for s in use.structures if isinstance(s, Support) for t in tensors_in(s)]
+    return [(t, put) for t, put in found if t.dtype == torch.bool]
+
+
+@mutation(lambda use: bool(_tables(use)))
+def masks_of_another_batch(use: Use) -> None:
+    """A mask with more leading dimensions than x is refused: outputs keep the shape of x."""
+    for old, put in _tables(use):
+        error = refusal(put(old.expand(2, 1, 1, *old.shape)))
+        assert isinstance(error, StructureError), f"a mask with more leading dimensions than x gave {error!r}"
+        put(old)
+    check_now(use, "with its own masks")

@@ -7,13 +7,14 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
 from structconv.structures import Graph, KnowledgeGraph
 from structconv.testing.calls import Use
 from structconv.testing.checks import same_gradients
 
-__all__ = ["cast", "compare", "has_graph", "has_masks", "has_random_numbers", "masks", "other", "own_structures",
-           "owners", "refusal", "smooth", "trains"]
+__all__ = ["cast", "compare", "has_graph", "has_masks", "has_random_numbers", "masks", "of_the_package", "other",
+           "own_structures", "owners", "refusal", "smooth", "trains"]
 
 
 def owners(layer: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -33,6 +34,12 @@ def has_graph(use: Use) -> bool:
 
 def has_masks(use: Use) -> bool:
     return bool(masks(use.layer))
+
+
+def of_the_package(layer: nn.Module) -> bool:
+    """Whether all mechanisms are the package's, which say what they read, and make their parameters in `bind`."""
+    mechanisms = [module for module in layer.modules() if isinstance(module, Mechanism)]
+    return all(type(m).__module__.startswith("structconv.mechanisms") for m in mechanisms)
 
 
 def masks(layer: nn.Module) -> list[Tensor]:

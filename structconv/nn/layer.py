@@ -1,0 +1,38 @@
+"""`Layer`: a module that keeps what it was made with; `take` fills one from another's parameters."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError
+
+__all__ = ["Layer", "kind", "take"]
+
+
+class Layer(nn.Module):
+    """A module whose arguments can be read; those that no call reads again cannot be assigned."""
+
+    #: Attributes that say how the layer was made.
+    fixed: ClassVar[frozenset[str]] = frozenset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.fixed and name in self.__dict__:
+            raise ConfigError(type(self).__name__, f"{name} is fixed once the layer is made", repr(value),
+                              "Make a new layer.")
+        super().__setattr__(name, value)
+
+
+@torch.no_grad()
+def take(parameter: Tensor | None, numbers: Tensor | None, like: Tensor | None) -> None:
+    """Copy numbers into a parameter, frozen or not as the one is that they come from."""
+    if parameter is not None and numbers is not None and like is not None:
+        parameter.copy_(numbers)
+        parameter.requires_grad_(like.requires_grad)
+
+
+def kind(module: Any) -> str:
+    """The class of an object with the package that it is from, as an error names it."""
+    return f"{type(module).__module__.split('.')[0]}'s {type(module).__name__}"
