@@ -101,6 +101,8 @@ class Mechanism(ScoreMaps, nn.Module):
     hides_by_structure: bool = False
     #: Whether the leaves depend on x or z, or on more of the call than the structure, the dtype and the device.
     reads_entries: bool = True
+    #: Whether the leaves depend on the numbers in x or z, so that the layer is not linear in x.
+    reads_content: bool = True
     #: What an operator of the algebra makes of mechanisms (`operations`).
     operation: ClassVar[Callable[..., Mechanism]]
     #: Stands for the type and the options among the leaves of a call.

@@ -31,6 +31,8 @@ class Identity(Mechanism):
         size: K.
     """
 
+    reads_content = False
+
     def __init__(self, size: int = 1) -> None:
         super().__init__()
         self._size = check_positive("Identity", "size", size)

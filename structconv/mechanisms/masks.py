@@ -65,7 +65,8 @@ class Mask(nn.Module):
             self.register_buffer(f"mask{i}", tensor.contiguous())
         for i, position in enumerate(_positions(mask)):
             self.add_module(f"position{i}", position)
-
+        #: Whether the pairs depend on the numbers in x or z.
+        self.reads_content = bool(self._modules)
 
     def forward(self, inputs: Any) -> Any:
         """The support, or the graph, of a call with these inputs; `None` for all pairs."""

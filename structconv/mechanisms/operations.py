@@ -126,7 +126,9 @@ class Operation(Mechanism):
         self.has_scores = scored and not any(step.name == "normalize" for step in steps)
         self.sees_projection = any(operand.sees_projection for operand in mechanisms)
         self.reads_entries = bool(self.held) or any(operand.reads_entries for operand in mechanisms)
-        hiding = [*mechanisms, *[mask for mask in self.held if isinstance(mask, Mask)]]
+        masks = [mask for mask in self.held if isinstance(mask, Mask)]
+        self.reads_content = any(part.reads_content for part in (*mechanisms, *masks))
+        hiding = [*mechanisms, *masks]
         self.hides = any(part.hides for part in hiding)
         self.hides_by_structure = any(part.hides_by_structure for part in hiding)
         #: Whether inputs and outputs have changed places.

@@ -58,6 +58,8 @@ class RelativeBias(Term):
         grid: of a tuple of distances; where absent the layer is called with it as its structure.
     """
 
+    reads_content = False
+
     def __init__(self, clip: int | tuple[int, ...], heads: int | None = None, *, buckets: str = "clip",
                  grid: Grid | None = None) -> None:
         super().__init__(heads)
@@ -150,6 +152,7 @@ def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> i
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
+    reads_content = False
     slope: Tensor
 
     def bind(self, channels: Channels) -> None:
@@ -169,6 +172,8 @@ class EdgeBias(Term):
     Args:
         attributes: A, channels of `graph.edge_attr` (E, A).
     """
+
+    reads_content = False
 
     def __init__(self, attributes: int = 1, heads: int | None = None, *, bias: bool = False) -> None:
         super().__init__(heads)
@@ -203,6 +208,7 @@ class GaussianWindow(Mechanism):
         if not deviation > 0:
             raise ConfigError("GaussianWindow", "deviation must be positive", deviation)
         self.deviation, self.centre = float(deviation), centre
+        self.reads_content = centre is not None
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
@@ -236,6 +242,8 @@ class PredictedPosition(Position):
 
 class ClippedShifts(Mechanism):
     """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018)."""
+
+    reads_content = False
 
     def __init__(self, clip: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from structconv.bases import pairs, pairwise
 from structconv.bases.base import Basis
 from structconv.bases.pairs import Edges, full
 from structconv.bases.pairwise import Pairwise, entries, nodes
-from structconv.testing.specimens import Specimen, as_basis, with_leaves
+from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
 from structconv.theta import Theta, as_theta
 
 __all__ = ["CHANNELS", "F64", "TOLERANCE", "arguments", "by_definition", "check_adjoint", "check_blocks",
@@ -99,6 +99,7 @@ def check_contract(specimen: Specimen) -> None:
         assert a.dtype == dtype, f"dense({dtype}) has dtype {a.dtype}"
         assert tuple(a.shape) == (*basis.batch_shape, *sizes), \
             f"dense() has shape {tuple(a.shape)}, not (*batch_shape, K, M, N) = {(*basis.batch_shape, *sizes)}"
+    _check_reads_content(specimen)
     text = repr(basis)
     assert text and "\n" not in text and " at 0x" not in text, f"repr must be one readable line, not {text!r}"
     for primitive, heads in ((basis.analysis, False), (basis.synthesis, True), (basis.apply, True)):
@@ -110,6 +111,14 @@ def check_contract(specimen: Specimen) -> None:
         except (ValueError, RuntimeError, IndexError):
             continue
         raise AssertionError(f"{primitive.__name__} takes {wrong.shape[-2]} entries where M = {basis.num_inputs}")
+
+
+def _check_reads_content(specimen: Specimen) -> None:
+    """A mechanism that says it does not read the numbers in x and z makes the same basis of others."""
+    subject = specimen.subject()
+    if isinstance(subject, Setup) and not subject.mechanism.reads_content:
+        other = Setup(subject.mechanism, subject.x + 1, None if subject.z is None else subject.z + 1, subject.structure)
+        same(other.basis().dense(F64), subject.basis().dense(F64), "the basis of other x, whose content is not read")
 
 
 def check_reference(specimen: Specimen) -> None:
