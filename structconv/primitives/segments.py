@@ -64,7 +64,7 @@ def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | N
         index: (E,) int32 or int64 in [0, num), in any order.
         num: number of segments.
         keep: boolean, broadcast against `scores`. Entries that are not kept have weight zero and gradient zero, even
-            if their score is NaN; so do scores of -inf.
+            if their score, or that of one that is kept, is NaN; so do scores of -inf.
 
     Returns:
         (..., E): sums to one over every segment that has an entry left, zero elsewhere.
@@ -87,7 +87,7 @@ def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
     Args:
         scores: any shape; 16-bit types are computed in float32.
         keep: boolean, broadcast against `scores`; None keeps everything. Entries that are not kept have weight zero
-            and gradient zero, even if their score is NaN; so do scores of -inf.
+            and gradient zero, even if their score, or that of one that is kept, is NaN; so do scores of -inf.
         dim: the dimension that sums to one, wherever an entry is left in it; elsewhere the weights are exactly zero.
 
     Returns:
@@ -155,7 +155,8 @@ def _spelled(scores: Tensor, keep: Tensor | None, peak: Callable[[Tensor], Tenso
     totals = total(powers)
     weights = powers / totals.masked_fill(totals == 0, 1)
     # no derivative, be it not finite, passes where a weight is zero
-    return torch.where(weights != 0, weights, 0).to(scores.dtype)
+    alive = weights != 0 if keep is None else (weights != 0) & keep
+    return torch.where(alive, weights, 0).to(scores.dtype)
 
 
 class _SegmentSoftmax(torch.autograd.Function):
@@ -164,14 +165,17 @@ class _SegmentSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
         wide = scores.to(_wide(scores.dtype))
-        if keep is not None:
-            wide = wide.masked_fill(~keep, -torch.inf)
+        absent = None if keep is None else ~keep
+        if absent is not None:
+            wide = wide.masked_fill(absent, -torch.inf)
         peak = segment_max(wide, index, num)
         peak = peak.masked_fill(peak == -torch.inf, 0).index_select(-1, index)
         powers = torch.exp(wide - peak)
         totals = segment_sum(powers, index, num)
         totals = totals.masked_fill(totals == 0, 1)
-        return (powers / totals.index_select(-1, index)).to(scores.dtype)
+        weights = powers / totals.index_select(-1, index)
+        # a NaN among those that are kept is no affair of the others
+        return (weights if absent is None else weights.masked_fill(absent, 0)).to(scores.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -194,11 +198,13 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
         wide = scores.to(_wide(scores.dtype))
-        if keep is not None:
-            wide = wide.masked_fill(~keep, -torch.inf)
+        absent = None if keep is None else ~keep
+        if absent is not None:
+            wide = wide.masked_fill(absent, -torch.inf)
         if wide.numel() == 0:
             return torch.empty_like(scores)
         dead = wide.amax(dim, keepdim=True) == -torch.inf
+        dead = dead if absent is None else dead | absent
         return torch.softmax(wide, dim).masked_fill(dead, 0).to(scores.dtype)
 
     @staticmethod
