@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bases.spec import Token
-from structconv.structures.values import FrozenValue
+from structconv.structures.values import FrozenValue, field_names, fields
 
 __all__ = ["KEPT", "may_change", "options", "static"]
 
@@ -49,5 +49,7 @@ def static(option: Any) -> Hashable:
         return dict, *((name, static(held)) for name, held in option.items())
     if isinstance(option, partial):
         return partial, static(option.func), static(option.args), static(option.keywords)
+    if isinstance(option, FrozenValue) and field_names(option):
+        return type(option), *map(static, fields(option))
     free = isinstance(option, BuiltinFunctionType) or (isinstance(option, FunctionType) and option.__closure__ is None)
     return option if free else Token()

@@ -41,7 +41,7 @@ def same(actual: Tensor, expected: Tensor, what: str, tolerance: float | Tensor 
         return
     if tolerance is None:
         tolerance = TOLERANCE if actual.dtype == F64 else 1e3 * torch.finfo(actual.dtype).eps
-    actual, expected = actual.to(F64), expected.to(F64)
+    actual, expected = actual.detach().to(F64), expected.detach().to(F64)
     error = (actual - expected).abs()
     if isinstance(tolerance, float):
         tolerance = tolerance * expected.abs().max().clamp(min=1.0)
