@@ -44,7 +44,7 @@ class Flip(Applied):
     name, types, before = "flip", (Backwards,), ("primitives",)
 
     def match(self, problem):
-        return problem.basis.n > 2 or None
+        return problem.basis.n > 2
 
     def application_cost(self, match, problem, channels, mode):
         return Cost(bytes=problem.bytes(2 * problem.inputs * channels), calls=1)
