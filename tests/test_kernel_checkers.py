@@ -10,6 +10,7 @@ import torch
 
 from structconv.bases.base import Basis, value
 from structconv.bases.pairwise import weights_at
+from structconv.bases.sparse import Sparse
 from structconv.bases.spec import getter
 from structconv.kernels.orders import Application, Applied
 from structconv.mechanisms.expression import Mechanism
@@ -120,6 +121,22 @@ class Multiplies(Applied):
         return Application(lambda r, call: call.basis().dense(r.dtype).mT @ r)
 
 
+class KeepsGraph(Applied):
+    """Holds the edges as they were in its first call."""
+
+    name, types = "keeps", (Sparse,)
+
+    def match(self, problem):
+        return {}
+
+    def application(self, match, problem):
+        def apply(r, call):
+            if not match:
+                match["a"] = call.basis().dense(r.dtype)
+            return match["a"].mT @ r
+
+        return Application(apply)
+
 @contextmanager
 def registered(one):
     """The kernel beside those of the package, for a while."""
@@ -173,3 +190,8 @@ def test_what_is_right_passes():
         CHECKS["sizes"](Specimen("right", by_entry))
 
 
+
+
+def test_a_kernel_that_keeps_the_graph_fails_the_check_of_changes():
+    with registered(KeepsGraph()), pytest.raises(AssertionError, match=r"keeps, .* after a change in place"):
+        CHECKS["changes"](SPECIMENS["bipartite adjacency"])

@@ -6,28 +6,30 @@ same plan: with other numbers, with other numbers of entries, with NaN behind a 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from structconv.bases.pairwise import weights_at
 from structconv.bases.spec import stand_ins
+from structconv.errors import StructureError
 from structconv.nn.conv import call_of
 from structconv.planning.counts import Sizes
 from structconv.planning.kernel import matching
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call, Problem, Run
-from structconv.structures import batch
+from structconv.structures import Graph, batch
 from structconv.structures.values import EXACT
 from structconv.testing.checks import CHANNELS, F64, arguments, by_definition, same, same_gradients
 from structconv.testing.specimens import Setup, Specimen, Subject, mapped, with_leaves
 from structconv.theta import FullTheta, HeadBlocksTheta, LowRankTheta, Theta
 
-__all__ = ["Compiled", "check_absent", "check_kernels", "check_sizes", "compiled"]
+__all__ = ["Compiled", "check_absent", "check_changes", "check_kernels", "check_sizes", "compiled", "values"]
 
 OUTPUTS = 2
 #: (K, P) -> Theta.
@@ -98,6 +100,14 @@ def check_sizes(specimen: Specimen) -> None:
                  f"{each.name}, compiled for {first.x.shape[-2]} entries, with {other.x.shape[-2]}")
 
 
+def values(specimen: Specimen) -> Iterator[str]:
+    """The names of the checks of this file that a specimen is put to whatever it promises."""
+    yield "kernels"
+    structure = getattr(specimen.subject(), "structure", None)
+    if isinstance(structure, Graph) and structure.num_edges:
+        yield "changes"
+
+
 def check_absent(specimen: Specimen) -> None:
     """NaN in an input stays away from the outputs whose pair with it is masked out, whatever kernel is chosen."""
     subject = specimen.subject()
@@ -111,6 +121,42 @@ def check_absent(specimen: Specimen) -> None:
                 if each.automatic:
                     same(each.run(dirty)[..., absent[entry], :], expected[..., absent[entry], :],
                          f"{each.name}: outputs that do not see input {entry}, which is NaN")
+
+
+def check_changes(specimen: Specimen) -> None:
+    """A graph whose edges are changed in place is another one to each kernel, and to the basis; with an index out of
+    range it is a `StructureError`."""
+    setup = specimen.subject()
+    assert isinstance(setup, Setup) and isinstance(setup.structure, Graph), "changes needs a mechanism on a graph"
+    graph, before = setup.structure, setup.structure.edge_index.clone()
+    first = _call(setup, [], _full)[0]
+    kernels = list(compiled(first))
+    for each in kernels:
+        each.run(first)
+    primitives: list[tuple[str, Run]] = [("analysis", lambda call: call.basis().analysis(call.x)),
+                                         *((each.name, each.run) for each in kernels)]
+    for row, size in enumerate((graph.num_inputs, graph.num_outputs)):
+        for index in (-1, size):
+            graph.edge_index[row, -1] = index
+            for name, run in primitives:
+                _check_refused(setup, run, f"{name} with {index} written into row {row} of edge_index")
+            graph.edge_index.copy_(before)
+    other = torch.stack([before[0], before[1].roll(1)])
+    graph.edge_index.copy_(other)
+    changed = _call(setup, [], _full)[0]
+    fresh = dataclasses.replace(setup, structure=dataclasses.replace(graph, edge_index=other))
+    basis = fresh.basis()
+    for each in kernels:
+        same(each.run(changed), by_definition(changed.x, basis, changed.theta) + cast(Tensor, changed.bias),
+             f"{each.name} after a change in place")
+
+
+def _check_refused(setup: Setup, run: Run, what: str) -> None:
+    try:
+        run(_call(setup, [], _full)[0])
+    except StructureError:
+        return
+    raise AssertionError(f"{what}: no StructureError")
 
 
 def _expected(call: Call) -> Tensor:

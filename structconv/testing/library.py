@@ -233,8 +233,13 @@ def _attention_on_structures() -> None:
     dot = mechanisms.DotProduct(heads=HEADS, dim=3)
     on_graph = dot.scaled().masked(keep=STRUCTURE).softmax()
     several((*GRAPH, "exports", "masks"), graph_attention=lambda: setup(on_graph, random_graph()))
+    several(GRAPH, graph_concatenation=lambda: setup(mechanisms.Concatenation(3).relu().masked(keep=STRUCTURE)
+                                                     .normalize("sum"), random_graph()))
     several((*GRAPH, "masks"), graph_attention_over_outputs=lambda: setup(
                 dot.masked(keep=STRUCTURE).softmax(over="outputs"), random_graph(dtype=torch.int32)),
+            graph_pair=lambda: setup(mechanisms.Pair(hidden=5).masked(keep=STRUCTURE).softmax(), random_graph()),
+            graph_additive_of_another_map=lambda: setup(
+                mechanisms.Additive(dim=3, activation=torch.cos).masked(keep=STRUCTURE).softmax(), random_graph()),
             graph_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=STRUCTURE).softmax(), random_graph()),
             edge_bias=lambda: setup((dot.scaled() + terms.EdgeBias(2)).softmax(), random_graph(attributes=2)))
     several(("masks", "repeats"), attention_over_repeated_edges=lambda: setup(on_graph, repeated_graph()))

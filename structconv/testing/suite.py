@@ -15,8 +15,8 @@ CHECKS: dict[str, Callable[[Specimen], None]] = {
     "contract": checks.check_contract, "reference": checks.check_reference, "adjoint": checks.check_adjoint,
     "gradcheck": checks.check_gradcheck, "entries": checks.check_entries, "paths": checks.check_paths,
     "kernels": kernels.check_kernels, "sizes": kernels.check_sizes, "absent": kernels.check_absent,
-    "blocks": checks.check_blocks, "batching": laws.check_batching, "dtypes": programs.check_dtypes,
-    "noncontiguous": programs.check_noncontiguous, "copies": programs.check_copies,
+    "changes": kernels.check_changes, "blocks": checks.check_blocks, "batching": laws.check_batching,
+    "dtypes": programs.check_dtypes, "noncontiguous": programs.check_noncontiguous, "copies": programs.check_copies,
     "permutation": laws.check_permutation, "translation": laws.check_translation, "blockwise": laws.check_blockwise,
     "masking": laws.check_masking, "compile": programs.check_compile, "export": programs.check_export,
 }
@@ -42,10 +42,11 @@ def suite(subject: Specimen | Subject) -> Iterator[tuple[str, Check]]:
     """The checks for a specimen, a basis, or a mechanism with its inputs, as (name, check) pairs.
 
     Every subject is put to: contract, reference, adjoint, gradcheck, entries, paths, kernels, batching, dtypes,
-    noncontiguous, copies; expressions of scores also to blocks; and to what the specimen's traits promise.
+    noncontiguous, copies; expressions of scores also to blocks, a mechanism on a graph to changes; and to what the
+    specimen's traits promise.
     """
     specimen = as_specimen(subject)
-    names = [*checks.values(specimen), "kernels", "batching", "dtypes", "noncontiguous", "copies"]
+    names = [*checks.values(specimen), *kernels.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]
     names += [check for trait, checks in _BY_TRAIT.items() if trait in specimen.traits for check in checks]
     for name in names:
         check = Check(specimen, name)
