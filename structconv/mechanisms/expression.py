@@ -20,6 +20,7 @@ from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.spec import Token, materialised
 from structconv.errors import ConfigError
 from structconv.mechanisms.options import KEPT, may_change, options, static
+from structconv.structures.values import Entries
 
 __all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_mechanism"]
 
@@ -49,6 +50,10 @@ class Inputs(NamedTuple):
     projected: tuple[Tensor, Tensor] | None = None
     sibling: Any = None
 
+    def of_spec(self) -> Inputs:
+        """The same, whose M and N show where a spec holds them."""
+        return _OfSpec(*self)
+
     @property
     def dtype(self) -> torch.dtype:
         """That of x."""
@@ -68,6 +73,20 @@ class Inputs(NamedTuple):
     def num_outputs(self) -> int:
         """N."""
         return self.z.shape[-2]
+
+
+class _OfSpec(Inputs):
+    """The same for a spec, which shows where it holds M or N."""
+
+    @property
+    def num_inputs(self) -> int:
+        """M."""
+        return Entries(super().num_inputs)
+
+    @property
+    def num_outputs(self) -> int:
+        """N."""
+        return Entries(super().num_outputs)
 
 
 class _TokenAttribute:

@@ -256,7 +256,7 @@ def _behind(first: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inp
     if structure is None and outputs == inputs.num_inputs:
         return inputs
     x = inputs.x.new_zeros(()).expand(outputs, inputs.x.shape[-1])
-    return Inputs(x, x, structure)
+    return type(inputs)(x, x, structure)
 
 
 def _plain(basis: Basis, step: Step, _: Any) -> Basis:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from structconv.bases.pairwise import weights_at
-from structconv.bases.spec import stand_ins
 from structconv.errors import StructureError
 from structconv.nn.conv import call_of
 from structconv.planning.counts import Sizes
@@ -63,7 +62,7 @@ class Compiled(NamedTuple):
 
 def compiled(call: Call) -> Iterator[Compiled]:
     """Every kernel that a planner weighs for a call, on each of its paths."""
-    spec = call.build(stand_ins(call.leaves))
+    spec = call.spec()
     lead = torch.broadcast_shapes(call.x.shape[:-2], spec.batch_shape)
     problem = Problem(spec, call.theta, call.x, Sizes(math.prod(lead), call.x.element_size()), call.x.requires_grad,
                       any(t.requires_grad for t in call.theta.tensors))
