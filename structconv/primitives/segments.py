@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.functions import apply, transformed
+from structconv.primitives.functions import apply, sum_dtype, transformed
 
 __all__ = ["masked_softmax", "segment_max", "segment_softmax", "segment_sum"]
 
@@ -32,7 +32,7 @@ def segment_sum(values: Tensor, index: Tensor, num: int) -> Tensor:
         ShapeError: if the last dimension of `values` is not that of `index`.
     """
     _check_segments("segment_sum", values, index)
-    wide = values.to(_wide(values.dtype))
+    wide = values.to(sum_dtype(values.dtype))
     return wide.new_zeros((*values.shape[:-1], num)).index_add(-1, index, wide).to(values.dtype)
 
 
@@ -118,13 +118,9 @@ def _broadcast(owner: str, scores: Tensor, keep: Tensor | None) -> tuple[Tensor,
     return scores, keep
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 def _softmax_grad(weights: Tensor, grad: Tensor, total: Any) -> Tensor:
     """p (g - <p, g>), zero wherever p is zero whatever g is there; `total` sums over a group and repeats the sum."""
-    dtype = _wide(weights.dtype)
+    dtype = sum_dtype(weights.dtype)
     alive = weights != 0
     p, g = weights.to(dtype), torch.where(alive, grad, 0).to(dtype)
     return torch.where(alive, p * (g - total(p * g)), 0).to(weights.dtype)
@@ -148,7 +144,7 @@ def _spelled_masked(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
 
 def _spelled(scores: Tensor, keep: Tensor | None, peak: Callable[[Tensor], Tensor],
              total: Callable[[Tensor], Tensor]) -> Tensor:
-    wide = scores.to(_wide(scores.dtype))
+    wide = scores.to(sum_dtype(scores.dtype))
     wide = wide if keep is None else wide.masked_fill(~keep, -torch.inf)
     top = peak(wide.detach())
     powers = torch.exp(torch.where(wide == -torch.inf, -torch.inf, wide - top.masked_fill(top == -torch.inf, 0)))
@@ -164,7 +160,7 @@ class _SegmentSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
-        wide = scores.to(_wide(scores.dtype))
+        wide = scores.to(sum_dtype(scores.dtype))
         absent = None if keep is None else ~keep
         if absent is not None:
             wide = wide.masked_fill(absent, -torch.inf)
@@ -197,7 +193,7 @@ class _MaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
-        wide = scores.to(_wide(scores.dtype))
+        wide = scores.to(sum_dtype(scores.dtype))
         absent = None if keep is None else ~keep
         if absent is not None:
             wide = wide.masked_fill(absent, -torch.inf)
