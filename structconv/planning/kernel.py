@@ -11,7 +11,8 @@ A kernel is one class with three methods, in one file, and one line that registe
 
     register(GridConvolution())
 
-On a path on which a kernel matches, those that it comes `before` are not weighed.
+On a path on which a kernel matches, those that it comes `before` are not weighed. A kernel that knows how a basis is
+applied, and nothing of Theta, derives from `kernels.orders.Applied`: there `application` takes the place of `compile`.
 """
 
 from __future__ import annotations

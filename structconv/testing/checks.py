@@ -189,8 +189,8 @@ def check_blocks(specimen: Specimen) -> None:
     for elements in (1 << 24, 1):
         subject, leaves = with_leaves(specimen.subject())
         with ExitStack() as stack:
-            for module in (pairs, pairwise):
-                stack.enter_context(mock.patch.object(module, "BLOCK_ELEMENTS", elements))
+            for module, limit in ((pairs, "EDGE_BLOCK_ELEMENTS"), (pairwise, "BLOCK_ELEMENTS")):
+                stack.enter_context(mock.patch.object(module, limit, elements))
             basis = as_basis(subject)
             x, r = arguments(basis, heads=False), arguments(basis, heads=True)
             turned = basis.transpose()
