@@ -13,6 +13,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.functions import sum_dtype
 from structconv.shapes import check_alike, check_choice, check_positive
 
 __all__ = ["Decomposition", "Factorisation", "decompose", "factorise"]
@@ -67,7 +68,7 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
     if a_KMN.dim() != 3 or a_KMN.shape[1:] != phi.shape[:2]:
         raise ShapeError("decompose", f"basis must have shape (K, M={m}, N={n})", tuple(a_KMN.shape),
                          "It has no batch dimensions here." if a_KMN.dim() > 3 else "")
-    wide, dtype = _wide(phi), phi.dtype
+    wide, dtype = phi.to(sum_dtype(phi.dtype)), phi.dtype
     flat = wide.reshape(m * n, p * q)
     u, s, v_T = torch.linalg.svd(a_KMN.to(wide.dtype).reshape(-1, m * n).t(), full_matrices=False)
     keep = s > s.amax() * torch.finfo(s.dtype).eps * max(u.shape[0], v_T.shape[1]) if s.numel() else s > 0
@@ -107,7 +108,7 @@ def factorise(phi: Tensor, *, size: int, method: Method = "auto", seed: int = 0)
     rank = min(m * n, p * q)
     if size > rank:
         raise ConfigError("factorise", f"size must be at most min(M N, P Q) = {rank}", size)
-    wide, dtype = _wide(phi), phi.dtype
+    wide, dtype = phi.to(sum_dtype(phi.dtype)), phi.dtype
     flat = wide.reshape(m * n, p * q)
     columns = size + _OVERSAMPLING
     if method == "auto":
@@ -139,10 +140,6 @@ def _randomized_svd(matrix: Tensor, columns: int, seed: int) -> tuple[Tensor, Te
 def _residual(flat: Tensor, basis: Tensor, theta: Tensor) -> float:
     norm = float(torch.linalg.vector_norm(flat.detach()))
     return float(torch.linalg.vector_norm((flat - basis.t() @ theta).detach())) / norm if norm else 0.0
-
-
-def _wide(phi: Tensor) -> Tensor:
-    return phi.float() if phi.dtype in (torch.bfloat16, torch.float16) else phi
 
 
 def _check_map(owner: str, phi: Tensor) -> tuple[int, int, int, int]:

@@ -182,7 +182,7 @@ class Broken(Mechanism):
 
     def __init__(self, fn):
         super().__init__()
-        self.fn = fn
+        self.fn, self.reads_content = fn, fn is not by_content
         self.linear = nn.Linear(3, 3, dtype=F64)
 
     def build(self, inputs):
@@ -194,6 +194,12 @@ def by_position(mechanism, inputs):
     a = torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype)
     a[:, 0] = 2
     return Dense(a)
+
+
+def by_content(mechanism, inputs):
+    """Reads x, and says that it does not."""
+    mechanism.reads_content = False
+    return Dense(torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype) * inputs.x.sum())
 
 
 def by_total(mechanism, inputs):
@@ -236,9 +242,9 @@ def forgets_state(mechanism, inputs):
 
 
 @pytest.mark.parametrize(("fn", "check"), [
-    (by_position, "permutation"), (by_total, "batching"), (by_total, "blockwise"), (leaking, "masking"),
-    (breaks_graph, "compile"), (by_constant, "compile"), (breaks_graph, "export"), (by_constant, "export"),
-    (forgets_state, "copies")])
+    (by_position, "permutation"), (by_content, "contract"), (by_total, "batching"), (by_total, "blockwise"),
+    (leaking, "masking"), (breaks_graph, "compile"), (by_constant, "compile"), (breaks_graph, "export"),
+    (by_constant, "export"), (forgets_state, "copies")])
 def test_a_mistaken_mechanism_fails_its_check(fn, check):
     def make():
         graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4) if check == "blockwise" else None

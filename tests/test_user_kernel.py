@@ -44,7 +44,7 @@ class Flip(Applied):
     name, types, before = "flip", (Backwards,), ("primitives",)
 
     def match(self, problem):
-        return problem.basis.n > 2 or None
+        return problem.basis.n > 2
 
     def application_cost(self, match, problem, channels, mode):
         return Cost(bytes=problem.bytes(2 * problem.inputs * channels), calls=1)
@@ -94,3 +94,46 @@ def test_a_refused_kernel_is_not_there(layer):
     with pytest.raises(ConfigError, match="must not form a circle"):
         register(Circle())
     assert "circle" not in {kernel.name for kernel in registered()}
+
+
+class Halves(Mechanism):
+    """`Backwards` in the two halves of a mechanism, so that no leaf tells the number of entries."""
+
+    def forward(self, inputs):
+        return ()
+
+    def fill(self, inputs, leaves):
+        return Backwards(inputs.num_inputs)
+
+
+class Composed(Halves):
+    """The same number at a distance."""
+
+    def fill(self, inputs, leaves):
+        return Backwards(2 * (inputs.num_inputs // 2) + inputs.num_inputs % 2)
+
+
+class Even(Applied):
+    """Two halves at a time, where there are two."""
+
+    name, types, before = "even", (Backwards,), ("flip", "primitives")
+
+    def match(self, problem):
+        return problem.basis.n % 2 == 0
+
+    def application_cost(self, match, problem, channels, mode):
+        return Cost(calls=1)
+
+    def application(self, match, problem):
+        return Application(lambda r, call: r.unflatten(-2, (2, -1)).flip(-3, -2).flatten(-3, -2))
+
+
+@pytest.mark.parametrize("mechanism", [Halves, Composed, Backward])
+def test_it_may_decide_by_an_option_that_a_mechanism_fills_with_the_number_of_entries(layer, mechanism):
+    register(Even())
+    own = Conv(mechanism(), 3, 2, bias=False).double()
+    for entries in (1200, 1201, 1202, 1279, 1200, 6, 7):
+        x = torch.randn(entries, 3, dtype=F64)
+        assert (own.plan(x).kernel == "even") is (entries % 2 == 0)
+        assert own.plan(x) is own.plan(2 * x)
+        torch.testing.assert_close(own(x), x.flip(0) @ own.weight().dense()[0], rtol=0, atol=1e-12)

@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
 from structconv.memo import derived
+from structconv.primitives.functions import sum_dtype
 from structconv.structures.graph import Graph
 
 __all__ = ["NORMALIZATIONS", "adjacency", "random_walk", "scaled_laplacian"]
@@ -31,13 +32,13 @@ def adjacency(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Sparse
     if normalize is None and graph.edge_weight is None:
         return Sparse(graph)
     return Sparse(graph, derived(graph, ("adjacency", normalize, dtype),
-                                 lambda: _normalised(graph, normalize, _wide(dtype)).to(dtype)))
+                                 lambda: _normalised(graph, normalize, sum_dtype(dtype)).to(dtype)))
 
 
 def random_walk(graph: Graph, dtype: torch.dtype) -> Sparse:
     """D_O^-1 W: each input's outgoing weights divided by their sum. O(E)."""
     def build() -> Tensor:
-        weight = _weights(graph, _wide(dtype))
+        weight = _weights(graph, sum_dtype(dtype))
         degree = _sums(graph.source, weight, graph.num_inputs)
         return (weight * _power(degree, -1.0).index_select(0, graph.source)).to(dtype)
 
@@ -53,7 +54,7 @@ def scaled_laplacian(graph: Graph, normalize: str | None, lambda_max: float, dty
     bare = normalize is not None and scale == 1.0
 
     def build() -> Tensor:
-        values = _normalised(graph, normalize, _wide(dtype))
+        values = _normalised(graph, normalize, sum_dtype(dtype))
         if bare:
             return -values.to(dtype)
         diagonal = values.new_full((graph.num_nodes,), scale - 1.0)
@@ -96,7 +97,3 @@ def _power(degree: Tensor, exponent: float) -> Tensor:
     if not degree.requires_grad:
         return degree.pow(exponent).masked_fill_(empty, 0.0)
     return torch.where(empty, torch.zeros_like(degree), torch.where(empty, 1.0, degree).pow(exponent))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

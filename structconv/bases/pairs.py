@@ -22,10 +22,10 @@ from structconv.primitives.segments import masked_softmax, segment_softmax, segm
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
 
-__all__ = ["BLOCK_ELEMENTS", "NORMALIZATIONS", "Block", "Edges", "Pairs", "full", "listed_graph", "normalized"]
+__all__ = ["EDGE_BLOCK_ELEMENTS", "NORMALIZATIONS", "Block", "Edges", "Pairs", "full", "listed_graph", "normalized"]
 
-#: Elements that a temporary of one block may have: 64 MB in float32.
-BLOCK_ELEMENTS = 1 << 24
+#: Elements that a temporary of one block of edges may have: 64 MB in float32.
+EDGE_BLOCK_ELEMENTS = 1 << 24
 NORMALIZATIONS = ("softmax", "sum", "count", "sigmoid", "none")
 
 
@@ -220,7 +220,7 @@ class Edges(Pairs):
             return evaluate(slice(None), source, target, *extra)
         lead = torch.broadcast_shapes(source.shape[:-2], target.shape[:-2])
         width = max(1, math.prod(lead) * max(source.shape[-1], target.shape[-1]))
-        step, edges = max(1, BLOCK_ELEMENTS // width), self.graph.num_edges
+        step, edges = max(1, EDGE_BLOCK_ELEMENTS // width), self.graph.num_edges
         blocks = [slice(start, min(start + step, edges)) for start in range(0, edges, step)] or [slice(0, 0)]
         return recompute_blocks(evaluate, [source, target, *extra], blocks, reduce="cat", dim=-1)
 

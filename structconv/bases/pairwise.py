@@ -40,6 +40,11 @@ class Pairwise(Basis):
         return 1
 
     @property
+    def terms(self) -> int:
+        """Products that are added up for one pair, for one head."""
+        return self.width
+
+    @property
     def device(self) -> torch.device:
         """The device of the tensors that the entries are made of, or of the bases where these hold none."""
         tensor = next(iter(tensors_in(self)), None)

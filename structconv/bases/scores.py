@@ -55,6 +55,10 @@ class Products(Score):
         """D, by whose square root `scaled()` divides."""
         return self.query.shape[-1]
 
+    @property
+    def terms(self) -> int:
+        return self.depth
+
     def evaluate(self, pairs: Pairs) -> Tensor:
         return _guarded(pairs, lambda key, query: pairs.bilinear(query, key), self.key, self.query)
 
@@ -192,14 +196,14 @@ class EdgeScore(OnGraph, Score):
         return EdgeSupport(self.graph)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        if isinstance(pairs, Edges) and _same_edges(pairs.graph.edge_index, self.graph.edge_index):
+        if isinstance(pairs, Edges) and _equal_edges(pairs.graph.edge_index, self.graph.edge_index):
             return self.values
         key = self.graph.source.long() * self.num_outputs + self.graph.target.long()
         flat = segment_sum(self.values, key, self.num_inputs * self.num_outputs)
         return pairs.pick(flat.unflatten(-1, (self.num_inputs, self.num_outputs)))
 
 
-def _same_edges(first: Tensor, second: Tensor) -> bool:
+def _equal_edges(first: Tensor, second: Tensor) -> bool:
     if first is second or torch.compiler.is_compiling():
         return first is second
     return first.shape == second.shape and torch.equal(first, second)

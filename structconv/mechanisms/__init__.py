@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
-from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
+from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers, Relation, Relations, Walks
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool, Shifts
 from structconv.mechanisms.index import Identity
@@ -59,6 +59,7 @@ __all__ = [
     "Incidence",
     "Inputs",
     "LearntEncoding",
+    "Leaves",
     "Location",
     "Mechanism",
     "Operation",

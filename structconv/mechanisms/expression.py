@@ -20,7 +20,7 @@ from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError
 from structconv.mechanisms.options import KEPT, may_change, options, static
-from structconv.structures.values import tensors_in
+from structconv.structures.values import Entries, tensors_in
 
 __all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
@@ -50,6 +50,10 @@ class Inputs(NamedTuple):
     projected: tuple[Tensor, Tensor] | None = None
     sibling: Any = None
 
+    def of_spec(self) -> Inputs:
+        """The same, whose M and N show where a spec holds them."""
+        return _OfSpec(*self)
+
     @property
     def dtype(self) -> torch.dtype:
         """That of x."""
@@ -69,6 +73,20 @@ class Inputs(NamedTuple):
     def num_outputs(self) -> int:
         """N."""
         return self.z.shape[-2]
+
+
+class _OfSpec(Inputs):
+    """The same for a spec, which shows where it holds M or N."""
+
+    @property
+    def num_inputs(self) -> int:
+        """M."""
+        return Entries(super().num_inputs)
+
+    @property
+    def num_outputs(self) -> int:
+        """N."""
+        return Entries(super().num_outputs)
 
 
 class _TokenAttribute:
@@ -101,6 +119,8 @@ class Mechanism(ScoreMaps, nn.Module):
     reads_entries: bool = True
     #: Whether they may depend on the structure; else a call with a support, which filters pairs, is refused.
     reads_structure: bool = True
+    #: Whether the leaves depend on the numbers in x or z, so that the layer is not linear in x.
+    reads_content: bool = True
     #: What an operator of the algebra makes of mechanisms (`operations`).
     operation: ClassVar[Callable[..., Mechanism]]
     #: Stands for the type and the options among the leaves of a call.
@@ -155,7 +175,7 @@ class Mechanism(ScoreMaps, nn.Module):
     def _spec(self, inputs: Inputs, leaves: StandIns) -> Basis:
         """The spec, made of options and leaves alone: whatever else `fill` read would stay behind in the plan."""
         try:
-            spec = self._alone()._fill_next(inputs, iter(leaves))
+            spec = self._alone()._fill_next(inputs.of_spec(), iter(leaves))
         except AttributeError as error:
             raise ConfigError(type(self).__name__, "fill must read nothing but options and leaves", str(error),
                               "Return it from forward, as a leaf, or make it an option.") from error

@@ -34,7 +34,7 @@ _INVERSE = "^-1"
 class GraphMechanism(Mechanism):
     """A mechanism over a `Graph` or a `KnowledgeGraph`: its leaves are derived from it once a dtype."""
 
-    reads_entries = False
+    reads_entries = reads_content = False
 
 
 class MatrixMechanism(GraphMechanism):

@@ -45,7 +45,7 @@ def _grids(grid: AnyGrid) -> tuple[Grid, ...]:
 class GridMechanism(Mechanism):
     """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row."""
 
-    reads_entries = False
+    reads_entries = reads_content = False
     #: The number of axes of the grid; `None` where any will do.
     ndim: int | None = None
 

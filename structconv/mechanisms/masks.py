@@ -66,6 +66,8 @@ class Mask(nn.Module):
             self.add_module(f"position{i}", position)
         self.reads_structure = isinstance(mask, _Structure) or any(getattr(position, "reads_structure", True)
                                                               for position in _positions(mask))
+        #: Whether the pairs depend on the numbers in x or z.
+        self.reads_content = bool(self._modules)
 
     def forward(self, inputs: Any) -> Any:
         """The support, or the graph, of a call with these inputs; `None` for all pairs."""

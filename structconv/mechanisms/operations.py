@@ -144,6 +144,10 @@ class Operation(Mechanism):
         return True in [getattr(part, "reads_structure", False) for part in (*self._held(), *self.mechanisms())]
 
     @property
+    def reads_content(self) -> bool:  # type: ignore[override]
+        return True in [getattr(part, "reads_content", False) for part in (*self._held(), *self.mechanisms())]
+
+    @property
     def reads_entries(self) -> bool:  # type: ignore[override]
         return bool(self.held) or any(operand.reads_entries for operand in self.mechanisms())
 
@@ -282,7 +286,7 @@ def _behind(first: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inp
     if structure is None and outputs == inputs.num_inputs:
         return inputs
     x = inputs.x.new_zeros(()).expand(*inputs.x.shape[:-2], outputs, inputs.x.shape[-1])
-    return Inputs(x, x, structure)
+    return type(inputs)(x, x, structure)
 
 
 def _plain(basis: Basis, step: Step, _: Any) -> Basis:

@@ -59,6 +59,8 @@ class RelativeBias(Term):
         grid: of a tuple of distances; where absent the layer is called with it as its structure.
     """
 
+    reads_content = False
+
     def __init__(self, clip: int | tuple[int, ...], heads: int | None = None, *, buckets: str = "clip",
                  grid: Grid | None = None) -> None:
         super().__init__(heads)
@@ -152,6 +154,8 @@ def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> i
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
+    reads_content = False
+
     def forward(self, inputs: Inputs) -> Leaves:
         return (torch.logspace(-8.0 / self.size, -8.0, self.size, 2.0, dtype=inputs.dtype, device=inputs.device),)
 
@@ -167,6 +171,7 @@ class EdgeBias(Term):
     """
 
     reads_structure = True
+    reads_content = False
 
     def __init__(self, attributes: int = 1, heads: int | None = None, *, bias: bool = False) -> None:
         super().__init__(heads)
@@ -205,6 +210,7 @@ class GaussianWindow(Mechanism):
             raise ConfigError("GaussianWindow", "deviation must be positive", deviation)
         self.deviation, self.centre = float(deviation), centre
         self.reads_structure = centre is not None and centre.reads_structure
+        self.reads_content = centre is not None
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
@@ -242,6 +248,7 @@ class ClippedShifts(Mechanism):
     """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018)."""
 
     reads_structure = False
+    reads_content = False
 
     def __init__(self, clip: int) -> None:
         super().__init__()

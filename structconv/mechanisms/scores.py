@@ -377,6 +377,8 @@ class Context(Score):
 class Uniform(Score):
     """a_mn = 1, within `window` entries of n where it is given; `.normalize("sum")` makes it average pooling."""
 
+    reads_content = False
+
     def __init__(self, window: int | tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.window = None if window is None else Window(window)

@@ -11,11 +11,11 @@ from structconv import ops
 from structconv.bases.dense import Identity as IdentityBasis
 from structconv.bases.shift import Shift
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Mechanism, Position
+from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool, Shifts
 from structconv.mechanisms.index import Identity
+from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.operations import Operation
-from structconv.mechanisms.positions import GaussianWindow
 from structconv.nn.conv import Conv
 from structconv.nn.grids import OnGrid
 from structconv.structures.grid import Grid
@@ -39,8 +39,8 @@ def compose(first: Any, second: Any) -> Any:
 
     Raises:
         ShapeError: channels that do not fit (entries are compared in the call).
-        ConfigError: a content-based mechanism; heads laid side by side; a bias of the first that the second turns
-            into another vector at each output; a layer and a pair.
+        ConfigError: a mechanism that is content-based, or has parameters; heads laid side by side; a bias of the first
+            that the second turns into another vector at each output; a layer and a pair.
     """
     if isinstance(first, tuple) and isinstance(second, tuple):
         return ops.compose_pairs((first[0], first[1]), (second[0], second[1]))
@@ -129,12 +129,17 @@ def _columns_sum_to_one(mechanism: Mechanism) -> bool:
 
 
 def _check_linear(name: str, layer: Conv) -> None:
-    content = [module for module in layer.mechanism.modules()
-               if isinstance(module, GaussianWindow | Position)
-               or (isinstance(module, Mechanism) and (module.has_scores or module.sees_projection))]
+    parts = [module for module in layer.mechanism.modules() if isinstance(module, Mechanism | Mask)]
+    content = [part for part in parts if part.reads_content and not isinstance(part, Operation)]
     if content:
         raise ConfigError("compose", f"{name} must have a mechanism that reads the structure alone",
-                          type(content[0]).__name__, "Attention is not linear in x.")
+                          type(content[0]).__name__, "Attention is not linear in x. A mechanism of your own that reads "
+                          "the structure alone says so by reads_content = False.")
+    trained = [part for part in parts if isinstance(part, Mechanism) and type(part).bind is not Mechanism.bind
+               and next(part.parameters(), None) is not None]
+    if trained:
+        raise ConfigError("compose", f"{name} must have a mechanism without parameters", type(trained[0]).__name__,
+                          "The composed layer would make new ones.")
     if layer.relative_value is not None:
         raise ConfigError("compose", f"{name} must have no relative_value", "one")
 

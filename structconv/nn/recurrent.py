@@ -69,13 +69,14 @@ class ConvGRUCell(Layer):
         return u * h + (1 - u) * c
 
     def plans(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> dict[str, Plan]:
-        """The plans of its convolutions in such a call, by name."""
+        """The plans of its convolutions in such a call, by name. Random numbers stay."""
         h = self._hidden(x, h)
         if self.reset == "after":
             return {"of_input": self.of_input.plan(x, structure=structure),
                     "of_hidden": self.of_hidden.plan(h, structure=structure)}
         both = torch.cat([x, h], -1)
-        r, _ = self.gates(both, structure=structure).sigmoid().chunk(2, -1)
+        with torch.random.fork_rng([]):
+            r, _ = self.gates(both, structure=structure).sigmoid().chunk(2, -1)
         return {"gates": self.gates.plan(both, structure=structure),
                 "candidate": self.candidate.plan(torch.cat([x, r * h], -1), structure=structure)}
 
@@ -126,7 +127,7 @@ class ConvLSTMCell(Layer):
         return o.sigmoid() * c.tanh(), c
 
     def plans(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, structure: Any = None) -> dict[str, Plan]:
-        """The plan of its convolution in such a call, by name."""
+        """The plan of its convolution in such a call, by name. Random numbers stay."""
         both = torch.cat([x, self._states(x, state)[0]], -1)
         return {"gates": self.gates.plan(both, structure=structure)}
 

@@ -113,7 +113,7 @@ def _evaluation(basis: Basis, pairs: int) -> int:
     """Flops of evaluating an expression at its pairs."""
     if not isinstance(basis, Pairwise):
         return 0
-    return 2 * pairs * sum(getattr(node, "depth", getattr(node, "width", 1)) for node in nodes(basis))
+    return 2 * pairs * sum(node.terms if isinstance(node, Pairwise) else 1 for node in nodes(basis))
 
 
 def _registered(register: dict[type, Any], kind: type) -> Any:

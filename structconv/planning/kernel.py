@@ -11,7 +11,8 @@ A kernel is one class with three methods, in one file, and one line that registe
 
     register(GridConvolution())
 
-On a path on which a kernel matches, those that it comes `before` are not weighed.
+On a path on which a kernel matches, those that it comes `before` are not weighed. A kernel that knows how a basis is
+applied, and nothing of Theta, derives from `kernels.orders.Applied`: there `application` takes the place of `compile`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def match(self, problem: Problem) -> Any:
-        """What the kernel recognises in the spec, to be handed to the other methods; `None` if it is not for it."""
+        """What the kernel recognises in the spec, to be handed to the other methods.
+
+        `None` or `False` if it is not for it; anything else is a match, be it empty or zero.
+        """
 
     def paths(self, match: Any, problem: Problem) -> tuple[str, ...]:
         """The orders in which it can compute the problem."""
@@ -160,7 +164,7 @@ def matching(problem: Problem) -> Iterator[tuple[Kernel, Any, str]]:
         if not isinstance(problem.basis, kernel.types) or (special and not kernel.by_heads):
             continue
         match = kernel.match(problem)
-        for path in () if match is None else kernel.paths(match, problem):
+        for path in () if match is None or match is False else kernel.paths(match, problem):
             if (kernel.name, path) not in left_out:
                 left_out.update((name, path) for name in kernel.before)
                 yield kernel, match, path

@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 from structconv.bases.base import Basis
-from structconv.bases.spec import LAZY, Token, stand_ins
+from structconv.bases.spec import LAZY, Token
 from structconv.errors import ConfigError, ShapeError
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
@@ -29,7 +29,7 @@ from structconv.planning.kernel import FORGET, Kernel, matching
 from structconv.planning.problem import Call, Image, Problem, Run
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
-from structconv.structures.values import EXACT, FrozenValue, key_of, size_class
+from structconv.structures.values import EXACT, FrozenValue, holds_entries, key_of, size_class
 from structconv.theta import wants_grad
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "decide", "plan_for", "subject"]
@@ -38,6 +38,8 @@ _grad_enabled = torch.is_grad_enabled
 #: Plans that are kept; beyond, the older half is forgotten.
 CAPACITY = 2048
 _PLANS: dict[Hashable, Plan] = {}
+#: Keys of calls in which a mechanism fills a basis with M or N as an option: their plans are for one M and N each.
+_SIZED: set[Hashable] = set()
 FORGET.append(_PLANS.clear)
 #: Leaves that are static themselves.
 _STATIC = frozenset((Token, type(None)))
@@ -180,8 +182,17 @@ def _class(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
     _check_limits(path, max_bytes)
-    problem = _problem(call, call.build(stand_ins(call.leaves)), max_bytes, image, nominal=False)
+    sized = key, call.sizes()
+    known = _PLANS.get(sized) if key in _SIZED else None
+    if known is not None:
+        return known
+    spec = call.spec()
+    if holds_entries(spec):
+        _SIZED.add(key)
+        key = sized
+    problem = _problem(call, spec, max_bytes, image, nominal=False)
     if len(_PLANS) >= CAPACITY:
+        _SIZED.clear()
         for old in list(_PLANS)[:CAPACITY // 2]:
             _PLANS.pop(old, None)
     plan = decide(problem, path, call, key if Autotuning.enabled else None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from structconv.bases.base import Basis
+from structconv.bases.spec import stand_ins
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
@@ -28,7 +30,8 @@ class Call(NamedTuple):
         x: (..., M, P), or an image (..., P, *S) where the problem says so.
         leaves: what the spec's leaves are found in.
         theta, bias: Theta, and b (Q) or none.
-        build: makes the basis itself of leaves, and its spec of their stand-ins.
+        build: makes the basis itself of leaves, and its spec of their stand-ins; a partial of a mechanism's inputs,
+            or any function of leaves where the basis is one of them.
         projected: x Theta_k by heads (..., K, M, D), where scores read it and it is made already.
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
     """
@@ -44,6 +47,16 @@ class Call(NamedTuple):
     def basis(self) -> Basis:
         """The basis itself."""
         return self.build(self.leaves)
+
+
+    def sizes(self) -> tuple[int, ...]:
+        """M and N as a mechanism is told of them; none where the basis is a leaf itself."""
+        inputs = self.build.args[0] if isinstance(self.build, partial) else None
+        return () if inputs is None else (inputs.num_inputs, inputs.num_outputs)
+
+    def spec(self) -> Basis:
+        """The spec of the basis."""
+        return self.build(stand_ins(self.leaves))
 
 
 #: What a kernel compiles: the call -> y (..., N, Q), b included.

@@ -10,9 +10,9 @@ from torch import Tensor
 from structconv import torch_private as private
 from structconv.errors import ShapeError
 from structconv.primitives.dense_blocks import MAPS, WEIGHTS, Blocks, Maps, Options, Span, clear, flipped
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import wide
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
@@ -107,7 +107,7 @@ class _Problem(NamedTuple):
 
     def blocks(self) -> Blocks:
         """In the dtype that is summed in."""
-        dtype = wide(self.v.dtype)
+        dtype = sum_dtype(self.v.dtype)
         diagonal, rows = (None if t is None else t.to(dtype).contiguous() for t in self.terms[:2])
         terms = self.terms._replace(diagonal=diagonal, rows=rows)
         return Blocks(self.q.to(dtype).contiguous(), self.k.to(dtype).contiguous(), terms, self.options)
@@ -268,7 +268,7 @@ def _fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, _, v, _, options, buckets = _Problem.of(arguments)
     total = q.shape[:2] if options.weights in ("sum", "count") else (0,)
     return (v.new_empty((*q.shape[:2], v.shape[2])), v.new_empty((*q.shape[:2], buckets)),
-            v.new_empty(total, dtype=wide(v.dtype)))
+            v.new_empty(total, dtype=sum_dtype(v.dtype)))
 
 
 _blocked_attention = differentiable_operator(

@@ -19,6 +19,7 @@ from torch import Tensor
 from structconv import torch_private as private
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives import triton
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import calls
 from structconv.primitives.native.checks import check_edges, check_numbers, sound
 from structconv.primitives.native.indices import Csr
@@ -207,17 +208,13 @@ def _check_columns(layout: Csr, columns: int) -> None:
         raise StructureError("Csr", f"indices must be below {columns}", sound(layout) - 1)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
                  values: Tensor | None, x: Tensor, rows: int) -> Tensor:
     """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E), or (E,); X and rows divide V.
 
     (X, M, C) -> (rows, N, C), and where there is one row of each, (M, C) -> (N, C).
     """
-    layout, dtype = Csr(indptr, indices, order), _wide(x.dtype)
+    layout, dtype = Csr(indptr, indices, order), sum_dtype(x.dtype)
     num_values = 1 if values is None or values.dim() == 1 else values.shape[0]
     if x.numel() == 0 or rows == 0 or num_values == 0:
         return x.new_zeros(_product_shape(x, rows, indptr))
@@ -255,7 +252,7 @@ def _product_shape(x: Tensor, rows: int, indptr: Tensor) -> tuple[int, ...]:
 def _sddmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor,
                   order_T: Tensor, q: Tensor, k: Tensor, rows: int) -> Tensor:
     """s[v, e] = <q[v Y // V][n], k[v X // V][m]> for e: m -> n and V = rows."""
-    layout, dtype = Csr(indptr, indices, order), _wide(q.dtype)
+    layout, dtype = Csr(indptr, indices, order), sum_dtype(q.dtype)
     if indices.shape[0] == 0 or rows == 0 or q.numel() == 0 or k.numel() == 0:
         return q.new_zeros((rows, indices.shape[0]))
     kernels = calls.usable(q, indices.shape[0])

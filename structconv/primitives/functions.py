@@ -11,7 +11,12 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 
-__all__ = ["apply", "pulled_back", "transformed"]
+__all__ = ["apply", "pulled_back", "sum_dtype", "transformed"]
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which numbers of a floating dtype are added up: float32 at least."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def apply(function: Any, *inputs: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.functions import apply, transformed
+from structconv.primitives.functions import apply, sum_dtype, transformed
 
 __all__ = ["masked_softmax", "segment_max", "segment_softmax", "segment_sum"]
 
@@ -32,7 +32,7 @@ def segment_sum(values: Tensor, index: Tensor, num: int) -> Tensor:
         ShapeError: if the last dimension of `values` is not that of `index`.
     """
     _check_segments("segment_sum", values, index)
-    wide = values.to(_wide(values.dtype))
+    wide = values.to(sum_dtype(values.dtype))
     return wide.new_zeros((*values.shape[:-1], num)).index_add(-1, index, wide).to(values.dtype)
 
 
@@ -64,7 +64,7 @@ def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | N
         index: (E,) int32 or int64 in [0, num), in any order.
         num: number of segments.
         keep: boolean, broadcast against `scores`. Entries that are not kept have weight zero and gradient zero, even
-            if their score is NaN; so do scores of -inf.
+            if their score, or that of one that is kept, is NaN; so do scores of -inf.
 
     Returns:
         (..., E): sums to one over every segment that has an entry left, zero elsewhere.
@@ -87,7 +87,7 @@ def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
     Args:
         scores: any shape; 16-bit types are computed in float32.
         keep: boolean, broadcast against `scores`; None keeps everything. Entries that are not kept have weight zero
-            and gradient zero, even if their score is NaN; so do scores of -inf.
+            and gradient zero, even if their score, or that of one that is kept, is NaN; so do scores of -inf.
         dim: the dimension that sums to one, wherever an entry is left in it; elsewhere the weights are exactly zero.
 
     Returns:
@@ -118,13 +118,9 @@ def _broadcast(owner: str, scores: Tensor, keep: Tensor | None) -> tuple[Tensor,
     return scores, keep
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 def _softmax_grad(weights: Tensor, grad: Tensor, total: Any) -> Tensor:
     """p (g - <p, g>), zero wherever p is zero whatever g is there; `total` sums over a group and repeats the sum."""
-    dtype = _wide(weights.dtype)
+    dtype = sum_dtype(weights.dtype)
     alive = weights != 0
     p, g = weights.to(dtype), torch.where(alive, grad, 0).to(dtype)
     return torch.where(alive, p * (g - total(p * g)), 0).to(weights.dtype)
@@ -148,14 +144,15 @@ def _spelled_masked(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
 
 def _spelled(scores: Tensor, keep: Tensor | None, peak: Callable[[Tensor], Tensor],
              total: Callable[[Tensor], Tensor]) -> Tensor:
-    wide = scores.to(_wide(scores.dtype))
+    wide = scores.to(sum_dtype(scores.dtype))
     wide = wide if keep is None else wide.masked_fill(~keep, -torch.inf)
     top = peak(wide.detach())
     powers = torch.exp(torch.where(wide == -torch.inf, -torch.inf, wide - top.masked_fill(top == -torch.inf, 0)))
     totals = total(powers)
     weights = powers / totals.masked_fill(totals == 0, 1)
     # no derivative, be it not finite, passes where a weight is zero
-    return torch.where(weights != 0, weights, 0).to(scores.dtype)
+    alive = weights != 0 if keep is None else (weights != 0) & keep
+    return torch.where(alive, weights, 0).to(scores.dtype)
 
 
 class _SegmentSoftmax(torch.autograd.Function):
@@ -163,15 +160,18 @@ class _SegmentSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
-        wide = scores.to(_wide(scores.dtype))
-        if keep is not None:
-            wide = wide.masked_fill(~keep, -torch.inf)
+        wide = scores.to(sum_dtype(scores.dtype))
+        absent = None if keep is None else ~keep
+        if absent is not None:
+            wide = wide.masked_fill(absent, -torch.inf)
         peak = segment_max(wide, index, num)
         peak = peak.masked_fill(peak == -torch.inf, 0).index_select(-1, index)
         powers = torch.exp(wide - peak)
         totals = segment_sum(powers, index, num)
         totals = totals.masked_fill(totals == 0, 1)
-        return (powers / totals.index_select(-1, index)).to(scores.dtype)
+        weights = powers / totals.index_select(-1, index)
+        # a NaN among those that are kept is no affair of the others
+        return (weights if absent is None else weights.masked_fill(absent, 0)).to(scores.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -193,12 +193,14 @@ class _MaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
-        wide = scores.to(_wide(scores.dtype))
-        if keep is not None:
-            wide = wide.masked_fill(~keep, -torch.inf)
+        wide = scores.to(sum_dtype(scores.dtype))
+        absent = None if keep is None else ~keep
+        if absent is not None:
+            wide = wide.masked_fill(absent, -torch.inf)
         if wide.numel() == 0:
             return torch.empty_like(scores)
         dead = wide.amax(dim, keepdim=True) == -torch.inf
+        dead = dead if absent is None else dead | absent
         return torch.softmax(wide, dim).masked_fill(dead, 0).to(scores.dtype)
 
     @staticmethod

@@ -35,9 +35,9 @@ class Graph(Exchange, Structure):
     Raises:
         StructureError: a wrong shape or dtype, an index that is negative or out of range, tensors on two devices.
 
-    The edges are checked here, O(E) and one synchronisation on a GPU, and again as layouts are built. A graph is
-    frozen; `dataclasses.replace(graph, edge_weight=w)` is the same graph with other weights, and shares its sorted
-    layouts. Row 0 as source and row 1 as target is PyTorch Geometric's convention too.
+    The edges are checked here, O(E) and one synchronisation on a GPU, and again where they were changed in place. A
+    graph is frozen; `dataclasses.replace(graph, edge_weight=w)` is the same graph with other weights, and shares its
+    sorted layouts. Row 0 as source and row 1 as target is PyTorch Geometric's convention too.
     """
 
     ENTRY_COUNTS = ("num_inputs", "num_outputs")
@@ -63,8 +63,7 @@ class Graph(Exchange, Structure):
         for name, field in fields.items():
             object.__setattr__(self, name, field)
         if is_plain(edge_index):
-            sizes = (("num_inputs", inputs), ("num_outputs", outputs))
-            check_bounds("Graph", "edge_index", "edge", edge_index, sizes)
+            self._check_bounds()
             _check_edge_values(self)
 
     @property
@@ -80,12 +79,14 @@ class Graph(Exchange, Structure):
 
     @property
     def source(self) -> Tensor:
-        """(E,): the input entry m of each edge."""
+        """(E,): the input entry m of each edge; `StructureError` if one was written that there is not."""
+        self._check_bounds()
         return self.edge_index[0]
 
     @property
     def target(self) -> Tensor:
-        """(E,): the output entry n of each edge."""
+        """(E,): the output entry n of each edge; `StructureError` if one was written that there is not."""
+        self._check_bounds()
         return self.edge_index[1]
 
     def layouts(self) -> tuple[Csr, Csr]:
@@ -157,9 +158,14 @@ class Graph(Exchange, Structure):
             edge_weight=None if self.edge_weight is None else self.edge_weight.to(device=device, dtype=floating),
             edge_attr=None if self.edge_attr is None else self.edge_attr.to(device=device, dtype=attr_dtype))
 
+    def _check_bounds(self) -> None:
+        """Of the edges as they are now: once, and again after each change in place."""
+        index, sizes = self.edge_index, (("num_inputs", self.num_inputs), ("num_outputs", self.num_outputs))
+        if is_plain(index) and all(type(size) is int for _, size in sizes):
+            derived(index, ("bounds", sizes), lambda: check_bounds("Graph", "edge_index", "edge", index, sizes))
+
     def _degree(self, row: int, size: int) -> Tensor:
-        self.layouts()  # refuses an index out of range
-        entries, weight = self.edge_index[row], self.edge_weight
+        entries, weight = self.target if row else self.source, self.edge_weight
         if weight is None:
             weight = torch.ones(entries.shape, dtype=torch.int64, device=entries.device)
         return weight.new_zeros(size).index_add(0, entries, weight)

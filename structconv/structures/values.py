@@ -12,7 +12,8 @@ from torch import Tensor
 
 from structconv.memo import forget
 
-__all__ = ["FrozenValue", "Structure", "frozen", "key_of", "map_tensors", "size_class", "structure", "tensors_in"]
+__all__ = ["Entries", "FrozenValue", "Structure", "frozen", "holds_entries", "key_of", "map_tensors", "size_class",
+           "structure", "tensors_in"]
 
 C = TypeVar("C", bound=type)
 #: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
@@ -20,6 +21,38 @@ C = TypeVar("C", bound=type)
 NOTED = frozenset(("static_key", "_content", "_get", "_reversed"))
 #: Sizes up to which each is a class of its own; larger ones share it with those of the same quarter octave.
 EXACT = 64
+
+
+class Entries(int):
+    """A number of entries as a spec is told of it, equal to the plain one: what is computed of it is one again."""
+
+    def __add__(self, other: int) -> Entries:
+        return Entries(int(self) + other)
+
+    def __sub__(self, other: int) -> Entries:
+        return Entries(int(self) - other)
+
+    def __mul__(self, other: int) -> Entries:
+        return Entries(int(self) * other)
+
+    def __floordiv__(self, other: int) -> Entries:
+        return Entries(int(self) // other)
+
+    def __mod__(self, other: int) -> Entries:
+        return Entries(int(self) % other)
+
+    def __rsub__(self, other: int) -> Entries:
+        return Entries(other - int(self))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def holds_entries(value: Any) -> bool:
+    """Whether a spec holds a number of entries elsewhere than among the counts of its values, as an option of one."""
+    if isinstance(value, FrozenValue):
+        return any(holds_entries(field) for name, field in zip(field_names(value), fields(value), strict=True)
+                   if name not in value.ENTRY_COUNTS)
+    return any(map(holds_entries, value)) if isinstance(value, tuple | list) else isinstance(value, Entries)
 
 
 class FrozenValue:

@@ -18,7 +18,7 @@ from structconv.bases import pairs, pairwise
 from structconv.bases.base import Basis
 from structconv.bases.pairs import Edges, full
 from structconv.bases.pairwise import Pairwise, entries, nodes
-from structconv.testing.specimens import Specimen, as_basis, with_leaves
+from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
 from structconv.theta import Theta, as_theta
 
 __all__ = ["CHANNELS", "F64", "TOLERANCE", "arguments", "by_definition", "check_adjoint", "check_blocks",
@@ -41,7 +41,7 @@ def same(actual: Tensor, expected: Tensor, what: str, tolerance: float | Tensor 
         return
     if tolerance is None:
         tolerance = TOLERANCE if actual.dtype == F64 else 1e3 * torch.finfo(actual.dtype).eps
-    actual, expected = actual.to(F64), expected.to(F64)
+    actual, expected = actual.detach().to(F64), expected.detach().to(F64)
     error = (actual - expected).abs()
     if isinstance(tolerance, float):
         tolerance = tolerance * expected.abs().max().clamp(min=1.0)
@@ -99,6 +99,7 @@ def check_contract(specimen: Specimen) -> None:
         assert a.dtype == dtype, f"dense({dtype}) has dtype {a.dtype}"
         assert tuple(a.shape) == (*basis.batch_shape, *sizes), \
             f"dense() has shape {tuple(a.shape)}, not (*batch_shape, K, M, N) = {(*basis.batch_shape, *sizes)}"
+    _check_reads_content(specimen)
     text = repr(basis)
     assert text and "\n" not in text and " at 0x" not in text, f"repr must be one readable line, not {text!r}"
     for primitive, heads in ((basis.analysis, False), (basis.synthesis, True), (basis.apply, True)):
@@ -110,6 +111,14 @@ def check_contract(specimen: Specimen) -> None:
         except (ValueError, RuntimeError, IndexError):
             continue
         raise AssertionError(f"{primitive.__name__} takes {wrong.shape[-2]} entries where M = {basis.num_inputs}")
+
+
+def _check_reads_content(specimen: Specimen) -> None:
+    """A mechanism that says it does not read the numbers in x and z makes the same basis of others."""
+    subject = specimen.subject()
+    if isinstance(subject, Setup) and not subject.mechanism.reads_content:
+        other = Setup(subject.mechanism, subject.x + 1, None if subject.z is None else subject.z + 1, subject.structure)
+        same(other.basis().dense(F64), subject.basis().dense(F64), "the basis of other x, whose content is not read")
 
 
 def check_reference(specimen: Specimen) -> None:
@@ -180,8 +189,8 @@ def check_blocks(specimen: Specimen) -> None:
     for elements in (1 << 24, 1):
         subject, leaves = with_leaves(specimen.subject())
         with ExitStack() as stack:
-            for module in (pairs, pairwise):
-                stack.enter_context(mock.patch.object(module, "BLOCK_ELEMENTS", elements))
+            for module, limit in ((pairs, "EDGE_BLOCK_ELEMENTS"), (pairwise, "BLOCK_ELEMENTS")):
+                stack.enter_context(mock.patch.object(module, limit, elements))
             basis = as_basis(subject)
             x, r = arguments(basis, heads=False), arguments(basis, heads=True)
             turned = basis.transpose()

@@ -140,13 +140,13 @@ def _algebra_of_values() -> None:
             product=lambda: Sparse(random_graph(), random(2, 13)) * Dense(random(1, M, M)),
             outer=lambda: Sparse(random_graph(), random(2, 13)).outer(Dense(random(3, M, M))),
             mapped_matrix=lambda: Shift(Grid(M), (0, 1)).map(torch.cos),
-            transposed_scores=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)).masked(keep=Causal())
-            .transpose(),
             transposed_product=lambda: (Dense(random(2, M, M)).softmax() * Sparse(random_graph(), random(13)))
             .transpose(),
-            masked_matrix=lambda: Dense(random(2, M, M)).masked(keep=Window(1)),
             normalised_matrix=lambda: Sparse(random_graph(), torch.rand(2, 13, dtype=F64)).normalize("sum"),
             difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0)
+    several(("masks",), masked_matrix=lambda: Dense(random(2, M, M)).masked(keep=Window(1)),
+            transposed_scores=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)).masked(keep=Causal())
+            .transpose())
     several(("repeats",), product_over_repeated_edges=lambda: Sparse(repeated_graph(), random(7))
             * Dense(random(2, M, M)))
 
@@ -202,20 +202,21 @@ def _attention() -> None:
             embedded_gaussian=lambda: setup(mechanisms.EmbeddedGaussian(3).normalize("sum")),
             linear_attention=lambda: setup(mechanisms.DotProduct(dim=3).normalize("count")),
             sigmoid_attention=lambda: setup(dot.scaled().normalize("sigmoid")))
-    several(CONTENT, causal_attention=lambda: setup(dot.scaled().masked(keep=Causal()).softmax()),
+    several((*CONTENT, "masks"), causal_attention=lambda: setup(dot.scaled().masked(keep=Causal()).softmax()),
             causal_over_outputs=lambda: setup(dot.scaled().masked(keep=Causal()).softmax(over="outputs")),
-            rotary=lambda: setup(mechanisms.DotProduct(heads=HEADS, dim=4, rotary=mechanisms.Rotary()).softmax()),
             window_attention=lambda: setup(dot.scaled().masked(keep=Window(1)).softmax()),
             block_attention=lambda: setup(dot.masked(keep=Blocks(4)).softmax()),
-            location=lambda: setup(mechanisms.Location(30).softmax(), outputs=5),
-            context_attention=lambda: setup(mechanisms.Context(3).softmax()),
+            causal_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=Causal()).softmax()),
             average=lambda: setup(mechanisms.Uniform(window=2).normalize("sum")),
+            alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()))
+    several(CONTENT, location=lambda: setup(mechanisms.Location(300).softmax(), outputs=5),
+            rotary=lambda: setup(mechanisms.DotProduct(heads=HEADS, dim=4, rotary=mechanisms.Rotary()).softmax()),
+            context_attention=lambda: setup(mechanisms.Context(3).softmax()),
             relative_key=lambda: setup((dot + terms.RelativeKey(2)).scaled().softmax()),
             sinusoidal_key=lambda: setup((mechanisms.DotProduct(heads=2, dim=4)
                                           + terms.RelativeKey(2, sinusoidal=True)).softmax()),
             relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(2)).softmax()),
             logarithmic_bias=lambda: setup((dot.scaled() + terms.RelativeBias(4, buckets="log")).softmax()),
-            alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()),
             local_monotonic=lambda: setup(mechanisms.General().softmax() * terms.GaussianWindow(1.0)),
             shaw_values=lambda: setup(dot.scaled().softmax().outer(terms.ClippedShifts(2))),
             masked_after_softmax=lambda: setup(dot.softmax().masked(keep=Window(1))),
@@ -232,8 +233,13 @@ def _attention_on_structures() -> None:
     dot = mechanisms.DotProduct(heads=HEADS, dim=3)
     on_graph = dot.scaled().masked(keep=STRUCTURE).softmax()
     several((*GRAPH, "exports", "masks"), graph_attention=lambda: setup(on_graph, random_graph()))
+    several(GRAPH, graph_concatenation=lambda: setup(mechanisms.Concatenation(3).relu().masked(keep=STRUCTURE)
+                                                     .normalize("sum"), random_graph()))
     several((*GRAPH, "masks"), graph_attention_over_outputs=lambda: setup(
                 dot.masked(keep=STRUCTURE).softmax(over="outputs"), random_graph(dtype=torch.int32)),
+            graph_pair=lambda: setup(mechanisms.Pair(hidden=5).masked(keep=STRUCTURE).softmax(), random_graph()),
+            graph_additive_of_another_map=lambda: setup(
+                mechanisms.Additive(dim=3, activation=torch.cos).masked(keep=STRUCTURE).softmax(), random_graph()),
             graph_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=STRUCTURE).softmax(), random_graph()),
             edge_bias=lambda: setup((dot.scaled() + terms.EdgeBias(2)).softmax(), random_graph(attributes=2)))
     several(("masks", "repeats"), attention_over_repeated_edges=lambda: setup(on_graph, repeated_graph()))

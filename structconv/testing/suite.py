@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from structconv.testing import checks, laws, programs
+from structconv.testing import checks, kernels, laws, programs
 from structconv.testing.specimens import Specimen, Subject, as_specimen
 
 __all__ = ["CHECKS", "Check", "suite"]
@@ -14,13 +14,14 @@ __all__ = ["CHECKS", "Check", "suite"]
 CHECKS: dict[str, Callable[[Specimen], None]] = {
     "contract": checks.check_contract, "reference": checks.check_reference, "adjoint": checks.check_adjoint,
     "gradcheck": checks.check_gradcheck, "entries": checks.check_entries, "paths": checks.check_paths,
-    "blocks": checks.check_blocks, "batching": laws.check_batching, "dtypes": programs.check_dtypes,
-    "noncontiguous": programs.check_noncontiguous, "copies": programs.check_copies,
+    "kernels": kernels.check_kernels, "sizes": kernels.check_sizes, "absent": kernels.check_absent,
+    "changes": kernels.check_changes, "blocks": checks.check_blocks, "batching": laws.check_batching,
+    "dtypes": programs.check_dtypes, "noncontiguous": programs.check_noncontiguous, "copies": programs.check_copies,
     "permutation": laws.check_permutation, "translation": laws.check_translation, "blockwise": laws.check_blockwise,
     "masking": laws.check_masking, "compile": programs.check_compile, "export": programs.check_export,
 }
-_BY_TRAIT = {"permutes": "permutation", "translates": "translation", "blockwise": "blockwise", "masks": "masking",
-             "compiles": "compile", "exports": "export"}
+_BY_TRAIT = {"permutes": ("permutation",), "translates": ("translation",), "blockwise": ("blockwise",),
+             "resizes": ("sizes",), "masks": ("masking", "absent"), "compiles": ("compile",), "exports": ("export",)}
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,13 @@ class Check:
 def suite(subject: Specimen | Subject) -> Iterator[tuple[str, Check]]:
     """The checks for a specimen, a basis, or a mechanism with its inputs, as (name, check) pairs.
 
-    Every subject is put to: contract, reference, adjoint, gradcheck, entries, paths, batching, dtypes, noncontiguous,
-    copies; expressions of scores also to blocks; and to what the specimen's traits promise.
+    Every subject is put to: contract, reference, adjoint, gradcheck, entries, paths, kernels, batching, dtypes,
+    noncontiguous, copies; expressions of scores also to blocks, a mechanism on a graph to changes; and to what the
+    specimen's traits promise.
     """
     specimen = as_specimen(subject)
-    names = [*checks.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]
-    names += [check for trait, check in _BY_TRAIT.items() if trait in specimen.traits]
+    names = [*checks.values(specimen), *kernels.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]
+    names += [check for trait, checks in _BY_TRAIT.items() if trait in specimen.traits for check in checks]
     for name in names:
         check = Check(specimen, name)
         yield str(check), check

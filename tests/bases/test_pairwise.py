@@ -34,8 +34,8 @@ def close(actual, expected):
 def in_blocks(monkeypatch):
     """Make every block as small as it can be."""
     def shrink(elements=1):
-        for module in (pairs, pairwise):
-            monkeypatch.setattr(module, "BLOCK_ELEMENTS", elements)
+        for module, limit in ((pairs, "EDGE_BLOCK_ELEMENTS"), (pairwise, "BLOCK_ELEMENTS")):
+            monkeypatch.setattr(module, limit, elements)
     return shrink
 
 

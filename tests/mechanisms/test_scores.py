@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from structconv.bases.pairs import BLOCK_ELEMENTS
+from structconv.bases.pairs import EDGE_BLOCK_ELEMENTS
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.encodings import Rotary
 from structconv.mechanisms.scores import (
@@ -145,7 +145,7 @@ def test_pair(module):
     m = bound(Pair(module, heads=2))
     pair = torch.cat([X.unsqueeze(-2).expand(B, M, N, P), Z.unsqueeze(-3).expand(B, M, N, R)], -1)
     close(m, m.module(pair).movedim(-1, 1))
-    assert BLOCK_ELEMENTS >= 1 and m.basis(X, Z).width == m.hidden + P + R
+    assert EDGE_BLOCK_ELEMENTS >= 1 and m.basis(X, Z).width == m.hidden + P + R
 
 
 def test_context_has_outputs_of_its_own():

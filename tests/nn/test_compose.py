@@ -8,9 +8,24 @@ import torch
 from structconv import ops
 from structconv.bases import Dense, Shift
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import Adjacency, Cuboid, DotProduct, Identity, Incidence, Pool, Shifts
+from structconv.mechanisms import (
+    Adjacency,
+    ALiBi,
+    ClippedShifts,
+    Cuboid,
+    DotProduct,
+    GaussianWindow,
+    Identity,
+    Incidence,
+    Mechanism,
+    Pool,
+    PredictedPosition,
+    RelativeBias,
+    Shifts,
+    Uniform,
+)
 from structconv.nn import Conv, Conv2d, OnGrid, compose
-from structconv.structures import Graph, Grid
+from structconv.structures import Graph, Grid, Window
 from structconv.theta import FullTheta
 from structconv.weights import Depthwise, Eye, HeadBlocks, Separable
 
@@ -129,6 +144,48 @@ def test_pairs_give_a_pair():
     shifts = (Shift(Grid(8), (0, 1), "none"), torch.randn(2, 2, 2, dtype=F64))
     after = (Shift(Grid(7), (0, 1), "none"), torch.randn(2, 2, 2, dtype=F64))
     assert compose(shifts, after)[0].size == 3
+
+
+class ByContent(Mechanism):
+    """A user's mechanism: entries of the basis that are no scores, and come from x."""
+
+    def build(self, inputs):
+        return Dense((inputs.x @ inputs.x.mT).unsqueeze(-3))
+
+
+class Turned(Mechanism):
+    """A user's mechanism that reads the number of entries alone, and says so."""
+
+    reads_content = False
+
+    def build(self, inputs):
+        return Dense(torch.eye(inputs.num_inputs, dtype=inputs.dtype).flip(0).unsqueeze(0))
+
+
+@pytest.mark.parametrize("mechanism", [
+    ByContent(), ByContent() | Identity(), Identity() @ ByContent(), ByContent().transpose(),
+    GaussianWindow(1.0) * ByContent(), GaussianWindow(1.0, centre=PredictedPosition()),
+    Uniform().masked(keep=Window(1, centre=PredictedPosition())).normalize("count")], ids=repr)
+def test_what_reads_the_content_is_refused_whether_its_entries_are_scores_or_not(mechanism):
+    one, other = Conv(mechanism, 2, 2), Conv(Identity(), 2, 2, bias=False)
+    for pair in ((one, other), (other, one)):
+        with pytest.raises(ConfigError, match="reads the structure alone"):
+            compose(*pair)
+
+
+def test_what_reads_positions_alone_is_composed():
+    after = layer(Adjacency(), 3, 2)
+    for mechanism in (Turned(), GaussianWindow(1.0), ClippedShifts(1), Uniform(window=1).normalize("sum"),
+                      ALiBi(2).softmax()):
+        assert_one(layer(mechanism, 2, 3, bias=False), after, GRAPH, 4)
+
+
+def test_a_mechanism_with_parameters_is_refused_since_a_layer_makes_new_ones():
+    biased = Conv(RelativeBias(2).softmax(), 2, 2, bias=False)
+    with pytest.raises(ConfigError, match="without parameters; got RelativeBias"):
+        compose(biased, Conv(Identity(), 2, 2))
+    assert_one(layer(Shifts([0, 1]) * torch.nn.Parameter(torch.tensor([2.0, 3.0])), 2, 2, bias=False),
+               layer(Identity(2), 2, 2), None, 5)
 
 
 @pytest.mark.parametrize(("error", "call"), [

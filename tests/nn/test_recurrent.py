@@ -107,3 +107,12 @@ def test_gates_may_attend():
 def test_errors(error, call):
     with pytest.raises(error, match=r"got .*\."):
         call()
+
+
+@pytest.mark.parametrize("reset", ["before", "after"])
+def test_plans_draw_no_random_number(reset):
+    cell = ConvGRUCell(DotProduct(dim=2).softmax().dropout(0.5), P, H, reset=reset)
+    x, h = torch.randn(5, P), torch.randn(5, H)
+    state = torch.get_rng_state()
+    assert all(plan is cell.plans(x, h)[name] for name, plan in cell.plans(x, h).items())
+    assert torch.equal(torch.get_rng_state(), state)

@@ -156,3 +156,21 @@ def test_sizes_that_do_not_fit():
         segment_softmax(torch.ones(8), INDEX, NUM, keep=torch.ones(7, dtype=torch.bool))
     with pytest.raises(ShapeError, match="keep"):
         masked_softmax(torch.ones(8), torch.ones(7, dtype=torch.bool), 0)
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+def test_a_nan_among_those_that_are_kept_is_no_affair_of_the_others(spelled):
+    scores = torch.tensor([[1.0, torch.nan, 2.0, 3.0]], dtype=torch.float64)
+    keep = torch.tensor([True, True, False, True])
+    index = torch.tensor([0, 0, 0, 1])
+
+    def masked(t):
+        return masked_softmax(t, keep, -1)
+
+    def segments(t):
+        return segment_softmax(t, index, 2, keep=keep)
+
+    for softmax, other in ((masked, torch.nan), (segments, 1.0)):
+        weights = torch.func.vmap(softmax)(scores) if spelled else softmax(scores)
+        expected = torch.tensor([[torch.nan, torch.nan, 0.0, other]], dtype=torch.float64)
+        torch.testing.assert_close(weights, expected, equal_nan=True)

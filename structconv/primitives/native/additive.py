@@ -11,11 +11,12 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.primitives import triton
 from structconv.primitives.blocks import recompute_blocks
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native import calls
 from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import Ends, wide
+from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import LAYOUT, Csr
 from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
 from structconv.primitives.native.loader import Core
@@ -196,7 +197,7 @@ def _forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
     if (gpu := _usable_gpu(q, x, indices.shape[0])) is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
         return gpu.additive_forward(by_target, q, k, x, vector * amplitude, kind == LOGISTIC, parameter, drop)
-    dtype = wide(q.dtype)
+    dtype = sum_dtype(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
     scores = edge_scores(ends, q.to(dtype), k.to(dtype), vector, activation, slope)
     p_KE, lse = ends.softmax_parts(scores)
@@ -221,7 +222,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
         *found, grad_vector = gpu.additive_backward(by_target, by_source, q, k, x, vector * amplitude, (y, lse), grad,
                                                     kind == LOGISTIC, parameter, drop)
         return found[0], found[1], found[2], (grad_vector * amplitude).to(vector.dtype)
-    dtype = wide(q.dtype)
+    dtype = sum_dtype(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)
     q_wide, k_wide, v_wide = (t.to(dtype) for t in (q, k, vector))
     p_KE = ends.weights(edge_scores(ends, q_wide, k_wide, v_wide, activation, slope), lse)
@@ -278,7 +279,7 @@ def _composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, x: Tensor, v
 
 def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, x = args[6:9]
-    return x.new_empty((*q.shape[:2], x.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
+    return x.new_empty((*q.shape[:2], x.shape[2])), q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
 
 
 OPTIONS = "str activation, float slope, float p, Tensor? seed, SymInt batch_heads"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 from structconv.primitives.blocks import recompute_blocks
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native import calls
 from structconv.primitives.native.additive import (
@@ -27,7 +28,6 @@ from structconv.primitives.native.additive import (
     derivative,
 )
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import wide
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
@@ -112,7 +112,7 @@ def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, s
                                         parameter, calls.drop_of(*drop))
         return y.to(x.dtype), lse
     pieces, logs = [], []
-    q, k, values, vector = (t.to(wide(q.dtype)) for t in (q, k, x, vector))
+    q, k, values, vector = (t.to(sum_dtype(q.dtype)) for t in (q, k, x, vector))
     for rows in _blocks(q, k):
         scores = _scores(rows, q, k, vector, activation, slope, causal)
         lse = scores.logsumexp(-1)
@@ -134,7 +134,7 @@ def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: T
                                         grad.to(x.dtype), kind, parameter, calls.drop_of(*drop))
         found = *found[:3], found[3] * amplitude
     else:
-        dtype = wide(q.dtype)
+        dtype = sum_dtype(q.dtype)
         found = _gradients([t.to(dtype) for t in stored], y.to(dtype), lse, grad.to(dtype), drop, activation, slope,
                            causal)
     first, second, third, fourth = (g.to(t.dtype) for g, t in zip(found, stored, strict=True))
@@ -207,7 +207,7 @@ def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, 
 
 def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, x = args[:3]
-    return x.new_empty((*q.shape[:2], x.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
+    return x.new_empty((*q.shape[:2], x.shape[2])), q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
 
 
 _dense_additive_attention = differentiable_operator(

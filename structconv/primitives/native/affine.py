@@ -10,11 +10,12 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives import triton
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native import calls
 from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import Ends, wide
+from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import LAYOUT, Csr
 from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
 from structconv.primitives.native.loader import Core
@@ -197,7 +198,7 @@ def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, in
         return affine_forward(kernels, by_target, source, target, x, slope, calls.drop_of(p, seed, batch_heads), train)
     if (gpu := triton.usable(x, indices.shape[0])) is not None:
         return gpu.affine_forward(by_target, source, target, x, slope, Drop(p, seed, batch_heads), train)
-    dtype = wide(x.dtype)
+    dtype = sum_dtype(x.dtype)
     ends, x_wide = Ends(by_target, Csr(indptr_T, indices_T, order_T)), x.to(dtype)
     scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
     p_KE, lse = ends.softmax_parts(scores)
@@ -222,7 +223,7 @@ def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
         found = gpu.affine_backward(by_target, by_source, source, target, x, (y, y2, lse, mass), grad, slope,
                                     Drop(p, seed, batch_heads))
         return found[0].to(source.dtype), found[1].to(target.dtype), found[2]
-    dtype = wide(x.dtype)
+    dtype = sum_dtype(x.dtype)
     ends = Ends(by_target, by_source)
     g, x_wide = grad.to(dtype), x.to(dtype)
     scores, slopes = _scores(ends, source.to(dtype), target.to(dtype), slope)
@@ -263,7 +264,7 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, heads = target.shape
     y = x.new_empty((rows, heads, x.shape[2]))
     y2 = x.new_empty((rows if train else 0, heads, x.shape[2]))
-    dtype = wide(x.dtype)
+    dtype = sum_dtype(x.dtype)
     return y, y2, source.new_empty((rows, heads), dtype=dtype), source.new_empty((rows, heads), dtype=dtype)
 
 

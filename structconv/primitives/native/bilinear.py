@@ -10,11 +10,12 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 from structconv.primitives import triton
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native import calls
 from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import Ends, wide
+from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import LAYOUT, Csr
 from structconv.primitives.native.interface import Struct, integers, pointers, reals
 from structconv.primitives.native.loader import Core
@@ -134,7 +135,7 @@ def forward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, in
         return bilinear_forward(kernels, by_target, q, k, v, bias, scale, calls.drop_of(p, seed, batch_heads))
     if (gpu := _usable_gpu(q, v, indices.shape[0])) is not None:
         return gpu.bilinear_forward(by_target, q, k, v, bias, scale, Drop(p, seed, batch_heads))
-    dtype = wide(q.dtype)
+    dtype = sum_dtype(q.dtype)
     ends = Ends(by_target, Csr(indptr_T, indices_T, order_T))
     p_KE, lse = ends.softmax_parts(edge_scores(ends, q.to(dtype), k.to(dtype), bias, scale))
     kept = ends.kept(Drop(p, seed, batch_heads), q.shape[1])
@@ -155,7 +156,7 @@ def backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, i
         *grads, grad_bias = gpu.bilinear_backward(by_target, by_source, q, k, v, bias, (y, lse), grad, scale,
                                                    Drop(p, seed, batch_heads))
         return *grads, None if bias is None else grad_bias.to(bias.dtype)
-    dtype = wide(q.dtype)
+    dtype = sum_dtype(q.dtype)
     ends, g = Ends(by_target, by_source), grad.to(dtype)
     q_wide, k_wide = q.to(dtype), k.to(dtype)
     p_KE = ends.weights(edge_scores(ends, q_wide, k_wide, bias, scale), lse)
@@ -189,7 +190,7 @@ def composed(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor, v: Tensor, bi
 
 def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, v = args[6:9]
-    return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
+    return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
 
 
 _bilinear_attention = differentiable_operator(

@@ -14,7 +14,7 @@ from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.segments import segment_max, segment_sum
 
-__all__ = ["Ends", "wide"]
+__all__ = ["Ends"]
 
 
 class Ends:
@@ -57,11 +57,6 @@ class Ends:
     def dots(self, q: Tensor, k: Tensor) -> Tensor:
         """<q_nk, k_mk> for every edge: (N, K, D), (M, K, D) -> (K, E)."""
         return sddmm(self.by_target, self.by_source, q.transpose(0, 1), k.transpose(0, 1))
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What a 16-bit type is computed in."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def _ends(layout: Csr) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,7 @@ A file that calls a kernel declares its struct once, by the names and kinds of i
 the core is loaded, every declaration is compared with what the compiler made of api.h, and a core that differs is
 refused.
 
-A new kernel is its C++ source and at most four files beside it: src/api.h (its struct), the file of its operator here
-(which declares the struct, packs it and registers the operator), tests/native/kernels.cpp and a file of tests.
+CONTRIBUTING.md says which files a new kernel touches.
 """
 
 from __future__ import annotations

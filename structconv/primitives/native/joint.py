@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import bilinear, calls
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import wide
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator
 
@@ -113,7 +113,7 @@ def _composed(by_target: Csr, by_source: Csr, table: Tensor, q: Tensor | None, b
 def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     table, q, _, heads, depth = args[6:11]
     outputs, channels = (table if q is None else q).shape[0], table.shape[1] // heads - (2 if q is None else 1) * depth
-    return table.new_empty((outputs, heads, channels)), table.new_empty((outputs, heads), dtype=wide(table.dtype))
+    return table.new_empty((outputs, heads, channels)), table.new_empty((outputs, heads), dtype=sum_dtype(table.dtype))
 
 
 _joint_attention = differentiable_operator(

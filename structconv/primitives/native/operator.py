@@ -42,11 +42,11 @@ class _Seen:
 
 def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable[..., Any],
            check: Callable[..., None], results: str = "Tensor") -> None:
-    """Define structconv::name(arguments) -> results with one body for every device, and the shapes of its results.
+    """Define structconv::name(arguments) -> results with one body for every device, and what its results look like.
 
     Args:
         kernel: the body. It reads memory by the sizes that its arguments should have.
-        fake: results of the right shapes.
+        fake: results without numbers, of the shapes, strides and dtypes of the kernel's.
         check: raises an error for arguments that the kernel must not see. The dispatcher's calls go through it; the
             library's own functions have checked what they pass on.
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import affine, calls
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import wide
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import differentiable_operator, trains
 
@@ -65,7 +65,7 @@ def _check(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_sourc
         if vector is not None and vector.shape != heads:
             raise ShapeError("projected_attention", f"{name} must have shape (K={heads[0]}, C={heads[1]})",
                              tuple(vector.shape))
-    if bias is not None and wide(x.dtype) != x.dtype:
+    if bias is not None and sum_dtype(x.dtype) != x.dtype:
         raise ConfigError("projected_attention", "bias must be absent where x has 16 bits", x.dtype, "Add it to y.")
     if slope < 0:
         raise ConfigError("projected_attention", "slope must be at least 0", slope)
@@ -102,7 +102,7 @@ def _backward(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, 
     y = y if bias is None else y - bias
     grad_source, grad_target, grad_x = affine.backward(*edges, source, target, x, y, y2, lse, mass, grad, slope, p,
                                                        seed, batch_heads)
-    dtype = wide(x.dtype)
+    dtype = sum_dtype(x.dtype)
     more_x, more_z = grad_source.unsqueeze(-1) * of_source.to(dtype), grad_target.unsqueeze(-1) * of_target.to(dtype)
     vectors = (_used(layout, rows.to(dtype), term) for layout, rows, term in (
         (indptr_T, x, grad_source), (indptr, x if z is None else z, grad_target)))
@@ -117,7 +117,7 @@ def _typed(found: Iterable[Tensor | None], inputs: Iterable[Tensor | None]) -> t
 
 def terms(x: Tensor, z: Tensor | None, of_source: Tensor, of_target: Tensor) -> tuple[Tensor, Tensor]:
     """<of_source_k, x_mk> (M, K) and <of_target_k, z_nk> (N, K), in a type that sums well."""
-    dtype = wide(x.dtype)
+    dtype = sum_dtype(x.dtype)
     return tuple((rows.to(dtype) * vector.to(dtype)).sum(-1)  # type: ignore[return-value]
                  for rows, vector in ((x, of_source), (x if z is None else z, of_target)))
 
@@ -141,7 +141,7 @@ def _composed(by_target: Csr, by_source: Csr, x: Tensor, z: Tensor | None, of_so
 
 def _fake(*args: Any) -> tuple[Tensor, ...]:
     indptr, x, z, train = args[0], args[6], args[7], args[15]
-    rows, dtype = (indptr.shape[0] - 1 if z is None else z.shape[0]), wide(x.dtype)
+    rows, dtype = (indptr.shape[0] - 1 if z is None else z.shape[0]), sum_dtype(x.dtype)
     y, y2 = (x.new_empty((size, *x.shape[1:])) for size in (rows, rows if train else 0))
     lse, mass, target = (x.new_empty((rows, x.shape[1]), dtype=dtype) for _ in range(3))
     return y, y2, lse, mass, x.new_empty(x.shape[:2], dtype=dtype), target

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native import additive, bilinear, calls
 from structconv.primitives.native.calls import DROP, ROWS, dropped, edges_of, floats, half, pointer, rows, unit
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import Ends, wide
+from structconv.primitives.native.edges import Ends
 from structconv.primitives.native.indices import LAYOUT, Csr
 from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
 from structconv.primitives.native.loader import Core
@@ -157,7 +158,7 @@ def _operator(name: str, inputs: str, options: str, native: Callable[..., _Score
     def composed(by_target: Csr, by_source: Csr, *operands: Any) -> Tensor:
         *given, p, seed, batch_heads = operands
         ends = Ends(by_target, by_source)
-        found = scores(ends, *(t.to(wide(t.dtype)) if isinstance(t, Tensor) else t for t in given))
+        found = scores(ends, *(t.to(sum_dtype(t.dtype)) if isinstance(t, Tensor) else t for t in given))
         weights = segment_softmax(found, ends.target, ends.num_outputs)
         kept = ends.kept(Drop(p, seed, batch_heads), found.shape[0])
         return (weights if kept is None else weights * kept.to(weights.dtype)).t()
@@ -171,7 +172,7 @@ def _operator(name: str, inputs: str, options: str, native: Callable[..., _Score
 
     def fake(*arguments: Any) -> Tensor:
         indices, first = arguments[1], arguments[6]
-        return first.new_empty((indices.shape[0], first.shape[1]), dtype=wide(first.dtype))
+        return first.new_empty((indices.shape[0], first.shape[1]), dtype=sum_dtype(first.dtype))
 
     return differentiable_operator(name, inputs, f"{options}, float p, Tensor? seed, SymInt batch_heads", "weights",
                                    forward=forward, fake=fake, composed=composed, check=check)

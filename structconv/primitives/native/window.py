@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native import calls
 from structconv.primitives.native.calls import DROP, ROWS, dropped, half, pointer, rows, unit
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.edges import wide
 from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
@@ -70,7 +70,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
     grid.check()
     if table is None:
-        table = q.new_zeros((1, *grid.widths), dtype=wide(q.dtype))
+        table = q.new_zeros((1, *grid.widths), dtype=sum_dtype(q.dtype))
     _check(q, k, v, table, *grid, scale, dropout, seed, batch_heads)
     return _window_attention(q, k, v, table, *grid, scale, dropout, seed,
                              q.shape[1] if batch_heads is None else batch_heads)[0]
@@ -285,7 +285,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int
     drop, kernels = Drop(p, seed, batch_heads), _native(q, v)
     if kernels is not None:
         return _window_forward(kernels, _call(grid, table, scale, calls.drop_of(*drop)), q, k, v)
-    dtype = wide(q.dtype)
+    dtype = sum_dtype(q.dtype)
     keep, factors = _keep(grid, q, table), _factors(grid, drop, q)
     scores = _scores(grid, q.to(dtype), k.to(dtype), table.to(dtype), keep, scale)
     weights = masked_softmax(scores, keep, 0)
@@ -306,7 +306,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
             return grad_q, grad_k, grad_v, None
         sums = found[..., _BORDER:-_BORDER].flip(-1)
         return grad_q, grad_k, grad_v, (sums.sum(0) if heads == 1 else sums).reshape(table.shape).to(table.dtype)
-    dtype = wide(q.dtype)
+    dtype = sum_dtype(q.dtype)
     q_, k_, v_, g = (t.to(dtype) for t in (q, k, v, grad))
     keep, factors = _keep(grid, q, table), _factors(grid, drop, q_)
     weights = torch.where(keep, torch.exp(_scores(grid, q_, k_, table.to(dtype), keep, scale) - lse), 0)
@@ -325,7 +325,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Te
 
 def _fake(*args: Any) -> tuple[Tensor, Tensor]:
     q, _, v = args[:3]
-    return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
+    return v.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
 
 
 _window_attention = differentiable_operator(
