@@ -142,7 +142,7 @@ def test_edge_bias():
     expected = torch.zeros(3, M, M, dtype=F64)
     expected[:, graph.source, graph.target] = m.linear(graph.edge_attr).mT
     close(m.basis(X, None, graph).dense(F64), expected)
-    with pytest.raises(StructureError, match="must be called with a Graph"):
+    with pytest.raises(StructureError, match="must be called with a Graph; got NoneType"):
         m.basis(X)
     with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
         m.basis(X, None, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))

@@ -207,7 +207,7 @@ BAD = {
     "padding list": (lambda: Padding([True]), "boolean tensor.*got list"),
     "table rank": (lambda: DenseMask(torch.ones(3).bool()), r"\(..., M, N\); got torch.bool \(3,\)"),
     "padding length": (lambda: Padding(torch.ones(4).bool()).check("Conv", 5, 5), "Conv: .*length M=5; got 4"),
-    "table length": (lambda: DenseMask(torch.ones(5, 4).bool()).check("Conv", 5, 5), "a mask of pairs must have shape"),
+    "table length": (lambda: DenseMask(torch.ones(5, 4).bool()).check("Conv", 5, 5), r"Conv: .*N=5\); got \(5, 4\)"),
     "inside": (lambda: (Causal() & ~Padding(torch.ones(4).bool())).check("Conv", 5, 5), "length M=5; got 4"),
     "transposed": (lambda: Padding(torch.ones(4).bool()).transpose().check("Conv", 4, 5), "length N=5; got 4"),
     "graph size": (lambda: EdgeSupport(Graph(torch.tensor([[0], [1]]))).edges(3, 3), "length M=3; got 2"),
