@@ -16,7 +16,7 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 from structconv.pictures import basis_png
-from structconv.structures.values import FrozenValue, field_names, frozen, size_class, tensors_in
+from structconv.structures.values import NOTED, FrozenValue, field_names, frozen, key_of, size_class, tensors_in
 
 __all__ = ["OPERATORS", "Algebra", "Basis", "ScoreMaps", "operator", "value"]
 
@@ -220,7 +220,8 @@ class Basis(FrozenValue, ScoreMaps, abc.ABC):
             held = [id(t) for t in tensors_in(self)]  # tensors that are one have one stand-in
             same = tuple(map(held.index, held)) if len(set(held)) < len(held) else ()
             return self.size, super()._static(), same
-        return type(self), self.size, *map(size_class, (self.num_inputs, self.num_outputs, *self.batch_shape))
+        own: list[Any] = [(name, key_of(value)) for name, value in vars(self).items() if name not in NOTED]
+        return type(self), *own, self.size, *map(size_class, (self.num_inputs, self.num_outputs, *self.batch_shape))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(K={self.size}, M={self.num_inputs}, N={self.num_outputs})"

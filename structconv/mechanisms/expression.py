@@ -19,8 +19,8 @@ from structconv import torch_private as private
 from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError
-from structconv.mechanisms.options import KEPT, may_change, options, static
-from structconv.structures.values import Entries, tensors_in
+from structconv.mechanisms.options import KEPT, may_change, options
+from structconv.structures.values import Entries, static, tensors_in
 
 __all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
 

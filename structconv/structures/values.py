@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Hashable
-from functools import cached_property
+from functools import cached_property, partial
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from structconv.memo import forget
+from structconv.memo import forget, mark
 
-__all__ = ["Entries", "FrozenValue", "Structure", "frozen", "holds_entries", "key_of", "map_tensors", "size_class",
-           "structure", "tensors_in"]
+__all__ = ["NOTED", "VALUES", "Entries", "FrozenValue", "Structure", "frozen", "holds_entries", "key_of", "map_tensors",
+           "size_class", "static", "structure", "tensors_in"]
 
 C = TypeVar("C", bound=type)
 #: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
 #: memo, and which leaf of a call it stands for (`bases.spec`).
 NOTED = frozenset(("static_key", "_content", "_get", "_reversed"))
+#: Types whose values never change and are known by themselves.
+VALUES = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, BuiltinFunctionType,
+                    MethodDescriptorType, WrapperDescriptorType))
 #: Sizes up to which each is a class of its own; larger ones share it with those of the same quarter octave.
 EXACT = 64
 
@@ -112,7 +118,47 @@ def key_of(value: Any) -> Hashable:
         return value.dtype, value.device, *map(size_class, value.shape)
     if isinstance(value, tuple | list):
         return tuple(map(key_of, value))
-    return getattr(value, "static_key", value)
+    found = getattr(value, "static_key", None)
+    return static(value) if found is None else found
+
+
+def static(value: Any, within: tuple[int, ...] = ()) -> Hashable:
+    """What is known of a value without holding it: type and value, or which object it is and what it holds now.
+
+    `within` are the objects that hold it, which a value that holds itself is not looked into again.
+    """
+    kind, inside = type(value), (*within, id(value))
+    if kind in VALUES or isinstance(value, type):
+        return kind, value
+    if isinstance(value, Tensor | torch.nn.Module):
+        return kind, mark(value)
+    if isinstance(value, float | complex | np.generic):
+        return kind, repr(value)  # 0.0 is not -0.0, and nan is nan
+    if isinstance(value, enum.Enum):
+        return kind, value.name
+    if isinstance(value, FrozenValue) and not tensors_in(value):
+        return kind, *(static(field, inside) for field in fields(value))
+    if isinstance(value, partial):
+        return kind, *(static(part, inside) for part in (value.func, value.args, value.keywords))
+    if isinstance(value, MethodType):
+        return kind, static(value.__func__, inside), static(value.__self__, inside)
+    if id(value) in within:
+        return mark(value)
+    return kind, *_contents(value, inside)
+
+
+def _contents(value: Any, inside: tuple[int, ...]) -> tuple[Hashable, ...]:
+    """What an object holds; which one it is where it may hold more than is seen."""
+    held = tuple((name, static(value, inside)) for name, value in getattr(value, "__dict__", {}).items())
+    if isinstance(value, list | tuple):
+        return held, *(static(item, inside) for item in value)
+    if isinstance(value, set | frozenset):
+        return held, frozenset(static(item, inside) for item in value)
+    if type(value) is dict:
+        return held, *((static(name, inside), static(value, inside)) for name, value in value.items())
+    if type(value) is FunctionType and value.__closure__ is None:
+        return held, value
+    return held, mark(value)
 
 
 def field_names(value: Any) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import enum
 import functools
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 from structconv import conv
-from structconv.bases import Bilinear, Dense
+from structconv.bases import Basis, Bilinear, Dense
+from structconv.bases.base import value
 from structconv.errors import ConfigError
 from structconv.mechanisms import (
     Additive,
@@ -239,3 +241,36 @@ def test_a_layer_with_an_option_of_any_kind_has_one_plan(x, expression):
     for _ in range(3):
         check(layer, x)
     assert len(plan._PLANS) == known
+
+
+@value
+class Noted(Basis):
+    """A dense basis with something beside it."""
+
+    a: torch.Tensor
+    beside: object
+
+    size = property(lambda self: self.a.shape[0])
+    num_inputs = property(lambda self: self.a.shape[1])
+    num_outputs = property(lambda self: self.a.shape[2])
+
+    def dense(self, dtype=None):
+        return self.a if dtype is None else self.a.to(dtype)
+
+
+class Plain(Noted):
+    """The same, but no dataclass: what it holds is known by its names."""
+
+    __dataclass_fields__: ClassVar = {}
+
+    def __init__(self, a, beside):
+        self.__dict__.update(a=a, beside=beside)
+
+
+@pytest.mark.parametrize("factors", [{"a": 2.0}, {1, 2}, np.ones(3), [1.0, [2.0]], object()])
+@pytest.mark.parametrize("kind", [Noted, Plain])
+def test_a_basis_may_hold_what_cannot_be_hashed(kind, factors):
+    x, theta, a = torch.randn(5, 2), torch.randn(3, 2, 4), torch.randn(3, 5, 5)
+    expected = torch.einsum("kmn,mp,kpq->nq", a, x, theta)
+    for _ in range(2):
+        torch.testing.assert_close(conv(x, kind(a, factors), theta), expected, rtol=1e-4, atol=1e-4)
