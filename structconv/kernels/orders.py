@@ -110,7 +110,7 @@ def _structure_first(applied: Application, problem: Problem) -> Run:
 def _channels_first(applied: Application, problem: Problem) -> Run:
     """x Theta_k for every k, then sum_k A_k^T: right where Q is small."""
     synthesis, projected, single = applied.synthesise(), problem.projected, applied.single
-    if single is not None and _whole(problem):
+    if single is not None and not projected and _whole(problem):
         return lambda call: plus(single(product(call.x, call.theta.theta.squeeze(0)), call),  # type: ignore[attr-defined]
                                  call.bias)
 

@@ -187,9 +187,7 @@ class Mechanism(ScoreMaps, nn.Module):
     def _alone(self) -> Self:
         """A twin with the options, and with the mechanisms inside, but without tensors, modules and modes."""
         twin = object.__new__(type(self))
-        held = {name: _alone(module) for name, module in self._modules.items()
-                if isinstance(module, Mechanism | nn.ModuleList | nn.ModuleDict)}
-        twin.__dict__.update(options(self), _parameters={}, _buffers={}, _modules=held)
+        twin.__dict__.update(options(self), _parameters={}, _buffers={}, _modules=_mechanisms_alone(self))
         return twin
 
     def _fill_next(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
@@ -241,10 +239,15 @@ class Mechanism(ScoreMaps, nn.Module):
             self._fix_options()
 
     def __delattr__(self, name: str) -> None:
-        if "_bound" in self.__dict__ and name in options(self):
-            raise ConfigError(type(self).__name__, f"{name} is fixed once a layer has bound its mechanism", "del",
-                              "Make a new layer.")
         super().__delattr__(name)
+        if "_bound" in self.__dict__:
+            self._fix_options()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a file has, which finds its token anew."""
+        state: dict[str, Any] = super().__getstate__()
+        state.pop("token", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy or a file, whose options may be other objects."""
@@ -288,14 +291,16 @@ class Mechanism(ScoreMaps, nn.Module):
         return Mechanism.operation(name, *args, **options)
 
 
-def _alone(module: Any) -> nn.Module:
-    """A mechanism without what a spec must not hold, or a list of such."""
-    if isinstance(module, Mechanism):
-        return module._alone()
-    twin = object.__new__(type(module))
-    twin.__dict__.update(module.__dict__, _modules={name: _alone(part) for name, part in module._modules.items()
-                                                    if isinstance(part, Mechanism)})
-    return twin
+def _mechanisms_alone(module: nn.Module) -> dict[str, Any]:
+    """The mechanisms among the submodules, and lists of such; one that is compiled, or wrapped, as it is."""
+    found: dict[str, Any] = {}
+    for name, part in module._modules.items():
+        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+            found[name] = object.__new__(type(part))
+            found[name].__dict__.update(part.__dict__, _modules=_mechanisms_alone(part))
+        elif hasattr(part, "leaves"):
+            found[name] = part._alone() if isinstance(part, Mechanism) else part
+    return found
 
 
 def _count(structure: Any, name: str) -> int | None:

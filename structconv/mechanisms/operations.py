@@ -141,11 +141,11 @@ class Operation(Mechanism):
 
     @property
     def reads_structure(self) -> bool:  # type: ignore[override]
-        return True in [getattr(part, "reads_structure", False) for part in (*self._held(), *self.mechanisms())]
+        return True in [getattr(part, "reads_structure", True) for part in (*self._masks(), *self.mechanisms())]
 
     @property
     def reads_content(self) -> bool:  # type: ignore[override]
-        return True in [getattr(part, "reads_content", False) for part in (*self._held(), *self.mechanisms())]
+        return True in [getattr(part, "reads_content", True) for part in (*self._masks(), *self.mechanisms())]
 
     @property
     def reads_entries(self) -> bool:  # type: ignore[override]
@@ -158,6 +158,11 @@ class Operation(Mechanism):
     def _held(self) -> list[nn.Module]:
         """What steps read."""
         return list(self._modules["held"]._modules.values())  # type: ignore[union-attr, arg-type]
+
+    def _masks(self) -> list[nn.Module]:
+        """The masks, or what stands in their places."""
+        readers = [step.name for step in self.steps if step.dynamic and step.name != "dropout"]
+        return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
     def forward(self, inputs: Inputs) -> Leaves:
         leaves = self._joined(inputs) if self.join is not None else self.mechanisms()[0].leaves(inputs)

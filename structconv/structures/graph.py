@@ -63,7 +63,7 @@ class Graph(Exchange, Structure):
         for name, field in fields.items():
             object.__setattr__(self, name, field)
         if is_plain(edge_index):
-            self._check_bounds()
+            check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
             _check_edge_values(self)
 
     @property
@@ -158,9 +158,12 @@ class Graph(Exchange, Structure):
             edge_weight=None if self.edge_weight is None else self.edge_weight.to(device=device, dtype=floating),
             edge_attr=None if self.edge_attr is None else self.edge_attr.to(device=device, dtype=attr_dtype))
 
+    def _sizes(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        return ("num_inputs", self.num_inputs), ("num_outputs", self.num_outputs)
+
     def _check_bounds(self) -> None:
-        """Of the edges as they are now: once, and again after each change in place."""
-        index, sizes = self.edge_index, (("num_inputs", self.num_inputs), ("num_outputs", self.num_outputs))
+        """Of the edges as they are now: once, and again after each change in place that torch counts."""
+        index, sizes = self.edge_index, self._sizes()
         if is_plain(index) and all(type(size) is int for _, size in sizes):
             derived(index, ("bounds", sizes), lambda: check_bounds("Graph", "edge_index", "edge", index, sizes))
 

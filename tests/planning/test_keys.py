@@ -191,10 +191,19 @@ def test_fill_takes_tensors_from_leaves(x):
         Conv(Keeps().softmax(), 3, 3)(torch.randn(5, 3))
 
 
-def test_an_option_is_not_taken_away(x):
-    layer = Conv(ByOption(3).softmax(), 4, 4)
-    with pytest.raises(ConfigError, match="fixed"):
-        del layer.mechanism.operands[0].option
+class ByDefault(ByOption):
+    option = 1.0
+
+    def __init__(self, option):
+        super().__init__()
+        self.option = option
+
+
+def test_an_option_is_taken_away(x):
+    layer = Conv(ByDefault(3).softmax(), 4, 4)
+    check(layer, x)
+    del layer.mechanism.operands[0].option
+    check(layer, x)
 
 
 def test_sizes_of_the_parts_above_the_exact_ones():
