@@ -30,9 +30,13 @@ def load_build():
     return module
 
 
+def sources(build) -> list[Path]:
+    """What the driver is compiled with."""
+    return [build.SOURCES / f"{name}.cpp" for name in (*build.kernels(), "isa")]
+
+
 def compiled(build, cxx: str, level: str, extra: tuple[str, ...], folder: Path) -> Path:
     """The driver with the kernels of one instruction set."""
-    sources = [build.SOURCES / f"{name}.cpp" for name in (*build.KERNELS, "isa")]
     flags = [flag for flag in build.FLAGS if flag not in ("-O3", "-fno-exceptions", "-fno-rtti")]
     command = [*cxx.split(), *flags, *build.LEVELS[level], *extra, "-O1", "-fopenmp", f"-DSC_ISA={level}",
                f"-I{build.SOURCES}"]
@@ -43,7 +47,7 @@ def compiled(build, cxx: str, level: str, extra: tuple[str, ...], folder: Path) 
         return str(made)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, [*sources, HERE / "kernels.cpp"]))
+        objects = list(pool.map(compile_one, [*sources(build), HERE / "kernels.cpp"]))
     target = folder / level
     subprocess.run([*command, *objects, "-o", str(target)], check=True)
     return target
