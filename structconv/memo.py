@@ -29,13 +29,8 @@ class _Entry:
     __slots__ = ("ref", "values", "version")
 
     def __init__(self, owner: object, version: int | None) -> None:
-        self.ref = weakref.ref(owner, self._forget(id(owner)))
+        self.ref = weakref.ref(owner, _forgets(_ENTRIES, id(owner)))
         self.version, self.values = version, cast("dict[Hashable, tuple[tuple[Any, ...], Any]]", {})
-
-    @staticmethod
-    def _forget(number: int) -> Callable[[object], object]:
-        entries = _ENTRIES  # at the end of a process the module's names go first
-        return lambda _: entries.pop(number, None)
 
 
 _ENTRIES: dict[int, _Entry] = {}
@@ -97,9 +92,9 @@ def forget(owner: Any) -> None:
         _ENTRIES.pop(id(t), None)
 
 
-def _forget_mark(number: int) -> Callable[[object], object]:
-    marks = _MARKS
-    return lambda _: marks.pop(number, None)
+def _forgets(known: dict[int, Any], number: int) -> Callable[[object], object]:
+    """What drops an object's entry when it goes; at the end of a process the names of this module go first."""
+    return lambda _: known.pop(number, None)
 
 
 def mark(value: Any) -> Hashable:
@@ -108,7 +103,7 @@ def mark(value: Any) -> Hashable:
     if entry is not None and entry[0]() is value:
         return entry[1]
     try:
-        ref = weakref.ref(value, _forget_mark(id(value)))
+        ref = weakref.ref(value, _forgets(_MARKS, id(value)))
     except TypeError:  # nothing tells when it goes, so that it is like nothing else
         return object()
     _MARKS[id(value)] = ref, object()

@@ -12,7 +12,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.entrywise import Unary
 from structconv.bases.pairs import Edges, Pairs
-from structconv.bases.pairwise import Pairwise, entries, reach
+from structconv.bases.pairwise import entries, reach
 from structconv.errors import ShapeError
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
@@ -284,15 +284,11 @@ class Scaled(Unary):
 
 
 @value
-class Transposed(Pairwise):
+class Transposed(Unary):
     """A_kmn -> A_knm of any basis, entry by entry."""
 
     child: Basis
     flips = True
-
-    @property
-    def size(self) -> int:
-        return self.child.size
 
     @property
     def num_inputs(self) -> int:
@@ -301,18 +297,6 @@ class Transposed(Pairwise):
     @property
     def num_outputs(self) -> int:
         return self.child.num_inputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.child.batch_shape
-
-    @property
-    def device(self) -> torch.device:
-        return self.child.device
-
-    @property
-    def has_scores(self) -> bool:
-        return self.child.has_scores
 
     def support(self) -> Support | None:
         support = self.child.support()

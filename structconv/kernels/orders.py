@@ -116,7 +116,7 @@ def _channels_first(applied: Application, problem: Problem) -> Run:
 
     def run(call: Call) -> Tensor:
         y = synthesis(call.projected if projected else call.theta.expand(call.x), call)  # type: ignore[arg-type]
-        return y if call.bias is None else y + call.bias
+        return plus(y, call.bias)
 
     return run
 
@@ -299,8 +299,7 @@ def _by_operator(call: Call) -> Tensor:
     phi = torch.einsum("...kmn,kpq->...mpnq", a, weight)
     outputs, channels = phi.shape[-2:]
     matrix = phi.flatten(-2).flatten(-3, -2)
-    y = (x.flatten(-2).unsqueeze(-2) @ matrix).squeeze(-2).unflatten(-1, (outputs, channels))
-    return y if call.bias is None else y + call.bias
+    return plus((x.flatten(-2).unsqueeze(-2) @ matrix).squeeze(-2).unflatten(-1, (outputs, channels)), call.bias)
 
 
 for _kernel in (Primitives(), OneProduct(), DenseOperator()):

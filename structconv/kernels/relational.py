@@ -167,7 +167,7 @@ class MixedFirst(Kernel):
 
         def mixed(call: Call) -> Tensor:
             basis, filters = _mixed(typed_of(call.leaves), call.theta), _filters(call.theta)
-            return run(Call(call.x, (basis,), filters, call.bias, itemgetter(0)))
+            return run(Call.of(call.x, basis, filters, call.bias))
 
         return mixed
 

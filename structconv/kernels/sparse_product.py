@@ -13,6 +13,7 @@ from structconv.kernels.orders import Application, Applied
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.csr import edge_product, spmm
+from structconv.primitives.layout import Csr
 from structconv.shapes import check_alike, mixes
 from structconv.structures.graph import Graph
 
@@ -28,17 +29,19 @@ class Matrices(NamedTuple):
 
     def product(self, r: Tensor, call: Call, sum_heads: bool = False) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C), or with the heads summed (..., N, C)."""
-        ahead, back = self.graph(call.leaves).layouts()
-        values = None if self.values is None else self.values(call.leaves)
-        return spmm(ahead, back, values, r, sum_heads=sum_heads)
+        return spmm(*self._found(call), r, sum_heads=sum_heads)
 
     def one(self, x: Tensor, call: Call) -> Tensor:
         """(M, C) -> (N, C), of one matrix."""
-        ahead, back = self.graph(call.leaves).layouts()
-        values = None if self.values is None else self.values(call.leaves)
+        ahead, back, values = self._found(call)
         if values is not None and values.dtype is not x.dtype:
             return spmm(ahead, back, values.view(-1), x)
         return edge_product(*ahead, *back, values, x, 1)
+
+    def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
+        """The edges by target and by source, and the values."""
+        values = None if self.values is None else self.values(call.leaves)
+        return *self.graph(call.leaves).layouts(), values
 
     def analysis(self, x: Tensor, call: Call) -> Tensor:
         """(..., M, C) -> (..., K, N, C)."""

@@ -141,11 +141,11 @@ class Operation(Mechanism):
 
     @property
     def reads_structure(self) -> bool:  # type: ignore[override]
-        return True in [getattr(part, "reads_structure", True) for part in (*self._masks(), *self.mechanisms())]
+        return self._any("reads_structure")
 
     @property
     def reads_content(self) -> bool:  # type: ignore[override]
-        return True in [getattr(part, "reads_content", True) for part in (*self._masks(), *self.mechanisms())]
+        return self._any("reads_content")
 
     @property
     def reads_entries(self) -> bool:  # type: ignore[override]
@@ -158,6 +158,11 @@ class Operation(Mechanism):
     def _held(self) -> list[nn.Module]:
         """What steps read."""
         return list(self._modules["held"]._modules.values())  # type: ignore[union-attr, arg-type]
+
+    def _any(self, flag: str) -> bool:
+        """Whether an operand, or a mask, has this flag; what stands in the place of one has it, for all that is known.
+        """
+        return True in [getattr(part, flag, True) for part in (*self._masks(), *self.mechanisms())]
 
     def _masks(self) -> list[nn.Module]:
         """The masks, or what stands in their places."""

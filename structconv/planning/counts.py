@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.entrywise import Binary, Masked, Unary
-from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
+from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
 from structconv.bases.pairwise import Pairwise, nodes
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
@@ -149,7 +149,7 @@ def _window(basis: Pooling, sizes: Sizes) -> int:
     return basis.shift.size * (nonzeros(basis.shift, sizes) or 0)
 
 
-@nonzero_count(Unary, Transposed)
+@nonzero_count(Unary)
 def _child(basis: Unary, sizes: Sizes) -> int | None:
     return nonzeros(basis.child, sizes)
 

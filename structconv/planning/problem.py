@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -44,10 +45,15 @@ class Call(NamedTuple):
     projected: Tensor | None = None
     relative: Tensor | None = None
 
+    @classmethod
+    def of(cls, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None = None,
+           projected: Tensor | None = None) -> Call:
+        """The call of a basis that is there: its one leaf."""
+        return cls(x, (basis,), theta, bias, itemgetter(0), projected)
+
     def basis(self) -> Basis:
         """The basis itself."""
         return self.build(self.leaves)
-
 
     def sizes(self) -> tuple[int, ...]:
         """M and N as a mechanism is told of them; none where the basis is a leaf itself."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from operator import itemgetter
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 
 from structconv import kernels as _kernels  # noqa: F401 - registers them
 from structconv.bases.pairwise import weights_at
-from structconv.bases.spec import stand_ins
 from structconv.mechanisms.expression import Inputs
 from structconv.planning import Call, Problem, Sizes, decide, registered
 from structconv.planning.kernel import matching
@@ -34,17 +32,17 @@ def numbers(*shape):
 
 def call_of(basis, r):
     """The call by which `ops.apply` applies a basis to r."""
-    return Call(r.select(-3, 0), (basis,), ByHeadTheta(basis.size, r.shape[-1]), None, itemgetter(0), r)
+    return Call.of(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), None, r)
 
 
 def convolution_of(x, basis, theta):
     """The call by which `ops.conv` computes (1)."""
-    return Call(x, (basis,), as_theta(theta), None, itemgetter(0))
+    return Call.of(x, basis, as_theta(theta))
 
 
 def problem_of(call):
     """What a plan of the call is made for, were no gradient wanted."""
-    spec = call.build(stand_ins(call.leaves))
+    spec = call.spec()
     batch = math.prod(torch.broadcast_shapes(call.x.shape[:-2], spec.batch_shape))
     sizes = Sizes(batch, call.x.dtype.itemsize)
     return Problem(spec, call.theta, call.x, sizes, projected=call.projected is not None)

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -62,7 +61,7 @@ class Configuration:
 
     def call(self) -> Call:
         """The call of a plan."""
-        return Call(self.x, (self.basis,), self.theta, None, itemgetter(0))
+        return Call.of(self.x, self.basis, self.theta)
 
     def leaves(self) -> list[Tensor]:
         """What gets a gradient."""

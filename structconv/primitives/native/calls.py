@@ -13,7 +13,7 @@ from torch import Tensor
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.primitives.memory import LEAST, new_empty
-from structconv.primitives.native.indices import LAYOUT, LIMIT, Addresses, Csr, proved
+from structconv.primitives.native.indices import LAYOUT, LIMIT, Addresses, Csr, addresses
 from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
 from structconv.primitives.native.loader import Core, core
 
@@ -67,7 +67,7 @@ def edges_of(layout: Csr, columns: int) -> Addresses:
     Raises:
         StructureError: if it has more.
     """
-    found = derived(layout, "addresses", lambda: proved(layout))
+    found = addresses(layout)
     if found.columns > columns:
         raise StructureError("Csr", f"indices must be below {columns}", found.columns - 1)
     return found
