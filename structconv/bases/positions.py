@@ -184,9 +184,9 @@ class GaussianBump(Pairwise):
         return tuple(self.centre.shape[:-1])
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        centre = pairs.target(self.centre.to(pairs.dtype).unsqueeze(-2))
-        distance = pairs.source_index().to(pairs.dtype) - centre
-        return torch.exp(-distance.square() / (2 * self.deviation**2))
+        centre = pairs.target(self.centre.unsqueeze(-2))
+        distance = pairs.source_index().to(centre.dtype) - centre
+        return torch.exp(-distance.square() / (2 * self.deviation**2)).to(pairs.dtype)
 
 
 @value

@@ -17,12 +17,17 @@ from torch import Tensor, nn
 
 from structconv import torch_private as private
 from structconv.bases.base import Basis, ScoreMaps
+from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError
 from structconv.mechanisms.options import KEPT, may_change, options
+from structconv.mechanisms.samples import each_sample, leaves_out
+from structconv.primitives.segments import segment_sum
+from structconv.structures.samples import Samples
 from structconv.structures.values import Entries, static, tensors_in
 
-__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
+__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism",
+           "left_out"]
 
 Leaves = tuple[Any, ...]
 
@@ -40,8 +45,8 @@ class Inputs(NamedTuple):
     """What a mechanism is told of its call: x (..., M, P), z (..., N, P'), the structure, and x and z after Theta.
 
     `projected` holds x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q) where some mechanism asks for them,
-    `sibling` the other operand of a sum or a product for one that reads it. A mechanism that reads no entries may get
-    images (..., P, *S) for x and z.
+    `sibling` the other operand of a sum or a product for one that reads it, `kept` (..., M) which inputs some output
+    sees, where a mask leaves any out. A mechanism that reads no entries may get images (..., P, *S) for x and z.
     """
 
     x: Tensor
@@ -49,10 +54,16 @@ class Inputs(NamedTuple):
     structure: Any = None
     projected: tuple[Tensor, Tensor] | None = None
     sibling: Any = None
+    kept: Tensor | None = None
 
     def of_spec(self) -> Inputs:
         """The same, whose M and N show where a spec holds them."""
         return _OfSpec(*self)
+
+    @property
+    def samples(self) -> Samples | None:
+        """Which entries are of one sample, where the structure is a batch."""
+        return getattr(self.structure, "samples", None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,6 +84,17 @@ class Inputs(NamedTuple):
     def num_outputs(self) -> int:
         """N."""
         return self.z.shape[-2]
+
+
+    def existing(self) -> int | Tensor:
+        """How many inputs there are, M, or without those that are masked out (..., 1); of a batch of samples, those of
+        the sample of each output, (..., N)."""
+        samples, kept = self.samples, self.kept
+        if samples is None:
+            return self.num_inputs if kept is None else kept.sum(-1, keepdim=True)
+        of_inputs, of_outputs = samples.members(self.device)
+        kept = torch.ones_like(of_inputs, dtype=torch.bool) if kept is None else kept
+        return segment_sum(kept.to(self.dtype), of_inputs, samples.num_samples)[..., of_outputs]
 
 
 class _OfSpec(Inputs):
@@ -121,6 +143,10 @@ class Mechanism(ScoreMaps, nn.Module):
     reads_structure: bool = True
     #: Whether the leaves depend on the numbers in x or z, so that the layer is not linear in x.
     reads_content: bool = True
+    #: How it takes a batch of samples. "apart": it is asked for each sample alone. "structure": the structure of the
+    #: batch tells it all. "pairs": an entry depends on its own input and output alone, so that it makes those of the
+    #: whole batch, and pairs of different samples are left out. "offsets": so too, and on how far apart they are.
+    batching: str = "apart"
     #: What an operator of the algebra makes of mechanisms (`operations`).
     operation: ClassVar[Callable[..., Mechanism]]
     #: Stands for the type and the options among the leaves of a call.
@@ -158,14 +184,21 @@ class Mechanism(ScoreMaps, nn.Module):
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
         inputs = Inputs(x, x if z is None else z, structure)
         try:
+            inputs = inputs._replace(kept=self.kept_inputs(inputs)) if self.hides(structure) else inputs
             return self.filled(inputs, self.leaves(inputs))
         except AttributeError:
             check_bound("basis", self)
             raise
 
-    def leaves(self, inputs: Inputs) -> Leaves:
-        """The options' token, then the leaves."""
-        return self.token, *private.called(self, inputs)
+    def leaves(self, inputs: Inputs, closed: bool = True) -> Leaves:
+        """The options' token, then the leaves, and for a batch, where it is to be `closed`, what leaves pairs out."""
+        structure = inputs[2]
+        samples = None if structure is None else getattr(structure, "samples", None)
+        if samples is None:
+            return self.token, *private.called(self, inputs)
+        own = each_sample(inputs) if self._asked_apart(samples) else (inputs,)
+        leaves = self.token, *(leaf for part in own for leaf in private.called(self, part))
+        return (*leaves, self._pairs_of(structure)) if closed and self._is_open(samples) else leaves
 
     def filled(self, inputs: Inputs, leaves: Sequence[Any]) -> Basis:
         """The basis over what `leaves` gave, or its spec over their stand-ins."""
@@ -190,10 +223,30 @@ class Mechanism(ScoreMaps, nn.Module):
         twin.__dict__.update(options(self), _parameters={}, _buffers={}, _modules=_mechanisms_alone(self))
         return twin
 
-    def _fill_next(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        """`fill`, behind the token."""
+    def _fill_next(self, inputs: Inputs, leaves: Iterator[Any], closed: bool = True) -> Basis:
+        """`fill`, behind the token; for a batch without the pairs of different samples where it is to be `closed`."""
         next(leaves)
-        return self.fill(inputs, leaves)
+        samples = inputs.samples
+        if samples is None:
+            return self.fill(inputs, leaves)
+        if self._asked_apart(samples):
+            basis: Basis = BlockDiagonal(tuple(self.fill(part, leaves) for part in each_sample(inputs)))
+        else:
+            basis = self.fill(inputs, leaves)
+        return left_out(basis, next(leaves)) if closed and self._is_open(samples) else basis
+
+    def _pairs_of(self, structure: Any) -> Samples:
+        """Which pairs are of one sample."""
+        samples, led = structure.samples, self.output_structure(structure)
+        return cast(Samples, samples if led is structure else samples.leading_to(led.samples))
+
+    def _asked_apart(self, samples: Samples) -> bool:
+        """Whether it is asked for each sample alone."""
+        return self.batching == "apart" or (self.batching == "offsets" and not samples.square)
+
+    def _is_open(self, samples: Samples) -> bool:
+        """Whether what it makes of a batch may have pairs of different samples, which are still to be left out."""
+        return self.has_scores if self._asked_apart(samples) else self.batching != "structure"
 
     def bound(self, in_channels: int, out_channels: int | None = None, other_channels: int | None = None) -> Mechanism:
         """A copy of the expression with parameters for these channel counts; shared parts stay shared."""
@@ -291,6 +344,11 @@ class Mechanism(ScoreMaps, nn.Module):
         return Mechanism.operation(name, *args, **options)
 
 
+def left_out(basis: Basis, samples: Samples) -> Basis:
+    """The basis without the pairs of different samples."""
+    return basis if leaves_out(basis.support()) else cast(Basis, basis.masked(keep=samples))
+
+
 def _mechanisms_alone(module: nn.Module) -> dict[str, Any]:
     """The mechanisms among the submodules, and lists of such; one that is compiled, or wrapped, as it is."""
     found: dict[str, Any] = {}
@@ -337,8 +395,9 @@ def _build_of(cls: type[Mechanism]) -> Callable[[Mechanism, Inputs], Basis]:
 class Position(nn.Module):
     """A module that predicts from `Inputs` a position for each output, (..., N): the centre of a window."""
 
-    #: As that of a mechanism.
+    #: As those of a mechanism; positions are those in the sample of each output.
     reads_structure: bool = True
+    batching: str = "apart"
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""

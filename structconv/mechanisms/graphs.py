@@ -35,6 +35,7 @@ class GraphMechanism(Mechanism):
     """A mechanism over a `Graph` or a `KnowledgeGraph`: its leaves are derived from it once a dtype."""
 
     reads_entries = reads_content = False
+    batching = "structure"
 
 
 class MatrixMechanism(GraphMechanism):

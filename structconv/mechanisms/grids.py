@@ -15,9 +15,11 @@ from structconv.bases.pooling import Pooling
 from structconv.bases.shift import PADDINGS, Shift
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.memo import derived
 from structconv.shapes import check_choice
 from structconv.structures.batching import GridBatch
 from structconv.structures.grid import Grid
+from structconv.structures.samples import Samples
 
 __all__ = ["AnyGrid", "Cuboid", "GridMechanism", "Pool", "Shifts"]
 
@@ -46,6 +48,7 @@ class GridMechanism(Mechanism):
     """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row."""
 
     reads_entries = reads_content = False
+    batching = "structure"
     #: The number of axes of the grid; `None` where any will do.
     ndim: int | None = None
 
@@ -79,6 +82,8 @@ class GridMechanism(Mechanism):
         axes = "any number of" if self.ndim is None else self.ndim
         expected = f"structure must be a Grid with {axes} axes"
         sizes = ", ".join("HWDTUV"[axis] for axis in range(self.ndim or 2))
+        if isinstance(structure, Samples) and self.ndim in (None, 1):
+            return derived(structure, "lines", lambda: GridBatch(tuple(map(_line, structure.sizes()[0]))))
         if not isinstance(structure, Grid | GridBatch):
             raise StructureError(name, expected, type(structure).__name__,
                                  f"Call it as layer(x, structure=Grid(({sizes}))).")

@@ -33,6 +33,7 @@ class Identity(Mechanism):
 
     reads_structure = False
     reads_content = False
+    batching = "structure"
 
     def __init__(self, size: int = 1) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.samples import positions, within
 from structconv.memo import derived
 from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
@@ -80,6 +81,8 @@ class Mask(nn.Module):
             mask = _at_positions(mask, iter(self._modules.values()), inputs)
         if isinstance(inputs.structure, Grid):
             mask = _on(mask, inputs.structure)
+        elif inputs.structure is not None and inputs.samples is not None:
+            mask = within(mask, inputs, inputs.samples)
         if isinstance(mask, Support):
             mask.check("masked", inputs.num_inputs, inputs.num_outputs)
             _check_batch(mask, inputs)
@@ -144,13 +147,14 @@ def _positions(mask: Any) -> list[nn.Module]:
     return [found for field in held for found in ([field] if isinstance(field, nn.Module) else _positions(field))]
 
 
-def _at_positions(mask: Any, positions: Any, inputs: Any) -> Any:
+def _at_positions(mask: Any, modules: Any, inputs: Any) -> Any:
     """The support with what its modules predict in their places."""
     if not isinstance(mask, Support):
         return mask
     held = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}  # type: ignore[arg-type]
-    changed = {name: next(positions)(inputs) if isinstance(field, nn.Module) else new for name, field in held.items()
-               if isinstance(field, nn.Module) or (new := _at_positions(field, positions, inputs)) is not field}
+    changed = {name: positions(next(modules), inputs) if isinstance(field, nn.Module) else new
+               for name, field in held.items() if
+               isinstance(field, nn.Module) or (new := _at_positions(field, modules, inputs)) is not field}
     return dataclasses.replace(cast(Any, mask), **changed) if changed else mask
 
 

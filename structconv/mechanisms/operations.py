@@ -16,7 +16,7 @@ from structconv.bases import algebra as _algebra  # noqa: F401 - registers the o
 from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.spec import Function
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Inputs, Leaves, Mechanism, left_out
 from structconv.mechanisms.masks import Mask
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
@@ -32,6 +32,9 @@ class Step(NamedTuple):
 
 #: Operators of two mechanisms.
 _JOINING = ("concat", "compose", "add", "multiply", "outer")
+#: What joins pair by pair, and what else reads one pair at a time.
+_ENTRYWISE_JOINS = (None, "add", "multiply")
+_ENTRYWISE = frozenset(("map", "masked", "multiply", "leaky_relu", "scaled", "softcap", "dropout"))
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
@@ -170,22 +173,53 @@ class Operation(Mechanism):
         return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
     def forward(self, inputs: Inputs) -> Leaves:
-        leaves = self._joined(inputs) if self.join is not None else self.mechanisms()[0].leaves(inputs)
-        held = iter(self._held())
-        for step in self.steps:
+        closed = self.join not in _ENTRYWISE_JOINS
+        leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
+        held, closing = iter(self._held()), self._closing(inputs)
+        for i, step in enumerate(self.steps):
+            if i == closing:
+                leaves = (*leaves, self._pairs_of(inputs.structure))
             if step.dynamic:
                 leaves = (*leaves, self._leaf(step, inputs, held))
         return leaves
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         first, *others = self.mechanisms()
-        basis = first._fill_next(inputs, leaves)
+        closed, closing = self.join not in _ENTRYWISE_JOINS, self._closing(inputs)
+        basis = first._fill_next(inputs, leaves, closed)
         if others:
             behind = _behind(first, lambda: basis, inputs) if self.join == "compose" else inputs
-            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(behind, leaves))
-        for step in self.steps:
+            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(behind, leaves, closed))
+        for i, step in enumerate(self.steps):
+            if i == closing:
+                basis = left_out(basis, next(leaves))
             basis = _STEPS.get(step.name, _plain)(basis, step, next(leaves) if step.dynamic else None)
         return basis
+
+    def _closing(self, inputs: Inputs) -> int | None:
+        """Before which step pairs of different samples are left out: the first that reads more than one pair."""
+        samples = None if inputs[2] is None else inputs.samples
+        if samples is None or not self._joins_open(samples):
+            return None
+        return next((i for i, step in enumerate(self.steps) if step.name not in _ENTRYWISE), None)
+
+    def _joins_open(self, samples: Any) -> bool:
+        """Whether the operands as they are joined may have pairs of different samples."""
+        if self.join not in _ENTRYWISE_JOINS:
+            return False
+        opened = [operand._is_open(samples) for operand in self.mechanisms()]
+        zero = self.join == "multiply" and any(
+            not (own or operand.has_scores) for own, operand in zip(opened, self.mechanisms(), strict=True))
+        return any(opened) and not zero
+
+    def _is_open(self, samples: Any) -> bool:
+        return self._joins_open(samples) and all(step.name in _ENTRYWISE for step in self.steps)
+
+    def _asked_apart(self, samples: Any) -> bool:
+        return False
+
+    def _pairs_of(self, structure: Any) -> Any:
+        return self.mechanisms()[0]._pairs_of(structure)
 
     def hides(self, structure: Any) -> bool:
         for held in self._held():
@@ -240,18 +274,18 @@ class Operation(Mechanism):
             return [self]
         return [part for operand in self.mechanisms() for part in operand.parts()]
 
-    def _joined(self, inputs: Inputs) -> Leaves:
+    def _joined(self, inputs: Inputs, closed: bool) -> Leaves:
         """The leaves of both operands; each part of a `|` sees what its own heads project."""
         first, second = self.mechanisms()
         if self.join == "compose":
             leaves = first.leaves(inputs)
             return *leaves, *second.leaves(_behind(first, lambda: first.filled(inputs, leaves), inputs))
         if self.join != "concat" or inputs.projected is None:
-            return *first.leaves(_beside(first, second, inputs)), *second.leaves(_beside(second, first, inputs))
+            return (*first.leaves(_beside(first, second, inputs), closed),
+                    *second.leaves(_beside(second, first, inputs), closed))
         heads = ((0, first.size), (first.size, self._size))
-        own = [Inputs(inputs.x, inputs.z, inputs.structure, (inputs.projected[0][..., start:stop, :, :],
-                                                             inputs.projected[1][..., start:stop, :, :]))
-               for start, stop in heads]
+        own = [inputs._replace(projected=(inputs.projected[0][..., start:stop, :, :],
+                                          inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]
         return *first.leaves(own[0]), *second.leaves(own[1])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

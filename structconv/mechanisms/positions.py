@@ -16,6 +16,7 @@ from structconv.bases.scores import EdgeScore
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
+from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Projection, heads_of
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.graph import Graph
@@ -60,6 +61,7 @@ class RelativeBias(Term):
     """
 
     reads_content = False
+    batching = "offsets"
 
     def __init__(self, clip: int | tuple[int, ...], heads: int | None = None, *, buckets: str = "clip",
                  grid: Grid | None = None) -> None:
@@ -71,6 +73,8 @@ class RelativeBias(Term):
                      ("clip",) if isinstance(clip, tuple) else ("clip", "log", "log_causal"))
         self.clip, self.buckets, self.grid = clip, buckets, grid
         self.reads_structure = isinstance(clip, tuple) and grid is None
+        if isinstance(clip, tuple):
+            self.batching = "apart"
 
     def bind(self, channels: Channels) -> None:
         shape = (tuple(2 * radius + 1 for radius in self.clip) if isinstance(self.clip, tuple) else
@@ -100,6 +104,8 @@ class RelativeKey(Term):
         sinusoidal: the vectors r are fixed sinusoids instead of trained ones.
         dim: D where there is no `DotProduct` beside it, from which D and the queries come.
     """
+
+    batching = "offsets"
 
     def __init__(self, clip: int, heads: int | None = None, *, dim: int | None = None,
                  sinusoidal: bool = False) -> None:
@@ -155,6 +161,7 @@ class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
     reads_content = False
+    batching = "offsets"
 
     def forward(self, inputs: Inputs) -> Leaves:
         return (torch.logspace(-8.0 / self.size, -8.0, self.size, 2.0, dtype=inputs.dtype, device=inputs.device),)
@@ -172,6 +179,7 @@ class EdgeBias(Term):
 
     reads_structure = True
     reads_content = False
+    batching = "structure"
 
     def __init__(self, attributes: int = 1, heads: int | None = None, *, bias: bool = False) -> None:
         super().__init__(heads)
@@ -204,6 +212,8 @@ class GaussianWindow(Mechanism):
     Luong multiplies it to the weights after the softmax, without normalising again: `attention * GaussianWindow(D/2)`.
     """
 
+    batching = "offsets"
+
     def __init__(self, deviation: float, centre: Position | None = None) -> None:
         super().__init__()
         if not deviation > 0:
@@ -215,7 +225,7 @@ class GaussianWindow(Mechanism):
     def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
             return (torch.arange(inputs.num_outputs, device=inputs.device, dtype=inputs.dtype),)
-        return (self.centre(inputs),)
+        return (positions(self.centre, inputs),)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.GaussianBump(next(leaves), self.deviation, inputs.num_inputs)
@@ -229,6 +239,7 @@ class PredictedPosition(Position):
     """
 
     reads_structure = False
+    batching = "pairs"
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
@@ -240,13 +251,14 @@ class PredictedPosition(Position):
         self.vector = nn.Linear(dim, 1, bias=False)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """(..., N) positions in (0, M)."""
-        return inputs.num_inputs * torch.sigmoid(self.vector(torch.tanh(self.hidden(inputs.z)))).squeeze(-1)
+        """(..., N) positions in (0, M), M being the inputs of the output's own sample that exist."""
+        return inputs.existing() * torch.sigmoid(self.vector(torch.tanh(self.hidden(inputs.z)))).squeeze(-1)
 
 
 class ClippedShifts(Mechanism):
     """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018)."""
 
+    batching = "offsets"
     reads_structure = False
     reads_content = False
 

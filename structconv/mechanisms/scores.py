@@ -24,8 +24,10 @@ from structconv.bases.spec import Function, Projected, Term, Token, tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.encodings import Rotary
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.memo import derived
 from structconv.primitives.products import linear, split_heads
 from structconv.shapes import check_choice, check_divides, check_positive
+from structconv.structures.samples import Samples
 from structconv.structures.supports import Window
 
 __all__ = ["Additive", "BiAffine", "Concatenation", "Context", "DotProduct", "EmbeddedGaussian", "Gaussian", "General",
@@ -100,6 +102,8 @@ class DotProduct(Score):
             is linear attention (Katharopoulos et al. 2020), which the planner computes in O(M + N).
     """
 
+    batching = "pairs"
+
     def __init__(self, heads: int | None = None, dim: int | None = None, *, shared_by: int = 1, bias: bool = False,
                  rotary: Rotary | None = None, feature: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__(1 if heads is None else heads)
@@ -107,6 +111,8 @@ class DotProduct(Score):
         self.dim = None if dim is None else check_positive("DotProduct", "dim", dim)
         self.shared_by, self.bias, self.rotary, self.feature = shared_by, bias, rotary, feature
         self.key_heads = check_divides("DotProduct", "shared_by", shared_by, "heads", self.heads)
+        if rotary is not None:
+            self.batching = "offsets" if feature is None else "apart"
 
     def bind(self, channels: Channels) -> None:
         if not self.projects:
@@ -144,6 +150,8 @@ class DotProduct(Score):
 class General(Score):
     """a_kmn = z_n^T W_k x_m (Luong et al. 2015, "general")."""
 
+    batching = "pairs"
+
     def bind(self, channels: Channels) -> None:
         self.key = Projection(channels.inputs, self.heads, channels.others)
 
@@ -164,6 +172,8 @@ class BiAffine(Score):
         on: "entries" scores x and z; "projected" scores x Theta_k and z Theta_k (section 3.2: GAT), with parameters
             of the output's channels.
     """
+
+    batching = "pairs"
 
     def __init__(self, heads: int = 1, *, bilinear: bool = True, source: bool = True, target: bool = True,
                  constant: bool = False, rank: int | None = None, on: str = "entries") -> None:
@@ -228,6 +238,8 @@ class Additive(Score):
             projected sources.
     """
 
+    batching = "pairs"
+
     def __init__(self, dim: int | None = None, heads: int = 1, *, activation: Callable[[Tensor], Tensor] = torch.tanh,
                  on: str = "entries") -> None:
         super().__init__(heads)
@@ -284,6 +296,8 @@ class Concatenation(Score):
     The paper's ReLU is written `Concatenation(dim).relu()`. The score is a sum of two terms, one for each entry.
     """
 
+    batching = "pairs"
+
     def __init__(self, dim: int, heads: int = 1) -> None:
         super().__init__(heads)
         self.dim = check_positive("Concatenation", "dim", dim)
@@ -330,6 +344,8 @@ class Pair(Score):
             time one pair needs, by which blocks are sized.
     """
 
+    batching = "pairs"
+
     def __init__(self, module: nn.Module | None = None, heads: int = 1, *, hidden: int = 32) -> None:
         super().__init__(heads)
         self.module = module
@@ -358,7 +374,12 @@ class Pair(Score):
 
 
 class Context(Score):
-    """a_mn = <theta_n, x_m> for `queries` learnt outputs theta_n: N does not depend on z (context attention)."""
+    """a_mn = <theta_n, x_m> for `queries` learnt outputs theta_n: N does not depend on z (context attention).
+
+    Each sample of a batch has these outputs, one sample after the other.
+    """
+
+    batching = "pairs"
 
     def __init__(self, queries: int, heads: int = 1) -> None:
         super().__init__(heads)
@@ -368,7 +389,14 @@ class Context(Score):
         self.query = _parameter((self.heads, self.queries, channels.inputs), channels.inputs)
 
     def forward(self, inputs: Inputs) -> Leaves:
-        return self.query, inputs.x.unsqueeze(-3)
+        samples = inputs.samples
+        query = self.query if samples is None else self.query.repeat(1, samples.num_samples, 1)
+        return query, inputs.x.unsqueeze(-3)
+
+    def output_structure(self, structure: Any) -> Any:
+        samples: Samples | None = getattr(structure, "samples", None)
+        return structure if samples is None else derived(
+            samples, ("context", self.queries), lambda: Samples([self.queries] * samples.num_samples))
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Bilinear(next(leaves), next(leaves))
@@ -378,6 +406,7 @@ class Uniform(Score):
     """a_mn = 1, within `window` entries of n where it is given; `.normalize("sum")` makes it average pooling."""
 
     reads_content = False
+    batching = "offsets"
 
     def __init__(self, window: int | tuple[int, ...] | None = None) -> None:
         super().__init__()

@@ -25,6 +25,7 @@ from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call, Image
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive
 from structconv.structures.grid import Grid
+from structconv.structures.samples import Samples
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
@@ -220,18 +221,18 @@ class Conv(Layer):
 def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None) -> tuple[Call, Image | None]:
     """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of."""
-    entries, image, projected = x, None, None
+    entries, image, projected, kept = x, None, None, None
     if axes:
         structure = _grid_of(x, axes)
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
     if mechanism.hides(structure):
-        entries, z = _seen(mechanism, entries, z, structure)
+        entries, z, kept = _seen(mechanism, entries, z, structure)
         x = x if axes else entries
     if mechanism.sees_projection:
         source = theta.heads(entries)
         projected = source, source if z is None else theta.heads(z)
-    inputs = Inputs(entries, entries if z is None else z, structure, projected)
+    inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept)
     return Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
                 None if projected is None else projected[0], relative), image
 
@@ -248,7 +249,7 @@ def _copy(drawn: nn.Module, module: nn.Module) -> None:
 
 def _check_unread(structure: Any) -> None:
     """Raise `StructureError` where a structure that nothing reads was meant to do something."""
-    filters = isinstance(structure, Support)
+    filters = isinstance(structure, Support) and not isinstance(structure, Samples)
     if filters or not isinstance(structure, FrozenValue):
         expected = "structure must be one that some part of the expression reads"
         raise StructureError("Conv", expected, repr(structure) if filters else type(structure).__name__,
@@ -270,18 +271,20 @@ def _grid_of(image: Tensor, ndim: int) -> Grid:
     return Grid(shape) if torch.compiler.is_compiling() else _known(shape)
 
 
-def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Tensor, Tensor | None]:
+def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any
+          ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """x without the entries that no output sees, and z, or x for it: what no output sees is still an output itself,
-    unless it is not finite."""
-    kept = mechanism.kept_inputs(Inputs(x, x if z is None else z, structure))
-    if kept is None:
-        return x, z
+    unless it is not finite; and which entries are left."""
+    exist = mechanism.kept_inputs(Inputs(x, x if z is None else z, structure))
+    if exist is None:
+        return x, z, None
+    kept = exist
     if kept.shape[-1] != x.shape[-2]:
         raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", kept.shape[-1])
     kept, zero = kept.unsqueeze(-1), torch.zeros((), dtype=x.dtype, device=x.device)
     if z is None:
         z = torch.where(kept | x.isfinite().all(-1, keepdim=True), x, zero)
-    return torch.where(kept, x, zero), z
+    return torch.where(kept, x, zero), z, exist
 
 
 def _weight(weight: Weight | Sequence[Weight] | None) -> Weight:

@@ -6,7 +6,8 @@ from structconv.structures.batching import GridBatch, Structure, batch, membersh
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
+from structconv.structures.samples import Samples
 from structconv.structures.supports import Blocks, Causal, DenseMask, EdgeSupport, Padding, Support, Window
 
 __all__ = ["Blocks", "Causal", "DenseMask", "EdgeSupport", "Graph", "Grid", "GridBatch", "KnowledgeGraph", "Padding",
-           "Structure", "Support", "Window", "batch", "membership", "unbatch"]
+           "Samples", "Structure", "Support", "Window", "batch", "membership", "unbatch"]

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError, StructureError
+from structconv.memo import derived
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
+from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, structure
 
-__all__ = ["GridBatch", "Structure", "batch", "membership", "unbatch"]
+__all__ = ["GridBatch", "Structure", "batch", "membership", "parts_of", "samples_of", "unbatch"]
 
 
 @structure(eq=True)
@@ -38,6 +40,11 @@ class GridBatch(FrozenValue):
         return tuple(grid.num_entries for grid in self.grids)
 
     @property
+    def samples(self) -> Samples:
+        """Of which grid each entry is."""
+        return derived(self, "samples", lambda: Samples(self.sizes))
+
+    @property
     def offsets(self) -> tuple[int, ...]:
         """The first entry of each grid, then the number of all."""
         return _offsets(self.sizes)
@@ -46,7 +53,7 @@ class GridBatch(FrozenValue):
         return f"GridBatch({', '.join(map(repr, self.grids))})"
 
 
-Structure = Grid | Graph | KnowledgeGraph | GridBatch
+Structure = Grid | Graph | KnowledgeGraph | GridBatch | Samples
 
 
 @overload
@@ -94,6 +101,56 @@ def membership(parts: Sequence[Structure | int], device: torch.device | str | No
     return torch.repeat_interleave(sizes, output_size=sum(_output_sizes(parts)))
 
 
+def parts_of(structure: Structure) -> tuple[Any, ...]:
+    """The structures of a batch's samples, each alone, in order; `None` for samples that are but entries in a row.
+
+    Raises:
+        StructureError: an edge, or a triple, from one sample to another.
+    """
+    if isinstance(structure, Samples):
+        return (None,) * structure.num_samples
+    if isinstance(structure, GridBatch):
+        return structure.grids
+    if isinstance(structure, KnowledgeGraph):
+        return derived(structure, "parts", lambda: _knowledge_parts(structure))
+    assert isinstance(structure, Graph)
+    return derived(structure, "parts", lambda: _graph_parts(structure))
+
+
+def _graph_parts(graph: Graph) -> tuple[Graph, ...]:
+    samples: Samples = graph.samples
+    device = graph.edge_index.device
+    order, counts = _by_sample(samples, graph.source, graph.target)
+    index = graph.edge_index.index_select(1, order)
+    index = torch.stack([position[own] for position, own in zip(samples.positions(device), index, strict=True)])
+    weight, attr = (None if t is None else t.index_select(0, order).split(counts)
+                    for t in (graph.edge_weight, graph.edge_attr))
+    sizes = zip(*samples.sizes(), strict=True)
+    return tuple(Graph(own.to(graph.edge_index.dtype), num_inputs=m, num_outputs=n,
+                       edge_weight=None if weight is None else weight[i], edge_attr=None if attr is None else attr[i])
+                 for i, (own, (m, n)) in enumerate(zip(index.split(counts, 1), sizes, strict=True)))
+
+
+def _knowledge_parts(graph: KnowledgeGraph) -> tuple[KnowledgeGraph, ...]:
+    samples: Samples = graph.samples
+    head, relation, tail = graph.triples.unbind(1)
+    order, counts = _by_sample(samples, head, tail)
+    position, _ = samples.positions(head.device)
+    triples = torch.stack([position[head], relation, position[tail]], 1).index_select(0, order)
+    return tuple(KnowledgeGraph(own.to(graph.triples.dtype), size, graph.relations)
+                 for own, size in zip(triples.split(counts), samples.sizes()[0], strict=True))
+
+
+def _by_sample(samples: Samples, source: Tensor, target: Tensor) -> tuple[Tensor, list[int]]:
+    """The places of the edges in the order of their samples, and how many each has."""
+    of_inputs, of_outputs = samples.members(source.device)
+    owner = of_outputs[target.long()]
+    if not torch.equal(owner, of_inputs[source.long()]):
+        raise StructureError("batch", "edges must join entries of one sample", "an edge from one to another",
+                             "dataclasses.replace(graph, samples=None) makes it one graph.")
+    return owner.argsort(stable=True), torch.bincount(owner, minlength=samples.num_samples).tolist()
+
+
 def _batch_graphs(graphs: list[Graph]) -> Graph:
     inputs = _offsets([graph.num_inputs for graph in graphs])
     outputs = _offsets([graph.num_outputs for graph in graphs])
@@ -103,7 +160,7 @@ def _batch_graphs(graphs: list[Graph]) -> Graph:
              for t, m, n in zip(index, inputs, outputs, strict=False)]
     return Graph(torch.cat(moved, dim=1), num_inputs=inputs[-1], num_outputs=outputs[-1],
                  edge_weight=_joined("edge_weight", [graph.edge_weight for graph in graphs]),
-                 edge_attr=_joined("edge_attr", [graph.edge_attr for graph in graphs]))
+                 edge_attr=_joined("edge_attr", [graph.edge_attr for graph in graphs]), samples=_samples(graphs))
 
 
 def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
@@ -119,11 +176,28 @@ def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
             counts[i] += count
         head, relation, tail = graph.triples.unbind(1)
         moved.append(torch.stack([head + offset, relation.new_tensor(numbers)[relation], tail + offset], dim=1))
-    return KnowledgeGraph(torch.cat(moved), offsets[-1], relations, counts=counts)
+    return KnowledgeGraph(torch.cat(moved), offsets[-1], relations, counts=counts,
+                          samples=_samples(graphs))
 
 
 _BATCHERS: dict[type, Callable[[list[Any]], Structure]] = {
     Graph: _batch_graphs, KnowledgeGraph: _batch_knowledge, Grid: lambda grids: GridBatch(tuple(grids))}
+
+
+def _samples(graphs: Sequence[Graph | KnowledgeGraph]) -> Samples:
+    """Of which graph each entry is; of a batch of batches, of which graph in them."""
+    found = [samples_of(graph) for graph in graphs]
+    inputs, outputs = ([size for samples in found for size in samples.sizes()[i]] for i in (0, 1))
+    return Samples(inputs, outputs)
+
+
+def samples_of(structure: Graph | KnowledgeGraph) -> Samples:
+    """Those of a batch; a graph that is none is one sample."""
+    if structure.samples is not None:
+        return structure.samples
+    if isinstance(structure, KnowledgeGraph):
+        return Samples([structure.num_entities])
+    return Samples([structure.num_inputs], [structure.num_outputs])
 
 
 def _joined(name: str, values: list[Tensor | None]) -> Tensor | None:
@@ -149,7 +223,8 @@ def _check_alike(name: str, tensors: list[Tensor]) -> None:
 
 def _output_sizes(parts: Sequence[Structure | int]) -> list[int]:
     return [part.num_outputs if isinstance(part, Graph) else part.num_entities if isinstance(part, KnowledgeGraph)
-            else part.num_entries if isinstance(part, (Grid, GridBatch)) else part for part in parts]
+            else part.num_entries if isinstance(part, (Grid, GridBatch)) else part.output_count
+            if isinstance(part, Samples) else part for part in parts]
 
 
 def _offsets(sizes: Sequence[int]) -> tuple[int, ...]:

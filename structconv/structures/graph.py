@@ -31,6 +31,7 @@ class Graph(Exchange, Structure):
         edge_weight: (E,), floating, or none.
         edge_attr: (E, A) or (E,), any dtype, or none: what content-based mechanisms may read on an edge.
         num_inputs, num_outputs: M and N of a bipartite graph; either takes precedence over `num_nodes`.
+        samples: of which graph each entry is, a `Samples`, where the graph is a `batch` of several.
 
     Raises:
         StructureError: a wrong shape or dtype, an index that is negative or out of range, tensors on two devices.
@@ -47,10 +48,11 @@ class Graph(Exchange, Structure):
     num_outputs: int
     edge_weight: Tensor | None
     edge_attr: Tensor | None
+    samples: Any
 
     def __init__(self, edge_index: Tensor, *, num_nodes: int | None = None, edge_weight: Tensor | None = None,
                  edge_attr: Tensor | None = None, num_inputs: int | None = None,
-                 num_outputs: int | None = None) -> None:
+                 num_outputs: int | None = None, samples: Any = None) -> None:
         check_index_tensor("Graph", "edge_index", edge_index, (2, None), "(2, E)")
         inputs = num_nodes if num_inputs is None else num_inputs
         outputs = num_nodes if num_outputs is None else num_outputs
@@ -59,7 +61,7 @@ class Graph(Exchange, Structure):
         if is_plain(edge_index):
             inputs, outputs = check_size("Graph", "num_inputs", inputs), check_size("Graph", "num_outputs", outputs)
         fields = {"edge_index": edge_index, "num_inputs": inputs, "num_outputs": outputs,
-                  "edge_weight": edge_weight, "edge_attr": edge_attr}
+                  "edge_weight": edge_weight, "edge_attr": edge_attr, "samples": samples}
         for name, field in fields.items():
             object.__setattr__(self, name, field)
         if is_plain(edge_index):
@@ -118,7 +120,8 @@ class Graph(Exchange, Structure):
         """Every edge turned around, in the same edge order: the graph of A^T. Remembered."""
         return derived(self, "reversed", lambda: Graph(
             derived(self.edge_index, "reversed", lambda: self.edge_index.flip(0)), num_inputs=self.num_outputs,
-            num_outputs=self.num_inputs, edge_weight=self.edge_weight, edge_attr=self.edge_attr))
+            num_outputs=self.num_inputs, edge_weight=self.edge_weight, edge_attr=self.edge_attr,
+            samples=None if self.samples is None else self.samples.transpose()))
 
     def with_self_loops(self, weight: float = 1.0, attr: float = 0.0) -> Graph:
         """One edge n -> n for each entry, appended after the input edges: the graph of A + weight I. Remembered.
@@ -220,7 +223,8 @@ def _without_repeats(graph: Graph) -> Graph | None:
     if keys.shape[0] == graph.num_edges:
         return None
     pairs = torch.stack([keys // max(graph.num_outputs, 1), keys % max(graph.num_outputs, 1)])
-    return Graph(pairs.to(graph.edge_index.dtype), num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
+    return Graph(pairs.to(graph.edge_index.dtype), num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
+                 samples=graph.samples)
 
 
 def check_size(owner: str, name: str, size: Any) -> int:
@@ -273,4 +277,4 @@ def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
     if edge_attr is not None:
         edge_attr = torch.cat([edge_attr, edge_attr.new_full((nodes, *edge_attr.shape[1:]), attr)])
     return Graph(derived(index, ("self-loops", nodes), appended), num_nodes=nodes, edge_weight=edge_weight,
-                 edge_attr=edge_attr)
+                 edge_attr=edge_attr, samples=graph.samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class KnowledgeGraph(Structure):
         entities: names of the entities, or none. They become leaves of the pytree, so leave them out of what enters
             a compiled or exported program when there are many.
         counts: how many triples each relation has; counted when not given.
+        samples: of which graph each entity is, a `Samples`, where it is a `batch` of several.
 
     Raises:
         StructureError: a wrong shape or dtype, an index that is negative or out of range, a name given twice.
@@ -41,9 +43,10 @@ class KnowledgeGraph(Structure):
     relations: tuple[str, ...]
     entities: tuple[str, ...]
     counts: tuple[int, ...]
+    samples: Any
 
     def __init__(self, triples: Tensor, num_entities: int, relations: Sequence[str], *, entities: Sequence[str] = (),
-                 counts: Sequence[int] | None = None) -> None:
+                 counts: Sequence[int] | None = None, samples: Any = None) -> None:
         check_index_tensor("KnowledgeGraph", "triples", triples, (None, 3), "(T, 3)")
         relations, entities = tuple(relations), tuple(entities)
         if is_plain(triples):
@@ -62,7 +65,7 @@ class KnowledgeGraph(Structure):
         if counts is None:
             raise StructureError("KnowledgeGraph", "counts must be given where triples has no values to read", "none")
         fields = {"triples": triples, "num_entities": num_entities, "relations": relations, "entities": entities,
-                  "counts": tuple(counts)}
+                  "counts": tuple(counts), "samples": samples}
         for name, field in fields.items():
             object.__setattr__(self, name, field)
 
@@ -108,19 +111,19 @@ class KnowledgeGraph(Structure):
     def inverse(self) -> KnowledgeGraph:
         """Every triple turned around; relation "r" becomes "r^-1", and "r^-1" becomes "r"."""
         return KnowledgeGraph(self.triples.flip(1), self.num_entities, tuple(map(_inverted, self.relations)),
-                              entities=self.entities, counts=self.counts)
+                              entities=self.entities, counts=self.counts, samples=self.samples)
 
     def with_inverses(self) -> KnowledgeGraph:
         """The triples, then their inverses: twice the relations, "r" and "r^-1", in that order."""
         turned = self.triples.flip(1) + self.triples.new_tensor([0, self.num_relations, 0])
         return KnowledgeGraph(torch.cat([self.triples, turned]), self.num_entities,
                               self.relations + tuple(map(_inverted, self.relations)), entities=self.entities,
-                              counts=self.counts * 2)
+                              counts=self.counts * 2, samples=self.samples)
 
     def to(self, device: torch.device | str) -> KnowledgeGraph:
         """The same knowledge on another device."""
         return KnowledgeGraph(self.triples.to(device), self.num_entities, self.relations, entities=self.entities,
-                              counts=self.counts)
+                              counts=self.counts, samples=self.samples)
 
     def __repr__(self) -> str:
         triples = f"T={self.num_triples}, " if isinstance(self.triples, Tensor) else ""
@@ -135,7 +138,7 @@ def _count(triples: Tensor, num_relations: int) -> tuple[int, ...]:
 def _split(graph: KnowledgeGraph) -> tuple[Graph, ...]:
     order = torch.argsort(graph.triples[:, 1], stable=True)
     edges = graph.triples[order][:, ::2].T.split(list(graph.counts), dim=1)
-    return tuple(Graph(part.contiguous(), num_nodes=graph.num_entities) for part in edges)
+    return tuple(Graph(part.contiguous(), num_nodes=graph.num_entities, samples=graph.samples) for part in edges)
 
 
 def _inverted(name: str) -> str:

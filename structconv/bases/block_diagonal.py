@@ -1,0 +1,81 @@
+"""`BlockDiagonal`: bases of several samples side by side, each over its own entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis, value
+from structconv.errors import ShapeError
+from structconv.shapes import broadcast
+
+__all__ = ["BlockDiagonal"]
+
+
+@value
+class BlockDiagonal(Basis):
+    """A_k = diag(A_k^(1), ..., A_k^(B)): the matrices of sample b over its own inputs and outputs, zero elsewhere.
+
+    Raises:
+        ShapeError: if the parts have different sizes K, or there are none.
+    """
+
+    parts: tuple[Basis, ...]
+
+    def __post_init__(self) -> None:
+        if len({part.size for part in self.parts}) != 1:
+            raise ShapeError("BlockDiagonal", "all parts must have the same size K", [part.size for part in self.parts])
+
+    @property
+    def size(self) -> int:
+        return self.parts[0].size
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(part.num_inputs for part in self.parts)
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(part.num_outputs for part in self.parts)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(*(part.batch_shape for part in self.parts))
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def has_scores(self) -> bool:
+        return any(part.has_scores for part in self.parts)
+
+    def apply(self, r: Tensor) -> Tensor:
+        return self._each([part.apply(own) for part, own in self._rows(r)])
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self._each([part.analysis(own) for part, own in self._rows(x)])
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self._each([part.synthesis(own) for part, own in self._rows(r)])
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        blocks = [part.dense(dtype) for part in self.parts]
+        lead = torch.broadcast_shapes(*(block.shape[:-2] for block in blocks))
+        a = blocks[0].new_zeros(*lead, self.num_inputs, self.num_outputs)
+        m = n = 0
+        for block in blocks:
+            a[..., m:m + block.shape[-2], n:n + block.shape[-1]] = block
+            m, n = m + block.shape[-2], n + block.shape[-1]
+        return a
+
+    def _rows(self, x: Tensor) -> list[tuple[Basis, Tensor]]:
+        own = x.split([part.num_inputs for part in self.parts], -2)
+        return list(zip(self.parts, own, strict=True))
+
+    @staticmethod
+    def _each(y: Sequence[Tensor]) -> Tensor:
+        lead = torch.broadcast_shapes(*(t.shape[:-2] for t in y))
+        return torch.cat([t.expand(*lead, *t.shape[-2:]) for t in y], -2)

@@ -1,0 +1,87 @@
+"""How mechanisms take a batch: which pairs of different samples are left out, and the call of each sample alone."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures.batching import GridBatch, parts_of
+from structconv.structures.graph import Graph
+from structconv.structures.masks import And, Not, Or, Support
+from structconv.structures.samples import Samples, Within
+from structconv.structures.supports import Causal, EdgeSupport
+from structconv.structures.values import altered
+from structconv.structures.windows import Window
+
+__all__ = ["each_sample", "leaves_out", "positions", "within"]
+
+
+def each_sample(inputs: Any) -> list[Any]:
+    """What a mechanism is told of each sample alone."""
+    samples: Samples = inputs.structure.samples
+    sources, targets = samples.sizes()
+    x = _split("x", "M", inputs.x, sources)
+    z = x if inputs.z is inputs.x else _split("z", "N", inputs.z, targets)
+    projected: list[Any] = [None] * len(x)
+    if inputs.projected is not None:
+        of_x, of_z = inputs.projected
+        projected = list(zip(of_x.split(sources, -2), of_z.split(targets, -2), strict=True))
+    kept = [None] * len(x) if inputs.kept is None else inputs.kept.split(sources, -1)
+    structures = parts_of(inputs.structure)
+    return [type(inputs)(own, other, structure, after, inputs.sibling, exist)
+            for own, other, structure, after, exist in zip(x, z, structures, projected, kept, strict=True)]
+
+
+def positions(centre: Any, inputs: Any) -> Tensor:
+    """What a `Position` predicts for each output, (..., N), as a place among the inputs of the whole batch."""
+    samples: Samples | None = inputs.samples
+    if samples is None:
+        return cast(Tensor, centre(inputs))
+    apart = getattr(centre, "batching", "apart") == "apart"
+    found = torch.cat([centre(part) for part in each_sample(inputs)], -1) if apart else centre(inputs)
+    device = found.device
+    return found.to(torch.promote_types(found.dtype, torch.float32)) + samples.input_starts.to(device)[
+        samples.members(device)[1]]
+
+
+def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    if entries.shape[-2] != sum(sizes):
+        raise StructureError("Samples", f"{name} must have the entries of all samples, {letter}={sum(sizes)}",
+                             tuple(entries.shape))
+    return entries.split(sizes, -2)
+
+
+def leaves_out(support: Support | None) -> bool:
+    """Whether no pair in the support is of two samples, as far as its type tells."""
+    if isinstance(support, EdgeSupport):
+        return support.graph.samples is not None
+    if isinstance(support, And):
+        return leaves_out(support.first) or leaves_out(support.second)
+    if isinstance(support, Or):
+        return leaves_out(support.first) and leaves_out(support.second)
+    return isinstance(support, Samples)
+
+
+def within(mask: Any, inputs: Any, samples: Samples) -> Any:
+    """The mask where each sample has its own positions; what was made for all entries of the batch stays as it is."""
+    if isinstance(mask, And | Or):
+        return altered(mask, first=within(mask.first, inputs, samples), second=within(mask.second, inputs, samples))
+    if isinstance(mask, Not):
+        return altered(mask, kept=within(mask.kept, inputs, samples))
+    if isinstance(mask, Window) and isinstance(inputs.structure, GridBatch) and mask.centre is None:
+        return _on_each(mask, inputs.structure)
+    fixed = not isinstance(mask, Support) or mask.num_inputs is not None or mask.num_outputs is not None
+    shifts = samples.square and isinstance(mask, Causal | Window)
+    return mask if fixed or shifts else Within(mask, samples)
+
+
+def _on_each(window: Window, grids: GridBatch) -> Support:
+    """The windows on each grid, listed."""
+    if all(grid.ndim == 1 and not grid.periodic for grid in grids.grids):
+        return window
+    listed = [window.on(grid).edges(grid.num_entries, grid.num_entries) for grid in grids.grids]
+    moved = [graph.edge_index + start for graph, start in zip(listed, grids.offsets, strict=False) if graph is not None]
+    return EdgeSupport(Graph(torch.cat(moved, 1), num_nodes=grids.num_entries, samples=grids.samples))

@@ -1,0 +1,179 @@
+"""`Samples`: several samples of different sizes side by side, entries of one after entries of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.memo import derived
+from structconv.structures import enumeration
+from structconv.structures.graph import Graph
+from structconv.structures.masks import Device, Support, listed
+from structconv.structures.values import structure
+
+__all__ = ["Samples", "Within"]
+
+
+@structure(init=False)
+class Samples(Support):
+    """Which entries are of one sample: as the structure of a call, each sample gets what it gets alone.
+
+    A pair (m, n) exists where input m and output n are of one sample, and positions start anew in each. x (sum M_b, P)
+    has the inputs of all samples, one sample after the other. `batch` of graphs or grids knows its own samples.
+
+    Args:
+        sizes: how many entries each sample has, a sequence of integers or an integer tensor (B,).
+        outputs: how many outputs each has, where these are others.
+
+    Raises:
+        StructureError: no sample at all, a size that is negative or no integer, two different numbers of samples.
+
+    ::
+
+        Samples([5, 2, 7]), Samples([5, 2], outputs=[3, 3])
+    """
+
+    ENTRY_COUNTS = ("input_count", "output_count", "longest", "pair_count")
+
+    #: The first input, and the first output, of each sample, then the number of all: (B + 1,), int64, in main memory.
+    input_starts: Tensor
+    output_starts: Tensor
+    input_count: int
+    output_count: int
+    #: The entries of the longest sample, and the pairs of all.
+    longest: int
+    pair_count: int
+    #: Whether inputs and outputs are the same entries.
+    square: bool
+
+    def __init__(self, sizes: Sequence[int] | Tensor, outputs: Sequence[int] | Tensor | None = None) -> None:
+        own = _checked("sizes", sizes)
+        other = own if outputs is None else _checked("outputs", outputs)
+        if len(own) != len(other):
+            raise StructureError("Samples", "outputs must have a number for each of the "
+                                 f"{len(own)} samples", len(other))
+        square = own == other
+        starts = _starts(own)
+        fields = {"input_starts": starts, "output_starts": starts if square else _starts(other),
+                  "input_count": sum(own), "output_count": sum(other), "longest": max(*own, *other),
+                  "pair_count": sum(m * n for m, n in zip(own, other, strict=True)), "square": square}
+        for name, field in fields.items():
+            object.__setattr__(self, name, field)
+
+    @property
+    def samples(self) -> Samples:
+        """Itself: what a batch of graphs or grids has under this name."""
+        return self
+
+    @property
+    def num_samples(self) -> int:
+        """B."""
+        return self.input_starts.shape[0] - 1
+
+    @property
+    def num_inputs(self) -> int:
+        return self.input_count
+
+    @property
+    def num_outputs(self) -> int:
+        return self.output_count
+
+    def sizes(self) -> tuple[list[int], list[int]]:
+        """M and N of each sample."""
+        return derived(self, "sizes", lambda: (self.input_starts.diff().tolist(), self.output_starts.diff().tolist()))
+
+    def members(self, device: Device = None) -> tuple[Tensor, Tensor]:
+        """(M,) and (N,): of which sample each input is, and each output; what a readout sums over."""
+        return derived(self, ("members", str(device)), lambda: self._of_both(_members, device))
+
+    def positions(self, device: Device = None) -> tuple[Tensor, Tensor]:
+        """(M,) and (N,): the place of each input, and of each output, in its own sample."""
+        return derived(self, ("positions", str(device)), lambda: self._of_both(_positions, device))
+
+    def leading_to(self, outputs: Samples) -> Samples:
+        """The same inputs with other outputs, the entries of `outputs`."""
+        return derived((self.input_starts, outputs.input_starts), "leading to",
+                       lambda: Samples(self.sizes()[0], outputs.sizes()[0]))
+
+    def _of_both(self, of: Callable[..., Tensor], device: Device) -> tuple[Tensor, Tensor]:
+        inputs = of(self.input_starts, self.input_count, device)
+        return inputs, inputs if self.square else of(self.output_starts, self.output_count, device)
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        inputs, outputs = self.members(m.device)
+        return inputs[m] == outputs[n]
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
+        sizes = self.input_starts.diff().to(device)
+        sample = self.members(device)[1]
+        pairs = enumeration.ranges(self.input_starts.to(device)[sample], sizes[sample], 1, self.pair_count)
+        return listed(pairs, num_inputs, num_outputs)
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
+        return self.pair_count
+
+    @property
+    def listed(self) -> bool:
+        return True
+
+    def transpose(self) -> Samples:
+        return self if self.square else derived(
+            self, "transposed", lambda: Samples(*reversed(self.sizes())))
+
+    def to(self, device: Device) -> Samples:
+        """Itself: the numbers stay in main memory, and what is derived of them is where it is asked for."""
+        return self
+
+    def __repr__(self) -> str:
+        if not isinstance(self.input_starts, Tensor):
+            return "Samples(...)"
+        outputs = "" if self.square else f", N={self.output_count}"
+        return f"Samples(B={self.num_samples}, M={self.input_count}{outputs})"
+
+
+@structure()
+class Within(Support):
+    """The pairs whose places in their own samples are in `support`: for a mask that says something of positions."""
+
+    support: Support
+    samples: Samples
+
+    @property
+    def num_inputs(self) -> int:
+        return self.samples.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.samples.num_outputs
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        inputs, outputs = self.samples.positions(m.device)
+        return self.support._contains(inputs[m], outputs[n])
+
+    def __repr__(self) -> str:
+        return f"{self.support!r} within {self.samples!r}"
+
+
+def _checked(name: str, sizes: Any) -> list[int]:
+    numbers = sizes.tolist() if isinstance(sizes, Tensor) else list(sizes) if isinstance(sizes, list | tuple) else None
+    whole = numbers is not None and all(type(size) is int and size >= 0 for size in numbers)
+    if numbers is None or not numbers or not whole:
+        raise StructureError("Samples", f"{name} must be a number of entries, an integer >= 0, for each sample",
+                             repr(sizes), "For example Samples([5, 2, 7]).")
+    return numbers
+
+
+def _starts(sizes: list[int]) -> Tensor:
+    return torch.tensor([0, *sizes], dtype=torch.int64, device="cpu").cumsum(0)
+
+
+def _members(starts: Tensor, count: int, device: Device) -> Tensor:
+    return torch.repeat_interleave(starts.diff().to(device), output_size=count)
+
+
+def _positions(starts: Tensor, count: int, device: Device) -> Tensor:
+    return torch.arange(count, device=device) - starts.to(device)[_members(starts, count, device)]

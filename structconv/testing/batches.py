@@ -1,0 +1,117 @@
+"""The law of batches: what a layer gives for several samples side by side, it gives for each of them alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Support, batch
+from structconv.testing.calls import Use
+from structconv.testing.checks import same
+from structconv.testing.layers import Given
+
+__all__ = ["check_samples", "larger", "side_by_side", "takes_samples"]
+
+_SIZES = ("num_inputs", "num_outputs", "num_entities", "num_entries", "num_edges")
+
+
+def takes_samples(use: Use) -> bool:
+    """Whether the layer is called with a structure, if only by keyword, whose place no mask has taken; one of images
+    takes them all of one size."""
+    filters = any(isinstance(structure, Support) for name, structure in _named(use) if name == "structure")
+    return not filters and bool(use.structures or "structure" in inspect.signature(use.layer.forward).parameters)
+
+
+def check_samples(use: Use) -> None:
+    """Two samples of different sizes side by side give what each gives alone, gradients included.
+
+    Raises:
+        StructureError: the layer refuses such a batch.
+    """
+    use = dataclasses.replace(use, layer=use.layer.eval())
+    alone = use, larger(use)
+    together = side_by_side(*alone)
+    results = [_results(each) for each in alone]
+    found = _results(together)
+    for own, (first, second) in zip(found, zip(*results, strict=True), strict=True):
+        same(own, torch.cat([first, second], -2), "a batch of two samples")
+    parameters = [p for p in use.layer.parameters() if p.requires_grad]
+    if not parameters or not found[0].requires_grad:
+        return
+    wanted, gradients = (
+        torch.autograd.grad([y.cos().sum() for y in outcome], parameters, allow_unused=True)
+        for outcome in ([y for each in results for y in each], found))
+    for own, expected in zip(gradients, wanted, strict=True):
+        same(torch.zeros(()) if own is None else own, torch.zeros(()) if expected is None else expected,
+             "the gradient of a batch of two samples")
+
+
+def larger(use: Use) -> Use:
+    """The same layer on another sample: other numbers, and two more entries unless the layer has fixed how many."""
+    structure = next(iter(use.structures), None)
+    grown, counts = structure, {t.shape[-2]: t.shape[-2] + 2 for t in use.arguments}
+    if structure is not None:
+        grown = _grown(structure)
+        counts = {getattr(structure, name): getattr(grown, name) for name in _SIZES if hasattr(structure, name)}
+    fixed = any(isinstance(module, Given) for module in use.layer.modules())
+    if fixed or any(t.shape[-2] not in counts for t in use.arguments):
+        grown, counts = structure, {}
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            more = counts.get(value.shape[-2], value.shape[-2]) - value.shape[-2]
+            new = torch.cat([value.flip(-1) * 0.5, 0.3 + value.new_zeros(*value.shape[:-2], more, value.shape[-1])], -2)
+            return new.detach().requires_grad_(value.requires_grad)
+        return grown if value is structure and value is not None else value
+
+    return dataclasses.replace(use, args=tuple(map(of, use.args)),
+                               kwargs={name: of(value) for name, value in use.kwargs.items()})
+
+
+def side_by_side(first: Use, second: Use) -> Use:
+    """Both samples in one call: entries one after the other, structures in a batch; without any, `Samples`."""
+    def of(one: Any, other: Any) -> Any:
+        if isinstance(one, Tensor) and one.is_floating_point():
+            return torch.cat([one, other], -2).detach().requires_grad_(one.requires_grad)
+        pair: list[Any] = [one, other]
+        return batch(pair) if isinstance(one, Graph | KnowledgeGraph | Grid) else one
+
+    args = tuple(of(*pair) for pair in zip(first.args, second.args, strict=True))
+    kwargs = {name: of(value, second.kwargs[name]) for name, value in first.kwargs.items()}
+    if not any(isinstance(value, Graph | KnowledgeGraph | Grid) for value in (*first.args, *first.kwargs.values())):
+        index = list(inspect.signature(first.layer.forward).parameters).index("structure")
+        sizes = [[t.shape[-2] for t in each.arguments] for each in (first, second)]
+        inputs, outputs = ([each[i] for each in sizes] for i in (0, min(1, len(sizes[0]) - 1)))
+        samples = Samples(inputs, None if inputs == outputs else outputs)
+        args = (*args[:index], *((samples,) if len(args) > index else ()), *args[index + 1:])
+        kwargs = kwargs if len(args) > index else {**kwargs, "structure": samples}
+    return dataclasses.replace(first, args=args, kwargs=kwargs)
+
+
+def _grown(structure: Any) -> Any:
+    """The same structure with two more entries."""
+    if isinstance(structure, Graph):
+        return dataclasses.replace(structure, num_inputs=structure.num_inputs + 2,
+                                   num_outputs=structure.num_outputs + 2)
+    if isinstance(structure, KnowledgeGraph):
+        return KnowledgeGraph(structure.triples, structure.num_entities + 2, structure.relations)
+    if isinstance(structure, Grid):
+        return Grid(tuple(size + 2 for size in structure.shape), structure.periodic)
+    return structure
+
+
+def _named(use: Use) -> Iterator[tuple[str, Any]]:
+    """The arguments of the call by their names."""
+    names = inspect.signature(use.layer.forward).parameters
+    yield from zip(names, use.args, strict=False)
+    yield from use.kwargs.items()
+
+
+def _results(use: Use) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(use.layer(*use.args, **use.kwargs)) if isinstance(t, Tensor)]
