@@ -32,7 +32,7 @@ from structconv.bases.spec import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
-from structconv.structures.supports import DenseMask, EdgeSupport, Padding, Support
+from structconv.structures.supports import EdgeSupport, Padding, Support
 
 __all__ = ["Sizes", "add", "as_support", "compose", "concat", "depth", "draw_seed", "dropout", "entrywise",
            "leaky_relu", "masked", "multiply", "normalize", "outer", "scaled", "softcap", "transpose"]
@@ -174,7 +174,10 @@ def as_support(basis: Basis | Sizes, keep: Any, drop: Any) -> Support:
     if isinstance(mask, Tensor):
         if mask.dtype != torch.bool:
             raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
-        mask = Padding(mask) if mask.dim() == 1 else DenseMask(mask)
+        if mask.dim() > 1 and tuple(mask.shape[-2:]) == (basis.num_inputs, basis.num_outputs):
+            raise StructureError("masked", "a boolean mask must be one of inputs, (..., M)", tuple(mask.shape),
+                                 "Say which it is: DenseMask(mask) for pairs (..., M, N), Padding(mask) for a batch.")
+        mask = Padding(mask)
     if not isinstance(mask, Support):
         raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
     mask.check("masked", basis.num_inputs, basis.num_outputs)

@@ -26,8 +26,7 @@ from structconv.kernels.expressions import (
 from structconv.kernels.orders import Application, Applied
 from structconv.kernels.sparse_attention import Edges
 from structconv.planning.cost import Cost
-from structconv.planning.counts import application
-from structconv.planning.fitted import FUSED_SHARE
+from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.additive import additive_attention
@@ -135,7 +134,7 @@ class AdditiveAttention(Applied):
                               edges, pairs is None and support is not None)
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
-        return application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
+        return fused_application(problem.basis, problem.sizes, channels, mode)
 
     def application(self, match: AdditiveScores, problem: Problem) -> Application:
         return Application(match.apply, weights=None if match.edges is None else match.weights)

@@ -24,8 +24,7 @@ from structconv.kernels.expressions import (
 )
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
-from structconv.planning.counts import application
-from structconv.planning.fitted import FUSED_SHARE
+from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.csr import Csr
@@ -218,7 +217,7 @@ class EdgeAttention(Applied):
         return None if isinstance(node, LeakyReLU) else _bilinear(node, edges, support)
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
-        return application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
+        return fused_application(problem.basis, problem.sizes, channels, mode)
 
     def application(self, match: AffineEdges | BilinearEdges, problem: Problem) -> Application:
         return Application(match.apply, biased=match.biased if isinstance(match, AffineEdges) else None,

@@ -1,4 +1,4 @@
-"""Attention within a window of a sequence or a grid: no list of pairs is made.
+"""Attention within a window of a sequence or a grid, and within the samples of a batch: no list of pairs is made.
 
 `window_attention` computes 16 neighbouring outputs at once, which see W + 15 offsets on the last axis for W that count.
 A narrow window without a bias may cost less by its list of pairs, which is remembered; the planner weighs both.
@@ -31,13 +31,15 @@ from structconv.kernels.expressions import (
 )
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
-from structconv.planning.counts import application
-from structconv.planning.fitted import FUSED_SHARE, SPARSE_CALLS, WINDOW_ENTRY
+from structconv.planning.counts import fused_application, samples_in
+from structconv.planning.fitted import SPARSE_CALLS, WINDOW_ENTRY
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.window import MAX_WINDOW_CHANNELS, window_attention
 from structconv.shapes import broadcast
-from structconv.structures.supports import And, Causal, Support, Window
+from structconv.structures.masks import joined_by_and
+from structconv.structures.samples import Samples
+from structconv.structures.supports import Causal, Support, Window
 
 __all__ = ["WindowAttention", "Windowed"]
 
@@ -55,7 +57,7 @@ class Offsets(NamedTuple):
 
     @classmethod
     def of(cls, window: Window, causal: bool, entries: int) -> Offsets:
-        """Those of a window over so many entries."""
+        """Those of a window over so many entries in a row, or on its grid."""
         shape = (entries,) if window.grid is None else window.grid.shape
         below = tuple(min(radius, max(size - 1, 0) // step)
                       for (radius, step), size in zip(window.axes(), shape, strict=True))
@@ -79,7 +81,8 @@ class Windowed(NamedTuple):
 
     Args:
         query, key, bias: what finds them. size, depth: K and D.
-        window, causal: the offsets.
+        window, causal: the offsets; all of a sample where there is no window.
+        samples: what finds the samples within which they are, or none.
     """
 
     query: Callable[[Leaves], Any]
@@ -89,17 +92,22 @@ class Windowed(NamedTuple):
     scale: float
     size: int
     depth: int
-    window: Window
+    window: Window | None
     causal: bool
+    samples: Callable[[Leaves], Samples] | None
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         query, key, size = tensor(self.query(call.leaves)), tensor(self.key(call.leaves)), self.size
         entries, channels = query.shape[-2], r.shape[-1]
-        if key.shape[-2] != entries or not 0 < channels <= MAX_WINDOW_CHANNELS or not _native(query, key, r):
+        samples = None if self.samples is None else self.samples(call.leaves)
+        counts = (entries, entries) if samples is None else (samples.num_outputs, samples.num_inputs)
+        sizes = entries, key.shape[-2]
+        if sizes != counts or not 0 < channels <= MAX_WINDOW_CHANNELS or not _native(query, key, r):
             return call.basis().apply(r)
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
-        offsets = Offsets.of(self.window, self.causal, entries)
+        offsets = self.offsets(entries, samples)
+        starts = (None, None) if samples is None else (samples.output_starts, samples.input_starts)
         table = None if self.bias is None else _table(self.bias(call.leaves), offsets)
         axes = len(offsets.shape)
         if table is not None and math.prod(table.shape[:-axes]) > 1:
@@ -108,9 +116,14 @@ class Windowed(NamedTuple):
         q, k, v = (entries_first(t, lead, size) for t in (query, key, r))
         seed = self.dropout.seed_of(call.leaves)
         y = window_attention(q, k, v, table, shape=offsets.shape, below=offsets.below, above=offsets.above,
-                             dilation=offsets.dilation, scale=self.scale, dropout=self.dropout.p, seed=seed,
-                             batch_heads=size)
+                             dilation=offsets.dilation, outputs=starts[0], inputs=starts[1], scale=self.scale,
+                             dropout=self.dropout.p, seed=seed, batch_heads=size)
         return heads_first(y, lead, size)
+
+    def offsets(self, entries: int, samples: Samples | None) -> Offsets:
+        """Those of so many entries in a row, or of the longest of the samples."""
+        longest = entries if samples is None else samples.longest
+        return Offsets.of(Window(max(longest - 1, 0)) if self.window is None else self.window, self.causal, longest)
 
 
 class WindowAttention(Applied):
@@ -126,26 +139,27 @@ class WindowAttention(Applied):
         weights, dropout = softmax
         product, bias = product_and_bias(unmasked(weights.child), _by_offset)
         found = _window(weights.child.support(), bias)
-        if found is None or weights.num_inputs != weights.num_outputs:
+        if found is None or (found[2] is None and weights.num_inputs != weights.num_outputs):
             return None
-        window, causal = found
-        if isinstance(bias, GridLookup) and (window.grid is None or window.grid.shape != bias.grid.shape
+        window, causal, samples = found
+        grid = None if window is None else window.grid
+        if isinstance(bias, GridLookup) and (grid is None or grid.shape != bias.grid.shape
                                              or (dropout.p == 0 and held_bias(weights) is not None)):
             return None
         scale, scores = scaled_product(product)
         if not isinstance(scores, Bilinear) or not _stored(scores):
             return None
         return Windowed(getter(scores.query), getter(scores.key), None if bias is None else filler(bias), dropout,
-                        scale, scores.size, scores.depth, window, causal)
+                        scale, scores.size, scores.depth, window, causal,
+                        None if samples is None else getter(samples))
 
     def application_cost(self, match: Windowed, problem: Problem, channels: int, mode: str) -> Cost:
         """Products of all pairs that the kernel computes, and the rows of both sides; in a program for any number of
         entries what a list of edges costs, except that nothing is gathered."""
         (inputs, outputs), sizes = problem.sizes.entries(problem.basis), problem.sizes
         if sizes.nominal:
-            listed = application(problem.basis, sizes, channels, mode).repeated(FUSED_SHARE)
-            return dataclasses.replace(listed, gathered=0.0)
-        heads, pairs = sizes.batch * match.size, Offsets.of(match.window, match.causal, inputs).work()
+            return dataclasses.replace(fused_application(problem.basis, sizes, channels, mode), gathered=0.0)
+        heads, pairs = sizes.batch * match.size, _work(match, samples_in(problem.basis), outputs)
         moved = heads * (inputs + outputs) * (match.depth + channels) * sizes.itemsize
         return Cost(2 * heads * pairs * (match.depth + channels), moved, calls=SPARSE_CALLS)
 
@@ -153,19 +167,29 @@ class WindowAttention(Applied):
         return Application(match.attend)
 
 
-def _window(support: Support | None, bias: Basis | None) -> tuple[Window, bool] | None:
-    """The window of a support that is one, and whether it is causal too; all of a grid that only a bias is on."""
+def _window(support: Support | None, bias: Basis | None) -> tuple[Window | None, bool, Samples | None] | None:
+    """The window of a support that is one, whether it is causal too, and within which samples; all of a grid that only
+    a bias is on."""
     if support is None and isinstance(bias, GridLookup):
-        return Window(tuple(max(2 * size - 1, 1) for size in bias.grid.shape), grid=bias.grid), False
-    if isinstance(support, And):
-        for window, other in ((support.first, support.second), (support.second, support.first)):
-            if isinstance(window, Window) and isinstance(other, Causal) and len(window.axes()) == 1:
-                found = _window(window, None)
-                return None if found is None else (window, True)
+        return Window(tuple(max(2 * size - 1, 1) for size in bias.grid.shape), grid=bias.grid), False, None
+    terms = joined_by_and(support)
+    kinds = [type(term) for term in terms]
+    if not kinds or len(set(kinds)) < len(kinds) or not {Window, Causal, Samples}.issuperset(kinds):
         return None
-    if not isinstance(support, Window) or support.centre is not None:
-        return None
-    return None if support.grid is not None and support.grid.periodic else (support, False)
+    window: Any = next((term for term in terms if isinstance(term, Window)), None)
+    samples = next((term for term in terms if isinstance(term, Samples)), None)
+    if window is None:
+        return None if samples is None else (None, Causal in kinds, samples)
+    plain = window.centre is None and not (window.grid is not None and window.grid.periodic)
+    alone = len(kinds) == 1 or (len(window.axes()) == 1 and (samples is None or window.axes()[0][1] == 1))
+    return (window, Causal in kinds, samples) if plain and alone else None
+
+
+def _work(match: Windowed, samples: Samples | None, outputs: int) -> float:
+    """Pairs that the kernel computes, and what each output takes beside; samples are taken for equal ones."""
+    if samples is None:
+        return match.offsets(outputs, None).work()
+    return samples.num_samples * match.offsets(-(-outputs // samples.num_samples), None).work()
 
 
 def _stored(scores: Bilinear) -> bool:

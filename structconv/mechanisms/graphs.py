@@ -22,8 +22,10 @@ from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
+from structconv.structures.batching import samples_of
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
+from structconv.structures.samples import Samples
 
 __all__ = ["Adjacency", "Chebyshev", "GraphMechanism", "Incidence", "MatrixMechanism", "Powers", "Relation",
            "Relations", "Walks"]
@@ -273,17 +275,19 @@ class Walks(GraphMechanism):
 
 
 class Incidence(GraphMechanism):
-    """A[m, e] = 1 iff node m is the sender, or the receiver, of edge e: from M nodes to N = E edges.
+    """A[m, e] = 1 iff node m is the sender, or the receiver, of edge e: from M nodes to N = E edges; or iff entry m is
+    of sample e of a batch: from all entries to N = B samples.
 
-    `.transpose()` sums over the edges that leave, or reach, each node. Edges are entries in the graph's order.
+    `.transpose()` sums over the edges that leave, or reach, each node, or hands each sample's row to its entries. Edges
+    are entries in the graph's order. A readout by sums is `Incidence("sample")`, one by means its `.normalize("sum")`.
 
     Args:
-        end: "sender" (row 0 of `edge_index`) or "receiver" (row 1).
+        end: "sender" (row 0 of `edge_index`), "receiver" (row 1) or "sample".
     """
 
     def __init__(self, end: str) -> None:
         super().__init__()
-        check_choice("Incidence", "end", end, ("sender", "receiver"))
+        check_choice("Incidence", "end", end, ("sender", "receiver", "sample"))
         self.end = end
 
     def input_entries(self, structure: Any) -> int | None:
@@ -291,9 +295,14 @@ class Incidence(GraphMechanism):
         return structure.num_outputs if receivers else super().input_entries(structure)
 
     def output_entries(self, structure: Any) -> int | None:
+        if self.end == "sample" and structure is not None:
+            return samples_of(structure).num_samples
         return structure.num_edges if isinstance(structure, Graph) else None
 
     def forward(self, inputs: Inputs) -> Leaves:
+        if self.end == "sample":
+            samples, device = samples_of(inputs.structure), inputs.device
+            return (derived(samples, ("incidence", str(device)), lambda: _of_samples(samples, device)),)
         graph = _graph(self, inputs.structure)
         key = ("incidence", self.end, graph.num_inputs, graph.num_outputs)
         return (derived(graph.edge_index, key, lambda: self._incidence(graph)),)
@@ -310,6 +319,12 @@ class Incidence(GraphMechanism):
         edge = torch.arange(graph.num_edges, dtype=node.dtype, device=node.device)
         return Graph(torch.stack([node, edge]), num_inputs=graph.num_inputs if sender else graph.num_outputs,
                      num_outputs=graph.num_edges)
+
+
+def _of_samples(samples: Samples, device: torch.device) -> Graph:
+    member, _ = samples.members(device)
+    entry = torch.arange(samples.input_count, dtype=member.dtype, device=device)
+    return Graph(torch.stack([entry, member]), num_inputs=samples.input_count, num_outputs=samples.num_samples)
 
 
 def _graph(mechanism: Mechanism, structure: Any) -> Graph:

@@ -48,7 +48,7 @@ class Mask(nn.Module):
     with those of a mask that is not there any more, loads all the same. Positions that it predicts are submodules.
 
     Args:
-        mask: a `Support`, a `Graph`, booleans (..., M) or (..., M, N), `STRUCTURE` or `STRUCTURE_IF_GIVEN`.
+        mask: a `Support`, a `Graph`, booleans (..., M) of the inputs, `STRUCTURE` or `STRUCTURE_IF_GIVEN`.
         kept: whether it says what exists, or what does not.
     """
 
@@ -57,7 +57,7 @@ class Mask(nn.Module):
         if isinstance(mask, Tensor):
             if mask.dtype != torch.bool:
                 raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
-            mask = Padding(mask) if mask.dim() == 1 else DenseMask(mask)
+            mask = Padding(mask)
         if not isinstance(mask, Support | Graph | _Structure):
             raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
         self._mask, self._kept = mask, kept
@@ -98,8 +98,9 @@ class Mask(nn.Module):
         mask = self._given(inputs.structure) if isinstance(self._mask, _Structure) else self._moved()
         if not isinstance(mask, Support):
             return None
-        mask.check("masked", inputs.num_inputs, inputs.num_outputs)
-        _check_batch(mask, inputs)
+        if not self._modules:
+            mask.check("masked", inputs.num_inputs, inputs.num_outputs)
+            _check_batch(mask, inputs)
         return _seen(mask, self._kept)
 
     def _given(self, structure: Any) -> Graph | Support | None:
@@ -135,8 +136,8 @@ def _check_batch(mask: Support, inputs: Any) -> None:
     lead = broadcast(x, z)
     if not goes_into(batch, lead):
         expected = f"leading dimensions of the mask must broadcast to {tuple(lead)}, those of x and z"
-        raise StructureError("masked", expected, tuple(batch), "All heads share a mask: one of shape (B, 1, M, N) or "
-                             "(B, heads, M, N) goes as mask[:, 0]. One of a batch needs x of that batch.")
+        raise StructureError("masked", expected, tuple(batch), "A table of pairs (..., M, N) goes as "
+                             "DenseMask(table). All heads share a mask: one of shape (B, heads, M, N) as mask[:, 0].")
 
 
 def _positions(mask: Any) -> list[nn.Module]:

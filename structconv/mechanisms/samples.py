@@ -56,13 +56,9 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
 
 def leaves_out(support: Support | None) -> bool:
     """Whether no pair in the support is of two samples, as far as its type tells."""
-    if isinstance(support, EdgeSupport):
-        return support.graph.samples is not None
-    if isinstance(support, And):
-        return leaves_out(support.first) or leaves_out(support.second)
     if isinstance(support, Or):
         return leaves_out(support.first) and leaves_out(support.second)
-    return isinstance(support, Samples)
+    return support is not None and support.samples is not None
 
 
 def within(mask: Any, inputs: Any, samples: Samples) -> Any:

@@ -12,12 +12,12 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
-from structconv.nn.conv import ERRORS, Conv
+from structconv.nn.conv import ERRORS, Conv, is_nested
 from structconv.nn.layer import Layer, kind, take
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
-from structconv.structures.supports import EdgeSupport, Support
+from structconv.structures.supports import EdgeSupport, Padding, Support
 from structconv.theta import LowRankTheta, Theta
 from structconv.weights import LowRank
 
@@ -67,14 +67,16 @@ class MultiheadAttention(Conv):
 
         Args:
             x: keys and values come from it. z: queries come from it; x itself where absent.
-            keep, drop: the pairs (m, n) that exist, or that do not: a `Support` such as `Causal()` or
-                `Padding(mask_BM)`, a `Graph`, a boolean mask (M,) of inputs, or one (..., M, N) of pairs.
-            structure: a `Graph` or a `Support` outside which no pair exists, beside the mask.
+            keep, drop: the pairs (m, n) that exist, or that do not: a `Support` such as `Causal()`, a `Graph`, or
+                booleans (..., M) of the inputs, as `Padding`; a table of pairs goes as `DenseMask(table_MN)`.
+            structure: a `Graph`, a `Support`, or a batch, outside which no pair exists, beside the mask.
             return_weights: give the weights too.
         """
         if others:
             raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
                               f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")
+        if is_nested(x):
+            return self._nested(x, z, structure, keep=keep, drop=drop, return_weights=return_weights)
         return super().forward(x, z, self._pairs(x, z, keep, drop, structure), return_weights=return_weights)
 
     def plan(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
@@ -141,8 +143,11 @@ class MultiheadAttention(Conv):
     def _pairs(self, x: Tensor, z: Tensor | None, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
         """The pairs that exist by the mask and by the structure, `None` for all."""
         if structure is not None and not isinstance(structure, Graph | Support):
-            raise ConfigError("MultiheadAttention", "structure must be a Graph or a Support",
-                              type(structure).__name__)
+            samples = getattr(structure, "samples", None)
+            if samples is None:
+                raise ConfigError("MultiheadAttention", "structure must be a Graph, a Support or a batch",
+                                  type(structure).__name__)
+            structure = samples
         if keep is None and drop is None:
             return structure
         try:
@@ -150,6 +155,7 @@ class MultiheadAttention(Conv):
         except ERRORS:
             self._check(x, z, None, 0)
             raise
+        keep, drop = (Padding(mask) if isinstance(mask, Tensor) else mask for mask in (keep, drop))
         mask = as_support(sizes, keep, drop)
         if structure is None:
             return mask

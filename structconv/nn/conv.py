@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, Weight, WeightList
 
-__all__ = ["Conv", "call_of", "to_entries", "to_image"]
+__all__ = ["Conv", "call_of", "is_nested", "to_entries", "to_image"]
 
 #: What torch and Python raise where arguments do not fit.
 ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
@@ -101,9 +101,11 @@ class Conv(Layer):
 
         With `axes`, x is an image with so many axes S, whose grid is the structure, and so is y. A comes as (..., K, E)
         in the order of the input edges where the basis is a list of edges (a graph, a window), else as (..., K, M, N);
-        after the dropout, where there is one.
+        after the dropout, where there is one. Nested tensors (torch.jagged) of sequences give nested tensors.
         """
         try:
+            if is_nested(x):
+                return self._nested(x, z, structure, return_weights=return_weights)
             call, image = self._call(x, z, structure, axes)
             plan = plan_for(call, self.path, self.max_bytes, image)
             y = plan.run(call)
@@ -155,6 +157,22 @@ class Conv(Layer):
         _copy(drawn, self.mechanism)
         if self.relative_value is not None:
             _copy(self.relative_value.bound(self.weight()), self.relative_value)
+
+    def _nested(self, x: Tensor, z: Tensor | None, structure: Any, **options: Any) -> Any:
+        """The call of nested tensors, whose sequences are the samples of a batch."""
+        if z is not None and not is_nested(z):
+            raise ConfigError(type(self).__name__, "x and z must both be nested tensors, or neither", "x alone")
+        outputs: Any = x if z is None else z
+        if structure is None:
+            sizes = [t.offsets().diff() for t in (cast(Any, x), outputs)]
+            structure = Samples(*(sizes[:1] if z is None else sizes))
+        y = self.forward(x.values(), None if z is None else z.values(), structure=structure, **options)
+        offsets, led = outputs.offsets(), self.mechanism.output_structure(structure)
+        if led is not structure and not torch.equal(led.samples.input_starts.to(offsets), offsets):
+            offsets = led.samples.input_starts.to(offsets)
+        own, *others = y if isinstance(y, tuple) else (y,)
+        packed = torch.nested.nested_tensor_from_jagged(own, offsets)
+        return (packed, *others) if others else packed
 
     def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
         try:
@@ -235,6 +253,11 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept)
     return Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
                 None if projected is None else projected[0], relative), image
+
+
+def is_nested(x: Any) -> bool:
+    """Whether x holds sequences of different lengths."""
+    return type(x) is not Tensor and isinstance(x, Tensor) and x.is_nested
 
 
 def _copy(drawn: nn.Module, module: nn.Module) -> None:

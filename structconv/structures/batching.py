@@ -113,7 +113,9 @@ def parts_of(structure: Structure) -> tuple[Any, ...]:
         return structure.grids
     if isinstance(structure, KnowledgeGraph):
         return derived(structure, "parts", lambda: _knowledge_parts(structure))
-    assert isinstance(structure, Graph)
+    if not isinstance(structure, Graph):
+        raise StructureError("batch", "structure must be a batch of graphs or grids, or Samples, where a mechanism is "
+                             "asked for each sample alone", repr(structure))
     return derived(structure, "parts", lambda: _graph_parts(structure))
 
 
@@ -191,13 +193,17 @@ def _samples(graphs: Sequence[Graph | KnowledgeGraph]) -> Samples:
     return Samples(inputs, outputs)
 
 
-def samples_of(structure: Graph | KnowledgeGraph) -> Samples:
-    """Those of a batch; a graph that is none is one sample."""
-    if structure.samples is not None:
-        return structure.samples
-    if isinstance(structure, KnowledgeGraph):
-        return Samples([structure.num_entities])
-    return Samples([structure.num_inputs], [structure.num_outputs])
+def samples_of(structure: Any) -> Samples:
+    """Those of a batch; a graph or a grid that is none is one sample."""
+    samples: Samples | None = getattr(structure, "samples", None)
+    if samples is not None:
+        return samples
+    if isinstance(structure, Graph):
+        return Samples([structure.num_inputs], [structure.num_outputs])
+    if not isinstance(structure, KnowledgeGraph | Grid):
+        raise StructureError("batch", "structure must be a batch, or Samples", type(structure).__name__,
+                             "Call it as layer(x, structure=batch(graphs)).")
+    return Samples(_output_sizes([structure]))
 
 
 def _joined(name: str, values: list[Tensor | None]) -> Tensor | None:

@@ -20,7 +20,7 @@ from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.values import Structure, map_tensors, structure
 
-__all__ = ["And", "Device", "Not", "Or", "Support", "Transposed", "filtered", "listed"]
+__all__ = ["And", "Device", "Not", "Or", "Support", "Transposed", "filtered", "joined_by_and", "listed"]
 
 Device = torch.device | str | None
 
@@ -36,6 +36,11 @@ class Support(Structure, abc.ABC):
     @property
     def num_outputs(self) -> int | None:
         """N where the support fixes it, else `None`."""
+        return None
+
+    @property
+    def samples(self) -> Any:
+        """The `Samples` of a batch outside which no pair exists, `None` where it is not for one."""
         return None
 
     def contains(self, m: Tensor, n: Tensor) -> Tensor:
@@ -161,6 +166,10 @@ class And(_Pair):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.first._contains(m, n) & self.second._contains(m, n)
 
+    @property
+    def samples(self) -> Any:
+        return self.second.samples if self.first.samples is None else self.first.samples
+
     def kept_inputs(self) -> Tensor | None:
         kept = [k for k in (self.first.kept_inputs(), self.second.kept_inputs()) if k is not None]
         return kept[0] & kept[-1] if kept else None
@@ -191,6 +200,13 @@ class And(_Pair):
 
     def __repr__(self) -> str:
         return f"({self.first!r} & {self.second!r})"
+
+
+def joined_by_and(support: Support | None) -> list[Support]:
+    """What `&` joins, itself where there is none; nothing of `None`."""
+    if isinstance(support, And):
+        return [*joined_by_and(support.first), *joined_by_and(support.second)]
+    return [] if support is None else [support]
 
 
 @structure()

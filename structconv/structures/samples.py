@@ -66,7 +66,7 @@ class Samples(Support):
 
     @property
     def samples(self) -> Samples:
-        """Itself: what a batch of graphs or grids has under this name."""
+        """Itself."""
         return self
 
     @property
@@ -140,22 +140,22 @@ class Within(Support):
     """The pairs whose places in their own samples are in `support`: for a mask that says something of positions."""
 
     support: Support
-    samples: Samples
+    places: Samples
 
     @property
     def num_inputs(self) -> int:
-        return self.samples.num_inputs
+        return self.places.num_inputs
 
     @property
     def num_outputs(self) -> int:
-        return self.samples.num_outputs
+        return self.places.num_outputs
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
-        inputs, outputs = self.samples.positions(m.device)
+        inputs, outputs = self.places.positions(m.device)
         return self.support._contains(inputs[m], outputs[n])
 
     def __repr__(self) -> str:
-        return f"{self.support!r} within {self.samples!r}"
+        return f"{self.support!r} within {self.places!r}"
 
 
 def _checked(name: str, sizes: Any) -> list[int]:

@@ -84,6 +84,11 @@ class Padding(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m]
 
+    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+        if self.num_inputs != num_inputs:
+            raise StructureError(owner, f"a mask of inputs must have shape (..., M={num_inputs})",
+                                 tuple(self.keep.shape), "A table of pairs (..., M, N) goes as DenseMask(table).")
+
     def kept_inputs(self) -> Tensor:
         return self.keep
 
@@ -135,6 +140,10 @@ class EdgeSupport(Support):
     """
 
     graph: Graph
+
+    @property
+    def samples(self) -> Any:
+        return self.graph.samples
 
     @property
     def num_inputs(self) -> int:

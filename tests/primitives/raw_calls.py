@@ -47,7 +47,7 @@ def valid(dtype):
         return torch.randn(shape, dtype=dtype)
 
     joined, square, seed = layouts(M, N), layouts(M, M, torch.int32), torch.tensor(3)
-    grid = ([M], [1], [1], [1], 0.5, 0.3, seed, K)
+    grid = ([M], [1], [1], [1], None, None, 0.5, 0.3, seed, K)
     offsets = torch.arange(M + M - 1) % 3
     return {
         "layouts": (torch.randint(5, (2, E)), 5, 6),

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
+from structconv.memo import is_plain
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native import calls
@@ -26,7 +27,8 @@ from structconv.primitives.segments import masked_softmax
 __all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
 
 _LINES = Struct("WindowLines", pointers("indptr line combination"))
-_WINDOW = Struct("WindowArgs", _LINES.named("by_target by_source"), ROWS.named("q k v"), pointers("falling rising"),
+_WINDOW = Struct("WindowArgs", _LINES.named("by_target by_source"), ROWS.named("q k v"),
+                 pointers("falling rising outputs inputs"),
                  integers("table_head table_size lines size step below above heads depth channels half threads"),
                  reals("scale"), DROP.named("drop"))
 _FORWARD = Struct("WindowForwardArgs", _WINDOW.named("window"), ROWS.named("y"), pointers("lse"))
@@ -38,7 +40,8 @@ MAX_WINDOW_CHANNELS, _SPAN, _BORDER = constants(kWindowChannels=256, kWindowSpan
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = None, *, shape: Sequence[int],
-                     below: Sequence[int], above: Sequence[int], dilation: Sequence[int], scale: float = 1.0,
+                     below: Sequence[int], above: Sequence[int], dilation: Sequence[int],
+                     outputs: Tensor | None = None, inputs: Tensor | None = None, scale: float = 1.0,
                      dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
     """y_nh = sum_o p_noh v_(n + o)h, p = softmax over the offsets o of scale <q_nh, k_(n + o)h> + table_ho.
 
@@ -54,20 +57,23 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
         shape: of the grid, (S_1, ..., S_L).
         below, above: B and A: offsets -B_l d_l, ..., A_l d_l along axis l, A = 0 on a sequence being a causal window.
         dilation: d.
+        outputs, inputs: (B + 1,) int64, where the outputs and the inputs of each of B sequences begin, and the number
+            of all: q then has the outputs of all, k and v the inputs, and `shape` is the length of the longest. Offsets
+            are those of positions in the sequence. `None` for one grid.
         scale: of the products.
         dropout, seed, batch_heads: as for `affine_attention`.
 
     Returns:
         (N, K, C) of the dtype of v.
 
-    Cost: 2 N W K (D + C) flops for W offsets, those on the last axis counted as 15 more; memory O(N K (D + C)).
-    Derivatives of higher order hold (W, N, K) tensors.
+    Cost: 2 N W K (D + C) flops for W offsets, those on the last axis counted as 15 more, without those that leave the
+    grid, or the sequence; memory O(N K (D + C)). Derivatives of higher order hold (W, N, K) tensors.
 
     Raises:
         ShapeError: if the sizes do not fit each other or the grid.
         ConfigError: for a p outside [0, 1), dropout without a seed, or offsets that are not one each axis.
     """
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     grid.check()
     if table is None:
         table = q.new_zeros((1, *grid.widths), dtype=sum_dtype(q.dtype))
@@ -77,16 +83,17 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
-           above: Sequence[int], dilation: Sequence[int], scale: float, dropout: float, seed: Tensor | None,
-           batch_heads: int | None) -> None:
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+           above: Sequence[int], dilation: Sequence[int], outputs: Tensor | None, inputs: Tensor | None, scale: float,
+           dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     grid.check()
-    if q.dim() != 3 or q.shape[0] != math.prod(shape):
-        raise ShapeError("window_attention", f"q must have shape (N={math.prod(shape)}, K, D)", tuple(q.shape))
-    if k.shape != q.shape:
-        raise ShapeError("window_attention", f"k must have shape {tuple(q.shape)}", tuple(k.shape))
-    if v.dim() != 3 or v.shape[:2] != q.shape[:2]:
-        raise ShapeError("window_attention", f"v must have shape {(*q.shape[:2], 'C')}", tuple(v.shape))
+    counts = grid.counts()
+    if q.dim() != 3 or q.shape[0] != counts[0]:
+        raise ShapeError("window_attention", f"q must have shape (N={counts[0]}, K, D)", tuple(q.shape))
+    if k.shape != (counts[1], *q.shape[1:]):
+        raise ShapeError("window_attention", f"k must have shape {(counts[1], *q.shape[1:])}", tuple(k.shape))
+    if v.dim() != 3 or v.shape[:2] != k.shape[:2]:
+        raise ShapeError("window_attention", f"v must have shape {(*k.shape[:2], 'C')}", tuple(v.shape))
     if not q.dtype == k.dtype == v.dtype:
         raise ShapeError("window_attention", "q, k and v must share one dtype", f"{q.dtype}, {k.dtype} and {v.dtype}")
     if table.dim() < 1 or table.shape[0] not in (1, q.shape[1]) or tuple(table.shape[1:]) != grid.widths:
@@ -102,6 +109,8 @@ class _Grid(NamedTuple):
     below: tuple[int, ...]
     above: tuple[int, ...]
     dilation: tuple[int, ...]
+    outputs: Tensor | None = None
+    inputs: Tensor | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -115,6 +124,29 @@ class _Grid(NamedTuple):
             if len(numbers) != len(self.shape) or not self.shape or min(numbers) < least:
                 raise ConfigError("window_attention", f"{name} must have a number of at least {least} for each of the "
                                   f"{len(self.shape)} axes", numbers)
+        if (self.outputs is None) != (self.inputs is None):
+            raise ConfigError("window_attention", "outputs and inputs must be given both", "one of them")
+        for starts in (self.outputs, self.inputs):
+            if starts is not None:
+                self._check_starts(starts)
+
+    def _check_starts(self, starts: Tensor) -> None:
+        plain = starts.dtype == torch.int64 and starts.dim() == 1 and starts.device.type == "cpu"
+        if len(self.shape) > 1 or self.dilation != (1,) or not plain or not starts.is_contiguous():
+            raise ConfigError("window_attention", "outputs and inputs must be contiguous int64 (B + 1,) in main "
+                              "memory, of sequences without dilation", f"{starts.dtype} {tuple(starts.shape)}")
+        if is_plain(starts):
+            numbers = starts.tolist()
+            sizes = [after - before for before, after in itertools.pairwise(numbers)]
+            if not sizes or numbers[0] or min(sizes) < 0 or max(sizes) > self.shape[0]:
+                raise ShapeError("window_attention", "outputs and inputs must rise from 0 by at most "
+                                 f"{self.shape[0]} a step", numbers)
+
+    def counts(self) -> tuple[int, int]:
+        """N and M."""
+        if self.outputs is None or self.inputs is None:
+            return (math.prod(self.shape),) * 2
+        return int(self.outputs[-1]), int(self.inputs[-1])
 
     def offsets(self) -> Iterator[tuple[int, ...]]:
         """In entries along each axis, in the order of a flattened table."""
@@ -122,8 +154,10 @@ class _Grid(NamedTuple):
                 for b, a, d in zip(self.below, self.above, self.dilation, strict=True)]
         return itertools.product(*axes)
 
-    def shifted(self, x: Tensor, offset: Sequence[int]) -> Tensor:
-        """y_n = x_(n + offset) of (N, ...), zero where there is no such entry."""
+    def shifted(self, x: Tensor, offset: Sequence[int], back: bool = False) -> Tensor:
+        """y_n = x_(n + offset) of the inputs (M, ...), zero where there is none; `back` from outputs to inputs."""
+        if self.outputs is not None and self.inputs is not None:
+            return _shifted(x, offset[0], *((self.inputs, self.outputs) if back else (self.outputs, self.inputs)))
         if any(abs(o) >= size for o, size in zip(offset, self.shape, strict=True)):
             return torch.zeros_like(x)
         y, padding = x.unflatten(0, self.shape), [0, 0] * (x.dim() - 1)
@@ -133,11 +167,23 @@ class _Grid(NamedTuple):
         return F.pad(y, padding).flatten(0, len(self.shape) - 1)
 
 
+def _shifted(x: Tensor, offset: int, to: Tensor, of: Tensor) -> Tensor:
+    """y at each place of sequences that begin at `to` of what is `offset` further in those that begin at `of`."""
+    lengths = to.diff()
+    sequence = torch.repeat_interleave(lengths, output_size=int(to[-1]))
+    position = torch.arange(sequence.shape[0]) - to[sequence] + offset
+    there = (position >= 0) & (position < of.diff()[sequence])
+    index = torch.where(there, of[sequence] + position, 0).to(x.device)
+    found = x.index_select(0, index) if x.shape[0] else x.new_zeros(index.shape[0], *x.shape[1:])
+    return torch.where(there.to(x.device).view(-1, *(1,) * (x.dim() - 1)), found, torch.zeros((), dtype=x.dtype))
+
+
 # -- one operator after the other, an offset at a time -------------------------------------------------------------
 
 def _keep(grid: _Grid, q: Tensor, table: Tensor) -> Tensor:
     """Which pairs exist: (W, N, K)."""
-    inside = torch.stack([grid.shifted(q.new_ones(q.shape[0]), offset) for offset in grid.offsets()]) > 0
+    ones = q.new_ones(grid.counts()[1])
+    inside = torch.stack([grid.shifted(ones, offset) for offset in grid.offsets()]) > 0
     return inside.unsqueeze(-1) & (table.flatten(1) != -torch.inf).t().unsqueeze(1).expand(-1, -1, q.shape[1])
 
 
@@ -155,16 +201,17 @@ def _factors(grid: _Grid, drop: Drop, q: Tensor) -> Tensor | None:
     if drop.p == 0 or drop.seed is None:
         return None
     n, head = torch.arange(q.shape[0], device=q.device), torch.arange(q.shape[1], device=q.device)
-    pairs = torch.stack([grid.shifted(n, offset) * q.shape[0] + n for offset in grid.offsets()]).unsqueeze(-1)
+    m = torch.arange(grid.counts()[1], device=q.device)
+    pairs = torch.stack([grid.shifted(m, offset) * q.shape[0] + n for offset in grid.offsets()]).unsqueeze(-1)
     uniform = hash_uniform(drop.seed, head // drop.batch_heads, head % drop.batch_heads, pairs)
     return (uniform >= drop.p).to(q.dtype) / (1 - drop.p)
 
 
 def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
-              above: Sequence[int], dilation: Sequence[int], scale: float, p: float, seed: Tensor | None,
-              batch_heads: int) -> Tensor:
+              above: Sequence[int], dilation: Sequence[int], outputs: Tensor | None, inputs: Tensor | None,
+              scale: float, p: float, seed: Tensor | None, batch_heads: int) -> Tensor:
     """y by differentiable operators: what a second derivative is taken of."""
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     keep, factors = _keep(grid, q, table), _factors(grid, Drop(p, seed, batch_heads), q)
     weights = masked_softmax(_scores(grid, q, k, table, keep, scale), keep, 0)
     return _collect(grid, weights if factors is None else weights * factors, keep, v)
@@ -179,7 +226,7 @@ def _collect(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
 
 def _spread(grid: _Grid, weights: Tensor, keep: Tensor, x: Tensor) -> Tensor:
     """sum_o w_on x_n at m = n + o: the adjoint of `_collect`."""
-    parts = (grid.shifted(torch.where(kept.unsqueeze(-1), w.unsqueeze(-1) * x, 0), [-i for i in o])
+    parts = (grid.shifted(torch.where(kept.unsqueeze(-1), w.unsqueeze(-1) * x, 0), [-i for i in o], back=True)
              for o, w, kept in zip(grid.offsets(), weights, keep, strict=True))
     return sum(parts, x.new_zeros(()))
 
@@ -193,11 +240,13 @@ class _Call(NamedTuple):
         lines: indptr, line and combination by target, then by source, int32; see src/api.h.
         tables: the offsets' bias by falling and by rising offset, float32 (K or 1, combinations, width), with the
             borders.
+        starts: where the outputs and the inputs of each line begin, or none.
         size, step, below, above: entries of the last axis, its dilation and its offsets.
     """
 
     lines: tuple[Tensor, ...]
     tables: tuple[Tensor, Tensor]
+    starts: tuple[Tensor | None, Tensor | None]
     size: int
     step: int
     below: int
@@ -215,9 +264,9 @@ class _Call(NamedTuple):
         falling, rising = self.tables
         one = falling[0].numel()
         return (*map(pointer, self.lines), *rows(q), *rows(k), *rows(v), pointer(falling), pointer(rising),
-                0 if falling.shape[0] == 1 else one, one, self.lines[0].shape[0] - 1, self.size, self.step, self.below,
-                self.above, heads, depth, v.shape[2], half(q), torch.get_num_threads(), self.scale,
-                *dropped(self.drop, entries, 0))
+                *map(pointer, self.starts), 0 if falling.shape[0] == 1 else one, one, self.lines[0].shape[0] - 1,
+                self.size, self.step, self.below, self.above, heads, depth, v.shape[2], half(q),
+                torch.get_num_threads(), self.scale, *dropped(self.drop, entries, 0))
 
 
 def _window_forward(kernels: Core, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,8 +303,17 @@ def _call(grid: _Grid, table: Tensor, scale: float, drop: calls.Drop) -> _Call:
                        for t in (combined.flip(-1), combined))
     # a step beyond every axis leaves the grid as that one does, and the last axis is cut into as many lines
     steps = tuple(min(d, max(grid.shape)) for d in grid.dilation)
-    lines = _lines((1, *grid.shape[:-1]), (0, *grid.below[:-1]), (0, *grid.above[:-1]), (1, *steps[:-1]))
-    return _Call(lines, (falling, rising), grid.shape[-1], steps[-1], grid.below[-1], grid.above[-1], scale, drop)
+    lines = (_lines((1, *grid.shape[:-1]), (0, *grid.below[:-1]), (0, *grid.above[:-1]), (1, *steps[:-1]))
+             if grid.outputs is None else _apart(grid.outputs.shape[0] - 1))
+    starts = grid.outputs, grid.inputs
+    return _Call(lines, (falling, rising), starts, grid.shape[-1], steps[-1], grid.below[-1], grid.above[-1], scale,
+                 drop)
+
+
+def _apart(count: int) -> tuple[Tensor, ...]:
+    """Lines that are near themselves alone."""
+    line = torch.arange(count + 1, dtype=torch.int32)
+    return (line, line, torch.zeros_like(line)) * 2
 
 
 @lru_cache(maxsize=64)
@@ -279,9 +337,9 @@ def _lines(shape: tuple[int, ...], below: tuple[int, ...], above: tuple[int, ...
 # -- the operator -------------------------------------------------------------------------------------------------
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int], below: Sequence[int],
-             above: Sequence[int], dilation: Sequence[int], scale: float, p: float, seed: Tensor | None,
-             batch_heads: int) -> tuple[Tensor, Tensor]:
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+             above: Sequence[int], dilation: Sequence[int], outputs: Tensor | None, inputs: Tensor | None, scale: float,
+             p: float, seed: Tensor | None, batch_heads: int) -> tuple[Tensor, Tensor]:
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     drop, kernels = Drop(p, seed, batch_heads), _native(q, v)
     if kernels is not None:
         return _window_forward(kernels, _call(grid, table, scale, calls.drop_of(*drop)), q, k, v)
@@ -295,9 +353,10 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int
 
 
 def _backward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, y: Tensor, lse: Tensor, grad: Tensor,
-              shape: Sequence[int], below: Sequence[int], above: Sequence[int], dilation: Sequence[int], scale: float,
-              p: float, seed: Tensor | None, batch_heads: int, needs_table: bool) -> tuple[Tensor | None, ...]:
-    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation))
+              shape: Sequence[int], below: Sequence[int], above: Sequence[int], dilation: Sequence[int],
+              outputs: Tensor | None, inputs: Tensor | None, scale: float, p: float, seed: Tensor | None,
+              batch_heads: int, needs_table: bool) -> tuple[Tensor | None, ...]:
+    grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     drop, kernels, heads = Drop(p, seed, batch_heads), _native(q, v), table.shape[0]
     if kernels is not None:
         call = _call(grid, table, scale, calls.drop_of(*drop))
@@ -330,6 +389,7 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor]:
 
 _window_attention = differentiable_operator(
     "window_attention", "Tensor q, Tensor k, Tensor v, Tensor table",
-    "SymInt[] shape, int[] below, int[] above, int[] dilation, float scale, float p, Tensor? seed, SymInt batch_heads",
+    "SymInt[] shape, int[] below, int[] above, int[] dilation, Tensor? outputs, Tensor? inputs, float scale, float p, "
+    "Tensor? seed, SymInt batch_heads",
     "y, lse", forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check, edges=False,
     needs="table")

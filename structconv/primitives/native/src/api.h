@@ -200,10 +200,13 @@ struct WindowLines {
 // Output n and input m are a pair where the table, at the offset m - n, is not -inf. `falling` and `rising` hold it for
 // each head and combination of offsets on the leading axes, by falling and by rising offset on the last one, between
 // kWindowBorder numbers -inf on either side; below and above count the offsets, by `step` entries, before and behind zero.
+// Lines have `size` entries, or each its own number of outputs and of inputs, at most `size`: `outputs` and `inputs` then
+// hold the first of each line and the number of all; `step` is 1, and each line is near itself alone.
 struct WindowArgs {
     WindowLines by_target, by_source;
     Rows q, k, v;
     const float *falling, *rising;
+    const int64_t *outputs, *inputs;
     int64_t table_head, table_size;  // numbers from head to head (0: all alike); of one head
     int64_t lines, size, step, below, above, heads, depth, channels, half, threads;
     double scale;
@@ -213,14 +216,14 @@ struct WindowArgs {
 struct WindowForwardArgs {
     WindowArgs window;
     Rows y;
-    float* lse;  // (entries, heads)
+    float* lse;  // (outputs, heads)
 };
 
 struct WindowBackwardArgs {
     WindowArgs window;
     Rows y, grad, grad_q, grad_k, grad_v;
     const float* lse;
-    float *delta, *grad_table;  // (entries, heads), scratch; (heads, tasks a head, table_size), zero, by falling offset
+    float *delta, *grad_table;  // (outputs, heads), scratch; (heads, tasks a head, table_size), zero, by falling offset
 };
 
 // y = x w + bias: x and y with contiguous rows `x_row` and `y_row` apart, w of any strides, bias or null.

@@ -60,56 +60,66 @@ void dots(const Others& others, const float* lanes, int64_t channels, v16* out) 
 
 void clear_lanes(float* lanes, int64_t channels) { std::memset(lanes, 0, 16 * channels * sizeof(float)); }
 
+// How many entries first + step t a line has.
+int64_t entries_of(const WindowArgs& a, const int64_t* starts, int64_t line, int64_t first) {
+    const int64_t size = starts ? starts[line + 1] - starts[line] : a.size;
+    return size > first ? (size - first + a.step - 1) / a.step : 0;
+}
+
 // The entries first + step t of a line, t from `begin` on, in as many lanes, and the windows around them.
 template <class T> struct Tile {
     const WindowArgs& a;
+    const int64_t *own, *others;  // where the lines of the lanes begin, and those of the other side
     int64_t head, line, first, step, begin;
     int lanes;
     i16 present;
 
-    int64_t entry(int64_t on_line, int64_t t) const { return on_line * a.size + first + step * t; }
+    int64_t entry(const int64_t* starts, int64_t on_line, int64_t t) const {
+        return (starts ? starts[on_line] : on_line * a.size) + first + step * t;
+    }
+    int64_t lane(int i) const { return entry(own, line, begin + i); }
 
     // to[c][lane] = factor row_lane[c], zero in lanes without an entry
     void load_lanes(const Rows& rows, int64_t channels, float factor, float* to) const {
         if (lanes < 16) clear_lanes(to, channels);
         for (int i = 0; i < lanes; ++i) {
-            const T* from = at<T>(rows, entry(line, begin + i), head);
+            const T* from = at<T>(rows, lane(i), head);
             for (int64_t c = 0; c < channels; ++c) to[16 * c + i] = factor * widen(from[c]);
         }
     }
 
     void store_lanes(const float* sums, int64_t channels, v16 factor, const Rows& rows) const {
         for (int i = 0; i < lanes; ++i) {
-            T* to = const_cast<T*>(at<T>(rows, entry(line, begin + i), head));
+            T* to = const_cast<T*>(at<T>(rows, lane(i), head));
             for (int64_t c = 0; c < channels; ++c) narrow(sums[16 * c + i] * factor[i], to + c);
         }
     }
 
     v16 load_numbers(const float* numbers, float absent) const {
         v16 found = splat<v16>(absent);
-        for (int i = 0; i < lanes; ++i) found[i] = numbers[entry(line, begin + i) * a.heads + head];
+        for (int i = 0; i < lanes; ++i) found[i] = numbers[lane(i) * a.heads + head];
         return found;
     }
 
     void store_numbers(v16 from, float* numbers) const {
-        for (int i = 0; i < lanes; ++i) numbers[entry(line, begin + i) * a.heads + head] = from[i];
+        for (int i = 0; i < lanes; ++i) numbers[lane(i) * a.heads + head] = from[i];
     }
 
     // body(others, shifts, table row of the offsets): `before` and `after` entries around the tile on each near line
     template <class Body> void around(const WindowLines& lines_of, int64_t before, int64_t after, const float* table,
                                       const Body& body) const {
-        const int64_t length = (a.size - first + step - 1) / step, width = before + after + 1 + 2 * kWindowBorder;
+        const int64_t length = entries_of(a, others, line, first), width = before + after + 1 + 2 * kWindowBorder;
         const int64_t low = begin < before ? 0 : begin - before;
         const int64_t last = begin + lanes + after, high = last < length ? last : length;
-        Others others;
+        Others rows;
         bool later = false;
         for (int64_t slot = lines_of.indptr[line]; slot < lines_of.indptr[line + 1]; ++slot) {
             const int64_t combination = lines_of.combination[slot];
             for (int64_t t = low; t < high; t += kRows, later = true) {
-                others.count = static_cast<int>(high - t < kRows ? high - t : kRows);
-                for (int j = 0; j < others.count; ++j) others.entry[j] = entry(lines_of.line[slot], t + j);
+                rows.count = static_cast<int>(high - t < kRows ? high - t : kRows);
+                for (int j = 0; j < rows.count; ++j) rows.entry[j] = entry(others, lines_of.line[slot], t + j);
                 const int64_t start = combination * width + after + kWindowBorder - (t - begin);
-                body(others, start, table + head * a.table_head + start, later);
+                body(rows, start, table + head * a.table_head + start, later);
             }
         }
     }
@@ -123,8 +133,8 @@ template <class T> struct Tile {
     v16 kept(const Dropout& dropout, int64_t other, bool lanes_are_inputs) const {
         alignas(64) uint32_t pairs[16];
         for (int i = 0; i < 16; ++i) {
-            const int64_t own = entry(line, begin + i), m = lanes_are_inputs ? own : other;
-            pairs[i] = fold(static_cast<uint64_t>(m * a.drop.num_outputs + (lanes_are_inputs ? other : own)));
+            const int64_t m = lanes_are_inputs ? lane(i) : other;
+            pairs[i] = fold(static_cast<uint64_t>(m * a.drop.num_outputs + (lanes_are_inputs ? other : lane(i))));
         }
         return dropout.factor(pairs);
     }
@@ -270,35 +280,38 @@ template <class T> void key_tile(const Tile<T>& tile, const WindowBackwardArgs& 
 }
 
 // body(tile, dropout, task) over all tiles; a task's tiles stay on one thread, and tasks do not depend on threads.
-template <class T, class Body> void for_tiles(const WindowArgs& a, const Body& body) {
+template <class T, class Body>
+void for_tiles(const WindowArgs& a, const int64_t* own, const int64_t* others, const Body& body) {
     const int64_t spans = (a.size + kWindowSpan * a.step - 1) / (kWindowSpan * a.step), tasks = a.lines * a.step * spans;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(a.threads)) if (a.threads > 1)
     for (int64_t task = 0; task < tasks * a.heads; ++task) {
         const int64_t head = task / tasks, span = task % spans, line = task % tasks / spans;
-        const int64_t first = line % a.step, length = a.size > first ? (a.size - first + a.step - 1) / a.step : 0;
+        const int64_t first = line % a.step, length = entries_of(a, own, line / a.step, first);
         const int64_t end = (span + 1) * kWindowSpan < length ? (span + 1) * kWindowSpan : length;
         const Dropout dropout(a.drop, head, 1);
         for (int64_t t = span * kWindowSpan; t < end; t += 16) {
             const int lanes = static_cast<int>(end - t < 16 ? end - t : 16);
             i16 present{};
             for (int i = 0; i < lanes; ++i) present[i] = -1;
-            body(Tile<T>{a, head, line / a.step, first, a.step, t, lanes, present}, dropout, task);
+            body(Tile<T>{a, own, others, head, line / a.step, first, a.step, t, lanes, present}, dropout, task);
         }
     }
 }
 
 template <class T> void forward(const WindowForwardArgs& f) {
-    for_tiles<T>(f.window, [&](const Tile<T>& tile, const Dropout& dropout, int64_t) {
+    for_tiles<T>(f.window, f.window.outputs, f.window.inputs, [&](const Tile<T>& tile, const Dropout& dropout, int64_t) {
         forward_tile<T>(tile, f, dropout);
     });
 }
 
 template <class T> void backward(const WindowBackwardArgs& b) {
     const WindowArgs& a = b.window;
-    for_tiles<T>(a, [&](const Tile<T>& tile, const Dropout& dropout, int64_t task) {
+    for_tiles<T>(a, a.outputs, a.inputs, [&](const Tile<T>& tile, const Dropout& dropout, int64_t task) {
         query_tile<T>(tile, b, dropout, b.grad_table ? b.grad_table + task * a.table_size : nullptr);
     });
-    for_tiles<T>(a, [&](const Tile<T>& tile, const Dropout& dropout, int64_t) { key_tile<T>(tile, b, dropout); });
+    for_tiles<T>(a, a.inputs, a.outputs, [&](const Tile<T>& tile, const Dropout& dropout, int64_t) {
+        key_tile<T>(tile, b, dropout);
+    });
 }
 
 }  // namespace

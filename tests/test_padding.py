@@ -1,0 +1,115 @@
+"""Sequences padded to one length, with a mask of what exists, give what each gives alone; and so for a whole batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms import (
+    Additive,
+    ALiBi,
+    BiAffine,
+    Concatenation,
+    Context,
+    DotProduct,
+    GaussianWindow,
+    General,
+    Location,
+    Pair,
+    PredictedPosition,
+    RelativeBias,
+    RelativeKey,
+    Rotary,
+    Uniform,
+)
+from structconv.nn import Conv, MultiheadAttention
+from structconv.structures import Blocks, Causal, DenseMask, Padding, Samples, Window
+
+P = 4
+LENGTHS = (3, 6, 5)
+DOT = DotProduct(heads=2, dim=4)
+SCORES = {
+    "dot": DOT.scaled(), "plain": DotProduct(), "rotary": DotProduct(heads=2, dim=4, rotary=Rotary()),
+    "general": General(), "biaffine": BiAffine(2), "additive": Additive(3), "concatenation": Concatenation(3),
+    "pair": Pair(heads=2), "location": Location(9), "uniform": Uniform(), "alibi": DOT + ALiBi(),
+    "bias": DOT + RelativeBias(2), "logarithmic": DOT + RelativeBias(4, buckets="log"), "key": DOT + RelativeKey(2),
+    "causal": DOT.masked(keep=Causal()), "window": DOT.masked(keep=Window(1)), "blocks": DOT.masked(keep=Blocks(2)),
+    "not_causal": DOT.masked(drop=Causal()), "predicted": General().masked(keep=Window(1, centre=PredictedPosition()))}
+ENDS = {"softmax": lambda scores, keep: scores.masked(keep=keep).softmax(),
+        "count": lambda scores, keep: scores.masked(keep=keep).normalize("count"),
+        "gaussian": lambda scores, keep: scores.masked(keep=keep).softmax() * GaussianWindow(1.0, PredictedPosition())}
+
+
+def sequences():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(n, P, dtype=torch.float64, generator=generator) for n in LENGTHS]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", SCORES)
+def test_a_padded_sequence_gives_what_it_gives_alone(name, end):
+    own, longest = sequences(), max(LENGTHS)
+    keep = torch.arange(longest) < torch.tensor(LENGTHS).unsqueeze(-1)
+    x = torch.stack([torch.cat([t, torch.full((longest - len(t), P), 7.0, dtype=t.dtype)]) for t in own])
+    padded = Conv(ENDS[end](SCORES[name], keep), P, P).double()
+    y = padded(x)
+    for i, t in enumerate(own):
+        alone = Conv(ENDS[end](SCORES[name], torch.ones(len(t), dtype=torch.bool)), P, P).double()
+        state = {key: value for key, value in padded.state_dict().items() if "mask" not in key}
+        alone.load_state_dict(state, strict=False)
+        torch.testing.assert_close(y[i, :len(t)], alone(t))
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", SCORES)
+def test_entries_that_are_masked_out_of_a_batch_of_samples_do_not_count(name, end):
+    own = sequences()
+    keep = torch.cat([torch.arange(len(t)) < len(t) - 1 for t in own])
+    layer = Conv(ENDS[end](SCORES[name], keep), P, P).double()
+    y = layer(torch.cat(own), structure=Samples(LENGTHS)).split(LENGTHS)
+    for found, t in zip(y, own, strict=True):
+        alone = Conv(ENDS[end](SCORES[name], torch.arange(len(t)) < len(t) - 1), P, P).double()
+        state = {key: value for key, value in layer.state_dict().items() if "mask" not in key}
+        alone.load_state_dict(state, strict=False)
+        torch.testing.assert_close(found, alone(t))
+
+
+def test_booleans_are_a_mask_of_inputs_also_where_the_batch_is_as_long_as_the_sequence():
+    x = torch.randn(5, 5, 8)
+    keep = torch.rand(5, 5) > 0.3
+    keep[:, 0] = True
+    layer = MultiheadAttention(8, 2)
+    torch.testing.assert_close(layer(x, keep=keep), layer(x, keep=Padding(keep)))
+    given, said = (DotProduct().masked(keep=mask).softmax().bound(8) for mask in (keep, Padding(keep)))
+    torch.testing.assert_close(given.basis(x).dense(), said.basis(x).dense())
+
+
+def test_a_table_of_pairs_says_so():
+    x, table = torch.randn(5, 8), torch.rand(5, 5) > 0.3
+    layer = MultiheadAttention(8, 2)
+    with pytest.raises(StructureError, match=r"DenseMask\(table\)"):
+        layer(x, keep=table)
+    torch.testing.assert_close(layer(x, keep=DenseMask(table)), layer(x, keep=~DenseMask(~table)))
+    with pytest.raises(StructureError, match=r"DenseMask\(mask\)"):
+        DotProduct().bound(8).basis(x).masked(keep=table)
+
+
+def test_context_attention_has_its_outputs_for_each_sample():
+    own = sequences()
+    layer = Conv(Context(3).softmax(), P, P).double()
+    y = layer(torch.cat(own), structure=Samples(LENGTHS))
+    torch.testing.assert_close(y, torch.cat([layer(t) for t in own]))
+
+
+def test_nested_tensors_give_nested_tensors():
+    own = [t.requires_grad_() for t in sequences()]
+    x = torch.nested.as_nested_tensor(own, layout=torch.jagged)
+    for layer in (MultiheadAttention(P, 2).double(), Conv(DOT.masked(keep=Causal()).softmax(), P, P).double()):
+        y = layer(x)
+        for found, t in zip(y.unbind(), own, strict=True):
+            torch.testing.assert_close(found, layer(t))
+        assert (x + y).shape == x.shape
+        y.values().sum().backward()
+    with pytest.raises(ConfigError, match="both be nested"):
+        MultiheadAttention(P, 2).double()(x, own[0])
