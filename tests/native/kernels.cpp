@@ -311,7 +311,7 @@ void window(int64_t lines, int64_t size, int64_t step, int64_t below, int64_t ab
     Block grad_table(heads * tasks * one, 0, 0, 0);
     const WindowArgs shared{{indptr.data(), near.data(), ahead.data()}, {indptr.data(), near.data(), behind.data()},
                             rows(q, heads, depth), rows(k, heads, depth), rows(v, heads, channels), falling.floats(),
-                            rising.floats(), one, one, lines, size, step, below, above, heads, depth, channels, half, 2,
+                            rising.floats(), nullptr, nullptr, one, one, lines, size, step, below, above, heads, depth, channels, half, 2,
                             0.3, {p, 77, heads, entries, 0}};
     const WindowForwardArgs forward{shared, rows(y, heads, channels), lse.floats()};
     CALL(window_forward)(&forward);
@@ -325,7 +325,50 @@ void window(int64_t lines, int64_t size, int64_t step, int64_t below, int64_t ab
            channels, half);
 }
 
+// Sequences of these numbers of outputs and inputs, each seen whole.
+void sequences(const std::vector<int64_t>& outputs, const std::vector<int64_t>& inputs, int64_t heads, int half) {
+    const int64_t lines = static_cast<int64_t>(outputs.size()), depth = 5, channels = 7;
+    std::vector<int64_t> to{0}, of{0};
+    std::vector<int32_t> line, none(lines, 0);
+    int64_t size = 0;
+    for (int64_t i = 0; i < lines; ++i) {
+        to.push_back(to.back() + outputs[i]);
+        of.push_back(of.back() + inputs[i]);
+        line.push_back(static_cast<int32_t>(i));
+        size = std::max({size, outputs[i], inputs[i]});
+    }
+    line.push_back(static_cast<int32_t>(lines));
+    const int64_t width = 2 * size - 1 + 30, out = to.back() * heads, in = of.back() * heads;
+    Block table(width, 0, 0, 0);
+    for (int64_t i = 0; i < width; ++i)
+        if (i < 15 || i >= width - 15) table.set(i, -INFINITY);
+    Block q(out * depth, half, -1, 1), k(in * depth, half, -1, 1), v(in * channels, half, 1, 1);
+    Block y(out * channels, half, 0, 0), grad(out * channels, half, -1, 1), lse(out, 0, 0, 0), delta(out, 0, 0, 0);
+    Block grad_q(out * depth, half, 0, 0), grad_k(in * depth, half, 0, 0), grad_v(in * channels, half, 0, 0);
+    Block grad_table(heads * lines * ((size + 255) / 256) * width, 0, 0, 0);
+    const WindowLines alone{line.data(), line.data(), none.data()};
+    const WindowArgs shared{alone, alone, rows(q, heads, depth), rows(k, heads, depth), rows(v, heads, channels),
+                            table.floats(), table.floats(), to.data(), of.data(), 0, width, lines, size, 1, size - 1,
+                            size - 1, heads, depth, channels, half, 2, 0.3, {0.0, 77, heads, to.back(), 0}};
+    const WindowForwardArgs forward{shared, rows(y, heads, channels), lse.floats()};
+    CALL(window_forward)(&forward);
+    for (int64_t i = 0; i < lines; ++i)
+        for (int64_t at = to[i] * heads * channels; at < to[i + 1] * heads * channels; ++at)
+            expect(std::fabs(y.get(at) - (inputs[i] ? 1.0f : 0.0f)) <= 1e-2f, "means of sequences", heads, i, half);
+    const WindowBackwardArgs backward{shared, rows(y, heads, channels), rows(grad, heads, channels),
+                                      rows(grad_q, heads, depth), rows(grad_k, heads, depth),
+                                      rows(grad_v, heads, channels), lse.floats(), delta.floats(), grad_table.floats()};
+    CALL(window_backward)(&backward);
+    expect(grad_q.finite() && grad_k.finite() && grad_v.finite() && grad_table.finite(), "gradients of sequences",
+           heads, lines, half);
+}
+
 void windows() {
+    for (const int half : {0, 1})
+        for (const int64_t heads : {1, 3}) {
+            sequences({5, 0, 40, 1, 300}, {5, 0, 40, 1, 300}, heads, half);
+            sequences({5, 7, 1, 30}, {0, 9, 33, 2}, heads, half);
+        }
     const int64_t grids[][5] = {{1, 700, 1, 70, 70}, {3, 40, 1, 9, 9}, {2, 37, 3, 20, 0}, {4, 5, 2, 1, 3},
                                 {2, 3, 7, 1, 1}};
     const int64_t shapes[][3] = {{2, 7, 5}, {1, 32, 32}, {1, 256, 1}, {1, 3, 256}};
