@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.errors import ShapeError, StructureError
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
@@ -55,6 +56,7 @@ def batch(structures: Sequence[Graph]) -> Graph: ...
 def batch(structures: Sequence[KnowledgeGraph]) -> KnowledgeGraph: ...
 @overload
 def batch(structures: Sequence[Grid]) -> GridBatch: ...
+@explained
 def batch(structures: Sequence[Any]) -> Structure:
     """One block-diagonal structure of many: entries, edges and triples in the order of the list.
 
@@ -75,6 +77,7 @@ def batch(structures: Sequence[Any]) -> Structure:
     return _BATCHERS[kinds.pop()](parts)
 
 
+@explained
 def unbatch(y: Tensor, parts: Sequence[Structure | int]) -> tuple[Tensor, ...]:
     """Split y (..., sum N, Q) into one (..., N, Q) for each structure of a batch.
 
@@ -88,6 +91,7 @@ def unbatch(y: Tensor, parts: Sequence[Structure | int]) -> tuple[Tensor, ...]:
     return y.split(sizes, dim=-2)
 
 
+@explained
 def membership(parts: Sequence[Structure | int], device: torch.device | str | None = None) -> Tensor:
     """(sum N,): for each output entry of a batch, which of the structures it belongs to; what a readout sums over."""
     sizes = torch.tensor(_output_sizes(parts), dtype=torch.int64, device=device)

@@ -194,16 +194,33 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
 
     A tracer's stand-in passes; a list or an array does not.
     """
-    if isinstance(index, (list, tuple)) or hasattr(index, "__array_interface__"):
-        raise StructureError(owner, f"{name} must be a tensor of shape {pattern}", type(index).__name__,
-                             f"Convert it, for example torch.as_tensor({name}).")
     if not isinstance(index, Tensor):
-        return
+        return _check_no_data(owner, f"{name} must be a tensor of shape {pattern}", name, index)
+    if index.layout != torch.strided:
+        raise StructureError(owner, f"{name} must be a dense tensor of shape {pattern}", index.layout,
+                             "A sparse matrix becomes a graph by Graph.from_torch_sparse(matrix).")
     if index.dtype not in (torch.int32, torch.int64):
         raise StructureError(owner, f"{name} must be an index of dtype int32 or int64", index.dtype,
                              "Convert it with .long().")
     if index.dim() != len(shape) or any(b is not None and a != b for a, b in zip(index.shape, shape, strict=True)):
         raise StructureError(owner, f"{name} must have shape {pattern}", tuple(index.shape))
+
+
+#: What people give for tensors and numbers, and what no tracer's stand-in is.
+_DATA = (str, bytes, bool, float, complex, list, tuple, dict, set, frozenset, torch.nn.Module, type)
+_TOO_MANY = 2 ** 63
+_CONVERSIONS = {"edge_index": "Graph.from_data(data)", "tocoo": "Graph.from_scipy(matrix)",
+                "is_directed": "Graph.from_networkx(graph)"}
+
+
+def _check_no_data(owner: str, expected: str, name: str, value: Any) -> None:
+    """Raise `StructureError` where plain data or another library's object stands for a tensor or a number."""
+    found = next((remedy for attribute, remedy in _CONVERSIONS.items() if hasattr(value, attribute)), None)
+    arrays = isinstance(value, (list, tuple)) or hasattr(value, "__array_interface__")
+    if arrays or found is not None or isinstance(value, _DATA):
+        remedy = "" if found is None else f"Convert it: {found}."
+        raise StructureError(owner, expected, type(value).__name__,
+                             f"Convert it, for example torch.as_tensor({name})." if arrays else remedy)
 
 
 def distinct(graph: Graph) -> Graph | None:
@@ -227,10 +244,19 @@ def check_size(owner: str, name: str, size: Any) -> int:
     """`size` as a plain integer >= 0, else `StructureError`; a tracer's stand-in passes as it is."""
     if torch.compiler.is_compiling():
         return size
-    if isinstance(size, (bool, float, str)) or (hasattr(size, "__index__") and size < 0):
-        raise StructureError(owner, f"{name} must be an integer >= 0", repr(size))
-    plain = not hasattr(size, "__index__") or isinstance(size, (int, torch.SymInt))
-    return size if plain else operator.index(size)
+    stand_in = isinstance(size, torch.SymInt) or not (hasattr(size, "__index__") or isinstance(size, _DATA))
+    number = size if stand_in or type(size) is int else _whole(size)
+    if not stand_in and not 0 <= number < _TOO_MANY:
+        raise StructureError(owner, f"{name} must be an integer {'>= 0' if number < 0 else 'below 2^63'}", repr(size))
+    return size if isinstance(size, int) else number
+
+
+def _whole(size: Any) -> int:
+    """The integer that a value stands for; -1 if it stands for none."""
+    try:
+        return -1 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        return -1
 
 
 def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) -> tuple[int, int]:
@@ -246,15 +272,19 @@ def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) ->
 def _check_edge_values(graph: Graph) -> None:
     edges, device = graph.num_edges, graph.edge_index.device
     weight, attr = graph.edge_weight, graph.edge_attr
-    if isinstance(weight, Tensor):
+    for name, value in (("edge_weight", weight), ("edge_attr", attr)):
+        if value is not None and not isinstance(value, Tensor):
+            raise StructureError("Graph", f"{name} must be a tensor", type(value).__name__,
+                                 f"Convert it, for example torch.as_tensor({name}, dtype=torch.float32).")
+    if weight is not None:
         if weight.shape != (edges,):
             raise StructureError("Graph", f"edge_weight must have shape (E={edges},)", tuple(weight.shape))
         if not weight.is_floating_point():
             raise StructureError("Graph", "edge_weight must be floating", weight.dtype, "Convert it with .float().")
-    if isinstance(attr, Tensor) and (attr.dim() not in (1, 2) or attr.shape[0] != edges):
+    if attr is not None and (attr.dim() not in (1, 2) or attr.shape[0] != edges):
         raise StructureError("Graph", f"edge_attr must have shape (E={edges}, A) or (E={edges},)", tuple(attr.shape))
     for name, value in (("edge_weight", weight), ("edge_attr", attr)):
-        if isinstance(value, Tensor) and value.device != device:
+        if value is not None and value.device != device:
             raise StructureError("Graph", f"{name} must be on the device of edge_index, {device}", value.device)
 
 

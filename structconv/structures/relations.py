@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
 from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_size
@@ -42,6 +43,7 @@ class KnowledgeGraph(Structure):
     entities: tuple[str, ...]
     counts: tuple[int, ...]
 
+    @explained
     def __init__(self, triples: Tensor, num_entities: int, relations: Sequence[str], *, entities: Sequence[str] = (),
                  counts: Sequence[int] | None = None) -> None:
         check_index_tensor("KnowledgeGraph", "triples", triples, (None, 3), "(T, 3)")
@@ -67,6 +69,7 @@ class KnowledgeGraph(Structure):
             object.__setattr__(self, name, field)
 
     @classmethod
+    @explained
     def from_labels(cls, triples: Iterable[tuple[str, str, str]], entities: Sequence[str] | None = None,
                     relations: Sequence[str] | None = None) -> KnowledgeGraph:
         """From (head, relation, tail) by name, for example ("Leonard Nimoy", "played", "Spock").
@@ -92,6 +95,7 @@ class KnowledgeGraph(Structure):
         """T, repeated triples included."""
         return self.triples.shape[0]
 
+    @explained
     def relation(self, name: str) -> Graph:
         """The graph of one relation, edges in the order of the triples; remembered. An unknown name is an error."""
         number = _look_up("relation", {known: i for i, known in enumerate(self.relations)}, name)
@@ -101,6 +105,7 @@ class KnowledgeGraph(Structure):
         """One graph a relation, in the order of `relations`; traceable. O(T log T) once, then remembered."""
         return derived(self, "graphs", lambda: _split(self))
 
+    @explained
     def entity(self, name: str) -> int:
         """The entry of the entity with this name."""
         return _look_up("entity", {known: i for i, known in enumerate(self.entities)}, name)
