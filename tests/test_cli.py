@@ -153,6 +153,18 @@ def test_a_run_is_not_overwritten(tmp_path, capsys):
     assert "must be a new or an empty folder" in capsys.readouterr().err
 
 
+def test_a_run_that_is_held_is_not_resumed(tmp_path, capsys):
+    from structconv.train.lock import locked
+
+    run = tmp_path / "run"
+    assert main([*QUICK, "--out", str(run)]) == 0
+    capsys.readouterr()
+    with locked(run):
+        assert main(["resume", str(run)]) == 2
+    assert f"{run} must be free; got held by process" in capsys.readouterr().err
+    assert main(["resume", str(run)]) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path, number):
     cut, straight = tmp_path / "cut", tmp_path / "straight"
