@@ -66,6 +66,21 @@ class Graph(Exchange, Structure):
             check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
             _check_edge_values(self)
 
+    @classmethod
+    def complete(cls, num_nodes: int, *, self_loops: bool = False, device: torch.device | str | None = None) -> Graph:
+        """Every ordered pair m -> n of `num_nodes` entries, sorted by m, then n; n -> n only with `self_loops`.
+
+        Int64 indices. N (N - 1) edges, or N^2: attention over all pairs needs none of them, `Conv` without a structure
+        is that.
+        """
+        nodes = check_size("Graph.complete", "num_nodes", num_nodes)
+        targets = nodes if self_loops else max(nodes - 1, 0)
+        edge = torch.arange(nodes * targets, device=device)
+        source, target = edge // max(targets, 1), edge % max(targets, 1)
+        if not self_loops:
+            target = target + (target >= source)
+        return cls(torch.stack([source, target]), num_nodes=nodes)
+
     @property
     def num_edges(self) -> int:
         """E, duplicates included."""

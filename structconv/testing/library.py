@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
 from structconv.bases import positions, scores
@@ -241,7 +241,9 @@ def _attention_on_structures() -> None:
             graph_additive_of_another_map=lambda: setup(
                 mechanisms.Additive(dim=3, activation=torch.cos).masked(keep=STRUCTURE).softmax(), random_graph()),
             graph_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=STRUCTURE).softmax(), random_graph()),
-            edge_bias=lambda: setup((dot.scaled() + terms.EdgeBias(2)).softmax(), random_graph(attributes=2)))
+            edge_bias=lambda: setup((dot.scaled() + terms.EdgeBias(2)).softmax(), random_graph(attributes=2)),
+            edge_bias_by_a_module=lambda: setup((dot.scaled() + terms.EdgeBias(nn.Sequential(
+                nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, HEADS)))).softmax(), random_graph(attributes=2)))
     several(("masks", "repeats"), attention_over_repeated_edges=lambda: setup(on_graph, repeated_graph()))
     several(("masks",), attention_without_edges=lambda: setup(on_graph, empty_graph(), entries=3),
             bipartite_attention=lambda: setup(on_graph, random_graph(6, 5, 9), outputs=5),

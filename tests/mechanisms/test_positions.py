@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from structconv.bases.positions import bucket, bucket_count
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.positions import (
     ALiBi,
@@ -20,6 +20,7 @@ from structconv.mechanisms.positions import (
     RelativeKey,
 )
 from structconv.mechanisms.scores import DotProduct, General, heads_of
+from structconv.nn import Conv
 from structconv.structures import Graph, Grid, Window
 
 F64 = torch.float64
@@ -146,6 +147,27 @@ def test_edge_bias():
         m.basis(X)
     with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
         m.basis(X, None, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
+
+
+def test_edge_bias_by_any_module():
+    graph = Graph(torch.tensor([[0, 1, 2], [1, 0, 0]]), num_nodes=M, edge_attr=torch.randn(3, 2, dtype=F64))
+    net = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    m = EdgeBias(net, heads=3).bound(P).to(F64)
+    assert m.module is not net
+    expected = torch.zeros(3, M, M, dtype=F64)
+    expected[:, graph.source, graph.target] = m.module(graph.edge_attr).mT
+    close(m.basis(X, None, graph).dense(F64), expected)
+    m.basis(X, None, graph).dense(F64).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in m.parameters())
+    with pytest.raises(ShapeError, match=r"its module must give \(E=3, K=2\) scores; got \(3, 3\)"):
+        EdgeBias(net, heads=2).bound(P).to(F64).basis(X, None, graph)
+
+
+def test_edge_bias_by_a_module_has_the_heads_of_the_scores_beside_it():
+    graph = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, edge_attr=torch.randn(2, 4))
+    layer = Conv((DotProduct(heads=2, dim=3).scaled() + EdgeBias(torch.nn.Linear(4, 2))).softmax(), 3, 5)
+    assert layer(torch.randn(2, 3), structure=graph).shape == (2, 5)
+    assert sum("module.weight" in name for name in layer.state_dict()) == 1
 
 
 def test_clipped_shifts_are_one_hot():

@@ -24,6 +24,18 @@ def matrix(graph: Graph) -> torch.Tensor:
     return a
 
 
+def test_a_complete_graph_has_every_ordered_pair_once():
+    for nodes in range(5):
+        graph = Graph.complete(nodes)
+        assert graph.edge_index.T.tolist() == [[m, n] for m in range(nodes) for n in range(nodes) if m != n]
+        assert graph.num_nodes == nodes
+        looped = Graph.complete(nodes, self_loops=True)
+        assert looped.edge_index.T.tolist() == [[m, n] for m in range(nodes) for n in range(nodes)]
+    with pytest.raises(StructureError, match=r"Graph\.complete: num_nodes must be an integer >= 0; got -1"):
+        Graph.complete(-1)
+    assert Graph.complete(3, device="meta").edge_index.is_meta
+
+
 BAD = {
     "list": (lambda: Graph([[0], [1]], num_nodes=2), r"edge_index must be a tensor.*got list"),
     "array": (lambda: Graph(INDEX.numpy(), num_nodes=4), r"got ndarray"),
