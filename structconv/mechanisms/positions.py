@@ -17,7 +17,7 @@ from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.scores import DotProduct, Projection, heads_of
-from structconv.shapes import check_choice, check_positive
+from structconv.shapes import broadcast, check_choice, check_positive, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 
@@ -167,8 +167,8 @@ class EdgeBias(Term):
     """a_kmn = <w_k, attributes of the edge m -> n> (+ c_k); pairs without an edge are absent.
 
     Args:
-        attributes: A, channels of `graph.edge_attr` (E, A); or any module (E, A) -> (E, K) in place of the linear map,
-            of which each layer has its copy.
+        attributes: A, channels of `graph.edge_attr` (..., E, A); or any module (..., A) -> (..., K) in place of that
+            linear map, of which each layer has its copy.
         bias: add c_k to the linear map.
     """
 
@@ -198,18 +198,29 @@ class EdgeBias(Term):
         if self.attributes not in (None, attributes.shape[-1]):
             raise StructureError("EdgeBias", f"edge_attr must have A={self.attributes} channels",
                                  tuple(graph.edge_attr.shape))
+        if attributes.dim() > 2:
+            _check_lead(attributes, inputs)
         return graph, self._scores(attributes.to(inputs.dtype)).mT
 
     def _scores(self, attributes: Tensor) -> Tensor:
-        """(E, K) of the attributes (E, A)."""
+        """(..., E, K) of the attributes (..., E, A)."""
         scores: Tensor = (self.linear if self.module is None else self.module)(attributes)
-        if scores.shape != (attributes.shape[0], self.size):
-            raise ShapeError("EdgeBias", f"its module must give (E={attributes.shape[0]}, K={self.size}) scores",
+        expected = (*attributes.shape[:-1], self.size)
+        if scores.shape != expected:
+            raise ShapeError("EdgeBias", f"its module must give scores (..., E, K) of shape {expected}",
                              tuple(scores.shape), "K is the number of heads.")
         return scores
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return EdgeScore(next(leaves), next(leaves))
+
+
+def _check_lead(attributes: Tensor, inputs: Inputs) -> None:
+    """Raise `StructureError` where attributes of a batch (..., E, A) would give outputs that x and z do not have."""
+    lead = broadcast(inputs.x.shape[:-2], inputs.z.shape[:-2])
+    if not goes_into(attributes.shape[:-2], lead):
+        raise StructureError("EdgeBias", f"leading dimensions of edge_attr must broadcast to {tuple(lead)}, those of x "
+                             "and z", tuple(attributes.shape), "Attributes of a batch need x of that batch.")
 
 
 class GaussianWindow(Mechanism):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structconv.arguments import explained
 from structconv.errors import ShapeError, StructureError
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, edge_axis
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.values import FrozenValue, structure
@@ -138,10 +138,11 @@ def _joined(name: str, values: list[Tensor | None]) -> Tensor | None:
         raise StructureError("batch", f"either all graphs or none must have {name}",
                              f"{len(present)} of {len(values)} with")
     _check_alike(name, present)
-    if len({value.shape[1:] for value in present}) > 1:
+    axis = edge_axis(present[0])
+    if len({(value.dim(), value.shape[:axis], value.shape[axis + 1:]) for value in present}) > 1:
         raise StructureError("batch", f"the {name} of all graphs must have one number of channels",
                              [tuple(value.shape) for value in present])
-    return torch.cat(present)
+    return torch.cat(present, axis)
 
 
 def _check_alike(name: str, tensors: list[Tensor]) -> None:

@@ -15,7 +15,7 @@ from structconv.primitives.layout import Csr, check_bounds, layouts
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, structure
 
-__all__ = ["Graph", "check_index_tensor", "check_size", "distinct"]
+__all__ = ["Graph", "check_index_tensor", "check_size", "distinct", "edge_axis"]
 
 
 @structure(init=False)
@@ -29,7 +29,8 @@ class Graph(Exchange, Structure):
         edge_index: (2, E), int32 or int64; row 0 holds the input entries m, row 1 the output entries n.
         num_nodes: M = N. When no size is given it is the largest index + 1 (0 without edges).
         edge_weight: (E,), floating, or none.
-        edge_attr: (E, A) or (E,), any dtype, or none: what content-based mechanisms may read on an edge.
+        edge_attr: (..., E, A) or (E,), any dtype, or none: what content-based mechanisms may read on an edge; leading
+            dimensions are those of x, where the samples of a batch share the edges.
         num_inputs, num_outputs: M and N of a bipartite graph; either takes precedence over `num_nodes`.
 
     Raises:
@@ -156,7 +157,7 @@ class Graph(Exchange, Structure):
         return dataclasses.replace(
             self, edge_index=self.edge_index[:, keep],
             edge_weight=None if self.edge_weight is None else self.edge_weight[keep],
-            edge_attr=None if self.edge_attr is None else self.edge_attr[keep])
+            edge_attr=None if self.edge_attr is None else _selected(self.edge_attr, keep))
 
     def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Graph:
         """The graph on another device or in another dtype; a dtype may come first, as in `Tensor.to`.
@@ -200,7 +201,7 @@ class Graph(Exchange, Structure):
         if isinstance(self.edge_weight, Tensor):
             parts.append("weighted")
         if isinstance(self.edge_attr, Tensor):
-            parts.append(f"A={self.edge_attr.shape[1] if self.edge_attr.dim() == 2 else 1}")
+            parts.append(f"A={self.edge_attr.shape[-1] if self.edge_attr.dim() > 1 else 1}")
         return f"Graph({', '.join(parts)})"
 
 
@@ -296,11 +297,21 @@ def _check_edge_values(graph: Graph) -> None:
             raise StructureError("Graph", f"edge_weight must have shape (E={edges},)", tuple(weight.shape))
         if not weight.is_floating_point():
             raise StructureError("Graph", "edge_weight must be floating", weight.dtype, "Convert it with .float().")
-    if attr is not None and (attr.dim() not in (1, 2) or attr.shape[0] != edges):
-        raise StructureError("Graph", f"edge_attr must have shape (E={edges}, A) or (E={edges},)", tuple(attr.shape))
+    if attr is not None and (attr.dim() < 1 or attr.shape[edge_axis(attr)] != edges):
+        raise StructureError("Graph", f"edge_attr must have shape (..., E={edges}, A) or (E={edges},)",
+                             tuple(attr.shape))
     for name, value in (("edge_weight", weight), ("edge_attr", attr)):
         if value is not None and value.device != device:
             raise StructureError("Graph", f"{name} must be on the device of edge_index, {device}", value.device)
+
+
+def edge_axis(attr: Tensor) -> int:
+    """Which axis of `edge_attr` or `edge_weight` counts the edges: only one of channels comes after it."""
+    return max(attr.dim() - 2, 0)
+
+
+def _selected(attr: Tensor, keep: Tensor) -> Tensor:
+    return attr[(slice(None),) * edge_axis(attr) + (keep,)]
 
 
 def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
@@ -316,6 +327,8 @@ def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
     if edge_weight is not None:
         edge_weight = torch.cat([edge_weight, edge_weight.new_full((nodes,), weight)])
     if edge_attr is not None:
-        edge_attr = torch.cat([edge_attr, edge_attr.new_full((nodes, *edge_attr.shape[1:]), attr)])
+        axis = edge_axis(edge_attr)
+        loops = edge_attr.new_full((), attr).expand(*edge_attr.shape[:axis], nodes, *edge_attr.shape[axis:][1:])
+        edge_attr = torch.cat([edge_attr, loops], axis)
     return Graph(derived(index, ("self-loops", nodes), appended), num_nodes=nodes, edge_weight=edge_weight,
                  edge_attr=edge_attr)
