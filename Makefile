@@ -1,6 +1,6 @@
 # Everything sets itself up: each target makes the virtual environment first if it is missing or out of date.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-native lint bench docs clean
+.PHONY: help venv demo test test-native lint bench docs results clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -47,6 +47,11 @@ bench: $(READY_BENCH) ## time the layers against other libraries
 docs: $(READY) ## build the docs in docs/_build/html and run their examples
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	$(BIN)/sphinx-build -q -W --keep-going -b doctest docs docs/_build/doctest
+
+results: $(READY) ## run the digits anew and write the README's table of them
+	rm -rf runs/results
+	$(BIN)/structconv compare digits --out runs/results
+	$(BIN)/python tools/results.py runs/results
 
 clean: ## remove what tools left behind; keeps the environment and the runs
 	rm -rf structconv/primitives/native/core-*.so build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

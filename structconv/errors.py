@@ -10,6 +10,15 @@ from __future__ import annotations
 __all__ = ["ConfigError", "ShapeError", "StructureError"]
 
 
+_MOST_LETTERS = 400
+
+
+def _brief(got: object) -> str:
+    """In one line that a terminal can show, whatever it is."""
+    text = " ".join(str(got).split())
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
+
+
 class StructconvError(ValueError):
     """Base of the library's errors; a `ValueError`, so that `except ValueError` keeps working.
 
@@ -21,7 +30,7 @@ class StructconvError(ValueError):
     """
 
     def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
-        message = f"{owner}: {expected}; got {got}."
+        message = f"{owner}: {expected}; got {_brief(got)}."
         super().__init__(f"{message} {remedy}" if remedy else message)
 
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import sum_dtype
@@ -44,6 +45,7 @@ class Factorisation(NamedTuple):
                 f"residual={self.residual:.3g})")
 
 
+@explained
 def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
     """Theta that writes a linear map over a given basis (Proposition 1): least squares over all (m, n).
 
@@ -78,6 +80,7 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
     return Decomposition(theta.reshape(-1, p, q).to(dtype), residual)
 
 
+@explained
 def factorise(phi: Tensor, *, size: int, method: Method = "auto", seed: int = 0) -> Factorisation:
     """Basis *and* Theta of size K that come nearest to a linear map: its principal components (eq. 7 read backwards).
 

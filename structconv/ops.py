@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from structconv import kernels as _kernels  # noqa: F401 - registers the kernels
+from structconv.arguments import explained
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators of the algebra
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
@@ -23,6 +24,7 @@ __all__ = ["apply", "compose_pairs", "conv", "decompose", "factorise", "plan"]
 Pair = tuple[Basis, Theta | Tensor]
 
 
+@explained
 def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None, plan: Plan | None = None,
          max_bytes: int | None = None) -> Tensor:
     """y = sum_k A_k^T x Theta_k (Andreoli 2019, eq. 1): the structured convolution.
@@ -57,6 +59,7 @@ def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
     return plan.run(call)
 
 
+@explained
 def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None,
          max_bytes: int | None = None) -> Plan:
     """How `conv` computes (1) for these shapes: order, kernel, cost, and what was rejected; `print` it.
@@ -74,6 +77,7 @@ def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     return plan_for(call).run(call)
 
 
+@explained
 def compose_pairs(first: Pair, second: Pair) -> Pair:
     """One (basis, Theta) that does what `first`, then `second`, do (Andreoli 2019, Proposition 3).
 

@@ -19,6 +19,7 @@ _MOST_PANELS = 16
 _MOST_CELLS = 360
 _INK = "#808080"
 _LEFT, _BELOW = 0.4, 0.35
+_GREYS = "·░▒▓█"
 
 
 def basis_png(dense_KMN: ArrayLike, titles: Sequence[str] = (), *, panel_inches: float = 2.0) -> bytes:
@@ -80,23 +81,34 @@ def curves_png(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *,
 
 
 def matrix_text(matrix_MN: ArrayLike, *, columns: int = 80) -> str:
-    """A matrix in block characters: a cell is filled where any of its values is not zero.
+    """A matrix in block characters, from `·` at zero by `░▒▓` to `█` at the largest magnitude.
 
     Matrices of at most half as many columns as there are take two characters an entry; larger ones take half a
-    character, two rows to a line; those too wide are drawn in larger cells.
+    character, two rows to a line; those too wide are drawn in larger cells. Of entries that share a character the
+    largest is drawn; where all that are not zero are alike, each is drawn as its half.
 
     Args:
         matrix_MN: array or CPU tensor (M, N).
         columns: how many characters a line may have.
     """
-    filled = _array(matrix_MN) != 0
-    if 2 * filled.shape[1] <= min(columns, 48):
-        return "\n".join("".join("██" if cell else "··" for cell in row) for row in filled)
-    filled = _cells(filled.astype(float), columns) != 0
-    pairs = [(filled[m], filled[m + 1] if m + 1 < len(filled) else filled[m] & False)
-             for m in range(0, len(filled), 2)]
-    marks = {(False, False): "·", (True, False): "▀", (False, True): "▄", (True, True): "█"}
-    return "\n".join("".join(marks[bool(up), bool(down)] for up, down in zip(*pair, strict=True)) for pair in pairs)
+    levels = _levels(_array(matrix_MN))
+    if 2 * levels.shape[1] <= min(columns, 48):
+        return "\n".join("".join(2 * _GREYS[level] for level in row) for row in levels)
+    levels = _cells(levels.astype(float), columns).astype(int)
+    halves = {(4, 0): "▀", (0, 4): "▄"} if set(levels.flat) <= {0, 4} else {}
+    pairs = [(levels[m], levels[m + 1] if m + 1 < len(levels) else 0 * levels[m]) for m in range(0, len(levels), 2)]
+    return "\n".join("".join(halves.get((up, down)) or _GREYS[max(up, down)]
+                             for up, down in zip(*(row.tolist() for row in pair), strict=True)) for pair in pairs)
+
+
+def _levels(matrix: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Magnitudes in quarters of the largest finite one, rounded up: 0 for zeros, 4 for what is not finite."""
+    import numpy as np
+
+    size = np.where(np.isfinite(matrix), np.abs(matrix), np.inf)
+    largest = size.max(where=np.isfinite(size), initial=0.0) or 1.0
+    quarters: NDArray[np.int64] = np.ceil(np.minimum(4 * size / largest, 4) * (1 - 1e-6)).astype(int)
+    return quarters
 
 
 def _array(values: ArrayLike) -> NDArray[np.float64]:

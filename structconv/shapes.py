@@ -8,9 +8,11 @@ from torch import Tensor
 from structconv.errors import ConfigError, ShapeError
 
 __all__ = ["Shape", "alike", "broadcast", "check_alike", "check_choice", "check_divides", "check_entries",
-           "check_leads", "check_positive", "goes_into", "mixes"]
+           "check_leads", "check_positive", "check_tensor", "goes_into", "mixes"]
 
 Shape = tuple[int, ...]
+_TOO_MANY = 2 ** 63
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -33,6 +35,17 @@ def goes_into(shape: Shape, whole: Shape) -> bool:
     """Whether a shape broadcasts to another one, and that stays as it is."""
     rank = len(whole) - len(shape)
     return rank >= 0 and all(size in (1, other) for size, other in zip(shape, whole[rank:], strict=True))
+
+
+def check_tensor(owner: str, name: str, value: object, remedy: str = "") -> None:
+    """Raise `ConfigError` unless `value` is a tensor, and `ShapeError` if it is a sparse one."""
+    if not isinstance(value, Tensor):
+        plain = isinstance(value, (list, tuple)) or hasattr(value, "__array_interface__")
+        convert = f"Convert it, for example torch.as_tensor({name}, dtype=torch.float32)." if plain else ""
+        raise ConfigError(owner, f"{name} must be a tensor", type(value).__name__, remedy or convert)
+    if value.layout in _SPARSE:
+        raise ShapeError(owner, f"{name} must be dense", value.layout, "Convert it with .to_dense(); a matrix that "
+                         "relates entries is Graph.from_torch_sparse(matrix).")
 
 
 def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels: int | None = None,
@@ -84,7 +97,7 @@ def mixes(x: Tensor, other: Tensor) -> bool:
 
 def check_positive(owner: str, name: str, value: int) -> int:
     """Return `value` if it is a positive integer, else raise `ConfigError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or not 0 < value < _TOO_MANY:
         raise ConfigError(owner, f"{name} must be a positive integer", repr(value))
     return value
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.shapes import check_alike
 
 __all__ = ["compose", "flatten", "outer", "ravel", "take", "unflatten", "unravel"]
 
@@ -21,6 +23,7 @@ Groups = Sequence[Sequence[int]]
 
 # -- the canonical bijection, eq. 3 -------------------------------------------------------------------------------
 
+@explained
 def ravel(index: Tensor, shape: Sequence[int]) -> Tensor:
     """Number of a multi-index, row by row (the last axis runs fastest); the canonical bijection, eq. 3.
 
@@ -46,6 +49,7 @@ def ravel(index: Tensor, shape: Sequence[int]) -> Tensor:
     return (index * torch.tensor(_strides(shape), dtype=index.dtype, device=index.device)).sum(-1, dtype=index.dtype)
 
 
+@explained
 def unravel(position: Tensor, shape: Sequence[int]) -> Tensor:
     """Multi-index of a number: the inverse of `ravel`, eq. 3; i_a = (i div S_(a+1) ... S_r) mod S_a.
 
@@ -70,6 +74,7 @@ def unravel(position: Tensor, shape: Sequence[int]) -> Tensor:
 
 # -- slicing and flattening, eq. 2 --------------------------------------------------------------------------------
 
+@explained
 def take(a: Tensor, axes: Sequence[int], index: Tensor | Sequence[int]) -> Tensor:
     """Slice of a tensor at given positions of some of its axes: (A_i)_j = A_ij, wherever the axes of i stand.
 
@@ -94,6 +99,7 @@ def take(a: Tensor, axes: Sequence[int], index: Tensor | Sequence[int]) -> Tenso
     return rows.index_select(0, position.reshape(-1)).reshape((*position.shape, *rows.shape[1:]))
 
 
+@explained
 def flatten(a: Tensor, groups: Groups, *, bijections: Mapping[int, Tensor] | None = None) -> Tensor:
     """Flatten groups of axes, each into one axis along a bijection, eq. 2: B_(beta(i)) = A_i.
 
@@ -121,6 +127,7 @@ def flatten(a: Tensor, groups: Groups, *, bijections: Mapping[int, Tensor] | Non
     return flat
 
 
+@explained
 def unflatten(b: Tensor, shape: Sequence[int], groups: Groups, *, bijections: Mapping[int, Tensor] | None = None,
               ) -> Tensor:
     """The tensor A of the given shape whose `flatten` with the same arguments is `b`, eq. 2: A_i = B_(beta(i)).
@@ -149,6 +156,7 @@ def unflatten(b: Tensor, shape: Sequence[int], groups: Groups, *, bijections: Ma
 
 # -- products, eqs. 4 and 5 ---------------------------------------------------------------------------------------
 
+@explained
 def outer(a: Tensor, b: Tensor, *, batch: int = 0) -> Tensor:
     """Outer product, eq. 4: (A outer B)_ij = A_i B_j.
 
@@ -169,6 +177,7 @@ def outer(a: Tensor, b: Tensor, *, batch: int = 0) -> Tensor:
     return (left * right).reshape((*lead, *own_a, *own_b))
 
 
+@explained
 def compose(a: Tensor, b: Tensor, *, axes: int = 1, batch: int = 0) -> Tensor:
     """Composition, eq. 5: (A o B)_ik = sum over j of A_ij B_jk, where i, j, k are multi-indices.
 
@@ -188,6 +197,7 @@ def compose(a: Tensor, b: Tensor, *, axes: int = 1, batch: int = 0) -> Tensor:
         ShapeError: if the axes of j differ, or as `outer`.
     """
     lead = _check_batch("compose", a, b, batch)
+    check_alike("compose", a, b, name="a", other_name="b")
     if axes < 0 or a.dim() - batch < axes or b.dim() - batch < axes:
         raise ShapeError("compose", f"a and b must have {axes} axes to sum over after {batch} shared ones",
                          f"{tuple(a.shape)} and {tuple(b.shape)}")

@@ -153,6 +153,18 @@ def test_a_run_is_not_overwritten(tmp_path, capsys):
     assert "must be a new or an empty folder" in capsys.readouterr().err
 
 
+def test_a_run_that_is_held_is_not_resumed(tmp_path, capsys):
+    from structconv.train.lock import locked
+
+    run = tmp_path / "run"
+    assert main([*QUICK, "--out", str(run)]) == 0
+    capsys.readouterr()
+    with locked(run):
+        assert main(["resume", str(run)]) == 2
+    assert f"{run} must be free; got held by process" in capsys.readouterr().err
+    assert main(["resume", str(run)]) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path, number):
     cut, straight = tmp_path / "cut", tmp_path / "straight"
@@ -185,3 +197,26 @@ def test_cora_recipes_learn_and_print_one_object(tmp_path, capsys, recipe):
     assert summary["test_accuracy_mean"] > 55
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["test_accuracies"] == summary["test_accuracies"]
+
+
+def test_attention_is_shown_in_grey_levels_and_causal_attention_is_a_triangle(capsys):
+    assert main(["show", "attention", "--heads", "1"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if set(line) <= set("·░▒▓█")]
+    assert len(rows) == 32
+    assert len(set("".join(rows))) >= 3
+    assert main(["show", "causal", "--grid", "5", "--heads", "1"]) == 0
+    rows = [line[::2] for line in capsys.readouterr().out.splitlines() if set(line) <= set("·░▒▓█")]
+    assert [[cell != "·" for cell in row] for row in rows] == [[m <= n for n in range(5)] for m in range(5)]
+
+
+def test_gat_weighs_the_pairs_that_gcn_does_less_the_loops(capsys):
+    counts = []
+    for name in ("gcn", "gat"):
+        assert main(["show", name, "--grid", "3x3", "--heads", "1", "--json"]) == 0
+        counts.append(json.loads(capsys.readouterr().out)["nonzeros"])
+    assert counts == [24 + 9, 24]
+
+
+def test_a_basis_too_large_to_draw_is_refused(capsys):
+    assert main(["show", "identity", "--grid", "300x300"]) == 2
+    assert "Take a smaller --grid." in capsys.readouterr().err

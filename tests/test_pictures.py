@@ -9,8 +9,10 @@ import pytest
 import torch
 from matplotlib import image
 
+from structconv.bases import Dense, Identity, Sparse
 from structconv.errors import ShapeError
 from structconv.pictures import basis_png, curves_png, images_png, matrix_text
+from structconv.structures import Graph
 
 
 def dark_share(png: bytes) -> float:
@@ -65,3 +67,21 @@ def test_large_ones_take_half_a_character_and_fit():
     lines = matrix_text(np.eye(201), columns=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0][0] != "·"
+
+
+def test_weights_are_grey_levels_of_the_largest():
+    assert matrix_text([[0, 0.25, 0.5, 0.75, 1, -1]]) == "··░░▒▒▓▓████"
+    assert matrix_text([[0.3, 0.3], [0, 0.3]]) == "████\n··██"
+    wide = np.tile([0.0, 0.2, 1.0], (60, 20))
+    assert set(matrix_text(wide)) == {"·", "░", "█", "\n"}
+    assert matrix_text([[float("nan"), float("inf"), 1.0, 0.0]]) == "██████··"
+
+
+def test_a_notebook_draws_small_bases_and_prints_large_ones():
+    assert Identity(512)._repr_png_().startswith(b"\x89PNG")
+    nodes = torch.arange(60_000)
+    large = Sparse(Graph(torch.stack([nodes, nodes.flip(0)])))
+    assert large._repr_png_() is None
+    assert repr(large) == "Sparse(K=1, M=60000, N=60000, E=60000, values=ones)"
+    assert Dense(torch.zeros(1).expand(64, 8, 512, 512))._repr_png_() is None
+    assert Dense(torch.eye(4).expand(3, 2, 4, 4))._repr_png_().startswith(b"\x89PNG")

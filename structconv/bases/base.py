@@ -8,6 +8,7 @@ The algebra's operators live in `algebra.py`, which registers them in `OPERATORS
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar, cast, dataclass_transform
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from structconv.structures.supports import Support
 
 OPERATORS: dict[str, Callable[..., Any]] = {}
+#: A notebook draws a basis of at most so many inputs and outputs, and of at most so many numbers; else it prints it.
+MOST_DRAWN, MOST_NUMBERS = 512, 16 * 512 ** 2
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -226,6 +229,10 @@ class Basis(FrozenValue, ScoreMaps, abc.ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(K={self.size}, M={self.num_inputs}, N={self.num_outputs})"
 
-    def _repr_png_(self) -> bytes:
+    def _repr_png_(self) -> bytes | None:
+        """The picture for a notebook; none of a large basis, of which its line of text is shown instead."""
+        sides = self.num_inputs, self.num_outputs
+        if max(sides) > MOST_DRAWN or math.prod((*self.batch_shape, self.size, *sides)) > MOST_NUMBERS:
+            return None
         dense = self.dense()
         return basis_png(dense[(0,) * (dense.dim() - 3)])

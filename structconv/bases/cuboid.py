@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from structconv.arguments import explained
 from structconv.errors import ConfigError
 
 __all__ = ["CuboidSpec", "Ints", "Offset", "cuboid_offsets", "per_axis", "recognise"]
@@ -43,6 +44,7 @@ def per_axis(owner: str, name: str, value: Ints, ndim: int, least: int | None = 
     return values
 
 
+@explained
 def cuboid_offsets(kernel_size: Ints, dilation: Ints = 1, offset: Ints = 0) -> tuple[Offset, ...]:
     """The offsets Delta of a cuboid, in the row-major order of a convolution kernel (Andreoli 2019, Definition 2).
 

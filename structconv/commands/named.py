@@ -81,10 +81,29 @@ NAMED: dict[str, Named] = {
                   build=lambda o: _mechanisms().Powers(o.order, walk="forward")),
     "attention": Named(summary="scaled dot-product attention of random entries, --heads heads",
                        build=lambda o: _mechanisms().DotProduct(heads=o.heads, dim=8).scaled().softmax()),
+    "gcn": Named(summary="the adjacency of GCN: normalised by degrees, with self-loops", on_graph=True,
+                 build=lambda o: NAMED["adjacency"].build(o)),
+    "gat": Named(summary="GAT: additive attention of random entries along the pixel graph's edges, --heads heads",
+                 on_graph=True, build=lambda o: _gat(o)),
+    "causal": Named(summary="dot-product attention of random entries to those before and to itself, --heads heads",
+                    build=lambda o: _causal(o)),
     "window-attention": Named(summary="the same within a window of radius 2", build=lambda o: _windowed(o)),
     "mixed": Named(summary="attention beside the shifts of a window",
                    build=lambda o: NAMED["attention"].build(o) | NAMED["cuboid"].build(o)),
 }
+
+
+def _gat(options: Options) -> Mechanism:
+    from structconv.mechanisms.masks import STRUCTURE
+
+    scores = _mechanisms().BiAffine(heads=options.heads, bilinear=False).leaky_relu(0.2)
+    return scores.masked(keep=STRUCTURE).softmax()
+
+
+def _causal(options: Options) -> Mechanism:
+    from structconv.structures.supports import Causal
+
+    return _mechanisms().DotProduct(heads=options.heads, dim=8).scaled().masked(keep=Causal()).softmax()
 
 
 def _windowed(options: Options) -> Mechanism:

@@ -73,7 +73,8 @@ def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json:
         run = open_run()
         progress.note(f"run folder: {run.folder}")
         try:
-            summary = runner.execute(recipe, run, interrupt, progress)
+            with run.held():
+                summary = runner.execute(recipe, run, interrupt, progress)
         except Interrupted as stopped:
             if as_json:
                 print_json({"recipe": recipe.name, "interrupted": True, "run": str(run.folder)})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from structconv.commands.named import Options, find
 from structconv.commands.options import add_options, read_options
 from structconv.commands.output import no_more, print_json
+from structconv.errors import ConfigError
 
 __all__ = ["add"]
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from structconv.bases.base import Basis
 
 _MOST_IN_TERMINAL = 4
+_MOST_NUMBERS = 2 ** 27
 
 
 def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
@@ -33,6 +35,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("show", rest)
     options = read_options(args)
     basis = _basis(args.name, options)
+    _check_size(basis)
     dense_KMN = basis.dense().detach()
     if args.out:
         from structconv.pictures import basis_png
@@ -65,6 +68,14 @@ def _basis(name: str, options: Options) -> Basis:
     torch.manual_seed(0)
     mechanism = named.build(options).bound(channels, channels)
     return mechanism.basis(torch.randn(options.entries, channels), structure=structure)
+
+
+def _check_size(basis: Basis) -> None:
+    """Raise `ConfigError` where the matrices would not fit in memory."""
+    numbers = basis.size * basis.num_inputs * basis.num_outputs
+    if numbers > _MOST_NUMBERS:
+        raise ConfigError("structconv show", f"a basis must have at most {_MOST_NUMBERS:,} numbers to be drawn",
+                          f"{numbers:,} in {basis!r}", "Take a smaller --grid.")
 
 
 def _titles(name: str, options: Options) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from structconv.data.hashing import sha256_of
 from structconv.data.pickles import read_array_pickle
+from structconv.data.text import read_text
 from structconv.errors import ConfigError, StructureError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ __all__ = ["Planetoid", "read_planetoid"]
 
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 _VALIDATION = 500
+_MOST_DIGITS = 18
 
 _SHA256 = {
     "ind.cora.allx": "9419ba2f26f5c35243db64aba110e0f35a04851609e0dc5433450676ca6b8543",
@@ -142,9 +145,10 @@ def _one_hot(path: Path) -> Any:
 
 
 def _test_index(path: Path) -> Tensor:
-    words = path.read_text().split()
-    if not words or not all(word.isdigit() for word in words):
-        raise StructureError("read_planetoid", f"{path} must list one node number a line", "something else")
+    words = read_text(path, "read_planetoid").split()
+    wrong = next((word for word in words or [""] if not (word.isdecimal() and len(word) < _MOST_DIGITS)), None)
+    if wrong is not None:
+        raise StructureError("read_planetoid", f"{path} must list one node number a line", repr(wrong))
     return torch.tensor([int(word) for word in words])
 
 
@@ -157,6 +161,11 @@ def _check_fit(name: str, features: tuple[Any, ...], labels: tuple[Any, ...], te
     if len(test) != tx.shape[0] or len(test.unique()) != len(test) or int(test.min()) != allx.shape[0]:
         raise StructureError("read_planetoid", f"ind.{name}.test.index must number the {tx.shape[0]} rows of tx, "
                              f"each once, from {allx.shape[0]} up", f"{len(test)} numbers from {int(test.min())}")
+    places = int(test.max()) + 1 - allx.shape[0]
+    if places > 2 * len(test):
+        raise StructureError("read_planetoid", f"ind.{name}.test.index must leave out at most half of the numbers from "
+                             f"{allx.shape[0]} to its highest", f"{len(test)} of {places}, the highest "
+                             f"{int(test.max())}", "Each number left out becomes a node without features.")
 
 
 def _placed(allx: Any, tx: Any, ally: Any, ty: Any, test: Tensor) -> tuple[csr_matrix, Any]:
@@ -174,10 +183,18 @@ def _placed(allx: Any, tx: Any, ally: Any, ty: Any, test: Tensor) -> tuple[csr_m
     return features, np.concatenate([ally, labels])
 
 
+def _numbers_node(value: Any) -> bool:
+    """Whether it is an integer that a tensor can hold."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 2 ** 63
+
+
 def _edges(path: Path, num_nodes: int) -> Tensor:
     raw = read_array_pickle(path)
     if not isinstance(raw, dict) or not all(isinstance(neighbours, list) for neighbours in raw.values()):
         raise StructureError("read_planetoid", f"{path} must hold a dictionary of lists", type(raw).__name__)
+    wrong = [n for m, neighbours in raw.items() for n in (m, *neighbours) if not _numbers_node(n)]
+    if wrong:
+        raise StructureError("read_planetoid", f"{path} must number nodes from 0 to {num_nodes - 1}", repr(wrong[0]))
     pairs = torch.tensor([(m, n) for m, neighbours in raw.items() for n in neighbours if m != n], dtype=torch.int64)
     if pairs.numel() == 0:
         return pairs.new_zeros(2, 0)

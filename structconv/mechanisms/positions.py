@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from structconv.bases import positions as values
 from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Projection, heads_of
-from structconv.shapes import check_choice, check_positive
+from structconv.shapes import broadcast, check_choice, check_positive, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 
@@ -174,19 +174,25 @@ class EdgeBias(Term):
     """a_kmn = <w_k, attributes of the edge m -> n> (+ c_k); pairs without an edge are absent.
 
     Args:
-        attributes: A, channels of `graph.edge_attr` (E, A).
+        attributes: A, channels of `graph.edge_attr` (..., E, A); or any module (..., A) -> (..., K) in place of that
+            linear map, of which each layer has its copy.
+        bias: add c_k to the linear map.
     """
 
     reads_structure = True
     reads_content = False
     batching = "structure"
 
-    def __init__(self, attributes: int = 1, heads: int | None = None, *, bias: bool = False) -> None:
+    def __init__(self, attributes: int | nn.Module = 1, heads: int | None = None, *, bias: bool = False) -> None:
         super().__init__(heads)
-        self.attributes, self.bias = check_positive("EdgeBias", "attributes", attributes), bias
+        self.module = attributes if isinstance(attributes, nn.Module) else None
+        self.attributes = None if isinstance(attributes, nn.Module) else check_positive("EdgeBias", "attributes",
+                                                                                       attributes)
+        self.bias = bias
 
     def bind(self, channels: Channels) -> None:
-        self.linear = nn.Linear(self.attributes, self.size, bias=self.bias)
+        if self.attributes is not None:
+            self.linear = nn.Linear(self.attributes, self.size, bias=self.bias)
 
     def forward(self, inputs: Inputs) -> Leaves:
         graph: Any = inputs.structure
@@ -195,15 +201,34 @@ class EdgeBias(Term):
                                  "Call it as layer(x, structure=graph).")
         if graph.edge_attr is None:
             raise StructureError("EdgeBias", "the graph must have edge_attr", "none",
-                                 f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes}).")
+                                 f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes or 'A'}).")
         attributes = graph.edge_attr.unsqueeze(-1) if graph.edge_attr.dim() == 1 else graph.edge_attr
-        if attributes.shape[-1] != self.attributes:
+        if self.attributes not in (None, attributes.shape[-1]):
             raise StructureError("EdgeBias", f"edge_attr must have A={self.attributes} channels",
                                  tuple(graph.edge_attr.shape))
-        return graph, self.linear(attributes.to(inputs.dtype)).mT
+        if attributes.dim() > 2:
+            _check_lead(attributes, inputs)
+        return graph, self._scores(attributes.to(inputs.dtype)).mT
+
+    def _scores(self, attributes: Tensor) -> Tensor:
+        """(..., E, K) of the attributes (..., E, A)."""
+        scores: Tensor = (self.linear if self.module is None else self.module)(attributes)
+        expected = (*attributes.shape[:-1], self.size)
+        if scores.shape != expected:
+            raise ShapeError("EdgeBias", f"its module must give scores (..., E, K) of shape {expected}",
+                             tuple(scores.shape), "K is the number of heads.")
+        return scores
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return EdgeScore(next(leaves), next(leaves))
+
+
+def _check_lead(attributes: Tensor, inputs: Inputs) -> None:
+    """Raise `StructureError` where attributes of a batch (..., E, A) would give outputs that x and z do not have."""
+    lead = broadcast(inputs.x.shape[:-2], inputs.z.shape[:-2])
+    if not goes_into(attributes.shape[:-2], lead):
+        raise StructureError("EdgeBias", f"leading dimensions of edge_attr must broadcast to {tuple(lead)}, those of x "
+                             "and z", tuple(attributes.shape), "Attributes of a batch need x of that batch.")
 
 
 class GaussianWindow(Mechanism):

@@ -43,7 +43,7 @@ def compose(first: Any, second: Any) -> Any:
             that the second turns into another vector at each output; a layer and a pair.
     """
     if isinstance(first, tuple) and isinstance(second, tuple):
-        return ops.compose_pairs((first[0], first[1]), (second[0], second[1]))
+        return ops.compose_pairs(first, second)
     if isinstance(first, OnGrid) and isinstance(second, OnGrid):
         if first.ndim != second.ndim:
             raise ShapeError("compose", f"second must be for images of {first.ndim} axes", f"{second.ndim} axes")

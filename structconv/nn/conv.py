@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
+from structconv.arguments import explained
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
@@ -23,7 +24,7 @@ from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call, Image
-from structconv.shapes import check_alike, check_entries, check_leads, check_positive
+from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.grid import Grid
 from structconv.structures.samples import Samples
 from structconv.structures.supports import Support
@@ -38,14 +39,17 @@ ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 _known = lru_cache(maxsize=64)(Grid)
 
 
+@explained
 def to_entries(image: Tensor, ndim: int) -> tuple[Tensor, Grid]:
     """(..., C, S_1, ..., S_ndim) -> entries (..., M, C) in row-major order, and their grid."""
     grid = _grid_of(image, ndim)
     return image.flatten(-ndim).mT, grid
 
 
+@explained
 def to_image(entries: Tensor, grid: Grid) -> Tensor:
     """Entries (..., N, C) on a grid -> (..., C, *S): the inverse of `to_entries`."""
+    check_entries("to_image", entries, entries=grid.num_entries, name="entries", letters="NC")
     return entries.mT.unflatten(-1, grid.shape)
 
 
@@ -206,15 +210,13 @@ class Conv(Layer):
     def _check(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
-        if not isinstance(x, Tensor):
-            raise ConfigError("Conv", "x must be a tensor", type(x).__name__)
+        check_tensor("Conv", "x", x)
         if axes:
             x, structure = to_entries(x, axes)
         check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
-        if z is not None and not isinstance(z, Tensor):
-            raise ConfigError("Conv", "z must be a tensor", type(z).__name__,
-                              "A structure goes by keyword: layer(x, structure=graph).")
         if z is not None:
+            check_tensor("Conv", "z", z, "A structure goes by keyword: layer(x, structure=graph)."
+                         if isinstance(z, FrozenValue) else "")
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
             check_alike("Conv", x, z, other_name="z")
         numbers = next(iter(self.weight.parameters()), None)

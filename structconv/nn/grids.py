@@ -11,11 +11,12 @@ from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
-from structconv.nn.conv import Conv, call_of
+from structconv.nn.conv import ERRORS, Conv, call_of
 from structconv.nn.layer import Layer, kind, take
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
+from structconv.shapes import check_tensor
 from structconv.theta import EyeTheta
 from structconv.weights import DepthwiseSeparable, Full, Grouped, Weight
 
@@ -226,19 +227,28 @@ class _AvgPoolNd(Layer):
         """(..., C, *S) -> (..., C, *S')."""
         try:
             call, plan = self._planned(image)
-        except AttributeError:
-            check_mechanism(type(self).__name__, self.pool)
+            return plan.run(call)
+        except ERRORS:
+            self._explain(image)
             raise
-        return plan.run(call)
 
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes such a call; `print` it."""
-        return self._planned(image)[1]
+        try:
+            return self._planned(image)[1]
+        except ERRORS:
+            self._explain(image)
+            raise
 
     def _planned(self, image: Tensor) -> tuple[Call, Plan]:
         channels = image.shape[-1 - self.axes] if image.dim() > self.axes else 1
         call, sizes = call_of(self.pool, EyeTheta(1, channels), None, image, axes=self.axes)
         return call, plan_for(call, self.path, self.max_bytes, sizes)
+
+    def _explain(self, image: Tensor) -> None:
+        """Say what was wrong in a call that failed."""
+        check_mechanism(type(self).__name__, self.pool)
+        check_tensor(type(self).__name__, "image", image)
 
 
 class AvgPool1d(_AvgPoolNd):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from structconv.arguments import explained
 from structconv.errors import ConfigError
 
 __all__ = ["Layer", "kind", "take"]
@@ -17,6 +18,12 @@ class Layer(nn.Module):
 
     #: Attributes that say how the layer was made.
     fixed: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Arguments of a wrong type are named, whatever they break."""
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = explained(cls.__init__)  # type: ignore[method-assign]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.fixed and name in self.__dict__:

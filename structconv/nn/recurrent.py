@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structconv.errors import ShapeError
+from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
-from structconv.nn.conv import Conv
+from structconv.nn.conv import ERRORS, Conv
 from structconv.nn.layer import Layer
 from structconv.planning import Plan
-from structconv.shapes import check_choice, check_positive
+from structconv.shapes import check_alike, check_choice, check_entries, check_positive, check_tensor
 from structconv.weights import Weight
 
 __all__ = ["ConvGRUCell", "ConvLSTMCell"]
@@ -57,6 +57,13 @@ class ConvGRUCell(Layer):
 
     def forward(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> Tensor:
         """h'."""
+        try:
+            return self._next(x, h, structure)
+        except ERRORS:
+            _explain(self, x, h=h)
+            raise
+
+    def _next(self, x: Tensor, h: Tensor | None, structure: Any) -> Tensor:
         h = self._hidden(x, h)
         if self.reset == "before":
             r, u = self.gates(torch.cat([x, h], -1), structure=structure).sigmoid().chunk(2, -1)
@@ -117,7 +124,15 @@ class ConvLSTMCell(Layer):
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None,
                 structure: Any = None) -> tuple[Tensor, Tensor]:
         """(h', c')."""
-        h, c = self._states(x, state)
+        h, c = (None, None) if state is None else _pair(state)
+        try:
+            return self._next(x, h, c, structure)
+        except ERRORS:
+            _explain(self, x, h=h, c=c)
+            raise
+
+    def _next(self, x: Tensor, h: Tensor | None, c: Tensor | None, structure: Any) -> tuple[Tensor, Tensor]:
+        h, c = self._states(x, h, c)
         i, f, g, o = self.gates(torch.cat([x, h], -1), structure=structure).chunk(4, -1)
         if self.peephole is not None:
             i, f = i + self.peephole[0] * c, f + self.peephole[1] * c
@@ -128,16 +143,34 @@ class ConvLSTMCell(Layer):
 
     def plans(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, structure: Any = None) -> dict[str, Plan]:
         """The plan of its convolution in such a call, by name. Random numbers stay."""
-        both = torch.cat([x, self._states(x, state)[0]], -1)
+        h, c = (None, None) if state is None else _pair(state)
+        both = torch.cat([x, self._states(x, h, c)[0]], -1)
         return {"gates": self.gates.plan(both, structure=structure)}
 
-    def _states(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        h, c = (None, None) if state is None else state
+    def _states(self, x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor]:
         return (_state("ConvLSTMCell", "h", h, x, self.hidden_channels),
                 _state("ConvLSTMCell", "c", c, x, self.hidden_channels))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.hidden_channels}"
+
+
+def _pair(state: Any) -> tuple[Tensor, Tensor]:
+    """h and c of a state."""
+    if not isinstance(state, tuple | list | Tensor) or len(state) != 2:
+        raise ConfigError("ConvLSTMCell", "state must be a pair (h, c)", type(state).__name__)
+    return state[0], state[1]
+
+
+def _explain(cell: ConvGRUCell | ConvLSTMCell, x: Tensor, **states: Tensor | None) -> None:
+    """Say what was wrong in a call that failed."""
+    owner = type(cell).__name__
+    check_tensor(owner, "x", x)
+    check_entries(owner, x, channels=cell.in_channels)
+    for name, state in states.items():
+        if state is not None:
+            check_tensor(owner, name, state)
+            check_alike(owner, x, state, other_name=name)
 
 
 def _state(owner: str, name: str, state: Tensor | None, x: Tensor, channels: int) -> Tensor:

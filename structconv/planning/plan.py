@@ -22,7 +22,7 @@ from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.bases.spec import LAZY, Token
 from structconv.errors import ConfigError, ShapeError
-from structconv.planning import machine, tuning
+from structconv.planning import machine, tables, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
 from structconv.planning.kernel import FORGET, Kernel, matching
@@ -105,16 +105,10 @@ class Plan:
         return self.candidates[0].measured
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("", "path", "kernel", "GFLOP", "MB moved", "MB held", "ms", "measured ms", "")]
-        rows += [_row(candidate, self.reason) for candidate in self.candidates]
-        if all(candidate.measured is None for candidate in self.candidates):
-            rows = [(*row[:7], row[8]) for row in rows]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [self.problem, *("  ".join(_aligned(cell, width, i, len(widths) - 1) for i, (cell, width) in
-                                           enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)]
-        for part in self.parts:
-            lines += ["  " + line for line in str(part).splitlines()]
-        return "\n".join(lines)
+        return tables.text(self)
+
+    def _repr_html_(self) -> str:
+        return tables.html(self)
 
 
 def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
@@ -365,16 +359,3 @@ def _words(problem: Problem) -> str:
     phase = f"forward and backward to {' and '.join(grads)}" if grads else "forward"
     return (f"{type(basis).__name__} (K={basis.size}, M={basis.num_inputs}, N={basis.num_outputs}), {theta!r}, "
             f"x {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}, {phase}")
-
-
-def _row(candidate: Candidate, reason: str) -> tuple[str, ...]:
-    cost = candidate.cost
-    numbers = (cost.flops / 1e9, (cost.bytes + cost.gathered) / 1e6, cost.peak_bytes / 1e6, candidate.seconds * 1e3)
-    mark = "" if candidate.rejected else "*"
-    measured = "" if candidate.measured is None else f"{candidate.measured * 1e3:.3g}"
-    texts = (f"{n:.3g}" for n in numbers)
-    return mark, candidate.path, candidate.kernel, *texts, measured, candidate.rejected or reason
-
-
-def _aligned(cell: str, width: int, column: int, last: int) -> str:
-    return cell.rjust(width) if 3 <= column < last else cell.ljust(width)

@@ -9,9 +9,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.errors import ShapeError, StructureError
 from structconv.memo import derived
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, edge_axis
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
@@ -62,6 +63,7 @@ def batch(structures: Sequence[Graph]) -> Graph: ...
 def batch(structures: Sequence[KnowledgeGraph]) -> KnowledgeGraph: ...
 @overload
 def batch(structures: Sequence[Grid]) -> GridBatch: ...
+@explained
 def batch(structures: Sequence[Any]) -> Structure:
     """One block-diagonal structure of many: entries, edges and triples in the order of the list.
 
@@ -82,6 +84,7 @@ def batch(structures: Sequence[Any]) -> Structure:
     return _BATCHERS[kinds.pop()](parts)
 
 
+@explained
 def unbatch(y: Tensor, parts: Sequence[Structure | int]) -> tuple[Tensor, ...]:
     """Split y (..., sum N, Q) into one (..., N, Q) for each structure of a batch.
 
@@ -95,6 +98,7 @@ def unbatch(y: Tensor, parts: Sequence[Structure | int]) -> tuple[Tensor, ...]:
     return y.split(sizes, dim=-2)
 
 
+@explained
 def membership(parts: Sequence[Structure | int], device: torch.device | str | None = None) -> Tensor:
     """(sum N,): for each output entry of a batch, which of the structures it belongs to; what a readout sums over."""
     sizes = torch.tensor(_output_sizes(parts), dtype=torch.int64, device=device)
@@ -125,7 +129,7 @@ def _graph_parts(graph: Graph) -> tuple[Graph, ...]:
     order, counts = _by_sample(samples, graph.source, graph.target)
     index = graph.edge_index.index_select(1, order)
     index = torch.stack([position[own] for position, own in zip(samples.positions(device), index, strict=True)])
-    weight, attr = (None if t is None else t.index_select(0, order).split(counts)
+    weight, attr = (None if t is None else t.index_select(edge_axis(t), order).split(counts, edge_axis(t))
                     for t in (graph.edge_weight, graph.edge_attr))
     sizes = zip(*samples.sizes(), strict=True)
     return tuple(Graph(own.to(graph.edge_index.dtype), num_inputs=m, num_outputs=n,
@@ -214,10 +218,11 @@ def _joined(name: str, values: list[Tensor | None]) -> Tensor | None:
         raise StructureError("batch", f"either all graphs or none must have {name}",
                              f"{len(present)} of {len(values)} with")
     _check_alike(name, present)
-    if len({value.shape[1:] for value in present}) > 1:
+    axis = edge_axis(present[0])
+    if len({(value.dim(), value.shape[:axis], value.shape[axis + 1:]) for value in present}) > 1:
         raise StructureError("batch", f"the {name} of all graphs must have one number of channels",
                              [tuple(value.shape) for value in present])
-    return torch.cat(present)
+    return torch.cat(present, axis)
 
 
 def _check_alike(name: str, tensors: list[Tensor]) -> None:

@@ -15,7 +15,7 @@ from structconv.primitives.layout import Csr, check_bounds, layouts
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, structure
 
-__all__ = ["Graph", "check_index_tensor", "check_size", "distinct"]
+__all__ = ["Graph", "check_index_tensor", "check_size", "distinct", "edge_axis"]
 
 
 @structure(init=False)
@@ -29,7 +29,8 @@ class Graph(Exchange, Structure):
         edge_index: (2, E), int32 or int64; row 0 holds the input entries m, row 1 the output entries n.
         num_nodes: M = N. When no size is given it is the largest index + 1 (0 without edges).
         edge_weight: (E,), floating, or none.
-        edge_attr: (E, A) or (E,), any dtype, or none: what content-based mechanisms may read on an edge.
+        edge_attr: (..., E, A) or (E,), any dtype, or none: what content-based mechanisms may read on an edge; leading
+            dimensions are those of x, where the samples of a batch share the edges.
         num_inputs, num_outputs: M and N of a bipartite graph; either takes precedence over `num_nodes`.
         samples: of which graph each entry is, a `Samples`, where the graph is a `batch` of several.
 
@@ -67,6 +68,21 @@ class Graph(Exchange, Structure):
         if is_plain(edge_index):
             check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
             _check_edge_values(self)
+
+    @classmethod
+    def complete(cls, num_nodes: int, *, self_loops: bool = False, device: torch.device | str | None = None) -> Graph:
+        """Every ordered pair m -> n of `num_nodes` entries, sorted by m, then n; n -> n only with `self_loops`.
+
+        Int64 indices. N (N - 1) edges, or N^2: attention over all pairs needs none of them, `Conv` without a structure
+        is that.
+        """
+        nodes = check_size("Graph.complete", "num_nodes", num_nodes)
+        targets = nodes if self_loops else max(nodes - 1, 0)
+        edge = torch.arange(nodes * targets, device=device)
+        source, target = edge // max(targets, 1), edge % max(targets, 1)
+        if not self_loops:
+            target = target + (target >= source)
+        return cls(torch.stack([source, target]), num_nodes=nodes)
 
     @property
     def num_edges(self) -> int:
@@ -144,7 +160,7 @@ class Graph(Exchange, Structure):
         return dataclasses.replace(
             self, edge_index=self.edge_index[:, keep],
             edge_weight=None if self.edge_weight is None else self.edge_weight[keep],
-            edge_attr=None if self.edge_attr is None else self.edge_attr[keep])
+            edge_attr=None if self.edge_attr is None else _selected(self.edge_attr, keep))
 
     def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Graph:
         """The graph on another device or in another dtype; a dtype may come first, as in `Tensor.to`.
@@ -188,7 +204,7 @@ class Graph(Exchange, Structure):
         if isinstance(self.edge_weight, Tensor):
             parts.append("weighted")
         if isinstance(self.edge_attr, Tensor):
-            parts.append(f"A={self.edge_attr.shape[1] if self.edge_attr.dim() == 2 else 1}")
+            parts.append(f"A={self.edge_attr.shape[-1] if self.edge_attr.dim() > 1 else 1}")
         return f"Graph({', '.join(parts)})"
 
 
@@ -197,16 +213,33 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
 
     A tracer's stand-in passes; a list or an array does not.
     """
-    if isinstance(index, (list, tuple)) or hasattr(index, "__array_interface__"):
-        raise StructureError(owner, f"{name} must be a tensor of shape {pattern}", type(index).__name__,
-                             f"Convert it, for example torch.as_tensor({name}).")
     if not isinstance(index, Tensor):
-        return
+        return _check_no_data(owner, f"{name} must be a tensor of shape {pattern}", name, index)
+    if index.layout != torch.strided:
+        raise StructureError(owner, f"{name} must be a dense tensor of shape {pattern}", index.layout,
+                             "A sparse matrix becomes a graph by Graph.from_torch_sparse(matrix).")
     if index.dtype not in (torch.int32, torch.int64):
         raise StructureError(owner, f"{name} must be an index of dtype int32 or int64", index.dtype,
                              "Convert it with .long().")
     if index.dim() != len(shape) or any(b is not None and a != b for a, b in zip(index.shape, shape, strict=True)):
         raise StructureError(owner, f"{name} must have shape {pattern}", tuple(index.shape))
+
+
+#: What people give for tensors and numbers, and what no tracer's stand-in is.
+_DATA = (str, bytes, bool, float, complex, list, tuple, dict, set, frozenset, torch.nn.Module, type)
+_TOO_MANY = 2 ** 63
+_CONVERSIONS = {"edge_index": "Graph.from_data(data)", "tocoo": "Graph.from_scipy(matrix)",
+                "is_directed": "Graph.from_networkx(graph)"}
+
+
+def _check_no_data(owner: str, expected: str, name: str, value: Any) -> None:
+    """Raise `StructureError` where plain data or another library's object stands for a tensor or a number."""
+    found = next((remedy for attribute, remedy in _CONVERSIONS.items() if hasattr(value, attribute)), None)
+    arrays = isinstance(value, (list, tuple)) or hasattr(value, "__array_interface__")
+    if arrays or found is not None or isinstance(value, _DATA):
+        remedy = "" if found is None else f"Convert it: {found}."
+        raise StructureError(owner, expected, type(value).__name__,
+                             f"Convert it, for example torch.as_tensor({name})." if arrays else remedy)
 
 
 def distinct(graph: Graph) -> Graph | None:
@@ -231,10 +264,19 @@ def check_size(owner: str, name: str, size: Any) -> int:
     """`size` as a plain integer >= 0, else `StructureError`; a tracer's stand-in passes as it is."""
     if torch.compiler.is_compiling():
         return size
-    if isinstance(size, (bool, float, str)) or (hasattr(size, "__index__") and size < 0):
-        raise StructureError(owner, f"{name} must be an integer >= 0", repr(size))
-    plain = not hasattr(size, "__index__") or isinstance(size, (int, torch.SymInt))
-    return size if plain else operator.index(size)
+    stand_in = isinstance(size, torch.SymInt) or not (hasattr(size, "__index__") or isinstance(size, _DATA))
+    number = size if stand_in or type(size) is int else _whole(size)
+    if not stand_in and not 0 <= number < _TOO_MANY:
+        raise StructureError(owner, f"{name} must be an integer {'>= 0' if number < 0 else 'below 2^63'}", repr(size))
+    return size if isinstance(size, int) else number
+
+
+def _whole(size: Any) -> int:
+    """The integer that a value stands for; -1 if it stands for none."""
+    try:
+        return -1 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        return -1
 
 
 def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) -> tuple[int, int]:
@@ -250,16 +292,30 @@ def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) ->
 def _check_edge_values(graph: Graph) -> None:
     edges, device = graph.num_edges, graph.edge_index.device
     weight, attr = graph.edge_weight, graph.edge_attr
-    if isinstance(weight, Tensor):
+    for name, value in (("edge_weight", weight), ("edge_attr", attr)):
+        if value is not None and not isinstance(value, Tensor):
+            raise StructureError("Graph", f"{name} must be a tensor", type(value).__name__,
+                                 f"Convert it, for example torch.as_tensor({name}, dtype=torch.float32).")
+    if weight is not None:
         if weight.shape != (edges,):
             raise StructureError("Graph", f"edge_weight must have shape (E={edges},)", tuple(weight.shape))
         if not weight.is_floating_point():
             raise StructureError("Graph", "edge_weight must be floating", weight.dtype, "Convert it with .float().")
-    if isinstance(attr, Tensor) and (attr.dim() not in (1, 2) or attr.shape[0] != edges):
-        raise StructureError("Graph", f"edge_attr must have shape (E={edges}, A) or (E={edges},)", tuple(attr.shape))
+    if attr is not None and (attr.dim() < 1 or attr.shape[edge_axis(attr)] != edges):
+        raise StructureError("Graph", f"edge_attr must have shape (..., E={edges}, A) or (E={edges},)",
+                             tuple(attr.shape))
     for name, value in (("edge_weight", weight), ("edge_attr", attr)):
-        if isinstance(value, Tensor) and value.device != device:
+        if value is not None and value.device != device:
             raise StructureError("Graph", f"{name} must be on the device of edge_index, {device}", value.device)
+
+
+def edge_axis(attr: Tensor) -> int:
+    """Which axis of `edge_attr` or `edge_weight` counts the edges: only one of channels comes after it."""
+    return max(attr.dim() - 2, 0)
+
+
+def _selected(attr: Tensor, keep: Tensor) -> Tensor:
+    return attr[(slice(None),) * edge_axis(attr) + (keep,)]
 
 
 def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
@@ -275,6 +331,8 @@ def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
     if edge_weight is not None:
         edge_weight = torch.cat([edge_weight, edge_weight.new_full((nodes,), weight)])
     if edge_attr is not None:
-        edge_attr = torch.cat([edge_attr, edge_attr.new_full((nodes, *edge_attr.shape[1:]), attr)])
+        axis = edge_axis(edge_attr)
+        loops = edge_attr.new_full((), attr).expand(*edge_attr.shape[:axis], nodes, *edge_attr.shape[axis:][1:])
+        edge_attr = torch.cat([edge_attr, loops], axis)
     return Graph(derived(index, ("self-loops", nodes), appended), num_nodes=nodes, edge_weight=edge_weight,
                  edge_attr=edge_attr, samples=graph.samples)

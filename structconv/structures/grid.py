@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.structures.graph import Graph, check_size
@@ -74,6 +75,7 @@ class Grid(FrozenValue):
         strides = torch.tensor(self.strides, dtype=points.dtype, device=points.device)
         return (points * strides).sum(-1).to(points.dtype)
 
+    @explained
     def graph(self, diagonal: bool = False, device: torch.device | str | None = None) -> Graph:
         """The pixel graph: each point joined, in both directions, to its neighbours.
 

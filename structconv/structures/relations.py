@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.arguments import explained
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
 from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_size
@@ -45,6 +46,7 @@ class KnowledgeGraph(Structure):
     counts: tuple[int, ...]
     samples: Any
 
+    @explained
     def __init__(self, triples: Tensor, num_entities: int, relations: Sequence[str], *, entities: Sequence[str] = (),
                  counts: Sequence[int] | None = None, samples: Any = None) -> None:
         check_index_tensor("KnowledgeGraph", "triples", triples, (None, 3), "(T, 3)")
@@ -70,6 +72,7 @@ class KnowledgeGraph(Structure):
             object.__setattr__(self, name, field)
 
     @classmethod
+    @explained
     def from_labels(cls, triples: Iterable[tuple[str, str, str]], entities: Sequence[str] | None = None,
                     relations: Sequence[str] | None = None) -> KnowledgeGraph:
         """From (head, relation, tail) by name, for example ("Leonard Nimoy", "played", "Spock").
@@ -95,6 +98,7 @@ class KnowledgeGraph(Structure):
         """T, repeated triples included."""
         return self.triples.shape[0]
 
+    @explained
     def relation(self, name: str) -> Graph:
         """The graph of one relation, edges in the order of the triples; remembered. An unknown name is an error."""
         number = _look_up("relation", {known: i for i, known in enumerate(self.relations)}, name)
@@ -104,6 +108,7 @@ class KnowledgeGraph(Structure):
         """One graph a relation, in the order of `relations`; traceable. O(T log T) once, then remembered."""
         return derived(self, "graphs", lambda: _split(self))
 
+    @explained
     def entity(self, name: str) -> int:
         """The entry of the entity with this name."""
         return _look_up("entity", {known: i for i, known in enumerate(self.entities)}, name)

@@ -5,11 +5,12 @@ Sizes are a few entries and channels, so that all checks of all specimens take m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
 from structconv.bases import positions, scores
@@ -52,6 +53,12 @@ def random_graph(inputs: int = M, outputs: int = M, edges: int = 13, dtype: torc
     return Graph(edge_index, num_inputs=inputs, num_outputs=outputs,
                  edge_weight=torch.rand(pairs.shape[0], dtype=F64) + 0.5 if weighted else None,
                  edge_attr=None if attributes is None else random(pairs.shape[0], attributes))
+
+
+def attributed(batch: int) -> Graph:
+    """A random graph whose edges have other attributes in each sample."""
+    graph = random_graph()
+    return dataclasses.replace(graph, edge_attr=random(batch, graph.num_edges, 2))
 
 
 def repeated_graph() -> Graph:
@@ -241,7 +248,11 @@ def _attention_on_structures() -> None:
             graph_additive_of_another_map=lambda: setup(
                 mechanisms.Additive(dim=3, activation=torch.cos).masked(keep=STRUCTURE).softmax(), random_graph()),
             graph_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=STRUCTURE).softmax(), random_graph()),
-            edge_bias=lambda: setup((dot.scaled() + terms.EdgeBias(2)).softmax(), random_graph(attributes=2)))
+            edge_bias=lambda: setup((dot.scaled() + terms.EdgeBias(2)).softmax(), random_graph(attributes=2)),
+            edge_bias_by_a_module=lambda: setup((dot.scaled() + terms.EdgeBias(nn.Sequential(
+                nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, HEADS)))).softmax(), random_graph(attributes=2)))
+    several(("permutes", "masks", "compiles"), edge_bias_of_a_batch=lambda: setup(
+        (dot.scaled() + terms.EdgeBias(2)).softmax(), attributed(2), lead=(2,)))
     several(("masks", "repeats"), attention_over_repeated_edges=lambda: setup(on_graph, repeated_graph()))
     several(("masks",), attention_without_edges=lambda: setup(on_graph, empty_graph(), entries=3),
             bipartite_attention=lambda: setup(on_graph, random_graph(6, 5, 9), outputs=5),

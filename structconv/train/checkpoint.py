@@ -44,8 +44,8 @@ class Checkpoints:
     """The checkpoints of one training, newest last, in a folder of their own.
 
     Each is a folder ``step-00000050`` (or ``final``) with ``weights.safetensors``, ``state.safetensors``,
-    ``state.json`` and a ``manifest.json`` that holds the SHA-256 of the other three. It is written under another
-    name, flushed to disk, and renamed. Nothing in it is a pickle.
+    ``state.json``, where its step stands too, and a ``manifest.json`` that holds the SHA-256 of the other three. It is
+    written under another name, flushed to disk, and renamed. Nothing in it is a pickle.
 
     Args:
         folder: created when the first checkpoint is saved.
@@ -58,7 +58,7 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, put it in place, remove the oldest; returns its folder."""
-        name = "final" if checkpoint.final else f"step-{checkpoint.step:08d}"
+        name = _name(checkpoint.step, checkpoint.final)
         partial, place = self.folder / f".{name}.partial", self.folder / name
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -102,26 +102,41 @@ def load(place: Path) -> Checkpoint:
     """Read one checkpoint.
 
     Raises:
-        StructureError: a file is missing, or differs from the hash in the manifest; the file is named.
+        StructureError: a file is missing, or differs from the hash in the manifest; the file is named. Or the folder
+            has the name of another step.
     """
     from safetensors.torch import load_file
 
-    manifest = _manifest(place)
-    for name, expected in manifest["sha256"].items():
+    for name, expected in _manifest(place).items():
         path = place / name
         actual = sha256_of(path) if path.is_file() else "no such file"
         if actual != expected:
             raise StructureError("Checkpoint", f"{path} must have SHA-256 {expected}", actual, "It is corrupt.")
-    state = unpack(json.loads((place / _TREE).read_text()), load_file(place / _STATE))
-    return Checkpoint(step=manifest["step"], final=manifest["final"], state=state,
+    tree = json.loads((place / _TREE).read_bytes())
+    _check_tree(place, tree)
+    return Checkpoint(step=tree["step"], final=tree["final"], state=unpack(tree["state"], load_file(place / _STATE)),
                       weights=load_file(place / _WEIGHTS))
+
+
+def _name(step: int, final: bool) -> str:
+    return "final" if final else f"step-{step:08d}"
+
+
+def _check_tree(place: Path, tree: Any) -> None:
+    """Raise `StructureError` unless the state is that of the step which the folder names."""
+    if not isinstance(tree, dict) or tree.keys() != {"step", "final", "state"}:
+        raise StructureError("Checkpoint", f"{place / _TREE} must hold step, final and state", "something else",
+                             "It is of an older version; start anew.")
+    if place.name != (expected := _name(tree["step"], tree["final"])):
+        raise StructureError("Checkpoint", f"{place} must be named {expected} as its state says", place.name,
+                             "It was renamed.")
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
-    tree = pack(checkpoint.state, "state", tensors)
+    tree = {"step": checkpoint.step, "final": checkpoint.final, "state": pack(checkpoint.state, "state", tensors)}
     weights: dict[str, Tensor] = {}
     for name, value in checkpoint.weights.items():
         pack(value, name, weights)
@@ -129,21 +144,19 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     write_flushed(folder / _STATE, save(tensors))
     write_flushed(folder / _TREE, json.dumps(tree).encode())
     hashes = {name: sha256_of(folder / name) for name in (_WEIGHTS, _STATE, _TREE)}
-    manifest = {"step": checkpoint.step, "final": checkpoint.final, "sha256": hashes}
-    write_flushed(folder / _MANIFEST, json.dumps(manifest, indent=2).encode())
+    write_flushed(folder / _MANIFEST, json.dumps({"sha256": hashes}, indent=2).encode())
     flush_folder(folder)
 
 
-def _manifest(place: Path) -> dict[str, Any]:
+def _manifest(place: Path) -> dict[str, str]:
+    """The hashes by file."""
     path = place / _MANIFEST
     try:
-        manifest = json.loads(path.read_text())
-        sound = (isinstance(manifest["step"], int) and isinstance(manifest["final"], bool)
-                 and set(manifest["sha256"]) == {_WEIGHTS, _STATE, _TREE})
+        hashes: dict[str, str] = json.loads(path.read_bytes())["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StructureError("Checkpoint", f"{path} must list three files with their hashes",
                              f"{type(error).__name__}: {error}", "It is corrupt.") from error
-    if not sound:
+    if not isinstance(hashes, dict) or set(hashes) != {_WEIGHTS, _STATE, _TREE}:
         raise StructureError("Checkpoint", f"{path} must list three files with their hashes", "other contents",
                              "It is corrupt.")
-    return manifest
+    return hashes

@@ -8,12 +8,15 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from structconv.data.text import read_text
 from structconv.errors import ConfigError
 from structconv.train.config import Recipe, to_json
 from structconv.train.files import write_atomically
+from structconv.train.lock import locked
 
 __all__ = ["Metrics", "Run", "check_new", "environment", "version"]
 
@@ -22,7 +25,7 @@ class Metrics:
     """Measurements as lines of JSON, ``{"job": …, "step": …, …}``, appended as they come.
 
     After a resume no step is there twice: `truncate` drops what came after the checkpoint. A line that a crash cut
-    short is dropped, too.
+    short, or that has other bytes than UTF-8, is dropped, too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,18 +57,18 @@ class Metrics:
             return
         kept = [line for line in self if line["job"] != job or line["step"] <= step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
-        if text != self.path.read_text(encoding="utf-8"):
+        if text.encode() != self.path.read_bytes():
             write_atomically(self.path, text)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.flush(wait=False)
         if not self.path.exists():
             return
-        with open(self.path, encoding="utf-8") as file:
+        with open(self.path, "rb") as file:
             for text in file:
                 try:
                     line = json.loads(text)
-                except json.JSONDecodeError:
+                except ValueError:
                     continue
                 yield line
 
@@ -114,7 +117,7 @@ class Run:
 
     @property
     def config_text(self) -> str:
-        return (self.folder / "config.json").read_text(encoding="utf-8")
+        return read_text(self.folder / "config.json", "Run")
 
     @property
     def recipe_name(self) -> str:
@@ -123,6 +126,10 @@ class Run:
             return str(json.loads(self.config_text)["recipe"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError("Run", f"{self.folder / 'config.json'} must name its recipe", error) from error
+
+    def held(self) -> AbstractContextManager[None]:
+        """Within it no other process works in the folder; `ConfigError` if one does."""
+        return locked(self.folder)
 
     def checkpoint_folder(self, job: str) -> Path:
         return self.folder / "checkpoints" / job

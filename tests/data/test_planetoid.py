@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -83,6 +84,32 @@ def test_gaps_self_loops_and_duplicates(tmp_path):
 def test_neighbours_out_of_range_are_refused(tmp_path):
     tiny(tmp_path, graph={0: [6]})
     with pytest.raises(StructureError, match="from 0 to 5; got 0 to 6"):
+        read_planetoid(tmp_path, "tiny")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("3\n1000000000000\n", "at most half of the numbers from 3 to its highest; got 2 of 999999999998"),
+    (f"3\n{10 ** 30}\n", "one node number a line; got '1000000"),
+    ("3\n\u00b2\n", "one node number a line; got '\u00b2'"),
+    ("", "one node number a line; got ''"), ("3\n-5\n", "one node number a line; got '-5'")])
+def test_test_numbers_that_cannot_be_are_named(tmp_path, text, message):
+    tiny(tmp_path)
+    (tmp_path / "ind.tiny.test.index").write_text(text, encoding="utf-8")
+    with pytest.raises(StructureError, match=rf"ind\.tiny\.test\.index must .*{message}"):
+        read_planetoid(tmp_path, "tiny")
+
+
+def test_another_encoding_is_named(tmp_path):
+    tiny(tmp_path)
+    (tmp_path / "ind.tiny.test.index").write_bytes("3\n5\n".encode("utf-16"))
+    with pytest.raises(StructureError, match=r"test\.index must be text in UTF-8; got the byte 0xff at position 0"):
+        read_planetoid(tmp_path, "tiny")
+
+
+@pytest.mark.parametrize("bad", ["a", 1.5, None, True, 10 ** 30, [1]])
+def test_neighbours_that_are_no_numbers_are_refused(tmp_path, bad):
+    tiny(tmp_path, graph={0: [1], 1: [0, bad]})
+    with pytest.raises(StructureError, match=rf"tiny\.graph must number nodes from 0 to 5; got {re.escape(repr(bad))}"):
         read_planetoid(tmp_path, "tiny")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from structconv.bases.positions import bucket, bucket_count
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.positions import (
     ALiBi,
@@ -20,6 +21,7 @@ from structconv.mechanisms.positions import (
     RelativeKey,
 )
 from structconv.mechanisms.scores import DotProduct, General, heads_of
+from structconv.nn import Conv, GATConv
 from structconv.structures import Graph, Grid, Window
 
 F64 = torch.float64
@@ -146,6 +148,41 @@ def test_edge_bias():
         m.basis(X)
     with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
         m.basis(X, None, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
+
+
+def test_edge_bias_by_any_module():
+    graph = Graph(torch.tensor([[0, 1, 2], [1, 0, 0]]), num_nodes=M, edge_attr=torch.randn(3, 2, dtype=F64))
+    net = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    m = EdgeBias(net, heads=3).bound(P).to(F64)
+    assert m.module is not net
+    expected = torch.zeros(3, M, M, dtype=F64)
+    expected[:, graph.source, graph.target] = m.module(graph.edge_attr).mT
+    close(m.basis(X, None, graph).dense(F64), expected)
+    m.basis(X, None, graph).dense(F64).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in m.parameters())
+    with pytest.raises(ShapeError, match=r"of shape \(3, 2\); got \(3, 3\)"):
+        EdgeBias(net, heads=2).bound(P).to(F64).basis(X, None, graph)
+
+
+def test_edge_bias_by_a_module_has_the_heads_of_the_scores_beside_it():
+    graph = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, edge_attr=torch.randn(2, 4))
+    layer = Conv((DotProduct(heads=2, dim=3).scaled() + EdgeBias(torch.nn.Linear(4, 2))).softmax(), 3, 5)
+    assert layer(torch.randn(2, 3), structure=graph).shape == (2, 5)
+    assert sum("module.weight" in name for name in layer.state_dict()) == 1
+
+
+def test_attributes_of_a_batch_on_one_graph_give_what_each_sample_gives_alone():
+    index = torch.tensor([[0, 1, 2, 2], [1, 0, 0, 2]])
+    graph = Graph(index, num_nodes=M, edge_attr=torch.randn(3, 4, 2, dtype=F64))
+    x = torch.randn(3, M, P, dtype=F64)
+    for layer in (GATConv(P, 5, heads=2, edge_dim=2).to(F64),
+                  Conv((DotProduct(heads=2, dim=3) + EdgeBias(2)).softmax(), P, 5).to(F64)):
+        alone = [layer(x[i], structure=dataclasses.replace(graph, edge_attr=graph.edge_attr[i])) for i in range(3)]
+        close(layer(x, structure=graph), torch.stack(alone))
+        with pytest.raises(StructureError, match=r"of edge_attr must broadcast to \(\), those of x and z; got \(3, "):
+            layer(x[0], structure=graph)
+        with pytest.raises(StructureError, match="leading dimensions of edge_attr"):
+            layer(x[:2], structure=graph)
 
 
 def test_clipped_shifts_are_one_hot():

@@ -24,6 +24,31 @@ def matrix(graph: Graph) -> torch.Tensor:
     return a
 
 
+def test_attributes_of_a_batch_share_the_edges():
+    graph = Graph(INDEX, num_nodes=5, edge_attr=torch.randn(3, INDEX.shape[1], 2))
+    looped = graph.with_self_loops(attr=7.0)
+    assert looped.edge_attr.shape == (3, INDEX.shape[1] + 5, 2)
+    assert torch.equal(looped.edge_attr[:, :INDEX.shape[1]], graph.edge_attr)
+    assert bool((looped.edge_attr[:, INDEX.shape[1]:] == 7).all())
+    keep = torch.arange(INDEX.shape[1]) % 2 == 0
+    assert torch.equal(graph.select(keep).edge_attr, graph.edge_attr[:, keep])
+    assert repr(graph).endswith("A=2)")
+    with pytest.raises(StructureError, match=r"edge_attr must have shape \(..., E="):
+        Graph(INDEX, num_nodes=5, edge_attr=torch.randn(INDEX.shape[1], 3, 2))
+
+
+def test_a_complete_graph_has_every_ordered_pair_once():
+    for nodes in range(5):
+        graph = Graph.complete(nodes)
+        assert graph.edge_index.T.tolist() == [[m, n] for m in range(nodes) for n in range(nodes) if m != n]
+        assert graph.num_nodes == nodes
+        looped = Graph.complete(nodes, self_loops=True)
+        assert looped.edge_index.T.tolist() == [[m, n] for m in range(nodes) for n in range(nodes)]
+    with pytest.raises(StructureError, match=r"Graph\.complete: num_nodes must be an integer >= 0; got -1"):
+        Graph.complete(-1)
+    assert Graph.complete(3, device="meta").edge_index.is_meta
+
+
 BAD = {
     "list": (lambda: Graph([[0], [1]], num_nodes=2), r"edge_index must be a tensor.*got list"),
     "array": (lambda: Graph(INDEX.numpy(), num_nodes=4), r"got ndarray"),
@@ -38,7 +63,7 @@ BAD = {
     "float size": (lambda: Graph(INDEX, num_nodes=4.0), r"must be an integer >= 0; got 4.0"),
     "weight shape": (lambda: Graph(INDEX, num_nodes=4, edge_weight=torch.ones(4)), r"\(E=5,\); got \(4,\)"),
     "weight dtype": (lambda: Graph(INDEX, num_nodes=4, edge_weight=torch.ones(5).int()), r"floating; got torch.int32"),
-    "attr shape": (lambda: Graph(INDEX, num_nodes=4, edge_attr=torch.ones(2, 5)), r"\(E=5, A\).*got \(2, 5\)"),
+    "attr shape": (lambda: Graph(INDEX, num_nodes=4, edge_attr=torch.ones(2, 5)), r"E=5, A\).*got \(2, 5\)"),
     "attr rank": (lambda: Graph(INDEX, num_nodes=4, edge_attr=torch.ones(5, 2, 2)), r"got \(5, 2, 2\)"),
     "device": (lambda: Graph(INDEX, num_nodes=4, edge_weight=torch.ones(5, device="meta")), r"cpu; got meta"),
     "mask length": (lambda: Graph(INDEX).select(torch.ones(4).bool()), r"mask of length E=5; got \(4,\)"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from structconv.data.hashing import sha256_of
 from structconv.errors import StructureError
 from structconv.train.checkpoint import Checkpoint, Checkpoints, load
 from structconv.train.state import capture_generators, pack, restore_generators, seed_everything, unpack
@@ -89,13 +90,43 @@ def test_a_corrupt_one_is_named_and_the_one_before_is_used(tmp_path, name, damag
     assert checkpoints.latest(pytest.fail).step == 10
 
 
-@pytest.mark.parametrize("manifest", ["", "{}", "[]", '{"step": 5, "final": false, "sha256": {}}'])
+@pytest.mark.parametrize("manifest", ["", "{}", "[]", '{"sha256": {}}', '{"sha256": []}', "\x00"])
 def test_a_damaged_manifest_is_corrupt_too(tmp_path, manifest):
     place = Checkpoints(tmp_path).save(at(5))
     (place / "manifest.json").write_text(manifest)
     with pytest.raises(StructureError, match=r"step-00000005/manifest\.json must list"):
         load(place)
     assert Checkpoints(tmp_path).latest(lambda text: None) is None
+
+
+@pytest.mark.parametrize(("key", "value"), [("step", 7), ("final", True)])
+def test_a_changed_step_is_corrupt(tmp_path, key, value):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(at(5))
+    tree = checkpoints.save(at(10)) / "state.json"
+    tree.write_text(json.dumps({**json.loads(tree.read_text()), key: value}))
+    warnings: list[str] = []
+    assert checkpoints.latest(warnings.append).step == 5
+    assert f"{tree} must have SHA-256" in warnings[0]
+    assert json.loads((tree.parent / "manifest.json").read_text()).keys() == {"sha256"}
+
+
+@pytest.mark.parametrize("name", ["step-00000099", "final"])
+def test_a_renamed_checkpoint_is_not_that_of_another_step(tmp_path, name):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(at(5)).rename(tmp_path / name)
+    with pytest.raises(StructureError, match="must be named step-00000005 as its state says"):
+        load(tmp_path / name)
+    assert checkpoints.latest(lambda text: None) is None
+
+
+def test_a_state_of_another_layout_is_named(tmp_path):
+    place = Checkpoints(tmp_path).save(at(5))
+    (place / "state.json").write_text('{"s": 1}')
+    hashes = {path.name: sha256_of(path) for path in place.iterdir() if path.name != "manifest.json"}
+    (place / "manifest.json").write_text(json.dumps({"sha256": hashes}))
+    with pytest.raises(StructureError, match=r"state\.json must hold step, final and state"):
+        load(place)
 
 
 def test_a_crash_while_writing_leaves_nothing_that_is_found(tmp_path):

@@ -1,0 +1,227 @@
+"""What a newcomer may get wrong: every named layer and every function answers in one line, with an error of our own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import structconv as sc
+from structconv import nn as layers
+from structconv import ops, tensors
+from structconv.arguments import explained
+from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
+from structconv.nn.conv import to_entries, to_image
+from structconv.structures import Causal, Graph, Grid, KnowledgeGraph, Padding
+from structconv.structures.batching import membership, unbatch
+from structconv.structures.supports import DenseMask, EdgeSupport
+from structconv.testing.layers import uses
+
+INDEX = torch.tensor([[0, 1], [1, 2]])
+GRAPH = Graph(INDEX)
+#: In the place of a tensor.
+NO_TENSORS = {
+    "None": lambda t: None, "a list": lambda t: t.tolist(), "an array": lambda t: t.detach().numpy(),
+    "a text": lambda t: "abc", "a number": lambda t: 3.5, "a pair": lambda t: (t, t), "a dictionary": lambda t: {},
+    "a graph": lambda t: GRAPH, "a module": lambda t: nn.Linear(2, 2), "a sparse tensor": lambda t: t.to_sparse(),
+    "integers": lambda t: t.detach().long(), "complex numbers": lambda t: t.to(torch.complex128),
+    "booleans": lambda t: t.detach().bool(), "another dtype": lambda t: t.detach().half(),
+    "a tensor without numbers": lambda t: t.to("meta"), "more channels": lambda t: torch.cat([t, t], -1),
+    "no channels": lambda t: t[..., :0], "more entries": lambda t: torch.cat([t, t], -2),
+    "no entries": lambda t: t[..., :0, :], "a scalar": lambda t: t.sum(), "a vector": lambda t: t.reshape(-1),
+    "a larger batch": lambda t: torch.stack([t] * 3)}
+#: In the place of a structure or of a mask.
+NO_STRUCTURES = {
+    "None": None, "a list": [1, 2], "an array": np.eye(3), "a text": "abc", "a number": 3,
+    "a tensor": torch.zeros(2, 3), "booleans": torch.ones(6, dtype=torch.bool), "a dictionary": {},
+    "another graph": Graph(INDEX, num_nodes=99),
+    "another grid": Grid((50,)), "another mask": Padding(torch.ones(99, dtype=torch.bool)),
+    "another batch": Padding(torch.ones(7, 6, dtype=torch.bool)), "a class": Graph}
+#: In the place of any argument of a function or a class.
+ANYTHING = [None, [1, 2], np.eye(3), "abc", 3.5, -1, {}, torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool),
+            torch.tensor(1.5), Graph, GRAPH, (), True, float("nan")]
+
+
+def in_one_line(call, *args, **kwargs):
+    """What a call raises is an error of our own in a line; that it raises nothing is well, too."""
+    message = ""
+    try:
+        call(*args, **kwargs)
+    except StructconvError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert len(message) < 1500
+
+
+@pytest.mark.parametrize("name", uses())
+def test_every_layer_answers_bad_inputs_in_one_line(name):
+    use = uses()[name]()
+    given = {**dict(enumerate(use.args)), **use.kwargs}
+    for place, value in given.items():
+        tensor = isinstance(value, torch.Tensor)
+        if not tensor and name.startswith("users"):
+            continue  # what a user's mechanism reads of a structure is its own
+        for bad in (partial(make, value) for make in NO_TENSORS.values()) if tensor else (
+                partial(lambda bad: bad, bad) for bad in NO_STRUCTURES.values()):
+            changed = {**given, place: bad()}
+            args = [changed.pop(i) for i in range(len(use.args))]
+            in_one_line(use.layer, *args, **changed)
+            if hasattr(use.layer, "plan"):
+                in_one_line(use.layer.plan, *args, **changed)
+
+
+X, THETA, BASIS = torch.randn(4, 3), torch.randn(2, 3, 5), sc.Dense(torch.randn(2, 4, 4))
+PAIR = (BASIS, THETA)
+CHANNELS = {"in_channels": 3, "out_channels": 3}
+#: Functions and classes with arguments that they take.
+CALLS = {
+    "Graph": (Graph, {"edge_index": INDEX, "num_nodes": 3, "edge_weight": torch.ones(2), "edge_attr": torch.ones(2, 1),
+                      "num_inputs": 3, "num_outputs": 3}),
+    "Graph alone": (Graph, {"edge_index": INDEX}),
+    "Grid": (Grid, {"shape": (2, 3), "periodic": False}),
+    "Grid.graph": (Grid((2, 3)).graph, {"diagonal": False}),
+    "KnowledgeGraph": (KnowledgeGraph, {"triples": torch.tensor([[0, 0, 1]]), "num_entities": 2, "relations": ("a",),
+                                        "entities": ("b", "c"), "counts": (1,)}),
+    "from_labels": (KnowledgeGraph.from_labels, {"triples": [("a", "r", "b")], "entities": ("a", "b"),
+                                                 "relations": ("r",)}),
+    "relation": (KnowledgeGraph(torch.tensor([[0, 0, 1]]), 2, ("a",)).relation, {"name": "a"}),
+    "Padding": (Padding, {"keep": torch.ones(3, dtype=torch.bool)}),
+    "DenseMask": (DenseMask, {"keep": torch.ones(3, 3, dtype=torch.bool)}),
+    "EdgeSupport": (EdgeSupport, {"graph": GRAPH}),
+    "Window": (sc.Window, {"radius": 2, "dilation": 1}),
+    "Blocks": (sc.Blocks, {"size": 2}),
+    "batch": (sc.batch, {"structures": [GRAPH, GRAPH]}),
+    "unbatch": (unbatch, {"y": X, "parts": [2, 2]}),
+    "membership": (membership, {"parts": [2, 2]}),
+    "conv": (sc.conv, {"x": X, "basis": BASIS, "theta": THETA, "path": None, "plan": None, "max_bytes": None}),
+    "plan": (sc.plan, {"x": X, "basis": BASIS, "theta": THETA, "path": None, "max_bytes": None}),
+    "compose": (sc.compose, {"first": PAIR, "second": (BASIS, torch.randn(2, 5, 3))}),
+    "compose layers": (sc.compose, {"first": sc.Conv(sc.Adjacency(), 3, 3, bias=False),
+                                    "second": sc.Conv(sc.Adjacency(), 3, 3)}),
+    "compose_pairs": (ops.compose_pairs, {"first": PAIR, "second": (BASIS, torch.randn(2, 5, 3))}),
+    "decompose": (sc.decompose, {"phi": torch.randn(4, 4, 3, 2), "basis": BASIS}),
+    "factorise": (sc.factorise, {"phi": torch.randn(4, 4, 3, 2), "size": 1, "method": "auto", "seed": 0}),
+    "to_entries": (to_entries, {"image": torch.randn(2, 3, 4), "ndim": 1}),
+    "to_image": (to_image, {"entries": torch.randn(2, 6, 4), "grid": Grid((2, 3))}),
+    "ravel": (tensors.ravel, {"index": torch.tensor([[0, 1]]), "shape": (2, 3)}),
+    "unravel": (tensors.unravel, {"position": torch.tensor([1]), "shape": (2, 3)}),
+    "take": (tensors.take, {"a": X, "axes": [0], "index": [1]}),
+    "flatten": (tensors.flatten, {"a": X, "groups": [[0, 1]], "bijections": None}),
+    "unflatten": (tensors.unflatten, {"b": X.flatten(), "shape": (4, 3), "groups": [[0, 1]], "bijections": None}),
+    "outer": (tensors.outer, {"a": X, "b": X, "batch": 0}),
+    "tensors.compose": (tensors.compose, {"a": torch.randn(4, 4), "b": torch.randn(4, 4), "axes": 1, "batch": 0}),
+    "cuboid_offsets": (sc.cuboid_offsets, {"kernel_size": (3, 3), "dilation": 1, "offset": 0}),
+    "Conv": (sc.Conv, {"mechanism": sc.Adjacency(), **CHANNELS, "weight": None, "bias": True, "other_channels": None,
+                       "relative_value": None, "path": None, "max_bytes": None}),
+    "GCNConv": (sc.GCNConv, {**CHANNELS, "normalize": True}),
+    "ChebConv": (sc.ChebConv, {**CHANNELS, "K": 2, "normalize": "sym", "lambda_max": None}),
+    "DiffusionConv": (sc.DiffusionConv, {**CHANNELS, "K": 2}),
+    "RelationalConv": (sc.RelationalConv, {**CHANNELS, "num_relations": 2, "num_bases": None, "num_blocks": None,
+                                           "aggr": "mean"}),
+    "GATConv": (sc.GATConv, {**CHANNELS, "heads": 2, "negative_slope": 0.2, "dropout": 0.0, "edge_dim": None}),
+    "GATv2Conv": (sc.GATv2Conv, {**CHANNELS, "heads": 2, "negative_slope": 0.2, "dropout": 0.0}),
+    "MultiheadAttention": (sc.MultiheadAttention, {"embed_dim": 4, "num_heads": 2, "dropout": 0.0, "kdim": None,
+                                                   "num_kv_heads": None}),
+    "NonLocalBlock": (sc.NonLocalBlock, {"channels": 4, "inner": 2, "function": "gaussian", "axes": 2}),
+    "Conv2d": (sc.Conv2d, {"in_channels": 4, "out_channels": 4, "kernel_size": 3, "stride": 1, "padding": 1,
+                           "dilation": 1, "groups": 1, "padding_mode": "zeros"}),
+    "SeparableConv2d": (sc.SeparableConv2d, {**CHANNELS, "kernel_size": 3, "stride": 1, "padding": 1, "dilation": 1}),
+    "AvgPool2d": (layers.AvgPool2d, {"kernel_size": 2, "stride": 2}),
+    "ConvGRUCell": (sc.ConvGRUCell, {"mechanism": sc.Adjacency(), "in_channels": 3, "hidden_channels": 2,
+                                     "weight": None, "reset": "before"}),
+    "ConvLSTMCell": (sc.ConvLSTMCell, {"mechanism": sc.Adjacency(), "in_channels": 3, "hidden_channels": 2,
+                                       "weight": None})}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", CALLS)
+def test_every_function_answers_bad_arguments_in_one_line(name):
+    function, given = CALLS[name]
+    function(**given)
+    for place in given:
+        for bad in ANYTHING:
+            in_one_line(function, **{**given, place: bad})
+
+
+NAMED = {
+    "x is None": (lambda: sc.GCNConv(2, 2)(None, GRAPH), ConfigError, "x must be a tensor; got NoneType"),
+    "x is a list": (lambda: sc.Conv(sc.Identity(), 2, 2)([[1.0, 2.0]]), ConfigError,
+                    r"got list. Convert it, for example torch.as_tensor\(x, dtype=torch.float32\)"),
+    "x is an array": (lambda: layers.AvgPool1d(2)(np.ones((1, 2, 4))), ConfigError,
+                      "image must be a tensor; got ndarray"),
+    "x is sparse": (lambda: sc.GCNConv(3, 2)(torch.eye(3).to_sparse(), GRAPH), ShapeError,
+                    "x must be dense; got torch.sparse_coo"),
+    "h is a list": (lambda: sc.ConvGRUCell(sc.Identity(), 2, 2)(torch.ones(3, 2), [1]), ConfigError,
+                    "ConvGRUCell: h must be a tensor; got list"),
+    "a state of one": (lambda: sc.ConvLSTMCell(sc.Identity(), 2, 2)(torch.ones(3, 2), (torch.ones(3, 2),)), ConfigError,
+                       r"state must be a pair \(h, c\); got tuple"),
+    "a graph of a text": (lambda: Graph("abc", num_nodes=3), StructureError, "edge_index must be a tensor"),
+    "a graph of a dictionary": (lambda: Graph({}, num_nodes=3), StructureError, "edge_index must be a tensor"),
+    "a graph of a sparse matrix": (lambda: Graph(torch.eye(2).to_sparse()), StructureError, "from_torch_sparse"),
+    "too many nodes": (lambda: Graph(INDEX, num_nodes=2 ** 70), StructureError,
+                       "below 2.63; got 1180591620717411303424"),
+    "weights as an array": (lambda: Graph(INDEX, edge_weight=np.ones(2)), StructureError,
+                            "edge_weight must be a tensor; got ndarray"),
+    "attributes as a list": (lambda: Graph(INDEX, edge_attr=[1, 2]), StructureError,
+                             "edge_attr must be a tensor; got list"),
+    "channels as a text": (lambda: sc.MultiheadAttention("abc", 2), ConfigError,
+                           "MultiheadAttention: embed_dim must be of type int; got str"),
+    "entries beside the grid": (lambda: to_image(torch.ones(5, 3), Grid((2, 3))), ShapeError,
+                                r"entries must have shape \(..., N=6, C\); got \(5, 3\)")}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_message_says_what_came(name):
+    call, kind, message = NAMED[name]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_other_libraries_objects_are_told_how_they_become_a_graph():
+    class Data:
+        edge_index = INDEX
+
+    with pytest.raises(StructureError, match=r"got Data. Convert it: Graph.from_data\(data\)"):
+        Graph(Data())
+
+
+def test_a_padding_mask_without_a_batch_serves_a_batch_beside_other_parts():
+    mask = Padding(torch.tensor([True, True, True, False]))
+    scores = sc.DotProduct(heads=2, dim=3).masked(keep=mask).softmax()
+    layer = sc.Conv(scores | sc.Shifts([-1, 1]), 3, 5)
+    x = torch.randn(2, 4, 3)
+    torch.testing.assert_close(layer(x), torch.stack([layer(one) for one in x]))
+    batched = sc.Conv(sc.DotProduct().masked(keep=Padding(mask.keep.expand(2, 4))).softmax() | sc.Identity(), 3, 5)
+    with pytest.raises(StructureError, match="leading dimensions of the mask"):
+        batched(x[0])
+
+
+def test_long_values_are_cut_and_lines_joined():
+    error = ConfigError("Owner", "it must be short", "a\n b\t" + "c" * 1000)
+    assert str(error).startswith("Owner: it must be short; got a b ccc")
+    assert len(str(error)) < 500
+
+
+def test_only_types_explain_a_failure():
+    @explained
+    def ratio(a: int, b: float | None = None, *, names: tuple[str, ...] = ()) -> float:
+        return a / b + len(names[0])
+
+    with pytest.raises(ConfigError, match=r"ratio: b must be of type float \| None; got str"):
+        ratio(1, "2")
+    with pytest.raises(ConfigError, match=r"names must be of type tuple\[str, ...\]; got tuple of int"):
+        ratio(1, 2.0, names=(1,))
+    for wrong in (partial(ratio, 1, 0.0), partial(ratio, 1, 2.0), partial(ratio, 1, c=2)):
+        with pytest.raises((ZeroDivisionError, IndexError, TypeError)) as raised:
+            wrong()
+        assert not isinstance(raised.value, StructconvError)
+    assert ratio(1, 2, names=("abc",)) == 3.5
+
+
+def test_a_causal_mask_stands_for_a_graph_where_any_support_does():
+    layer = sc.MultiheadAttention(4, 2)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(layer(x, structure=Causal()), layer(x, keep=Causal()))
