@@ -22,6 +22,7 @@ from structconv.nn.layer import Layer
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
+from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call, Image
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive
 from structconv.structures.grid import Grid
@@ -168,8 +169,6 @@ class Conv(Layer):
         modules: Any = self._modules
         mechanism, relative = modules["mechanism"], modules.get("relative_value")
         theta = private.called(modules["weight"])
-        if private.any_autocast():
-            x, z = _widened(x, theta), z if z is None else _widened(z, theta)
         wanted = None
         if structure is not None and not axes:
             wanted = mechanism.input_entries(structure)
@@ -195,13 +194,15 @@ class Conv(Layer):
         if z is not None and not isinstance(z, Tensor):
             raise ConfigError("Conv", "z must be a tensor", type(z).__name__,
                               "A structure goes by keyword: layer(x, structure=graph).")
+        dtype = autocast_dtype(x)
+        x = cast(x, dtype)
         if z is not None:
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
-            check_alike("Conv", x, z, other_name="z")
+            check_alike("Conv", x, cast(z, dtype), other_name="z")
         numbers = next(iter(self.weight.parameters()), None)
         numbers = next(self.parameters(), None) if numbers is None else numbers
         if numbers is not None:
-            check_alike("Conv", x, numbers, other_name="the layer's parameters")
+            check_alike("Conv", x, cast(numbers, dtype), other_name="the layer's parameters")
 
     def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
@@ -219,7 +220,13 @@ class Conv(Layer):
 
 def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None) -> tuple[Call, Image | None]:
-    """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of."""
+    """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
+
+    Under autocast all of it is cast (`planning.precision`), unless nothing is multiplied but fixed numbers, as torch's
+    pooling.
+    """
+    dtype = autocast_dtype(x) if theta.tensors or mechanism.reads_content or any(mechanism.parameters()) else None
+    x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
     entries, image, projected = x, None, None
     if axes:
         structure = _grid_of(x, axes)
@@ -232,8 +239,9 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
         source = theta.heads(entries)
         projected = source, source if z is None else theta.heads(z)
     inputs = Inputs(entries, entries if z is None else z, structure, projected)
-    return Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
-                None if projected is None else projected[0], relative), image
+    call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
+                None if projected is None else projected[0], relative)
+    return cast_call(call, dtype), image
 
 
 def _copy(drawn: nn.Module, module: nn.Module) -> None:
@@ -253,13 +261,6 @@ def _check_unread(structure: Any) -> None:
         expected = "structure must be one that some part of the expression reads"
         raise StructureError("Conv", expected, repr(structure) if filters else type(structure).__name__,
                              "Pairs are left out by scores.masked(keep=STRUCTURE) in the expression.")
-
-
-def _widened(x: Tensor, theta: Theta) -> Tensor:
-    """x in Theta's dtype where autocast gave x a narrower one, as it does between two layers."""
-    kind, dtype = x.device.type, theta.dtype
-    narrow = torch.is_autocast_enabled(kind) and x.dtype == torch.get_autocast_dtype(kind)
-    return x if dtype is None or not narrow else x.to(dtype)
 
 
 def _grid_of(image: Tensor, ndim: int) -> Grid:
