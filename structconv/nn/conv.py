@@ -65,8 +65,9 @@ class Conv(Layer):
         path, max_bytes: what the planner is held to; see `ops.conv`.
 
     Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
-    (..., Q, *S'). A layer takes float64, float32 or bfloat16. A new layer keeps the variance of x where each A_k has
-    columns of unit norm; `calibrate` does so for any basis.
+    (..., Q, *S'). A layer takes float64, float32, bfloat16 or float16; under `torch.autocast` its products are taken
+    in, and y has, the dtype of autocast, as those of torch's layers. A new layer keeps the variance of x where each
+    A_k has columns of unit norm; `calibrate` does so for any basis.
 
     Raises:
         ShapeError: channels, entries, dtype or device of x or z do not fit.
