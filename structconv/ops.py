@@ -14,6 +14,7 @@ from structconv.bases.shift import Shift
 from structconv.errors import ConfigError, ShapeError
 from structconv.factorisation import decompose, factorise
 from structconv.planning.plan import Plan, plan_for, subject
+from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
 from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
@@ -74,6 +75,7 @@ def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """A_k^T r_k + bias_k for each head, (..., K or 1, M, C), (K, C) or none -> (..., K, N, C), by the planner's choice.
     """
     call = Call.of(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), bias, r)
+    call = cast_call(call, autocast_dtype(r))
     return plan_for(call).run(call)
 
 
@@ -117,7 +119,7 @@ def _call(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Call:
     _check_size("Conv", basis, theta)
     check_entries("Conv", x, entries=None if torch.compiler.is_compiling() else basis.num_inputs,
                   channels=theta.in_channels)
-    return Call.of(x, basis, theta)
+    return cast_call(Call.of(x, basis, theta), autocast_dtype(x))
 
 
 def _check_size(owner: str, basis: Basis, theta: Theta) -> None:

@@ -21,7 +21,9 @@ NUMBERS = {"a_structure_behind_torch", "a_structure_in_place", "arguments_made_u
            "recomputed_on_the_first_call", "requires_grad_toggled", "several_threads", "vmap_over_arguments",
            "vmap_over_parameters", "an_index_out_of_range"}
 #: Changes for layers over a fixed basis, whose modules are like those of any other layer.
-OF_VALUES = NUMBERS | {"a_layer_goes", "deep_copies", "dtypes_there_and_back", "forward_derivatives",
+OF_VALUES = NUMBERS | {"a_layer_goes", "a_scaled_step_in_float16", "autocast_in_any_order",
+                       "between_layers_under_autocast", "fake_tensors_under_autocast",
+                       "meta_tensors_under_autocast", "deep_copies", "dtypes_there_and_back", "forward_derivatives",
                        "parameters_parametrized", "second_derivatives"}
 
 

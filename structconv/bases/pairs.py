@@ -18,6 +18,7 @@ from structconv.bases.base import Basis
 from structconv.errors import ConfigError
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.csr import sddmm
+from structconv.primitives.functions import sum_dtype
 from structconv.primitives.segments import masked_softmax, segment_softmax, segment_sum
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
@@ -269,10 +270,18 @@ def _axis(over: str) -> int:
 
 
 def normalized(values: Tensor, pairs: Pairs, support: Support | None, kind: str, over: str) -> Tensor:
-    """Apply one of `NORMALIZATIONS` to what was evaluated at `pairs`; absent pairs weigh zero and get no gradient."""
+    """Apply one of `NORMALIZATIONS` to what was evaluated at `pairs`; absent pairs weigh zero and get no gradient.
+
+    16-bit types are summed and divided in float32.
+    """
     keep = pairs.keep(support)
     if kind == "softmax":
         return pairs.softmax(values, keep, over)
+    return _divided(values.to(sum_dtype(values.dtype)), keep, pairs, support, kind, over).to(values.dtype)
+
+
+def _divided(values: Tensor, keep: Tensor | None, pairs: Pairs, support: Support | None, kind: str, over: str
+             ) -> Tensor:
     if kind == "sigmoid":
         values = torch.sigmoid(values)
     if keep is not None:

@@ -14,6 +14,7 @@ from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
 from structconv.errors import StructureError
 from structconv.memo import derived
+from structconv.primitives.functions import sum_dtype
 from structconv.structures.grid import Grid
 
 __all__ = ["BUCKETS", "ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup", "bucket", "bucket_count"]
@@ -159,7 +160,10 @@ class Distance(Sized, Score):
 
 @value
 class GaussianBump(Pairwise):
-    """a_mn = exp(-(m - centre_n)^2 / (2 deviation^2)), centre (..., N): Luong's local attention (2015, eq. 10)."""
+    """a_mn = exp(-(m - centre_n)^2 / (2 deviation^2)), centre (..., N): Luong's local attention (2015, eq. 10).
+
+    Distances are taken in float32 or wider, because 16-bit types do not tell positions beyond 256 apart.
+    """
 
     ENTRY_COUNTS = ("inputs",)
 
@@ -184,8 +188,8 @@ class GaussianBump(Pairwise):
         return tuple(self.centre.shape[:-1])
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        centre = pairs.target(self.centre.unsqueeze(-2))
-        distance = pairs.source_index().to(centre.dtype) - centre
+        dtype = torch.promote_types(self.centre.dtype, sum_dtype(pairs.dtype))
+        distance = pairs.source_index().to(dtype) - pairs.target(self.centre.to(dtype).unsqueeze(-2))
         return torch.exp(-distance.square() / (2 * self.deviation**2)).to(pairs.dtype)
 
 

@@ -107,17 +107,25 @@ LAZY = frozenset((Projected, Term))
 
 
 class Function(FrozenValue):
-    """A module that maps entries, as a leaf of a call: a plan is for any, and keeps none."""
+    """A module that maps entries, as a leaf of a call: a plan is for any, and keeps none.
+
+    With `precision` it runs under autocast to that dtype, and gives the dtype of what it maps.
+    """
 
     static_key = ("Function",)
     module: Callable[[Tensor], Tensor] | None
+    precision: torch.dtype | None
 
-    def __init__(self, module: Callable[[Tensor], Tensor] | None) -> None:
-        self.__dict__["module"] = module
+    def __init__(self, module: Callable[[Tensor], Tensor] | None, precision: torch.dtype | None = None) -> None:
+        self.__dict__.update(module=module, precision=precision)
 
     def __call__(self, entries: Tensor) -> Tensor:
         assert self.module is not None, "a spec computes nothing"
-        return self.module(entries)
+        if self.precision is None:
+            return self.module(entries)
+        # Casts are not kept: a forward without gradients would leave such to a backward that runs this anew.
+        with torch.autocast(entries.device.type, self.precision, cache_enabled=False):
+            return self.module(entries).to(entries.dtype)
 
     def __repr__(self) -> str:
         return type(self.module).__name__

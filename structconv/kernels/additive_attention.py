@@ -68,8 +68,8 @@ class AdditiveScores(NamedTuple):
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
         lead, size = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3]), self.size
-        q, k, vector = self._operands(source, target, lead, call, r.dtype)
-        v = entries_first(r, lead, size).to(q.dtype)
+        q, k, vector = self._operands(source, target, lead, call)
+        v = entries_first(r, lead, size)
         options: dict[str, Any] = {"activation": self.activation, "slope": self.slope, "batch_heads": size,
                                    "dropout": self.dropout.p, "seed": self.dropout.seed_of(call.leaves)}
         if self.edges is not None:
@@ -79,7 +79,7 @@ class AdditiveScores(NamedTuple):
             return call.basis().apply(r)  # without native kernels a NaN would pass a causal mask
         else:
             y = dense_additive_attention(q, k, v, vector, causal=self.causal, **options)
-        return heads_first(y.to(r.dtype), lead, size)
+        return heads_first(y, lead, size)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
@@ -91,15 +91,13 @@ class AdditiveScores(NamedTuple):
                                  slope=self.slope, **self.edges.options(call.leaves))
         return found.unflatten(0, (*lead, self.size)).to(call.x.dtype)
 
-    def _operands(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call,
-                  other: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """q (N, B K, D) and k (M, B K, D) of one dtype, which autocast may not have given them; vector (B K, D)."""
+    def _operands(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call
+                  ) -> tuple[Tensor, Tensor, Tensor]:
+        """q (N, B K, D), k (M, B K, D) and vector (B K, D)."""
         q, k = (entries_first(t, lead, self.size) for t in (target, source))
-        dtype = torch.promote_types(q.dtype, k.dtype)
-        dtype = dtype if other is None else torch.promote_types(dtype, other)
         vector = self.vector(call.leaves)
         vector = vector if not lead else vector.expand(*lead, *vector.shape).reshape(-1, vector.shape[-1])
-        return q.to(dtype), k.to(dtype), vector
+        return q, k, vector
 
 
 def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from structconv import torch_private as private
 from structconv.bases.entrywise import Normalised
 from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.spec import Leaves
@@ -107,19 +106,17 @@ class FlexScores(NamedTuple):
         def flat(t: Tensor) -> Tensor:
             return t.expand(*lead, self.size, *t.shape[-2:]).reshape(lead.numel(), self.size, *t.shape[-2:])
 
-        dtype = _dtype(query, key, r)
-        query, key, values = (_widened(flat(t.to(dtype))) for t in (query, key, r))
+        query, key, values = (_widened(flat(t)) for t in (query, key, r))
         bucket = next((buckets(leaf.kind, leaf.clip, inputs, outputs, r.device) for leaf in tables(terms)), None)
         along = None if along is None else _own(flat(along.unsqueeze(-2)).squeeze(-2))
         rows = None if rows is None else _own(flat(rows))
         maps = Maps(along, rows, bucket, *self.present.by_tensors(call.leaves, lead))
         kind = (self.mapping, self.gain, scale, tuple(map(id, self.present.parts)), maps.padding is None,
-                tuple(t.dim() for t in maps.tables), self.size, query.shape[-1], values.shape[-1], dtype,
+                tuple(t.dim() for t in maps.tables), self.size, query.shape[-1], values.shape[-1], r.dtype,
                 torch.is_grad_enabled(),
                 *(None if t is None else t.requires_grad for t in (query, key, values, along, rows)))
-        with private.without_autocast(r.device.type):
-            y = _attention(r.device, kind)(query, key, values, maps, self.present.block_mask(inputs, outputs, r.device),
-                                           scale, self.mapping, self.gain)
+        y = _attention(r.device, kind)(query, key, values, maps, self.present.block_mask(inputs, outputs, r.device),
+                                       scale, self.mapping, self.gain)
         return y[..., :channels].unflatten(0, lead) if lead else y[0, ..., :channels]
 
 
@@ -139,17 +136,6 @@ class Maps(NamedTuple):
     bucket: Tensor | None
     padding: Tensor | None
     tables: tuple[Tensor, ...]
-
-
-def _dtype(*tensors: Tensor) -> torch.dtype:
-    """What torch's fused attention would take these in."""
-    kind = tensors[0].device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    dtype = tensors[0].dtype
-    for t in tensors[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
-    return dtype
 
 
 def _own(t: Tensor) -> Tensor:

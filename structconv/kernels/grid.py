@@ -135,9 +135,6 @@ class Window(NamedTuple):
         """(B, P, *S) -> (B, Q, *S') with a kernel (Q, P / G, *kernel_size)."""
         if self.pads:
             image = functional.pad(image, self.pads, mode=self.mode)
-        if bias is not None and bias.dtype != kernel.dtype:
-            y = self.correlate(image, kernel, groups, None)
-            return y + bias.view(-1, *(1,) * self.ndim)
         convolution = _CONVOLUTIONS[self.ndim - 1]
         return convolution(image, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
@@ -165,7 +162,7 @@ def _whole(window: Window, shape: tuple[int, ...]) -> Convolve:
 
     def convolve(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:
         kernel = theta.theta.permute(2, 1, 0).view(shape)
-        if window.pads or (bias is not None and bias.dtype != kernel.dtype):
+        if window.pads:
             return window.correlate(image, kernel, 1, bias)
         return convolution(image, kernel, bias, stride, padding, dilation)
 

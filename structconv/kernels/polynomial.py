@@ -20,7 +20,7 @@ from structconv.primitives.functions import transformed
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
 from structconv.primitives.polynomials import Recurrence, polynomial_product
-from structconv.shapes import check_alike, mixes
+from structconv.shapes import check_alike
 from structconv.structures.graph import Graph
 from structconv.theta import FullTheta, Theta
 
@@ -48,7 +48,7 @@ class Recurrences(Applied):
         operator = basis.operator
         if type(operator) is not Sparse or operator.batch_shape:
             return None
-        if operator.values is not None and not mixes(problem.x, operator.values):
+        if operator.values is not None:
             check_alike("Sparse", problem.x, operator.values, other_name="values")
         values = None if operator.values is None else getter(operator.values)
         return Polynomials(getter(operator.graph), values, basis.order, basis.first, basis.kind == "chebyshev")

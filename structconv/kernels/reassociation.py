@@ -26,6 +26,7 @@ from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.fitted import CAUSAL_CALLS, DENSE_CALLS, DIVIDED_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
+from structconv.primitives.functions import sum_dtype
 
 __all__ = ["CHUNK", "Reassociation", "causal_product"]
 
@@ -35,6 +36,8 @@ CHUNK = 128
 
 class Reassociated(NamedTuple):
     """a_kmn = scale <query_kn, key_km> at existing pairs, divided as `kind` and `over` say.
+
+    16-bit types are computed in float32: key^T x sums over all inputs, which float16 cannot hold for positive keys.
 
     Args:
         terms: what finds the products. depth, size: D of all of them, and K.
@@ -51,10 +54,10 @@ class Reassociated(NamedTuple):
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         factors = _Factors.of(self, call)
         query, key = factors.divided()
-        present = factors.present(r)
+        present = factors.present(_wide(r))
         if not self.existing.causal:
-            return query @ (key.mT @ present)
-        y = causal_product(query, key, present)
+            return (query @ (key.mT @ present)).to(r.dtype)
+        y = causal_product(query, key, present).to(r.dtype)
         return y if finite(y) else call.basis().apply(r)
 
     def synthesis(self, r: Tensor, call: Call) -> Tensor:
@@ -63,10 +66,10 @@ class Reassociated(NamedTuple):
             return self.apply(r, call).sum(-3)
         factors = _Factors.of(self, call)
         query, key = factors.divided()
-        inner = key.mT @ factors.present(r)
+        inner = key.mT @ factors.present(_wide(r))
         lead = torch.broadcast_shapes(query.shape[:-2], inner.shape[:-2])
         folded = query.expand(*lead, *query.shape[-2:]).movedim(-3, -2).flatten(-2)
-        return folded @ inner.expand(*lead, *inner.shape[-2:]).flatten(-3, -2)
+        return (folded @ inner.expand(*lead, *inner.shape[-2:]).flatten(-3, -2)).to(r.dtype)
 
 
 class _Factors(NamedTuple):
@@ -83,6 +86,7 @@ class _Factors(NamedTuple):
     def of(cls, found: Reassociated, call: Call) -> _Factors:
         """Those of this call, the scale with the query."""
         query, key, scale = products(found.terms(call.leaves))
+        query, key = _wide(query), _wide(key)
         query = query if scale == 1.0 else query * scale
         return cls(query, key, found.existing.padding(call.leaves), found.kind, found.over, found.existing.causal)
 
@@ -113,6 +117,10 @@ class _Factors(NamedTuple):
         if self.over == "outputs":
             return like.new_full((1, 1), self.query.shape[-2])
         return self._seen(self.present(like.new_ones((1, self.key.shape[-2], 1))))
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(sum_dtype(t.dtype))
 
 
 def causal_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:

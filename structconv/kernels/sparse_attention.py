@@ -140,8 +140,6 @@ class BilinearEdges(NamedTuple):
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
         layouts = self.edges.layouts(call.leaves, key.shape[-2], query.shape[-2], r.device)
         q, k, v = (entries_first(t, lead, size) for t in (query, key, r))
-        if q.dtype is not v.dtype:  # under autocast
-            q, k = q.to(v.dtype), k.to(v.dtype)
         y = bilinear_attention(*layouts, q, k, v, self._bias(lead, call), scale=self.scale,
                                **self.edges.options(call.leaves))
         return heads_first(y, lead, size)

@@ -14,7 +14,7 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.csr import edge_product, spmm
 from structconv.primitives.layout import Csr
-from structconv.shapes import check_alike, mixes
+from structconv.shapes import check_alike
 from structconv.structures.graph import Graph
 
 __all__ = ["SparseProduct"]
@@ -34,8 +34,6 @@ class Matrices(NamedTuple):
     def one(self, x: Tensor, call: Call) -> Tensor:
         """(M, C) -> (N, C), of one matrix."""
         ahead, back, values = self._found(call)
-        if values is not None and values.dtype is not x.dtype:
-            return spmm(ahead, back, values.view(-1), x)
         return edge_product(*ahead, *back, values, x, 1)
 
     def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
@@ -60,7 +58,7 @@ class SparseProduct(Applied):
     def match(self, problem: Problem) -> Matrices:
         basis = problem.basis
         assert isinstance(basis, Sparse)
-        if basis.values is not None and not mixes(problem.x, basis.values):
+        if basis.values is not None:
             check_alike("Sparse", problem.x, basis.values, other_name="values")
         single = basis.values is None or (basis.values.dim() <= 2 and basis.size == 1)
         return Matrices(getter(basis.graph), None if basis.values is None else getter(basis.values), single)

@@ -22,6 +22,8 @@ from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError
 from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.samples import each_sample, leaves_out
+from structconv.planning.precision import autocast_dtype, cast_leaves
+from structconv.planning.precision import cast as cast_to
 from structconv.primitives.segments import segment_sum
 from structconv.structures.samples import Samples
 from structconv.structures.values import Entries, static, tensors_in
@@ -182,10 +184,12 @@ class Mechanism(ScoreMaps, nn.Module):
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
+        dtype = autocast_dtype(x)
+        x, z = cast_to(x, dtype), cast_to(z, dtype)
         inputs = Inputs(x, x if z is None else z, structure)
         try:
             inputs = inputs._replace(kept=self.kept_inputs(inputs)) if self.hides(structure) else inputs
-            return self.filled(inputs, self.leaves(inputs))
+            return self.filled(inputs, cast_leaves(self.leaves(inputs), dtype))
         except AttributeError:
             check_bound("basis", self)
             raise

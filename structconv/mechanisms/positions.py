@@ -249,7 +249,7 @@ class GaussianWindow(Mechanism):
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
-            return (torch.arange(inputs.num_outputs, device=inputs.device, dtype=inputs.dtype),)
+            return (torch.arange(inputs.num_outputs, device=inputs.device),)
         return (positions(self.centre, inputs),)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:

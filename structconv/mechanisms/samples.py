@@ -42,9 +42,8 @@ def positions(centre: Any, inputs: Any) -> Tensor:
         return cast(Tensor, centre(inputs))
     apart = getattr(centre, "batching", "apart") == "apart"
     found = torch.cat([centre(part) for part in each_sample(inputs)], -1) if apart else centre(inputs)
-    device = found.device
-    return found.to(torch.promote_types(found.dtype, torch.float32)) + samples.input_starts.to(device)[
-        samples.members(device)[1]]
+    starts = samples.input_starts.to(found.device)[samples.members(found.device)[1]]
+    return found.double() + starts  # as numbers of entries may be large, and autocast leaves these as they are
 
 
 def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:

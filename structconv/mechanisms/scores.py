@@ -60,8 +60,8 @@ def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected
     """x through a projection as a leaf, head by head (..., K, M, D): still to be made where a call does nothing but
     multiply and add."""
     weight = projection._parameters.get("weight")
-    if (weight is None or type(projection) is not Projection or private.any_autocast()
-            or private.intercepted(projection) or torch.compiler.is_compiling()):
+    if (weight is None or type(projection) is not Projection or private.intercepted(projection)
+            or torch.compiler.is_compiling()):
         return heads_of(projection, x, heads)
     return Projected(x, weight, projection._parameters["bias"], heads)
 

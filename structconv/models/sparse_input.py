@@ -13,6 +13,7 @@ from structconv.bases.sparse import Sparse
 from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
+from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call
 from structconv.theta import FullTheta, HeadBlocksTheta
 
@@ -66,10 +67,13 @@ class SparseConv(nn.Module):
 
     def _call(self, words: Sparse, structure: Any) -> Call:
         """The heads X Theta_k come made; in the place of X stands one number, which no kernel reads."""
-        size, words_P, channels = self.theta.shape
-        x_MC = words.analysis(self.theta.movedim(0, 1).reshape(words_P, size * channels)).squeeze(0)
+        dtype = autocast_dtype(self.theta)
+        weight = cast(self.theta, dtype)
+        size, words_P, channels = weight.shape
+        x_MC = words.analysis(weight.movedim(0, 1).reshape(words_P, size * channels)).squeeze(0)
         r_KMQ = x_MC.unflatten(-1, (size, channels)).movedim(-2, 0)
         inputs = Inputs(x_MC, x_MC, structure, (r_KMQ, r_KMQ))
-        theta = HeadBlocksTheta(self.theta) if self.concat else FullTheta(self.theta)
-        return Call(x_MC.new_empty(()).expand(x_MC.shape[0], words_P), self.mechanism.leaves(inputs), theta, self.bias,
+        theta = HeadBlocksTheta(weight) if self.concat else FullTheta(weight)
+        call = Call(x_MC.new_empty(()).expand(x_MC.shape[0], words_P), self.mechanism.leaves(inputs), theta, self.bias,
                     partial(self.mechanism.filled, inputs), r_KMQ)
+        return cast_call(call, dtype)

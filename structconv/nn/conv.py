@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from structconv.nn.layer import Layer
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
+from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call, Image
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.grid import Grid
@@ -69,8 +70,9 @@ class Conv(Layer):
         path, max_bytes: what the planner is held to; see `ops.conv`.
 
     Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
-    (..., Q, *S'). A layer takes float64, float32 or bfloat16. A new layer keeps the variance of x where each A_k has
-    columns of unit norm; `calibrate` does so for any basis.
+    (..., Q, *S'). A layer takes float64, float32, bfloat16 or float16; under `torch.autocast` its products are taken
+    in, and y has, the dtype of autocast, as those of torch's layers. A new layer keeps the variance of x where each
+    A_k has columns of unit norm; `calibrate` does so for any basis.
 
     Raises:
         ShapeError: channels, entries, dtype or device of x or z do not fit.
@@ -166,11 +168,12 @@ class Conv(Layer):
         """The call of nested tensors, whose sequences are the samples of a batch."""
         if z is not None and not is_nested(z):
             raise ConfigError(type(self).__name__, "x and z must both be nested tensors, or neither", "x alone")
+        inputs: Any = x
         outputs: Any = x if z is None else z
         if structure is None:
-            sizes = [t.offsets().diff() for t in (cast(Any, x), outputs)]
+            sizes = [t.offsets().diff() for t in (inputs, outputs)]
             structure = Samples(*(sizes[:1] if z is None else sizes))
-        y = self.forward(x.values(), None if z is None else z.values(), structure=structure, **options)
+        y = self.forward(inputs.values(), None if z is None else outputs.values(), structure=structure, **options)
         offsets, led = outputs.offsets(), self.mechanism.output_structure(structure)
         if led is not structure and not torch.equal(led.samples.input_starts.to(offsets), offsets):
             offsets = led.samples.input_starts.to(offsets)
@@ -191,8 +194,6 @@ class Conv(Layer):
         modules: Any = self._modules
         mechanism, relative = modules["mechanism"], modules.get("relative_value")
         theta = private.called(modules["weight"])
-        if private.any_autocast():
-            x, z = _widened(x, theta), z if z is None else _widened(z, theta)
         wanted = None
         if structure is not None and not axes:
             wanted = mechanism.input_entries(structure)
@@ -214,15 +215,17 @@ class Conv(Layer):
         if axes:
             x, structure = to_entries(x, axes)
         check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
+        dtype = autocast_dtype(x)
+        x = cast(x, dtype)
         if z is not None:
             check_tensor("Conv", "z", z, "A structure goes by keyword: layer(x, structure=graph)."
                          if isinstance(z, FrozenValue) else "")
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
-            check_alike("Conv", x, z, other_name="z")
+            check_alike("Conv", x, cast(z, dtype), other_name="z")
         numbers = next(iter(self.weight.parameters()), None)
         numbers = next(self.parameters(), None) if numbers is None else numbers
         if numbers is not None:
-            check_alike("Conv", x, numbers, other_name="the layer's parameters")
+            check_alike("Conv", x, cast(numbers, dtype), other_name="the layer's parameters")
 
     def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
@@ -240,7 +243,13 @@ class Conv(Layer):
 
 def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None) -> tuple[Call, Image | None]:
-    """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of."""
+    """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
+
+    Under autocast all of it is cast (`planning.precision`), unless nothing is multiplied but fixed numbers, as torch's
+    pooling.
+    """
+    dtype = autocast_dtype(x) if theta.tensors or mechanism.reads_content or any(mechanism.parameters()) else None
+    x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
     entries, image, projected, kept = x, None, None, None
     if axes:
         structure = _grid_of(x, axes)
@@ -253,8 +262,9 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
         source = theta.heads(entries)
         projected = source, source if z is None else theta.heads(z)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept)
-    return Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
-                None if projected is None else projected[0], relative), image
+    call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
+                None if projected is None else projected[0], relative)
+    return cast_call(call, dtype), image
 
 
 def is_nested(x: Any) -> bool:
@@ -279,13 +289,6 @@ def _check_unread(structure: Any) -> None:
         expected = "structure must be one that some part of the expression reads"
         raise StructureError("Conv", expected, repr(structure) if filters else type(structure).__name__,
                              "Pairs are left out by scores.masked(keep=STRUCTURE) in the expression.")
-
-
-def _widened(x: Tensor, theta: Theta) -> Tensor:
-    """x in Theta's dtype where autocast gave x a narrower one, as it does between two layers."""
-    kind, dtype = x.device.type, theta.dtype
-    narrow = torch.is_autocast_enabled(kind) and x.dtype == torch.get_autocast_dtype(kind)
-    return x if dtype is None or not narrow else x.to(dtype)
 
 
 def _grid_of(image: Tensor, ndim: int) -> Grid:

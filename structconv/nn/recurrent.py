@@ -13,6 +13,7 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.nn.conv import ERRORS, Conv
 from structconv.nn.layer import Layer
 from structconv.planning import Plan
+from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_choice, check_entries, check_positive, check_tensor
 from structconv.weights import Weight
 
@@ -134,11 +135,12 @@ class ConvLSTMCell(Layer):
     def _next(self, x: Tensor, h: Tensor | None, c: Tensor | None, structure: Any) -> tuple[Tensor, Tensor]:
         h, c = self._states(x, h, c)
         i, f, g, o = self.gates(torch.cat([x, h], -1), structure=structure).chunk(4, -1)
-        if self.peephole is not None:
-            i, f = i + self.peephole[0] * c, f + self.peephole[1] * c
+        peephole = cast(self.peephole, autocast_dtype(x))
+        if peephole is not None:
+            i, f = i + peephole[0] * c, f + peephole[1] * c
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        if self.peephole is not None:
-            o = o + self.peephole[2] * c
+        if peephole is not None:
+            o = o + peephole[2] * c
         return o.sigmoid() * c.tanh(), c
 
     def plans(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, structure: Any = None) -> dict[str, Plan]:

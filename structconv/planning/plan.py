@@ -26,6 +26,7 @@ from structconv.planning import machine, tables, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
 from structconv.planning.kernel import FORGET, Kernel, matching
+from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, Problem, Run
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
@@ -219,7 +220,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     fitting = [w for w in allowed if problem.max_bytes is None or w.cost.peak_bytes <= problem.max_bytes]
     chosen = _least(fitting, [w.seconds for w in fitting]) if fitting else _smallest(allowed)
     if is_compiling():
-        return Plan(_compiled(chosen, problem), chosen.kernel.weights(chosen.match, problem), "",
+        return Plan(_compiled(chosen, problem), _weights(chosen, problem), "",
                     (_candidate(chosen, ""),), "")
     times: tuning.Seconds = {}
     if key is not None and call is not None:
@@ -230,7 +231,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     reason = "asked for" if path is not None else "cheapest" if fitting else "smallest; all hold more than max_bytes"
     others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
-    return Plan(_compiled(chosen, problem), chosen.kernel.weights(chosen.match, problem),
+    return Plan(_compiled(chosen, problem), _weights(chosen, problem),
                 "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
                 chosen.kernel.parts(chosen.match, problem))
 
@@ -303,8 +304,17 @@ def _weigh(problem: Problem, path: str | None) -> list[_Weighed]:
 
 
 def _compiled(weighed: _Weighed, problem: Problem) -> Run:
-    run = weighed.kernel.compile(weighed.match, problem, weighed.path)
+    run = _in_one_dtype(weighed.kernel.compile(weighed.match, problem, weighed.path), problem)
     return run if problem.image is None or weighed.kernel.images else _of_images(run, problem.image)
+
+
+def _weights(weighed: _Weighed, problem: Problem) -> Run:
+    return _in_one_dtype(weighed.kernel.weights(weighed.match, problem), problem)
+
+
+def _in_one_dtype(run: Run, problem: Problem) -> Run:
+    """The same, without autocast in a plan that is for calls under it."""
+    return without_autocast(run, problem.x.device.type) if private.any_autocast() else run
 
 
 def _of_images(run: Run, image: Image) -> Run:

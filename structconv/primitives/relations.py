@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv.errors import StructureError
+from structconv.memo import is_plain
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.functions import apply, pulled_back, transformed
 from structconv.primitives.grouped import add_group_outer, group_products, write_group_products
@@ -175,7 +177,7 @@ def relational_product(blocks: Blocks, x_MC: Tensor, theta_KGPQ: Tensor, values:
     Any order of derivatives. Cost: 2 E P + 2 U P Q / G + 2 U Q flops for U pairs. Memory: that of one block, at most
     O(U (P + Q)), and never (N, K, C) or (E, C); under functional transforms and forward derivatives that of all blocks.
     """
-    if transformed(x_MC, theta_KGPQ, values):
+    if transformed(x_MC, theta_KGPQ, values) or not (is_compiling() or is_plain(x_MC)):
         return _composed(blocks, x_MC, theta_KGPQ, values)
     return apply(_Relational, blocks, x_MC, theta_KGPQ, values)
 

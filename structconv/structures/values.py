@@ -181,19 +181,22 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
-def map_tensors(value: Any, fn: Callable[[Tensor], Any]) -> Any:
-    """The value with fn of each tensor that it holds, through tuples and nested values; itself where none changes."""
+def map_tensors(value: Any, fn: Callable[[Tensor], Any], whole: tuple[type, ...] = ()) -> Any:
+    """The value with fn of each tensor that it holds, through tuples and nested values; itself where none changes.
+
+    Values of the types in `whole` stay as they are.
+    """
     if isinstance(value, Tensor):
         return fn(value)
     if isinstance(value, tuple | list):
-        items = [map_tensors(item, fn) for item in value]
+        items = [map_tensors(item, fn, whole) for item in value]
         same = all(a is b for a, b in zip(items, value, strict=True))
         return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
-    if not isinstance(value, FrozenValue):
+    if not isinstance(value, FrozenValue) or isinstance(value, whole):
         return value
     changed = {}
     for name, old in zip(field_names(value), fields(value), strict=True):  # compilers trace this loop
-        new = map_tensors(old, fn)
+        new = map_tensors(old, fn, whole)
         if new is not old:
             changed[name] = new
     return altered(value, **changed) if changed else value

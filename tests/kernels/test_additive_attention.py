@@ -14,6 +14,7 @@ from structconv.errors import ConfigError
 from structconv.kernels.additive_attention import known
 from structconv.mechanisms import STRUCTURE, Additive
 from structconv.structures import Causal, Window
+from structconv.structures.values import tensors_in
 from tests.kernels.applied import applied, check_computes_the_same, match_of, offered, on_a_graph
 
 KERNEL = "structconv.additive_attention"
@@ -99,13 +100,14 @@ def test_isolated_outputs_are_zero_and_strangers_do_not_leak(dtype):
     assert y[:, 20:].isnan().all()
 
 
-def test_autocast_may_mix_dtypes():
+def test_autocast_gives_the_kernel_one_dtype():
     module, x = FUSED["tanh"].bound(16), torch.randn(30, 16)
     with torch.autocast("cpu", torch.bfloat16):
         basis, r = module.basis(x), torch.randn(4, 30, 8)
-        assert basis.child.source.dtype == torch.bfloat16
-        y = applied(basis, r, KERNEL)
-    assert y.dtype == torch.float32
+        assert {t.dtype for t in tensors_in(basis)} == {torch.bfloat16}
+        y = ops.apply(basis, r)
+    assert y.dtype == torch.bfloat16
+    y = y.float()
     torch.testing.assert_close(y, module.basis(x).apply(r), rtol=0.05, atol=0.05)
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "cases"]
 
-SUITES = ("grid", "graph", "attention", "windows", "relational", "planner", "dispatch", "models")
+SUITES = ("grid", "graph", "attention", "windows", "relational", "planner", "dispatch", "precision",
+          "models")
 
 
 def cases(suite: str) -> tuple[Case | Probe, ...]:

@@ -1,0 +1,71 @@
+"""Mixed precision: under autocast a call is cast once, where it is made, so that kernels see one dtype.
+
+As torch's own layers do, products run in the dtype of autocast, and y has it. A kernel then runs with autocast off:
+what it sums and normalises it does in float32, as for arguments that are 16 bits wide themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from structconv import torch_private as private
+from structconv.bases.spec import Function, Leaves
+from structconv.planning.problem import Call, Run
+from structconv.structures.values import Structure, map_tensors
+
+__all__ = ["autocast_dtype", "cast", "cast_call", "cast_leaves", "without_autocast"]
+
+T = TypeVar("T")
+#: Of these nothing is cast: what a kernel reads of them are pairs and positions.
+_WHOLE = (Structure,)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype in which autocast has products with x computed; `None` where there is none, or x is float64."""
+    if not private.any_autocast():
+        return None
+    kind = x.device.type
+    enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if enabled and _may_be_cast(x) else None
+
+
+def cast(value: T, dtype: torch.dtype | None) -> T:
+    """The tensors of a value in this dtype, where autocast would cast them; structures keep theirs."""
+    if dtype is None:
+        return value
+    wanted = dtype
+    made: T = map_tensors(value, lambda t: t.to(wanted) if _may_be_cast(t) else t, whole=_WHOLE)
+    return made
+
+
+def cast_call(call: Call, dtype: torch.dtype | None) -> Call:
+    """The call with all that it holds in this dtype."""
+    if dtype is None:
+        return call
+    return call._replace(x=cast(call.x, dtype), leaves=cast_leaves(call.leaves, dtype), theta=cast(call.theta, dtype),
+                         bias=cast(call.bias, dtype), projected=cast(call.projected, dtype),
+                         relative=cast(call.relative, dtype))
+
+
+def cast_leaves(leaves: Leaves, dtype: torch.dtype | None) -> Leaves:
+    """The leaves in this dtype; functions of scores run as autocast has them run."""
+    if dtype is None:
+        return leaves
+    return [Function(leaf.module, dtype) if type(leaf) is Function else cast(leaf, dtype) for leaf in leaves]
+
+
+def without_autocast(run: Run, kind: str) -> Run:
+    """The same with autocast off, in which nothing is cast behind a kernel's back."""
+    def plain(call: Call) -> Tensor:
+        with private.without_autocast(kind):
+            return run(call)
+
+    return plain
+
+
+def _may_be_cast(t: Tensor) -> bool:
+    """Whether torch's autocast takes such numbers; float64 it leaves alone."""
+    return t.is_floating_point() and t.dtype != torch.float64
