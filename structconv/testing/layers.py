@@ -20,6 +20,7 @@ from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.given import Given
 from structconv.mechanisms.grids import Cuboid
 from structconv.mechanisms.index import Adjacency, Powers, Shifts
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
@@ -31,35 +32,12 @@ from structconv.testing.calls import Use
 from structconv.testing.specimens import SPECIMENS, Setup, Specimen, mapped, random_numbers
 from structconv.weights import Depthwise, Grouped, HeadBlocks, LowRank, Separable, Shared
 
-__all__ = ["LAYERS", "Given", "in_float32", "layer_over", "over_specimens", "uses"]
+__all__ = ["LAYERS", "in_float32", "layer_over", "over_specimens", "uses"]
 
 F64, M, P, Q = torch.float64, library.M, library.P, library.Q
 Make = Callable[[], Use]
 #: Every named layer by its name, made anew at each call.
 LAYERS: dict[str, Make] = {}
-
-
-class Given(Mechanism):
-    """A user's mechanism that offers `build` only: a basis over parameters."""
-
-    def __init__(self, basis: Basis) -> None:
-        super().__init__()
-        self.given = basis
-
-        def hold(t: Tensor) -> Tensor:
-            self.register_parameter(f"number{len(self._parameters)}", nn.Parameter(t.detach().clone()))
-            return t
-
-        mapped(basis, hold)
-        self.names = tuple(self._parameters)
-
-    @property
-    def size(self) -> int:
-        return self.given.size
-
-    def build(self, inputs: Inputs) -> Basis:
-        held = (getattr(self, name) for name in self.names)
-        return mapped(self.given, lambda t: next(held))
 
 
 class Weighed(Mechanism):
@@ -132,7 +110,7 @@ def layer_over(specimen: Specimen) -> Use:
         conv = Conv(subject.mechanism, P, Q, other_channels=other)
         return use(conv, subject.x, subject.z, subject.structure)
     lead = torch.broadcast_shapes((2,), subject.batch_shape)
-    return use(Conv(Given(subject), P, Q), library.random(*lead, subject.num_inputs, P))
+    return use(Conv(Given(mapped(subject, nn.Parameter)), P, Q), library.random(*lead, subject.num_inputs, P))
 
 
 def named(**makers: Make) -> None:

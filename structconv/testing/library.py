@@ -16,6 +16,7 @@ from structconv.bases import positions, scores
 from structconv.bases.base import Basis
 from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.dense import Dense, Identity
+from structconv.bases.normalisations import TopK
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift
@@ -25,6 +26,7 @@ from structconv.mechanisms import grids, index
 from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.given import Given
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, KnowledgeGraph, Padding, Window, batch
 from structconv.testing.specimens import Setup, add
@@ -143,7 +145,12 @@ def _algebra_of_values() -> None:
             transposed_product=lambda: (Dense(random(2, M, M)).softmax() * Sparse(random_graph(), random(13)))
             .transpose(),
             normalised_matrix=lambda: Sparse(random_graph(), torch.rand(2, 13, dtype=F64)).normalize("sum"),
-            difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0)
+            difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0,
+            sparsemax=lambda: Dense(random(2, M, 5)).normalize("sparsemax"),
+            entmax_over_outputs=lambda: Dense(random(2, M, 5)).normalize("entmax", over="outputs"),
+            sink_by_head=lambda: Dense(random(2, M, 5)).softmax(sink=random(2)),
+            log_softmax=lambda: Dense(random(2, M, 5)).log_softmax(),
+            plus_a_table=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)) + random(M, 5))
     several(("masks",), masked_matrix=lambda: Dense(random(2, M, M)).masked(keep=Window(1)),
             transposed_scores=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)).masked(keep=Causal())
             .transpose())
@@ -152,6 +159,8 @@ def _algebra_of_values() -> None:
 
 
 def _index_based() -> None:
+    several((), given=lambda: setup(Given(Shift(Grid(M), (0, 2, -3)))),
+            given_table=lambda: setup(Given(torch.nn.Parameter(random(2, M, 4))) | Given(random(M, 4))))
     several(GRAPH, adjacency=lambda: setup(index.Adjacency(), random_graph(weighted=True)),
             adjacency_by_rows=lambda: setup(index.Adjacency("row"), random_graph(dtype=torch.int32)),
             chebyshev=lambda: setup(index.Chebyshev(3), random_graph()),
@@ -223,6 +232,34 @@ def _attention() -> None:
             mixed_heads=lambda: setup(dot.scaled().softmax() | index.Shifts([-1, 1])))
 
 
+def _other_normalisations() -> None:
+    dot, earlier = mechanisms.DotProduct(heads=HEADS, dim=3).scaled(), torch.ones(M, M, dtype=torch.bool).tril(-1)
+    several((*FREE,), sparsemax_attention=lambda: setup(dot.normalize("sparsemax")),
+            entmax_attention=lambda: setup(mechanisms.Additive(dim=3).normalize("entmax"), outputs=5),
+            attention_with_a_sink=lambda: setup(dot.softmax(sink=0.0), outputs=5),
+            hard_attention=lambda: setup(dot.normalize("hard")))
+    several(CONTENT, largest_two=lambda: setup(dot.masked(keep=Causal()).normalize(TopK(2))))
+    several((*CONTENT, "masks"),
+            causal_sparsemax=lambda: setup(dot.masked(keep=Causal()).normalize("sparsemax")),
+            causal_sink=lambda: setup((dot + Causal()).softmax(sink=torch.nn.Parameter(torch.tensor([0.5, -1.0])))),
+            causal_logarithm=lambda: setup((dot.masked(keep=Causal()).log_softmax() * 2.0).softmax()))
+    several(("permutes", "blockwise", "resizes", "masks"),
+            graph_sparsemax=lambda: setup(dot.masked(keep=STRUCTURE).normalize("sparsemax"), random_graph()),
+            graph_logarithm=lambda: setup(dot.masked(keep=STRUCTURE).log_softmax().map(torch.square).softmax(),
+                                          random_graph()))
+    several(("resizes", "masks"), windowed_entmax=lambda: setup(dot.masked(keep=Window(1)).normalize("entmax")))
+    several(("masks", "repeats"),
+            entmax_over_repeated_edges=lambda: setup(dot.masked(keep=STRUCTURE).normalize("entmax"), repeated_graph()),
+            sink_over_repeated_edges=lambda: setup(dot.masked(keep=STRUCTURE).softmax(sink=1.0), repeated_graph()))
+    several(("masks",),
+            table_with_infinities=lambda: setup((dot + random(M, M).masked_fill(earlier, -torch.inf)).softmax()),
+            sparsemax_of_nothing=lambda: setup(dot.masked(keep=Padding(torch.zeros(M, dtype=torch.bool)))
+                                               .normalize("sparsemax")))
+    several((), log_softmax_over_outputs=lambda: setup(dot.masked(keep=STRUCTURE).log_softmax(over="outputs"),
+                                                       random_graph()),
+            one_term_learnt=lambda: setup((dot + torch.nn.Parameter(random(HEADS, M, M))).softmax()))
+
+
 def _local_predictive() -> Setup:
     centre = terms.PredictedPosition()
     local = mechanisms.General().masked(keep=Window(2, centre=centre)).softmax()  # type: ignore[arg-type]
@@ -266,5 +303,6 @@ def _attention_on_structures() -> None:
             attention_to_nothing=lambda: setup(dot.softmax(), outputs=0))
 
 
-for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _attention_on_structures):
+for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _other_normalisations,
+                  _attention_on_structures):
     _register()

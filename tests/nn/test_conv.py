@@ -416,3 +416,30 @@ def assigned(layer, **attributes):
 def test_errors_say_what_to_do(message, call):
     with pytest.raises((ConfigError, ShapeError, StructureError), match=message):
         call()
+
+
+@pytest.mark.parametrize("weight", [Full(), LowRank(3), Separable(rank=2), [Full(), Full()]])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_scores_of_projections_beside_another_part_see_their_own_heads(weight, swapped):
+    parts = [BiAffine(heads=2, bilinear=False, on="projected").softmax(), Identity()]
+    layer = Conv(parts[1] | parts[0] if swapped else parts[0] | parts[1], 4, 6, weight=weight).to(torch.float64)
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    own = slice(1, 3) if swapped else slice(0, 2)
+    score = next(part for part in layer.mechanism.modules() if isinstance(part, BiAffine))
+    projected = layer.weight().heads(x)[..., own, :, :]
+    source, target = ((projected * vector.unsqueeze(1)).sum(-1) for vector in (score.vector_source,
+                                                                              score.vector_target))
+    attention = (source.unsqueeze(-1) + target.unsqueeze(-2)).softmax(-2)
+    identity = torch.eye(5, dtype=torch.float64).expand(2, 1, 5, 5)
+    basis = torch.cat([identity, attention] if swapped else [attention, identity], 1)
+    torch.testing.assert_close(layer.basis(x).dense(), basis)
+    expected = torch.einsum("bkmn,bmp,kpq->bnq", basis, x, layer.weight().dense()) + layer.bias
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_scores_of_projections_need_a_theta_a_head():
+    score = BiAffine(heads=2, bilinear=False, on="projected").softmax()
+    for join in (lambda: score @ Shifts([0, 1]), lambda: Shifts([0, 1]).outer(score)):
+        with pytest.raises(ConfigError, match="a Theta_k of its own"):
+            join()
+    assert (score @ Identity()).size == 2
