@@ -34,8 +34,8 @@ def taken_apart(kind: str, added: Any) -> tuple[Any, Tensor | None]:
         return added, None
     if not isinstance(added, Tensor) or not added.is_floating_point():
         got = f"a tensor of {added.dtype}" if isinstance(added, Tensor) else type(added).__name__
-        raise ConfigError("a + b", f"both operands must be {kind}", got, "A floating tensor (M, N) or (..., K, M, N), a "
-                          "Support and a Graph may be added too; a boolean mask goes as a.masked(keep=mask).")
+        raise ConfigError("a + b", f"both operands must be {kind}", got, "A floating tensor (M, N) or (..., K, M, N), "
+                          "a Support and a Graph may be added too; a boolean mask goes as a.masked(keep=mask).")
     if added.dim() < 2:
         raise ShapeError("a + b", "a tensor that is added must have shape (M, N) or (..., K or 1, M, N)",
                          tuple(added.shape))
