@@ -35,6 +35,7 @@ from structconv import (
     DotProduct,
     EmbeddedGaussian,
     Eye,
+    Full,
     Gaussian,
     GaussianWindow,
     General,
@@ -191,7 +192,7 @@ def diffusion() -> Conv:
 
 @row("R-GCN with basis decomposition", "Schlichtkrull et al. 2018, eq. 2 and 3", knowledge)
 def relational() -> Conv:
-    return Conv(Relations(3, normalize="row") | Identity(), P, Q, weight=Separable(rank=30))
+    return Conv(Relations(3, normalize="row") | Identity(), P, Q, weight=[Separable(rank=30), Full()])
 
 
 @row("typed walk", "Andreoli 2019, Definition 3", knowledge)

@@ -206,10 +206,10 @@ def relation(name: str) -> Tensor:
 @reference
 def relational(layer, x, structure):
     matrices = [relation(name) for name in KNOWLEDGE.relations]
-    matrices = [a / a.sum(0).clamp(min=1) for a in matrices] + [torch.eye(len(x), dtype=F64)]
-    mix, bases = held(layer, "mix"), held(layer, "filters")
-    assert mix.shape == (4, 30)
-    return torch.einsum("kmn,mp,kh,hpq->nq", torch.stack(matrices), x, mix, bases) + layer.bias
+    matrices = [a / a.sum(0).clamp(min=1) for a in matrices]
+    mix, bases, own = held(layer, "mix"), held(layer, "filters"), held(layer, "theta")
+    assert mix.shape == (3, 30) and own.shape == (1, 16, 24)
+    return torch.einsum("kmn,mp,kh,hpq->nq", torch.stack(matrices), x, mix, bases) + x @ own[0] + layer.bias
 
 
 @reference

@@ -98,19 +98,26 @@ class DotProduct(Score):
         rotary: rotate queries and keys by their positions (`Rotary`), or not.
         feature: a map of queries and keys, channels last, before the product; a positive one with `normalize("sum")`
             is linear attention (Katharopoulos et al. 2020), which the planner computes in O(M + N).
+        on: "entries"; or "projected": <Theta_k^T z_n, Theta_k^T x_m>, without projections of its own.
     """
 
     def __init__(self, heads: int | None = None, dim: int | None = None, *, shared_by: int = 1, bias: bool = False,
-                 rotary: Rotary | None = None, feature: Callable[[Tensor], Tensor] | None = None) -> None:
+                 rotary: Rotary | None = None, feature: Callable[[Tensor], Tensor] | None = None,
+                 on: str = "entries") -> None:
         super().__init__(1 if heads is None else heads)
-        self.projects = heads is not None or dim is not None
+        check_choice("DotProduct", "on", on, ("entries", "projected"))
+        self.sees_projection = on == "projected"
+        if self.sees_projection and (dim is not None or shared_by != 1 or bias):
+            raise ConfigError("DotProduct(on='projected')", "dim, shared_by and bias must be left out, for there is no "
+                              "projection but Theta_k", f"dim={dim}, shared_by={shared_by}, bias={bias}")
+        self.projects = not self.sees_projection and (heads is not None or dim is not None)
         self.dim = None if dim is None else check_positive("DotProduct", "dim", dim)
         self.shared_by, self.bias, self.rotary, self.feature = shared_by, bias, rotary, feature
         self.key_heads = check_divides("DotProduct", "shared_by", shared_by, "heads", self.heads)
 
     def bind(self, channels: Channels) -> None:
         if not self.projects:
-            if channels.inputs != channels.others:
+            if channels.inputs != channels.others and not self.sees_projection:
                 raise ConfigError("DotProduct()", "x and z must have the same number of channels",
                                   f"{channels.inputs} and {channels.others}", "Give dim=, so that both are projected.")
             return
@@ -121,18 +128,25 @@ class DotProduct(Score):
 
     def queries(self, z: Tensor) -> Tensor:
         """(..., N, P') -> (..., K, N, D)."""
-        query = heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3)
+        if self.sees_projection:
+            raise ConfigError("RelativeKey", "the DotProduct beside it must have queries of its own",
+                              "on='projected'", "Give RelativeKey another DotProduct.")
+        return self._mapped(heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3))
+
+    def _mapped(self, query: Tensor) -> Tensor:
+        """Queries or keys, rotated and through the feature map."""
         query = query if self.rotary is None else self.rotary(query)
         return query if self.feature is None else self.feature(query)
 
     def keys(self, x: Tensor) -> Tensor:
         """(..., M, P) -> (..., K, M, D)."""
-        key = heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3)
-        key = key if self.rotary is None else self.rotary(key)
-        key = key if self.feature is None else self.feature(key)
+        key = self._mapped(heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3))
         return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
 
     def forward(self, inputs: Inputs) -> Leaves:
+        if self.sees_projection:
+            key, query = _projected("DotProduct", inputs)
+            return self._mapped(query), self._mapped(key)
         if self.projects and self.rotary is self.feature is None and self.shared_by == 1:
             return by_heads(self.query, inputs.z, self.heads), by_heads(self.key, inputs.x, self.heads)
         return self.queries(inputs.z), self.keys(inputs.x)
@@ -358,20 +372,58 @@ class Pair(Score):
 
 
 class Context(Score):
-    """a_mn = <theta_n, x_m> for `queries` learnt outputs theta_n: N does not depend on z (context attention)."""
+    """a_mn = <theta_n, x_m> for `queries` learnt outputs theta_n: N does not depend on z (context attention).
 
-    def __init__(self, queries: int, heads: int = 1) -> None:
-        super().__init__(heads)
+    Args:
+        queries: N.
+        heads: K, where no `score` is given.
+        score: any expression of scores, of which theta_n (P') are the outputs' content, as z otherwise:
+            `Context(4, score=Additive(dim=16)).softmax()`. Its terms of positions count the queries from 0.
+    """
+
+    def __init__(self, queries: int, heads: int = 1, *, score: Mechanism | None = None) -> None:
+        super().__init__(heads if score is None else score.size)
         self.queries = check_positive("Context", "queries", queries)
+        if score is not None and (heads != 1 or not score.has_scores or score.sees_projection):
+            raise ConfigError("Context", "score must be an expression of scores of entries, which tells the heads",
+                              f"{score!r} and heads={heads}")
+        self.score = score
+
+    @property
+    def operands(self) -> tuple[Mechanism, ...]:
+        """The score, if there is one."""
+        return () if self.score is None else (self.score,)
+
+    @property
+    def reads_structure(self) -> bool:  # type: ignore[override]
+        return self.score is not None and self.score.reads_structure
 
     def bind(self, channels: Channels) -> None:
-        self.query = _parameter((self.heads, self.queries, channels.inputs), channels.inputs)
+        if self.score is None:
+            self.query = _parameter((self.heads, self.queries, channels.inputs), channels.inputs)
+        else:
+            self.query = _parameter((self.queries, channels.others), channels.others)
 
     def forward(self, inputs: Inputs) -> Leaves:
-        return self.query, inputs.x.unsqueeze(-3)
+        if self.score is None:
+            return self.query, inputs.x.unsqueeze(-3)
+        return self.score.leaves(inputs._replace(z=self.query))
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Bilinear(next(leaves), next(leaves))
+        if self.score is None:
+            return values.Bilinear(next(leaves), next(leaves))
+        outputs = inputs.z.new_zeros(()).expand(self.queries, inputs.z.shape[-1])
+        return self.score._fill_next(inputs._replace(z=outputs), leaves)
+
+    def _inside(self) -> list[Mechanism]:
+        """None: the leaves of the score bring its token."""
+        return []
+
+    def kept_inputs(self, inputs: Inputs) -> Tensor | None:
+        return None if self.score is None else self.score.kept_inputs(inputs._replace(z=self.query))
+
+    def hides(self, structure: Any) -> bool:
+        return self.score is not None and self.score.hides(structure)
 
 
 class Uniform(Score):

@@ -174,6 +174,8 @@ def _index_based() -> None:
             relation=lambda: setup(index.Relation("genre^-1", "sym"), knowledge(), entries=5),
             relations=lambda: setup(index.Relations(2) | index.Identity(), knowledge(), entries=5),
             walks=lambda: setup(index.Walks(["played.genre", "genre.played^-1.genre"]), knowledge(), entries=5))
+    several(("permutes",), laplacian_by_its_spectrum=lambda: setup(
+        index.Chebyshev(2, None, "computed"), random_graph()))
     several((), bipartite_adjacency=lambda: setup(index.Adjacency(), random_graph(5, 7), entries=5),
             senders_and_receivers=lambda: setup(index.Incidence("sender") | index.Incidence("receiver"),
                                                 random_graph()),
@@ -221,12 +223,20 @@ def _attention() -> None:
     several(CONTENT, location=lambda: setup(mechanisms.Location(300).softmax(), outputs=5),
             rotary=lambda: setup(mechanisms.DotProduct(heads=HEADS, dim=4, rotary=mechanisms.Rotary()).softmax()),
             context_attention=lambda: setup(mechanisms.Context(3).softmax()),
+            context_by_additive_scores=lambda: setup(mechanisms.Context(
+                3, score=mechanisms.Additive(dim=3, heads=HEADS)).softmax()),
+            context_by_masked_scores=lambda: setup(mechanisms.Context(
+                3, score=(dot + terms.RelativeBias(2)).scaled().masked(keep=Causal())).softmax()),
+            location_of_one=lambda: setup(mechanisms.Location(300).softmax(), entries=1, outputs=5),
             relative_key=lambda: setup((dot + terms.RelativeKey(2)).scaled().softmax()),
             sinusoidal_key=lambda: setup((mechanisms.DotProduct(heads=2, dim=4)
                                           + terms.RelativeKey(2, sinusoidal=True)).softmax()),
             relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(2)).softmax()),
             logarithmic_bias=lambda: setup((dot.scaled() + terms.RelativeBias(4, buckets="log")).softmax()),
             local_monotonic=lambda: setup(mechanisms.General().softmax() * terms.GaussianWindow(1.0)),
+            one_relative_key=lambda: setup((dot + terms.RelativeKey(0)).scaled().softmax()),
+            one_relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(0)).softmax()),
+            one_clipped_shift=lambda: setup(dot.scaled().softmax().outer(terms.ClippedShifts(0))),
             shaw_values=lambda: setup(dot.scaled().softmax().outer(terms.ClippedShifts(2))),
             masked_after_softmax=lambda: setup(dot.softmax().masked(keep=Window(1))),
             mixed_heads=lambda: setup(dot.scaled().softmax() | index.Shifts([-1, 1])))
