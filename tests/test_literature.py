@@ -423,6 +423,28 @@ def spatial_attention(layer, x):
 
 
 @reference
+def zero_sink(layer, x):
+    powers = (products(layer, x, heads=8) / 8).exp() * torch.ones(12, 12, dtype=torch.bool).tril()
+    return attended(layer, x, powers / (1 + powers.sum(-1, keepdim=True)))
+
+
+@reference
+def sparsemax_attention(layer, x, z):
+    scores = z @ held(layer, "key.weight") @ x.mT
+    low, high = scores.amax(-1, keepdim=True) - 1, scores.amax(-1, keepdim=True)
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = (scores - middle).clamp(min=0).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return (scores - low).clamp(min=0) @ x + layer.bias
+
+
+@reference
+def token_mixing(layer, x):
+    return held(layer, "tensor0")[0].mT @ x + layer.bias
+
+
+@reference
 def context_attention(layer, x):
     return (held(layer, "query")[0] @ x.mT).softmax(-1) @ x @ theta(layer)[0] + layer.bias
 

@@ -188,6 +188,7 @@ def _index_based() -> None:
             shifts_off_the_grid=lambda: setup(index.Shifts([5, -7]), Grid(4), entries=4),
             cuboid_off_the_grid=lambda: setup(index.Cuboid(2, offset=7), Grid(4), entries=4),
             pool=lambda: setup(index.Pool(2), Grid((4, 4)), entries=16),
+            pool_padded=lambda: setup(index.Pool(3, 2, 1), Grid((4, 5)), entries=20),
             unpool=lambda: setup(index.Pool(2).transpose(), Grid((4, 4)), entries=4))
     several(("translates",), cuboid_on_a_torus=lambda: setup(index.Cuboid((3, 3)), Grid((3, 4), periodic=True),
                                                              entries=12),
