@@ -35,9 +35,11 @@ from structconv import (
     DotProduct,
     EmbeddedGaussian,
     Eye,
+    Full,
     Gaussian,
     GaussianWindow,
     General,
+    Given,
     Graph,
     Grid,
     HeadBlocks,
@@ -191,7 +193,7 @@ def diffusion() -> Conv:
 
 @row("R-GCN with basis decomposition", "Schlichtkrull et al. 2018, eq. 2 and 3", knowledge)
 def relational() -> Conv:
-    return Conv(Relations(3, normalize="row") | Identity(), P, Q, weight=Separable(rank=30))
+    return Conv(Relations(3, normalize="row") | Identity(), P, Q, weight=[Separable(rank=30), Full()])
 
 
 @row("typed walk", "Andreoli 2019, Definition 3", knowledge)
@@ -295,6 +297,21 @@ def t5() -> Conv:
 @row("ALiBi", "Press et al. 2022, section 3", sequence)
 def alibi() -> Conv:
     return Conv((DotProduct(heads=8, dim=64).scaled() + ALiBi(heads=8)).softmax(), P, Q, weight=LowRank(64))
+
+
+@row("attention with a zero sink (softmax1)", "Xiao et al. 2024, section 3.3", sequence)
+def zero_sink() -> Conv:
+    return Conv(DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax(sink=0.0), P, Q, weight=LowRank(64))
+
+
+@row("sparsemax attention", "Martins and Astudillo 2016, eq. 2", sequences)
+def sparsemax_attention() -> Conv:
+    return Conv(General().normalize("sparsemax"), P, P, weight=Eye())
+
+
+@row("MLP-Mixer, one layer of token mixing", "Tolstikhin et al. 2021, eq. 1", sequence)
+def token_mixing() -> Conv:
+    return Conv(Given(torch.nn.Parameter(torch.randn(1, 12, 12))), P, P, weight=Eye())
 
 
 @row("non-local, Gaussian", "Wang et al. 2018, eq. 2", pixels)

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from structconv import tensors as tensors
     from structconv import theta as theta
     from structconv import weights as weights
-    from structconv.bases import Basis, Dense, Polynomial, Shift, Sparse, cuboid_offsets
+    from structconv.bases import (
+        Basis,
+        Dense,
+        Polynomial,
+        Shift,
+        Sparse,
+        TopK,
+        cuboid_offsets,
+        register_normalisation,
+    )
     from structconv.errors import ConfigError, ShapeError, StructureError
     from structconv.mechanisms import (
         STRUCTURE,
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
         Gaussian,
         GaussianWindow,
         General,
+        Given,
         Identity,
         Incidence,
         LearntEncoding,
@@ -106,14 +116,14 @@ __all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "
            "Chebyshev", "Concatenation", "ConfigError", "Context", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
            "ConvLSTMCell", "Cuboid", "Dense", "Depthwise", "DepthwiseSeparable", "DiffusionConv", "DotProduct",
            "EdgeBias", "EmbeddedGaussian", "Eye", "Full", "GATConv", "GATv2Conv", "GCNConv", "Gaussian",
-           "GaussianWindow", "General", "Graph", "Grid", "Grouped", "HeadBlocks", "Identity", "Incidence",
+           "GaussianWindow", "General", "Given", "Graph", "Grid", "Grouped", "HeadBlocks", "Identity", "Incidence",
            "KnowledgeGraph", "LearntEncoding", "Location", "LowRank", "Mechanism", "MultiheadAttention",
            "NonLocalBlock", "Padding", "Pair", "Polynomial", "Pool", "Powers", "PredictedPosition", "Relation",
            "RelationalConv", "Relations", "RelativeBias", "RelativeKey", "RelativeValue", "Rotary", "Separable",
            "SeparableConv2d", "ShapeError", "Shared", "Shift", "Shifts", "SinusoidalEncoding", "Sparse",
-           "StructureError", "Support", "Uniform", "Walks", "Weight", "Window", "batch", "compose", "conv",
-           "cuboid_offsets", "decompose", "factorise", "keep_memory", "kept_memory", "plan", "release_memory",
-           "unbatch"]
+           "StructureError", "Support", "TopK", "Uniform", "Walks", "Weight", "Window", "batch", "compose", "conv",
+           "cuboid_offsets", "decompose", "factorise", "keep_memory", "kept_memory", "plan", "register_normalisation",
+           "release_memory", "unbatch"]
 
 #: Modules go by `structconv.nn` and the like: `import *` leaves alone what has the same name, as torch's `nn`.
 _MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures", "tensors", "theta", "weights")

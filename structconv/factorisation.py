@@ -1,11 +1,13 @@
 """From a linear map back to basis and weight: Theta for a given basis, or the best of both.
 
 A linear map Phi (M, N, P, Q), y_nq = sum_mp Phi_mnpq x_mp, is a convolution over a basis A (K, M, N) when
-Phi = sum_k A_k (outer) Theta_k, eq. 7 of J.-M. Andreoli, *Convolution, attention and structure embedding*, 2019.
+Phi = sum_k A_k (outer) Theta_k, eq. 7 of J.-M. Andreoli, *Convolution, attention and structure embedding*, 2019. So is
+any tensor of shape S T over K tensors of shape S: `tensors.compose(A, Theta)`, which `decompose` undoes.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ _OVERSAMPLING, _POWER_ITERATIONS, _FULL_LIMIT = 10, 4, 512
 
 
 class Decomposition(NamedTuple):
-    """Theta (K, P, Q) of a linear map over a given basis, and ||Phi - sum_k A_k (outer) Theta_k|| / ||Phi||."""
+    """Theta (K, *T) of a tensor over a given basis, and ||Phi - sum_k A_k (outer) Theta_k|| / ||Phi||."""
 
     theta: Tensor
     residual: float
@@ -47,37 +49,44 @@ class Factorisation(NamedTuple):
 
 @explained
 def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
-    """Theta that writes a linear map over a given basis (Proposition 1): least squares over all (m, n).
+    """Theta that writes a tensor over a given basis (Proposition 1): least squares over all indices of S.
 
     Theta = argmin ||Phi - sum_k A_k (outer) Theta_k||, the one of least norm where the A_k are linearly dependent. It
-    is exact for every Phi when the A_k span all M x N matrices.
+    is exact for every Phi when the A_k span all tensors of shape S: for a linear map all M x N matrices.
 
     Args:
-        phi: (M, N, P, Q), floating point; 16-bit types are computed in float32.
-        basis: a basis without batch dimensions, or its dense tensor (K, M, N) of the dtype and device of `phi`.
+        phi: (*S, *T), floating point; (M, N, P, Q) for a linear map. 16-bit types are computed in float32.
+        basis: a basis without batch dimensions, S = (M, N), or K tensors (K, *S) of any shape S, of the dtype and
+            device of `phi`.
 
     Returns:
-        theta (K, P, Q) of the dtype of `phi`, and the relative residual (0 for Phi = 0) as a Python float.
+        theta (K, *T) of the dtype of `phi`, and the relative residual (0 for Phi = 0) as a Python float.
 
-    Cost: O(M N K^2 + M N P Q K) flops, by the singular values of the (M N, K) matrix of the basis.
+    Cost: O(|S| K^2 + |S| |T| K) flops, by the singular values of the (|S|, K) matrix of the basis; |S| = M N.
 
     Raises:
         ShapeError: if shapes, dtypes or devices do not fit.
     """
-    m, n, p, q = _check_map("decompose", phi)
-    a_KMN = basis.dense(phi.dtype).to(phi.device) if isinstance(basis, Basis) else basis
-    check_alike("decompose", phi, a_KMN, name="phi", other_name="basis")
-    if a_KMN.dim() != 3 or a_KMN.shape[1:] != phi.shape[:2]:
-        raise ShapeError("decompose", f"basis must have shape (K, M={m}, N={n})", tuple(a_KMN.shape),
-                         "It has no batch dimensions here." if a_KMN.dim() > 3 else "")
-    wide, dtype = phi.to(sum_dtype(phi.dtype)), phi.dtype
-    flat = wide.reshape(m * n, p * q)
-    u, s, v_T = torch.linalg.svd(a_KMN.to(wide.dtype).reshape(-1, m * n).t(), full_matrices=False)
+    if not phi.is_floating_point():
+        raise ShapeError("decompose", "phi must be a floating-point tensor of shape (*S, *T)",
+                         f"{tuple(phi.shape)} {phi.dtype}")
+    a_KS = basis.dense(phi.dtype).to(phi.device) if isinstance(basis, Basis) else basis
+    check_alike("decompose", phi, a_KS, name="phi", other_name="basis")
+    if isinstance(basis, Basis) and a_KS.dim() != 3:
+        raise ShapeError("decompose", "basis must have shape (K, M, N)", tuple(a_KS.shape),
+                         "It has no batch dimensions here.")
+    axes = a_KS.dim() - 1
+    if axes < 0 or a_KS.shape[1:] != phi.shape[:axes]:
+        raise ShapeError("decompose", "basis must have shape (K, *S) and phi (*S, *T), for a linear map (K, M, N) and "
+                         "(M, N, P, Q)", f"{tuple(a_KS.shape)} and {tuple(phi.shape)}")
+    wide, dtype, (s_shape, t_shape) = sum_dtype(phi.dtype), phi.dtype, (phi.shape[:axes], phi.shape[axes:])
+    flat = phi.to(wide).reshape(math.prod(s_shape), math.prod(t_shape))
+    rows = a_KS.to(wide).reshape(a_KS.shape[0], math.prod(s_shape))
+    u, s, v_T = torch.linalg.svd(rows.t(), full_matrices=False)
     keep = s > s.amax() * torch.finfo(s.dtype).eps * max(u.shape[0], v_T.shape[1]) if s.numel() else s > 0
     inverse = torch.where(keep, 1 / torch.where(keep, s, 1), 0)
     theta = v_T.t() @ (inverse.unsqueeze(1) * (u.t() @ flat))
-    residual = _residual(flat, a_KMN.to(wide.dtype).reshape(-1, m * n), theta)
-    return Decomposition(theta.reshape(-1, p, q).to(dtype), residual)
+    return Decomposition(theta.reshape(rows.shape[0], *t_shape).to(dtype), _residual(flat, rows, theta))
 
 
 @explained
@@ -154,5 +163,7 @@ def _check_map(owner: str, phi: Tensor) -> tuple[int, int, int, int]:
 
 
 def _sizes(letters: str, tensor: Tensor) -> str:
-    named = ", ".join(f"{letter}={size}" for letter, size in zip(letters, tensor.shape, strict=True))
-    return f"({named}) {str(tensor.dtype).removeprefix('torch.')}"
+    sizes = map(str, tensor.shape)
+    if tensor.dim() == len(letters):
+        sizes = map("=".join, zip(letters, sizes, strict=True))
+    return f"({', '.join(sizes)}) {str(tensor.dtype).removeprefix('torch.')}"

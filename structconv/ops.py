@@ -1,4 +1,4 @@
-"""The functional form of eq. (1), its plan, and the composition of two of them (Proposition 3)."""
+"""The functional form of eq. 8, its plan, and the composition of two of them (Proposition 3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Pair = tuple[Basis, Theta | Tensor]
 @explained
 def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None, plan: Plan | None = None,
          max_bytes: int | None = None) -> Tensor:
-    """y = sum_k A_k^T x Theta_k (Andreoli 2019, eq. 1): the structured convolution.
+    """y = sum_k A_k^T x Theta_k (Andreoli 2019, eq. 8): the structured convolution.
 
     Args:
         x: (..., M, P), floating; leading dimensions broadcast with those of the basis.
@@ -63,7 +63,7 @@ def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
 @explained
 def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None,
          max_bytes: int | None = None) -> Plan:
-    """How `conv` computes (1) for these shapes: order, kernel, cost, and what was rejected; `print` it.
+    """How `conv` computes eq. 8 for these shapes: order, kernel, cost, and what was rejected; `print` it.
 
     Arguments and errors are those of `conv`. Nothing is computed, unless `planning.autotune` is on: then the paths
     within three times the cheapest are timed, once per class of shapes.

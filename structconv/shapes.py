@@ -8,7 +8,7 @@ from torch import Tensor
 from structconv.errors import ConfigError, ShapeError
 
 __all__ = ["Shape", "alike", "broadcast", "check_alike", "check_choice", "check_divides", "check_entries",
-           "check_leads", "check_positive", "check_tensor", "goes_into", "mixes"]
+           "check_leads", "check_natural", "check_positive", "check_tensor", "goes_into", "mixes"]
 
 Shape = tuple[int, ...]
 _TOO_MANY = 2 ** 63
@@ -99,6 +99,13 @@ def check_positive(owner: str, name: str, value: int) -> int:
     """Return `value` if it is a positive integer, else raise `ConfigError`."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or not 0 < value < _TOO_MANY:
         raise ConfigError(owner, f"{name} must be a positive integer", repr(value))
+    return value
+
+
+def check_natural(owner: str, name: str, value: int) -> int:
+    """Return `value` if it is an integer >= 0, else raise `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 0:
+        raise ConfigError(owner, f"{name} must be an integer >= 0", repr(value))
     return value
 
 

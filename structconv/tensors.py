@@ -1,7 +1,8 @@
 """Tensors over any shapes: numbering of entries, slicing, flattening, outer product and composition.
 
-The vocabulary of J.-M. Andreoli, *Convolution, attention and structure embedding*, 2019, equations 2 to 5. A shape is
-a tuple of sizes, a multi-index one position on each axis; any number of axes will do, none included.
+The vocabulary of J.-M. Andreoli, *Convolution, attention and structure embedding*, 2019, equations 1 to 5. A shape is
+a tuple of sizes, a multi-index one position on each axis; any number of axes will do, none included. A linear map is
+`compose(A, Theta)` (eq. 7), and what it does to x is eq. 8.
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ def unravel(position: Tensor, shape: Sequence[int]) -> Tensor:
     return position.unsqueeze(-1).div(strides, rounding_mode="floor").remainder(sizes)
 
 
-# -- slicing and flattening, eq. 2 --------------------------------------------------------------------------------
+# -- slicing and flattening, eqs. 1 and 2 -------------------------------------------------------------------------
 
 @explained
 def take(a: Tensor, axes: Sequence[int], index: Tensor | Sequence[int]) -> Tensor:
-    """Slice of a tensor at given positions of some of its axes: (A_i)_j = A_ij, wherever the axes of i stand.
+    """Slice of a tensor at given positions of some of its axes, eq. 1: (A_i)_j = A_ij, wherever the axes of i stand.
 
     Args:
         a: any shape.
@@ -179,36 +180,36 @@ def outer(a: Tensor, b: Tensor, *, batch: int = 0) -> Tensor:
 
 @explained
 def compose(a: Tensor, b: Tensor, *, axes: int = 1, batch: int = 0) -> Tensor:
-    """Composition, eq. 5: (A o B)_ik = sum over j of A_ij B_jk, where i, j, k are multi-indices.
+    """Composition, eq. 5: A o B = sum over k of A_k outer B_k, so that (A o B)_ij = sum over k of A_ki B_kj.
 
-    With one axis each it is the matrix product; with any number of axes it is that of the flattened tensors, and with
-    axes=0 the outer product.
+    k runs over the *first* axes of both; i, j and k are multi-indices. `compose(A, Theta)` of a basis A (K, M, N) and a
+    weight Theta (K, P, Q) is the linear map Phi (M, N, P, Q) of a convolution, eq. 7. The matrix product of a (I, K)
+    and b (K, J) is `compose(a.mT, b)`; with axes=0 it is the outer product.
 
     Args:
-        a: (batch..., i..., j...); j are its last `axes` axes.
-        b: (batch..., j..., k...); j are its first `axes` axes after the shared ones.
-        axes: number of axes of j.
+        a: (batch..., k..., i...).
+        b: (batch..., k..., j...), with the same axes k.
+        axes: number of axes of k.
         batch: number of shared leading axes, broadcast.
 
     Returns:
-        (batch..., i..., k...). Cost: 2 prod(i) prod(j) prod(k) flops.
+        (batch..., i..., j...). Cost: 2 prod(i) prod(k) prod(j) flops.
 
     Raises:
-        ShapeError: if the axes of j differ, or as `outer`.
+        ShapeError: if the axes of k differ, or as `outer`.
     """
     lead = _check_batch("compose", a, b, batch)
     check_alike("compose", a, b, name="a", other_name="b")
     if axes < 0 or a.dim() - batch < axes or b.dim() - batch < axes:
         raise ShapeError("compose", f"a and b must have {axes} axes to sum over after {batch} shared ones",
                          f"{tuple(a.shape)} and {tuple(b.shape)}")
-    cut = a.dim() - axes
-    i, j, k = a.shape[batch:cut], a.shape[cut:], b.shape[batch + axes:]
-    if tuple(j) != tuple(b.shape[batch:batch + axes]):
-        raise ShapeError("compose", f"b must start with the last axes of a, {tuple(j)}",
-                         tuple(b.shape[batch:batch + axes]))
-    left = a.reshape(*a.shape[:batch], math.prod(i), math.prod(j))
-    right = b.reshape(*b.shape[:batch], math.prod(j), math.prod(k))
-    return (left @ right).reshape((*lead, *i, *k))
+    cut = batch + axes
+    k, i, j = a.shape[batch:cut], a.shape[cut:], b.shape[cut:]
+    if k != b.shape[batch:cut]:
+        raise ShapeError("compose", f"b must start with the first axes of a, {tuple(k)}", tuple(b.shape[batch:cut]))
+    left = a.reshape(*a.shape[:batch], math.prod(k), math.prod(i))
+    right = b.reshape(*b.shape[:batch], math.prod(k), math.prod(j))
+    return (left.mT @ right).reshape((*lead, *i, *j))
 
 
 # -- checks -------------------------------------------------------------------------------------------------------

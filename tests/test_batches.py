@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+import torch
 
 from structconv.errors import StructureError
+from structconv.mechanisms import Chebyshev, DotProduct, Incidence
+from structconv.nn import Conv
+from structconv.structures import Graph, Grid, Samples, Window, batch
 from structconv.testing.batches import check_samples, takes_samples
 from structconv.testing.layers import uses
 
 #: Masks that are made for one number of entries say nothing of a batch of other sizes.
-REFUSED = {"mha_padded", "masked_by_graph", "over_padded", "over_padded_batch", "over_padded_window",
-           "over_padded_pairs", "over_masked_columns", "over_everything_masked", "over_masked_then_capped",
-           "over_masked_sum"}
+REFUSED = {"mha_padded", "masked_by_graph", "over_table_with_infinities", "over_sparsemax_of_nothing", "over_padded",
+           "over_padded_batch", "over_padded_window", "over_padded_pairs", "over_masked_columns",
+           "over_everything_masked", "over_masked_then_capped", "over_masked_sum"}
 USES = {name: make for name, make in uses().items() if takes_samples(make())}
 
 
@@ -28,5 +34,52 @@ def test_a_mask_of_one_size_is_refused_for_a_batch_of_others(name):
 
 def test_only_layers_of_images_and_of_a_mask_as_their_structure_take_no_samples():
     left = {name for name in uses() if name not in USES}
-    images = {"conv1d", "conv2d", "conv2d_grouped", "conv3d", "separable", "pool1d", "pool2d", "pool3d"}
+    images = {"conv1d", "conv2d", "conv2d_grouped", "conv3d", "separable", "pool1d", "pool2d", "pool3d", "pool_padded",
+              "transposed", "transposed_grouped"}
     assert {name for name in left if not name.startswith("non_local_")} == images | {"mha_window"}
+
+
+def test_each_graph_of_a_batch_has_its_own_largest_eigenvalue():
+    torch.manual_seed(0)
+    ring = torch.arange(5)
+    graphs = [Graph(torch.stack([ring, (ring + 1) % 5]), num_nodes=5),
+              Graph(torch.tensor([[0, 1, 2, 0, 1], [1, 2, 0, 2, 0]]), num_nodes=4)]
+    layer = Conv(Chebyshev(2, None, "computed"), 3, 2).double()
+    xs = [torch.randn(graph.num_nodes, 3, dtype=torch.float64) for graph in graphs]
+    torch.testing.assert_close(layer(torch.cat(xs), structure=batch(graphs)),
+                               torch.cat([layer(x, structure=graph) for x, graph in zip(xs, graphs, strict=True)]))
+
+
+def test_a_readout_sums_over_each_sample_and_hands_back_to_its_entries():
+    graphs = [Graph.complete(3), Graph.complete(2)]
+    both, x = batch(graphs), torch.randn(5, 4)
+    for structure in (both, Samples([3, 2]), batch([Grid(3), Grid(2)])):
+        total = Incidence("sample").basis(x, structure=structure)
+        torch.testing.assert_close(total.analysis(x)[0], torch.stack([x[:3].sum(0), x[3:].sum(0)]))
+        mean = Incidence("sample").normalize("sum").basis(x, structure=structure)
+        torch.testing.assert_close(mean.analysis(x)[0], torch.stack([x[:3].mean(0), x[3:].mean(0)]))
+        back = Incidence("sample").transpose().basis(x[:2], structure=structure)
+        torch.testing.assert_close(back.analysis(x[:2])[0], x[[0, 0, 0, 1, 1]])
+    assert Conv(Incidence("sample"), 4, 2)(x, structure=both).shape == (2, 2)
+
+
+def test_a_batch_of_images_of_different_sizes_has_windows_on_each():
+    grids = [Grid((3, 4)), Grid((2, 5))]
+    layer = Conv(DotProduct(heads=2, dim=4).scaled().masked(keep=Window((3, 3))).softmax(), 4, 4)
+    xs = [torch.randn(grid.num_entries, 4) for grid in grids]
+    torch.testing.assert_close(layer(torch.cat(xs), structure=batch(grids)),
+                               torch.cat([layer(x, structure=grid) for x, grid in zip(xs, grids, strict=True)]))
+
+
+def test_edges_between_samples_and_sizes_that_do_not_fit_are_refused():
+    both = batch([Graph.complete(3), Graph.complete(2)])
+    crossed = dataclasses.replace(both, edge_index=torch.tensor([[0], [4]]), edge_weight=None)
+    layer = Conv(Chebyshev(1, None, "computed"), 4, 4)
+    with pytest.raises(StructureError, match="of one sample"):
+        layer(torch.randn(5, 4), structure=crossed)
+    attention = Conv(DotProduct(heads=2).softmax(), 4, 4)
+    with pytest.raises(ValueError, match="M=5"):
+        attention(torch.randn(6, 4), structure=Samples([3, 2]))
+    for sizes in ([], [-1], [2.0], "ab", 3):
+        with pytest.raises(StructureError, match="Samples"):
+            Samples(sizes)

@@ -8,6 +8,7 @@ import torch
 from structconv.bases.base import Basis, value
 from structconv.errors import ConfigError, ShapeError
 from structconv.factorisation import decompose, factorise
+from structconv.tensors import compose
 
 F64 = torch.float64
 
@@ -39,6 +40,14 @@ def test_theta_comes_back_from_the_map_it_made():
     found = decompose(rebuild(basis, theta), basis)
     assert found.residual < 1e-13
     torch.testing.assert_close(found.theta, theta, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("s", "t"), [((), ()), ((6,), (2,)), ((2, 3, 2), ()), ((2, 1, 3), (2, 2, 5)), ((0,), (3,))])
+def test_any_shapes_of_indices(s, t):
+    basis, theta = torch.randn(2 if s else 1, *s, dtype=F64), torch.randn(2 if s else 1, *t, dtype=F64)
+    found = decompose(compose(basis, theta), basis)
+    assert found.theta.shape == theta.shape
+    torch.testing.assert_close(compose(basis, found.theta), compose(basis, theta), rtol=1e-10, atol=1e-10)
 
 
 def test_an_incomplete_basis_gives_least_squares(phi):
@@ -135,6 +144,8 @@ def test_dtype_is_kept():
 def test_results_print_their_sizes(phi):
     assert repr(decompose(phi, torch.zeros(0, 4, 3, dtype=F64))) == (
         "Decomposition(theta=(K=0, P=5, Q=2) float64, residual=1)")
+    assert repr(decompose(phi[..., 0], torch.zeros(0, 4, 3, dtype=F64))) == (
+        "Decomposition(theta=(0, 5) float64, residual=1)")
     assert repr(factorise(phi, size=1)).startswith(
         "Factorisation(basis=(K=1, M=4, N=3) float64, theta=(K=1, P=5, Q=2)")
 

@@ -206,10 +206,10 @@ def relation(name: str) -> Tensor:
 @reference
 def relational(layer, x, structure):
     matrices = [relation(name) for name in KNOWLEDGE.relations]
-    matrices = [a / a.sum(0).clamp(min=1) for a in matrices] + [torch.eye(len(x), dtype=F64)]
-    mix, bases = held(layer, "mix"), held(layer, "filters")
-    assert mix.shape == (4, 30)
-    return torch.einsum("kmn,mp,kh,hpq->nq", torch.stack(matrices), x, mix, bases) + layer.bias
+    matrices = [a / a.sum(0).clamp(min=1) for a in matrices]
+    mix, bases, own = held(layer, "mix"), held(layer, "filters"), held(layer, "theta")
+    assert mix.shape == (3, 30) and own.shape == (1, 16, 24)
+    return torch.einsum("kmn,mp,kh,hpq->nq", torch.stack(matrices), x, mix, bases) + x @ own[0] + layer.bias
 
 
 @reference
@@ -420,6 +420,28 @@ def non_local_concatenation(layer, x):
 def spatial_attention(layer, x):
     mean = torch.stack([x[:, max(0, n - 2):n + 3].mean(1) for n in range(12)], 1)
     return mean @ theta(layer)[0] + layer.bias
+
+
+@reference
+def zero_sink(layer, x):
+    powers = (products(layer, x, heads=8) / 8).exp() * torch.ones(12, 12, dtype=torch.bool).tril()
+    return attended(layer, x, powers / (1 + powers.sum(-1, keepdim=True)))
+
+
+@reference
+def sparsemax_attention(layer, x, z):
+    scores = z @ held(layer, "key.weight") @ x.mT
+    low, high = scores.amax(-1, keepdim=True) - 1, scores.amax(-1, keepdim=True)
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = (scores - middle).clamp(min=0).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return (scores - low).clamp(min=0) @ x + layer.bias
+
+
+@reference
+def token_mixing(layer, x):
+    return held(layer, "tensor0")[0].mT @ x + layer.bias
 
 
 @reference

@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 import torch
 
+from structconv.mechanisms import Given
 from structconv.testing.calls import check_now
-from structconv.testing.layers import LAYERS, Given, in_float32, over_specimens
+from structconv.testing.layers import LAYERS, in_float32, over_specimens
 from structconv.testing.mutations import MUTATIONS, mutations
 
 #: Changes that native kernels, most of which are for float32, may see.

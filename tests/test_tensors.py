@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from structconv.bases.dense import Dense
 from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.ops import conv, decompose
 from structconv.tensors import compose, flatten, outer, ravel, take, unflatten, unravel
 
 F64 = torch.float64
@@ -69,7 +71,7 @@ def test_numbering_compiles():
     (lambda: unflatten(torch.ones(5), (2, 3), [(0, 1)]), ShapeError),
     (lambda: outer(torch.ones(2), torch.ones(3), batch=1), ShapeError),
     (lambda: outer(torch.ones(2), torch.ones(3), batch=2), ShapeError),
-    (lambda: compose(torch.ones(2, 3), torch.ones(2, 3)), ShapeError),
+    (lambda: compose(torch.ones(2, 3), torch.ones(3, 2)), ShapeError),
     (lambda: compose(torch.ones(2), torch.ones(2), axes=2), ShapeError),
 ])
 def test_what_does_not_fit(call, error):
@@ -127,37 +129,47 @@ def test_outer_product_equals_a_loop(i, j):
         assert got[left + right] == a[left] * b[right]
 
 
-@pytest.mark.parametrize(("i", "j", "k"), [
-    ((), (), ()), ((2,), (3,), (4,)), ((2, 2), (3, 1), (2,)), ((), (3, 2), ()), ((2,), (), (3, 2)),
-    ((2,), (0,), (3,))])
-def test_composition_equals_a_loop(i, j, k):
-    a, b = torch.randn((*i, *j), dtype=F64), torch.randn((*j, *k), dtype=F64)
-    got = compose(a, b, axes=len(j))
-    expected = torch.zeros((*i, *k), dtype=F64)
-    for left, middle, right in itertools.product(indices(i), indices(j), indices(k)):
-        expected[left + right] += a[left + middle] * b[middle + right]
+@pytest.mark.parametrize(("k", "i", "j"), [
+    ((), (), ()), ((3,), (2,), (4,)), ((3, 1), (2, 2), (2,)), ((3, 2), (), ()), ((), (2,), (3, 2)),
+    ((0,), (2,), (3,))])
+def test_composition_is_equation_5(k, i, j):
+    a, b = torch.randn((*k, *i), dtype=F64), torch.randn((*k, *j), dtype=F64)
+    got = compose(a, b, axes=len(k))
+    expected = torch.zeros((*i, *j), dtype=F64)
+    for middle in indices(k):
+        expected += outer(a[middle], b[middle])
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_composition_is_associative_and_flattens_to_matrices():
-    a, b, c = torch.randn(2, 3, 4, dtype=F64), torch.randn(3, 4, 5, dtype=F64), torch.randn(5, 2, 2, dtype=F64)
-    left, right = compose(compose(a, b, axes=2), c), compose(a, compose(b, c), axes=2)
-    torch.testing.assert_close(left, right)
-    matrices = flatten(a, [(0,), (1, 2)]) @ flatten(b, [(0, 1), (2,)])
-    torch.testing.assert_close(compose(a, b, axes=2), matrices)
+def test_a_convolution_is_the_composition_of_basis_and_theta():
+    basis, theta, x = (torch.randn(*shape, dtype=F64) for shape in [(3, 4, 5), (3, 2, 6), (4, 2)])
+    phi = compose(basis, theta)
+    assert phi.shape == (4, 5, 2, 6)
+    torch.testing.assert_close(torch.einsum("mnpq,mp->nq", phi, x), conv(x, Dense(basis), theta))
+    back = decompose(phi, basis)
+    torch.testing.assert_close(back.theta, theta)
+
+
+def test_composition_swaps_and_commutes_with_flattening():
+    a, b = torch.randn(3, 4, 2, 5, dtype=F64), torch.randn(3, 4, 6, dtype=F64)
+    torch.testing.assert_close(compose(a, b, axes=2), compose(b, a, axes=2).movedim(0, -1))
+    beta = torch.randperm(12)
+    matrices = [flatten(t, [(0, 1), range(2, t.dim())], bijections={0: beta}) for t in (a, b)]
+    torch.testing.assert_close(flatten(compose(a, b, axes=2), [(0, 1), (2,)]), compose(*matrices))
+    torch.testing.assert_close(compose(matrices[0], matrices[1]), matrices[0].mT @ matrices[1])
 
 
 def test_shared_axes_broadcast():
-    a, b = torch.randn(4, 1, 2, 3, dtype=F64), torch.randn(1, 5, 3, 2, dtype=F64)
+    a, b = torch.randn(4, 1, 3, 2, dtype=F64), torch.randn(1, 5, 3, 2, dtype=F64)
     composed, product = compose(a, b, batch=2), outer(a, b, batch=2)
-    assert composed.shape == (4, 5, 2, 2) and product.shape == (4, 5, 2, 3, 3, 2)
+    assert composed.shape == (4, 5, 2, 2) and product.shape == (4, 5, 3, 2, 3, 2)
     for s, t in itertools.product(range(4), range(5)):
         torch.testing.assert_close(composed[s, t], compose(a[s, 0], b[0, t]))
         torch.testing.assert_close(product[s, t], outer(a[s, 0], b[0, t]))
 
 
 def test_derivatives():
-    a, b = torch.randn(2, 3, dtype=F64, requires_grad=True), torch.randn(3, 2, dtype=F64, requires_grad=True)
+    a, b = (torch.randn(2, size, dtype=F64, requires_grad=True) for size in (3, 2))
     assert torch.autograd.gradcheck(compose, (a, b)) and torch.autograd.gradcheck(outer, (a, b))
     beta = torch.randperm(4)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, operator
+from structconv.bases.dense import Dense
 from structconv.bases.entrywise import (
     Dropped,
     LeakyReLU,
@@ -26,6 +27,8 @@ from structconv.bases.entrywise import (
     check_sizes,
 )
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
+from structconv.bases.logdomain import taken_apart
+from structconv.bases.normalisations import LogSoftmax, NormalisedBy, SinkSoftmax, normalisation
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import nodes
 from structconv.bases.spec import Leaf
@@ -35,7 +38,8 @@ from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Padding, Support
 
 __all__ = ["Sizes", "add", "as_support", "compose", "concat", "depth", "draw_seed", "dropout", "entrywise",
-           "leaky_relu", "masked", "multiply", "normalize", "outer", "scaled", "softcap", "transpose"]
+           "leaky_relu", "log_softmax", "masked", "multiply", "normalize", "outer", "scaled", "softcap",
+           "softmax_with_sink", "transpose"]
 
 
 def _check_bases(owner: str, first: Basis, second: Basis) -> None:
@@ -94,11 +98,26 @@ def compose(first: Basis, second: Basis) -> Basis:
 
 
 @operator("add")
-def add(first: Basis, second: Basis) -> Basis:
-    """`a + b`: of scores entry by entry, where both exist; of matrices by linearity."""
+def add(first: Basis, second: Basis | Tensor | Support | Graph) -> Basis:
+    """`a + b`: of scores entry by entry, where both exist; of matrices by linearity.
+
+    A tensor (M, N) or (..., K, M, N) is added as `Dense`, where -inf means that the pair does not exist; a mask adds
+    -inf outside it.
+    """
+    if not isinstance(second, Basis):
+        mask, table = taken_apart("bases", second)
+        _check_masks_scores(first.has_scores, mask, first)
+        first = first if mask is None else masked(first, keep=mask)
+        return first if table is None else add(first, Dense(table))
     _check_same_entries("a + b", first, second)
     check_sizes("a + b", first, second)
     return _part_by_part("a + b", Sum if first.has_scores or second.has_scores else _linear_sum, first, second)
+
+
+def _check_masks_scores(scored: bool, mask: Any, first: Any) -> None:
+    if mask is not None and not scored:
+        raise ConfigError("a + b", "a mask in the log domain must be added to scores", repr(first),
+                          "Of a matrix leave pairs out by a.masked(keep=mask).")
 
 
 def _linear_sum(first: Basis, second: Basis) -> Basis:
@@ -192,16 +211,45 @@ def masked(basis: Basis, keep: Any = None, drop: Any = None) -> Basis:
 
 
 @operator("normalize")
-def normalize(basis: Basis, kind: str = "sum", over: str = "inputs") -> Basis:
+def normalize(basis: Basis, kind: Any = "sum", over: str = "inputs") -> Basis:
     """Weights from scores; a softmax needs scores."""
-    check_choice("normalize", "kind", kind, NORMALIZATIONS)
-    check_choice("normalize", "over", over, ("inputs", "outputs"))
+    own = None if kind in NORMALIZATIONS else normalisation(kind)
+    _check_groups(str(kind), basis if kind in ("softmax", "sigmoid") or own is not None else None, over)
     if kind == "none":
         return basis
-    if kind in ("softmax", "sigmoid") and not basis.has_scores:
-        raise ConfigError(kind, "its basis must have scores", repr(basis),
-                          "Scores come from a mechanism such as DotProduct; a matrix takes normalize('sum').")
+    if own is not None:
+        return _over_parts(basis, lambda part: NormalisedBy(part, own, over))
     return _over_parts(basis, lambda part: _normalised(part, kind, over))
+
+
+def _check_groups(owner: str, scores: Basis | None, over: str) -> None:
+    """Raise `ConfigError` unless groups are over inputs or outputs, and what should be scores is."""
+    check_choice("normalize", "over", over, ("inputs", "outputs"))
+    if scores is not None and not scores.has_scores:
+        raise ConfigError(owner, "its basis must have scores", repr(scores),
+                          "Scores come from a mechanism such as DotProduct; a matrix takes normalize('sum').")
+
+
+@operator("softmax_with_sink")
+def softmax_with_sink(basis: Basis, sink: float | Tensor, over: str = "inputs") -> Basis:
+    """A softmax whose denominator has one more term, e^sink."""
+    _check_groups("softmax", basis, over)
+    if not isinstance(sink, Tensor | Leaf):
+        return _over_parts(basis, lambda part: SinkSoftmax(part, float(sink), over))
+    if sink.numel() not in (1, basis.size):
+        raise ShapeError("softmax", f"a tensor as sink must have 1 or K={basis.size} elements", tuple(sink.shape))
+    flat = sink.reshape(-1)
+    if not isinstance(basis, Concat) or flat.numel() == 1:
+        return _over_parts(basis, lambda part: SinkSoftmax(part, flat, over))
+    pieces = flat.split([part.size for part in basis.parts])
+    return Concat(tuple(softmax_with_sink(part, piece, over) for part, piece in zip(basis.parts, pieces, strict=True)))
+
+
+@operator("log_softmax")
+def log_softmax(basis: Basis, over: str = "inputs") -> Basis:
+    """The logarithm of a softmax, in which absent pairs stay absent."""
+    _check_groups("log_softmax", basis, over)
+    return _over_parts(basis, lambda part: LogSoftmax(part, over))
 
 
 def _normalised(basis: Basis, kind: str, over: str) -> Basis:

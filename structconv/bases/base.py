@@ -66,6 +66,8 @@ class Algebra:
     def __add__(self, other: Any) -> Any:
         return self._operate("add", self, other)
 
+    __radd__ = __add__
+
     def __mul__(self, other: Any) -> Any:
         return self._operate("multiply", self, other)
 
@@ -96,12 +98,26 @@ class Algebra:
         """Multiply by `scale`, or by 1/sqrt(D) where the scores are products of D channels."""
         return self._operate("scaled", self, scale=scale)
 
-    def softmax(self, over: str = "inputs") -> Any:
-        """Softmax over inputs m (the paper's column-wise softmax) or over outputs n; absent pairs weigh zero."""
+    def softmax(self, over: str = "inputs", *, sink: float | Tensor | None = None) -> Any:
+        """Softmax over inputs m (the paper's column-wise softmax) or over outputs n; absent pairs weigh zero.
+
+        With a `sink`, a number or a tensor of 1 or K (trained where it is a parameter), the denominator has one more
+        term e^sink, so that weights may sum to less than one: `sink=0.0` adds 1.
+        """
+        if sink is not None:
+            return self._operate("softmax_with_sink", self, sink, over=over)
         return self._operate("normalize", self, kind="softmax", over=over)
 
-    def normalize(self, kind: str = "sum", over: str = "inputs") -> Any:
-        """Divide by the sum ("sum"), by the number of existing pairs ("count"), or apply "softmax" or "sigmoid"."""
+    def log_softmax(self, over: str = "inputs") -> Any:
+        """The logarithm of the softmax: scores again, of which absent pairs are no part; its `exp` is the softmax."""
+        return self._operate("log_softmax", self, over=over)
+
+    def normalize(self, kind: Any = "sum", over: str = "inputs") -> Any:
+        """Divide by the sum ("sum"), by the number of existing pairs ("count"), or apply "softmax" or "sigmoid".
+
+        Of scores also "sparsemax", "entmax" (1.5), "hard" (one for the largest), `TopK(k)`, and any function of
+        (scores, keep, dim), by itself or by the name that `register_normalisation` gave it.
+        """
         return self._operate("normalize", self, kind=kind, over=over)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Any:
@@ -150,11 +166,26 @@ class Basis(FrozenValue, ScoreMaps, abc.ABC):
     flips: bool = False
 
     if TYPE_CHECKING:
+        dense: Callable[..., Tensor]  # a subclass need not take `absent`
+
         @property
         def device(self) -> torch.device:
             """Where the basis lives; structural bases follow their argument."""
     else:
         device = torch.device("cpu")
+
+        @abc.abstractmethod
+        def dense(self, dtype: torch.dtype | None = None, *, absent: float = 0.0) -> Tensor:
+            """The tensor itself, (..., K, M, N), built independently of the primitives; O(K M N) memory.
+
+            Pairs that do not exist, in the sense of `masked`, hold `absent`: -inf in the log domain, as scores do. A
+            subclass gives `dense(dtype)`, with zeros there.
+            """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "dense" in cls.__dict__:
+            cls.dense = _with_absent(cls.__dict__["dense"])
 
     @property
     @abc.abstractmethod
@@ -170,10 +201,6 @@ class Basis(FrozenValue, ScoreMaps, abc.ABC):
     @abc.abstractmethod
     def num_outputs(self) -> int:
         """N, the number of output entries."""
-
-    @abc.abstractmethod
-    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor itself, (..., K, M, N), built independently of the primitives; O(K M N) memory."""
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -209,6 +236,14 @@ class Basis(FrozenValue, ScoreMaps, abc.ABC):
         """The entries at `pairs`, (..., K, *pairs.shape); arbitrary where `support` says that a pair is absent."""
         return pairs.pick(self.dense(getattr(self, "dtype", None) or pairs.dtype))
 
+    def _present(self) -> Tensor | None:
+        """Which entries exist, booleans (..., K or 1, M, N); `None` for all."""
+        support = self.support()
+        if support is None:
+            return None
+        m = torch.arange(self.num_inputs, device=self.device).unsqueeze(-1)
+        return support.contains(m, torch.arange(self.num_outputs, device=self.device).unsqueeze(0)).unsqueeze(-3)
+
     def check_input(self, x: Tensor, owner: str = "Basis") -> None:
         """Raise `ShapeError` unless `x` is (..., M, C)."""
         if x.dim() < 2 or x.shape[-2] != self.num_inputs:
@@ -236,3 +271,13 @@ class Basis(FrozenValue, ScoreMaps, abc.ABC):
             return None
         dense = self.dense()
         return basis_png(dense[(0,) * (dense.dim() - 3)])
+
+
+def _with_absent(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`dense(dtype)` of a class as `dense(dtype, absent=...)`."""
+    def dense(self: Basis, dtype: torch.dtype | None = None, *, absent: float = 0.0) -> Tensor:
+        a, present = own(self, dtype), None if absent == 0 else self._present()
+        return a if present is None else torch.where(present, a, absent)
+
+    dense.__doc__, dense.__qualname__, dense.__module__ = own.__doc__, own.__qualname__, own.__module__
+    return dense

@@ -10,6 +10,8 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.errors import ShapeError
 from structconv.shapes import broadcast
+from structconv.structures.samples import EachWithin, Samples
+from structconv.structures.supports import Support
 
 __all__ = ["BlockDiagonal"]
 
@@ -51,6 +53,11 @@ class BlockDiagonal(Basis):
     @property
     def has_scores(self) -> bool:
         return any(part.has_scores for part in self.parts)
+
+    def support(self) -> Support | None:
+        supports = tuple(part.support() for part in self.parts)
+        sizes = ([part.num_inputs for part in self.parts], [part.num_outputs for part in self.parts])
+        return None if not any(supports) else EachWithin(supports, Samples(*sizes))
 
     def apply(self, r: Tensor) -> Tensor:
         return self._each([part.apply(own) for part, own in self._rows(r)])

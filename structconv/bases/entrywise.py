@@ -22,7 +22,7 @@ from structconv.structures.graph import Graph, distinct
 from structconv.structures.supports import Support
 
 __all__ = ["Binary", "Dropped", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product", "Sum", "Unary",
-           "check_sizes"]
+           "check_sizes", "pattern_of_normalised"]
 
 
 class Unary(Pairwise):
@@ -235,6 +235,12 @@ class LeakyReLU(Unary):
         return f"{self.child!r}.leaky_relu({self.negative_slope})"
 
 
+def pattern_of_normalised(scores: Basis) -> Graph | None:
+    """The pairs that exist, listed, where every group is whole among them."""
+    graph = listed_graph(scores)
+    return None if complete(scores) and graph is not scores.pattern() else graph
+
+
 @value
 class Normalised(Unary):
     """Weights from scores: "softmax", "sum", "count" or "sigmoid", over inputs or outputs; absent pairs weigh zero."""
@@ -255,9 +261,7 @@ class Normalised(Unary):
         return None
 
     def pattern(self) -> Graph | None:
-        graph = listed_graph(self.child)
-        if complete(self.child) and graph is not self.child.pattern():
-            graph = None
+        graph = pattern_of_normalised(self.child)
         return self.child.pattern() if graph is None and self.kind == "sum" else graph
 
     def reach(self) -> Support | None:

@@ -90,6 +90,17 @@ class Concat(Basis):
         lead = torch.broadcast_shapes(*(part.shape[:-3] for part in parts))
         return torch.cat([part.expand(*lead, *part.shape[-3:]) for part in parts], -3)
 
+    def _present(self) -> Tensor | None:
+        found = [(part.size, part._present()) for part in self.parts]
+        known = [present for _, present in found if present is not None]
+        if not known:
+            return None
+        lead = torch.broadcast_shapes(*(present.shape[:-3] for present in known))
+        sizes = known[0].shape[-2:]
+        everything = known[0].new_ones(())
+        return torch.cat([(everything if present is None else present).expand(*lead, size, *sizes)
+                          for size, present in found], -3)
+
     def evaluate(self, pairs: Pairs) -> Tensor:
         parts = [entries(part, pairs) for part in self.parts]
         rank = len(pairs.shape) + 1

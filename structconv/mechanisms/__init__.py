@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from structconv.mechanisms.context import Context
 from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
+from structconv.mechanisms.given import Given
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers, Relation, Relations, Walks
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool, Shifts
 from structconv.mechanisms.index import Identity
@@ -23,7 +25,6 @@ from structconv.mechanisms.scores import (
     Additive,
     BiAffine,
     Concatenation,
-    Context,
     DotProduct,
     EmbeddedGaussian,
     Gaussian,
@@ -54,6 +55,7 @@ __all__ = [
     "Gaussian",
     "GaussianWindow",
     "General",
+    "Given",
     "GridMechanism",
     "Identity",
     "Incidence",

@@ -12,6 +12,7 @@ from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.matrices import (
     NORMALIZATIONS,
     adjacency,
+    laplacian_bound,
     random_walk,
     scaled_laplacian,
 )
@@ -103,17 +104,22 @@ class Chebyshev(MatrixMechanism):
     Args:
         order: the highest degree, >= 0.
         normalize: "sym", "row" or None.
-        lambda_max: an upper bound of L's eigenvalues; 2 always holds for "sym". Without normalisation give it.
+        lambda_max: an upper bound of L's eigenvalues; 2 always holds for "sym". Without normalisation give it, or
+            "computed": the largest absolute value of an eigenvalue of this graph's L, found once a graph, by O(E)
+            products where the graph is large. Of a batch it is that of the whole; no gradient comes to it from weights.
     """
 
-    def __init__(self, order: int, normalize: str | None = "sym", lambda_max: float | None = None) -> None:
+    def __init__(self, order: int, normalize: str | None = "sym", lambda_max: float | str | None = None) -> None:
         super().__init__()
         check_choice("Chebyshev", "normalize", normalize, NORMALIZATIONS)
         if normalize is None and lambda_max is None:
             raise ConfigError("Chebyshev", "lambda_max must be given without normalisation", None,
-                              "Twice the largest degree is an upper bound.")
-        self.lambda_max = 2.0 if lambda_max is None else float(lambda_max)
-        if not self.lambda_max > 0:
+                              "Twice the largest degree is an upper bound; 'computed' finds the largest eigenvalue.")
+        if isinstance(lambda_max, str):
+            check_choice("Chebyshev", "lambda_max", lambda_max, ("computed",))
+            self.batching = "apart"  # each graph has its own
+        self.lambda_max = None if isinstance(lambda_max, str) else 2.0 if lambda_max is None else float(lambda_max)
+        if self.lambda_max is not None and not self.lambda_max > 0:
             raise ConfigError("Chebyshev", "lambda_max must be positive", lambda_max)
         self.order, self.normalize_by = _degree("Chebyshev", order), normalize
 
@@ -125,13 +131,15 @@ class Chebyshev(MatrixMechanism):
         return _square(self, _graph(self, structure))
 
     def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
-        return scaled_laplacian(structure, self.normalize_by, self.lambda_max, dtype)
+        bound = laplacian_bound(structure, self.normalize_by) if self.lambda_max is None else self.lambda_max
+        return scaled_laplacian(structure, self.normalize_by, bound, dtype)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return Polynomial(super().fill(inputs, leaves), self.order)
 
     def extra_repr(self) -> str:
-        return f"order={self.order}, normalize={self.normalize_by!r}, lambda_max={self.lambda_max:g}"
+        bound = "'computed'" if self.lambda_max is None else f"{self.lambda_max:g}"
+        return f"order={self.order}, normalize={self.normalize_by!r}, lambda_max={bound}"
 
 
 class Powers(MatrixMechanism):

@@ -203,15 +203,18 @@ class Cuboid(GridMechanism):
 class Pool(GridMechanism):
     """Average pooling: one matrix, A[m, n] = 1 / |window| where m is in the window of n, onto a coarser grid.
 
-    Windows that would leave the grid are left out: an axis of size S has floor((S - window) / stride) + 1 outputs.
+    Windows that would leave the grid and its padding are left out: an axis of size S has
+    floor((S + 2 padding - window) / stride) + 1 outputs. Padded entries are zeros that count, as in torch's layers;
+    `Pool(...).normalize("sum")` divides by the entries that there are.
     `Pool(...).transpose()`, called with the finer grid as its structure, spreads each entry over its window.
 
     Args:
         window: its size, for all axes of whatever grid comes, or one an axis.
         stride: distance of neighbouring windows; the window's size by default.
+        padding: zeros before and behind each axis, at most half a window.
     """
 
-    def __init__(self, window: Ints, stride: Ints | None = None) -> None:
+    def __init__(self, window: Ints, stride: Ints | None = None, padding: Ints = 0) -> None:
         super().__init__()
         self.ndim = len(window) if isinstance(window, (list, tuple)) else None
         self.window = per_axis("Pool", "window", window, self.ndim or 1, least=1)
@@ -219,14 +222,21 @@ class Pool(GridMechanism):
         if self.ndim is None and isinstance(stride, (list, tuple)) and len(stride) > 1:
             raise ConfigError("Pool", "a stride for each axis needs a window for each axis", repr(window))
         self.stride = per_axis("Pool", "stride", stride, self.ndim or 1, least=1)
+        self.padding = per_axis("Pool", "padding", padding, self.ndim or 1, least=0)
+        if any(2 * amount > size for amount, size in zip(self.padding, self.window, strict=True)):
+            raise ConfigError("Pool", f"padding must be at most half of window={self.window}", self.padding)
 
     def shift_options(self, ndim: int) -> tuple[Any, ...]:
-        window, stride = ((sizes * ndim if self.ndim is None else sizes) for sizes in (self.window, self.stride))
-        return cuboid_offsets(window), "none", stride, None
+        window, stride, padding = ((sizes * ndim if self.ndim is None else sizes)
+                                   for sizes in (self.window, self.stride, self.padding))
+        if not any(padding):
+            return cuboid_offsets(window), "none", stride, None
+        grow = tuple(2 * amount - size + 1 for amount, size in zip(padding, window, strict=True))
+        return cuboid_offsets(window, 1, padding), "zeros", stride, grow
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         shift = next(leaves)
         return Pooling(shift, 1 / shift.size)
 
     def extra_repr(self) -> str:
-        return f"{self.window}, stride={self.stride}"
+        return f"{self.window}, stride={self.stride}" + (f", padding={self.padding}" if any(self.padding) else "")

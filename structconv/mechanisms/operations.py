@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
 from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.normalisations import normalisation
+from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.spec import Function
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism, left_out
+from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
@@ -35,6 +38,9 @@ _JOINING = ("concat", "compose", "add", "multiply", "outer")
 #: What joins pair by pair, and what else reads one pair at a time.
 _ENTRYWISE_JOINS = (None, "add", "multiply")
 _ENTRYWISE = frozenset(("map", "masked", "multiply", "leaky_relu", "scaled", "softcap", "dropout"))
+#: Operators on scores, and those of them and others that make weights.
+_OF_SCORES = ("softmax_with_sink", "log_softmax")
+_NORMALISING = ("normalize", "softmax_with_sink")
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
@@ -42,7 +48,9 @@ def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Oper
     """An operator of the algebra over mechanisms: one that joins two of them, or one more step on one."""
     if others and isinstance(others[0], Mechanism):
         return Operation(name, (first, others[0]))
-    if name in ("concat", "compose", "add", "outer"):
+    if name == "add":
+        return cast(Operation, added(first, others[0]))
+    if name in ("concat", "compose", "outer"):
         raise ConfigError(f"Mechanism.{name}", "both operands must be mechanisms", type(others[0]).__name__)
     join, operands, steps, held = (first.join, first.mechanisms(), first.steps, list(first.held)) if isinstance(
         first, Operation) else (None, (first,), (), [])
@@ -60,9 +68,14 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
             raise ConfigError("masked", "exactly one of keep= and drop= must be given", got)
         mask = Mask(keep if drop is None else drop, drop is None)
         return Step("masked", (("kept", drop is None),), True), mask
-    if name == "normalize" and options["kind"] in ("softmax", "sigmoid") and not operand.has_scores:
-        raise ConfigError(options["kind"], "its basis must have scores", _leaves(operand),
-                          "Scores come from a content-based mechanism such as DotProduct.")
+    if name in _OF_SCORES or (name == "normalize" and options["kind"] not in ("sum", "count", "none")):
+        _check_scores(str(options.get("kind", name)), operand)
+    if name == "normalize" and options["kind"] not in NORMALIZATIONS:
+        normalisation(options["kind"])
+    if name == "softmax_with_sink" and isinstance(others[0], Tensor):
+        return Step(name, tuple(options.items()), True), Factor(others[0])
+    if name == "softmax_with_sink":
+        return Step(name, (("sink", float(others[0])), *options.items())), None
     if name == "multiply" and isinstance(others[0], Tensor):
         return Step("multiply", (), True), Factor(others[0])
     if name == "multiply":
@@ -72,6 +85,12 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "map" and isinstance(options["fn"], nn.Module):
         return Step("map", (), True), options["fn"]
     return Step(name, tuple(options.items())), None
+
+
+def _check_scores(owner: str, operand: Mechanism) -> None:
+    if not operand.has_scores:
+        raise ConfigError(owner, "its basis must have scores", _leaves(operand),
+                          "Scores come from a content-based mechanism such as DotProduct.")
 
 
 class Factor(nn.Module):
@@ -108,6 +127,14 @@ def _size(join: str | None, sizes: list[int]) -> int:
     return max(sizes)
 
 
+def _check_own_heads(operands: list[Mechanism], size: int) -> None:
+    """Raise `ConfigError` where an operand scores x Theta_k, of which there are more than it has heads."""
+    for operand in operands:
+        if operand.sees_projection and operand.size != size:
+            raise ConfigError("on='projected'", "each head must have a Theta_k of its own, so that the other operand "
+                              "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
+
+
 class Operation(Mechanism):
     """Operators of the algebra: at most one that joins two mechanisms, then steps on what comes of it.
 
@@ -125,6 +152,8 @@ class Operation(Mechanism):
         self.join, self.steps = join, steps
         mechanisms = self.mechanisms()
         self._size = _size(join, [operand.size for operand in mechanisms])
+        if join in ("compose", "outer"):
+            _check_own_heads(mechanisms, self._size)
         self._sizes = tuple(operand.size for operand in mechanisms)
         #: Whether inputs and outputs have changed places.
         self._turned = [step.name for step in steps].count("transpose") % 2 == 1
@@ -135,7 +164,7 @@ class Operation(Mechanism):
 
     @property
     def has_scores(self) -> bool:  # type: ignore[override]
-        normalised = any(step.name == "normalize" for step in self.steps)
+        normalised = any(step.name in _NORMALISING for step in self.steps)
         return not normalised and self.join != "compose" and any(operand.has_scores for operand in self.mechanisms())
 
     @property
@@ -299,7 +328,7 @@ class Operation(Mechanism):
     def _leaf(self, step: Step, inputs: Inputs, held: Iterator[Any]) -> Any:
         if step.name == "masked":
             return next(held)(inputs)
-        if step.name == "multiply":
+        if step.name in ("multiply", "softmax_with_sink"):
             return next(held)()
         if step.name == "map":
             return Function(next(held))
@@ -355,7 +384,13 @@ def _mapped(basis: Basis, step: Step, module: Any) -> Basis:
     return cast(Basis, OPERATORS["map"](basis, dict(step.options).get("fn", module)))
 
 
-_STEPS: dict[str, Any] = {"map": _mapped, "masked": _masked, "multiply": _multiplied, "dropout": _dropped}
+def _with_sink(basis: Basis, step: Step, sink: Any) -> Basis:
+    options = {"sink": sink, **dict(step.options)}
+    return cast(Basis, OPERATORS["softmax_with_sink"](basis, **options))
+
+
+_STEPS: dict[str, Any] = {"map": _mapped, "masked": _masked, "multiply": _multiplied, "dropout": _dropped,
+                          "softmax_with_sink": _with_sink}
 
 
 def _shown(text: str, step: Step, held: Any) -> str:
@@ -366,6 +401,8 @@ def _shown(text: str, step: Step, held: Any) -> str:
         return f"{text}.masked({'keep' if options['kept'] else 'drop'}={held!r})"
     if step.name == "map":
         return f"{text}.map({options.get('fn', held)!r})"
+    if step.name == "softmax_with_sink":
+        return f"{text}.softmax(over={options['over']!r}, sink={options.get('sink', 'sink')})"
     name = step.name if options.get("kind") != "softmax" else options.pop("kind")
     return f"{text}.{name}({', '.join(f'{key}={option!r}' for key, option in options.items())})"
 

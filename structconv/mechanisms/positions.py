@@ -18,7 +18,7 @@ from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Projection, heads_of
-from structconv.shapes import broadcast, check_choice, check_positive, goes_into
+from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 
@@ -68,7 +68,7 @@ class RelativeBias(Term):
         super().__init__(heads)
         axes = clip if isinstance(clip, tuple) else (clip,)
         for distance in axes:
-            check_positive("RelativeBias", "clip", distance)
+            (check_natural if buckets == "clip" else check_positive)("RelativeBias", "clip", distance)
         check_choice("RelativeBias", "buckets", buckets,
                      ("clip",) if isinstance(clip, tuple) else ("clip", "log", "log_causal"))
         self.clip, self.buckets, self.grid = clip, buckets, grid
@@ -110,7 +110,7 @@ class RelativeKey(Term):
     def __init__(self, clip: int, heads: int | None = None, *, dim: int | None = None,
                  sinusoidal: bool = False) -> None:
         super().__init__(heads)
-        self.clip = check_positive("RelativeKey", "clip", clip)
+        self.clip = check_natural("RelativeKey", "clip", clip)
         self.dim, self.sinusoidal = dim, sinusoidal
         self._dim_beside: Callable[[Channels], int] | None = None
 
@@ -289,7 +289,7 @@ class ClippedShifts(Mechanism):
 
     def __init__(self, clip: int) -> None:
         super().__init__()
-        self.clip = check_positive("ClippedShifts", "clip", clip)
+        self.clip = check_natural("ClippedShifts", "clip", clip)
 
     @property
     def size(self) -> int:

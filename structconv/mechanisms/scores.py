@@ -24,14 +24,13 @@ from structconv.bases.spec import Function, Projected, Term, Token, tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.encodings import Rotary
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
-from structconv.memo import derived
 from structconv.primitives.products import linear, split_heads
 from structconv.shapes import check_choice, check_divides, check_positive
-from structconv.structures.samples import Samples
 from structconv.structures.supports import Window
 
-__all__ = ["Additive", "BiAffine", "Concatenation", "Context", "DotProduct", "EmbeddedGaussian", "Gaussian", "General",
-           "Location", "Pair", "Projection", "Score", "Uniform", "by_heads", "heads_of"]
+__all__ = ["Additive", "BiAffine", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian", "General",
+           "Location", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn",
+           "heads_of"]
 
 #: Modules without options that compute what a function does.
 _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
@@ -100,14 +99,21 @@ class DotProduct(Score):
         rotary: rotate queries and keys by their positions (`Rotary`), or not.
         feature: a map of queries and keys, channels last, before the product; a positive one with `normalize("sum")`
             is linear attention (Katharopoulos et al. 2020), which the planner computes in O(M + N).
+        on: "entries"; or "projected": <Theta_k^T z_n, Theta_k^T x_m>, without projections of its own.
     """
 
     batching = "pairs"
 
     def __init__(self, heads: int | None = None, dim: int | None = None, *, shared_by: int = 1, bias: bool = False,
-                 rotary: Rotary | None = None, feature: Callable[[Tensor], Tensor] | None = None) -> None:
+                 rotary: Rotary | None = None, feature: Callable[[Tensor], Tensor] | None = None,
+                 on: str = "entries") -> None:
         super().__init__(1 if heads is None else heads)
-        self.projects = heads is not None or dim is not None
+        check_choice("DotProduct", "on", on, ("entries", "projected"))
+        self.sees_projection = on == "projected"
+        if self.sees_projection and (dim is not None or shared_by != 1 or bias):
+            raise ConfigError("DotProduct(on='projected')", "dim, shared_by and bias must be left out, for there is no "
+                              "projection but Theta_k", f"dim={dim}, shared_by={shared_by}, bias={bias}")
+        self.projects = not self.sees_projection and (heads is not None or dim is not None)
         self.dim = None if dim is None else check_positive("DotProduct", "dim", dim)
         self.shared_by, self.bias, self.rotary, self.feature = shared_by, bias, rotary, feature
         self.key_heads = check_divides("DotProduct", "shared_by", shared_by, "heads", self.heads)
@@ -116,7 +122,7 @@ class DotProduct(Score):
 
     def bind(self, channels: Channels) -> None:
         if not self.projects:
-            if channels.inputs != channels.others:
+            if channels.inputs != channels.others and not self.sees_projection:
                 raise ConfigError("DotProduct()", "x and z must have the same number of channels",
                                   f"{channels.inputs} and {channels.others}", "Give dim=, so that both are projected.")
             return
@@ -127,18 +133,25 @@ class DotProduct(Score):
 
     def queries(self, z: Tensor) -> Tensor:
         """(..., N, P') -> (..., K, N, D)."""
-        query = heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3)
+        if self.sees_projection:
+            raise ConfigError("RelativeKey", "the DotProduct beside it must have queries of its own",
+                              "on='projected'", "Give RelativeKey another DotProduct.")
+        return self._mapped(heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3))
+
+    def _mapped(self, query: Tensor) -> Tensor:
+        """Queries or keys, rotated and through the feature map."""
         query = query if self.rotary is None else self.rotary(query)
         return query if self.feature is None else self.feature(query)
 
     def keys(self, x: Tensor) -> Tensor:
         """(..., M, P) -> (..., K, M, D)."""
-        key = heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3)
-        key = key if self.rotary is None else self.rotary(key)
-        key = key if self.feature is None else self.feature(key)
+        key = self._mapped(heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3))
         return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
 
     def forward(self, inputs: Inputs) -> Leaves:
+        if self.sees_projection:
+            key, query = _projected("DotProduct", inputs)
+            return self._mapped(query), self._mapped(key)
         if self.projects and self.rotary is self.feature is None and self.shared_by == 1:
             return by_heads(self.query, inputs.z, self.heads), by_heads(self.key, inputs.x, self.heads)
         return self.queries(inputs.z), self.keys(inputs.x)
@@ -189,12 +202,12 @@ class BiAffine(Score):
         outputs = channels.outputs
         p, q = (outputs, outputs) if self.sees_projection else (channels.inputs, channels.others)
         if self.bilinear and self.rank is None:
-            self.weight = _parameter((self.heads, p, q), p * q)
+            self.weight = drawn((self.heads, p, q), p * q)
         elif self.bilinear and self.rank is not None:
-            self.weight_source = _parameter((self.heads, p, self.rank), p)
-            self.weight_target = _parameter((self.heads, q, self.rank), q)
-        self.vector_source = _parameter((self.heads, p), p) if self.source else None
-        self.vector_target = _parameter((self.heads, q), q) if self.target else None
+            self.weight_source = drawn((self.heads, p, self.rank), p)
+            self.weight_target = drawn((self.heads, q, self.rank), q)
+        self.vector_source = drawn((self.heads, p), p) if self.source else None
+        self.vector_target = drawn((self.heads, q), q) if self.target else None
         self.offset = nn.Parameter(torch.zeros(self.heads)) if self.constant else None
 
     def forward(self, inputs: Inputs) -> Leaves:
@@ -256,7 +269,7 @@ class Additive(Score):
         self.target = Projection(channels.others, self.heads, dim, bias=True)
         if not self.sees_projection:
             self.source = Projection(channels.inputs, self.heads, dim)
-        self.vector = _parameter((self.heads, dim), dim)
+        self.vector = drawn((self.heads, dim), dim)
 
     def forward(self, inputs: Inputs) -> Leaves:
         source = (_projected("Additive", inputs)[0] if self.sees_projection
@@ -305,7 +318,7 @@ class Concatenation(Score):
     def bind(self, channels: Channels) -> None:
         self.theta = Projection(channels.inputs, self.heads, self.dim, bias=True)
         self.phi = Projection(channels.others, self.heads, self.dim, bias=True)
-        self.vector = _parameter((self.heads, 2 * self.dim), 2 * self.dim)
+        self.vector = drawn((self.heads, 2 * self.dim), 2 * self.dim)
 
     def forward(self, inputs: Inputs) -> Leaves:
         source, target = self.vector.split(self.dim, -1)
@@ -373,35 +386,6 @@ class Pair(Score):
         return values.PairFunction(score, next(leaves), next(leaves), next(leaves), self.heads, width)
 
 
-class Context(Score):
-    """a_mn = <theta_n, x_m> for `queries` learnt outputs theta_n: N does not depend on z (context attention).
-
-    Each sample of a batch has these outputs, one sample after the other.
-    """
-
-    batching = "pairs"
-
-    def __init__(self, queries: int, heads: int = 1) -> None:
-        super().__init__(heads)
-        self.queries = check_positive("Context", "queries", queries)
-
-    def bind(self, channels: Channels) -> None:
-        self.query = _parameter((self.heads, self.queries, channels.inputs), channels.inputs)
-
-    def forward(self, inputs: Inputs) -> Leaves:
-        samples = inputs.samples
-        query = self.query if samples is None else self.query.repeat(1, samples.num_samples, 1)
-        return query, inputs.x.unsqueeze(-3)
-
-    def output_structure(self, structure: Any) -> Any:
-        samples: Samples | None = getattr(structure, "samples", None)
-        return structure if samples is None else derived(
-            samples, ("context", self.queries), lambda: Samples([self.queries] * samples.num_samples))
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Bilinear(next(leaves), next(leaves))
-
-
 class Uniform(Score):
     """a_mn = 1, within `window` entries of n where it is given; `.normalize("sum")` makes it average pooling."""
 
@@ -439,7 +423,7 @@ def _projected(owner: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return inputs.projected
 
 
-def _parameter(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
+def drawn(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
     """Uniform with variance 1 / fan_in, so that a term of unit-variance channels has unit variance."""
     bound = (3.0 / fan_in) ** 0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))

@@ -125,7 +125,7 @@ def _columns_sum_to_one(mechanism: Mechanism) -> bool:
         return mechanism.padding_mode not in (None, "zeros")
     if isinstance(mechanism, Operation) and mechanism.join in ("compose", "concat") and not mechanism.steps:
         return all(map(_columns_sum_to_one, mechanism.mechanisms()))
-    return isinstance(mechanism, Pool | Identity)
+    return isinstance(mechanism, Identity) or (isinstance(mechanism, Pool) and not any(mechanism.padding))
 
 
 def _check_linear(name: str, layer: Conv) -> None:

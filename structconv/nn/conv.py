@@ -55,7 +55,7 @@ def to_image(entries: Tensor, grid: Grid) -> Tensor:
 
 
 class Conv(Layer):
-    """y_n = sum_k sum_m A_kmn x_m Theta_k + b (Andreoli 2019, eq. 1 with 7).
+    """y_n = sum_k sum_m A_kmn x_m Theta_k + b (Andreoli 2019, eq. 8).
 
     The mechanism makes the basis A (K, M, N) of each call: from the structure alone (convolution), or from x and z
     (attention). The weight yields Theta (K, P, Q), whole or in factors. The layer gives the channel counts to both.

@@ -78,14 +78,15 @@ class ChebConv(_GraphLayer):
         in_channels, out_channels: P and Q.
         K: the number of polynomials, one more than their highest degree (`Chebyshev(order=K - 1)`).
         normalize: "sym", "row" or None, which Laplacian; see `Chebyshev`.
-        lambda_max: an upper bound of L's eigenvalues, 2 where absent; to be given without normalisation.
+        lambda_max: an upper bound of L's eigenvalues, 2 where absent; to be given, or "computed", without
+            normalisation.
         bias: add b.
 
     No power of L is formed: O(E K min(P, Q) + M K P Q).
     """
 
     def __init__(self, in_channels: int, out_channels: int, K: int, *, normalize: str | None = "sym",
-                 lambda_max: float | None = None, bias: bool = True) -> None:
+                 lambda_max: float | str | None = None, bias: bool = True) -> None:
         chebyshev = Chebyshev(check_positive("ChebConv", "K", K) - 1, normalize, lambda_max)
         super().__init__(chebyshev, in_channels, out_channels, bias=bias)
 

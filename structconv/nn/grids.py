@@ -216,10 +216,10 @@ class _AvgPoolNd(Layer):
 
     axes: int = 0
 
-    def __init__(self, kernel_size: Ints, stride: Ints | None = None, *, path: str | None = None,
+    def __init__(self, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0, *, path: str | None = None,
                  max_bytes: int | None = None) -> None:
         super().__init__()
-        pool = Pool(per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1), stride)
+        pool = Pool(per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1), stride, padding)
         self.pool = pool.bound(1)
         self.path, self.max_bytes = path, max_bytes
 
@@ -252,10 +252,11 @@ class _AvgPoolNd(Layer):
 
 
 class AvgPool1d(_AvgPoolNd):
-    """The mean over windows, (B, C, S) -> (B, C, S') with S' = floor((S - kernel_size) / stride) + 1, as torch's.
+    """The mean over windows, (B, C, S) -> (B, C, S') with S' = floor((S + 2 padding - kernel_size) / stride) + 1.
 
     Args:
         kernel_size: the window. stride: of the windows; the window's size by default.
+        padding: zeros on both sides, which count, as torch's do by default.
         path, max_bytes: what the planner is held to; see `ops.conv`.
     """
 

@@ -67,10 +67,11 @@ class ConvGRUCell(Layer):
     def _next(self, x: Tensor, h: Tensor | None, structure: Any) -> Tensor:
         h = self._hidden(x, h)
         if self.reset == "before":
-            r, u = self.gates(torch.cat([x, h], -1), structure=structure).sigmoid().chunk(2, -1)
+            r, u = _as_many("ConvGRUCell", self.gates(torch.cat([x, h], -1), structure=structure), x).sigmoid().chunk(
+                2, -1)
             c = self.candidate(torch.cat([x, r * h], -1), structure=structure).tanh()
         else:
-            (r_x, u_x, c_x), (r_h, u_h, c_h) = (y.chunk(3, -1) for y in (
+            (r_x, u_x, c_x), (r_h, u_h, c_h) = (_as_many("ConvGRUCell", y, x).chunk(3, -1) for y in (
                 self.of_input(x, structure=structure), self.of_hidden(h, structure=structure)))
             r, u = (r_x + r_h).sigmoid(), (u_x + u_h).sigmoid()
             c = (c_x + r * c_h).tanh()
@@ -106,8 +107,8 @@ class ConvLSTMCell(Layer):
         in_channels: P of x. hidden_channels: H of h and c.
         weight: of the convolution, as in `Conv`.
         bias: of the convolution.
-        peephole: add w_i c and w_f c to the gates i and f, w_o c' to o, a weight a channel (Shi's has one for each
-            position too).
+        peephole: add w_i c and w_f c to the gates i and f, w_o c' to o, with a weight a channel; or M, for one at
+            each of M positions and channels, as Shi's.
 
     x (..., M, P), state (h, c) of (..., M, H) each, or none for zeros -> (h', c'). On images use `to_entries`.
     """
@@ -115,12 +116,15 @@ class ConvLSTMCell(Layer):
     fixed = frozenset(("in_channels", "hidden_channels"))
 
     def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
-                 bias: bool = True, peephole: bool = False) -> None:
+                 bias: bool = True, peephole: bool | int = False) -> None:
         super().__init__()
         self.in_channels = check_positive("ConvLSTMCell", "in_channels", in_channels)
         self.hidden_channels = hidden = check_positive("ConvLSTMCell", "hidden_channels", hidden_channels)
         self.gates = Conv(mechanism, in_channels + hidden, 4 * hidden, weight=weight, bias=bias)
-        self.peephole = nn.Parameter(torch.zeros(3, hidden)) if peephole else None
+        if not isinstance(peephole, bool):
+            check_positive("ConvLSTMCell", "peephole", peephole)
+        shape = (3, hidden) if peephole is True else (3, int(peephole), hidden)
+        self.peephole = None if peephole is False else nn.Parameter(torch.zeros(shape))
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None,
                 structure: Any = None) -> tuple[Tensor, Tensor]:
@@ -134,7 +138,11 @@ class ConvLSTMCell(Layer):
 
     def _next(self, x: Tensor, h: Tensor | None, c: Tensor | None, structure: Any) -> tuple[Tensor, Tensor]:
         h, c = self._states(x, h, c)
-        i, f, g, o = self.gates(torch.cat([x, h], -1), structure=structure).chunk(4, -1)
+        if self.peephole is not None and self.peephole.dim() == 3 and self.peephole.shape[1] != x.shape[-2]:
+            raise ShapeError("ConvLSTMCell", f"x must have the M={self.peephole.shape[1]} entries of peephole",
+                             tuple(x.shape))
+        gates = _as_many("ConvLSTMCell", self.gates(torch.cat([x, h], -1), structure=structure), x)
+        i, f, g, o = gates.chunk(4, -1)
         peephole = cast(self.peephole, autocast_dtype(x))
         if peephole is not None:
             i, f = i + peephole[0] * c, f + peephole[1] * c
@@ -173,6 +181,15 @@ def _explain(cell: ConvGRUCell | ConvLSTMCell, x: Tensor, **states: Tensor | Non
         if state is not None:
             check_tensor(owner, name, state)
             check_alike(owner, x, state, other_name=name)
+
+
+def _as_many(owner: str, gates: Tensor, x: Tensor) -> Tensor:
+    """The gates, if there is one for each entry of the state."""
+    if gates.shape[:-1] != x.shape[:-1]:
+        raise ShapeError(owner, "its mechanism must lead from M entries to as many",
+                         f"{gates.shape[-2]} outputs of M={x.shape[-2]}",
+                         "A state has the entries of x: take a mechanism without stride, and pool before or after.")
+    return gates
 
 
 def _state(owner: str, name: str, state: Tensor | None, x: Tensor, channels: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.nn.layer import Layer
-from structconv.shapes import check_positive
+from structconv.shapes import check_natural
 from structconv.theta import Theta
 
 __all__ = ["RelativeValue"]
@@ -26,7 +26,7 @@ class RelativeValue(Layer):
 
     def __init__(self, clip: int) -> None:
         super().__init__()
-        self.clip = check_positive("RelativeValue", "clip", clip)
+        self.clip = check_natural("RelativeValue", "clip", clip)
 
     def bound(self, theta: Theta) -> RelativeValue:
         """A copy with parameters for the channels that a head of Theta carries."""

@@ -1,4 +1,4 @@
-"""Planning: what each order of (1) costs, which one is taken, and why."""
+"""Planning: what each order of eq. 8 costs, which one is taken, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The register of kernels: what may compute (1), for which specs, in which orders, at what cost.
+"""The register of kernels: what may compute eq. 8, for which specs, in which orders, at what cost.
 
 A kernel is one class with three methods, in one file, and one line that registers it::
 
@@ -34,7 +34,7 @@ __all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "r
 
 
 class Kernel(abc.ABC):
-    """One way to compute (1), or several orders of it.
+    """One way to compute eq. 8, or several orders of it.
 
     What `compile` returns must hold no tensor and no object of a call: it reads them from the call that it is given.
     """

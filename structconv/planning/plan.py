@@ -1,4 +1,4 @@
-"""`Plan`: in which order (1) is computed, by which kernel, and why; it is what computes it.
+"""`Plan`: in which order eq. 8 is computed, by which kernel, and why; it is what computes it.
 
 A plan is made from what is static: types, options, dtypes, classes of sizes. It is found again by that, whatever layer
 or function asks, and holds no tensor. While `torch.compile` or `torch.export` trace, nothing is remembered and every
@@ -60,7 +60,8 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A choice among the paths of (1), and the function that takes it; `str(plan)` is a table of all that were weighed.
+    """A choice among the paths of eq. 8, and the function that takes it; `str(plan)` is a table of all that were
+    weighed.
 
     Args:
         run: the call -> y.

@@ -25,7 +25,7 @@ Build = Callable[[Sequence[Any]], Basis]
 
 
 class Call(NamedTuple):
-    """The dynamic side of (1): the arguments of a plan.
+    """The dynamic side of eq. 8: the arguments of a plan.
 
     Args:
         x: (..., M, P), or an image (..., P, *S) where the problem says so.

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from structconv.errors import StructureError
 from structconv.memo import derived
+from structconv.shapes import broadcast
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph
 from structconv.structures.masks import Device, Support, listed
 from structconv.structures.values import structure
 
-__all__ = ["Samples", "Within"]
+__all__ = ["EachWithin", "Samples", "Within"]
 
 
 @structure(init=False)
@@ -156,6 +157,41 @@ class Within(Support):
 
     def __repr__(self) -> str:
         return f"{self.support!r} within {self.places!r}"
+
+
+@structure()
+class EachWithin(Support):
+    """The pairs of each sample that are in its own support, by their places in the sample."""
+
+    supports: tuple[Support | None, ...]
+    places: Samples
+
+    @property
+    def num_inputs(self) -> int:
+        return self.places.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.places.num_outputs
+
+    @property
+    def samples(self) -> Samples:
+        return self.places
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(*(() if support is None else support.batch_shape for support in self.supports))
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        (of_m, of_n), (inputs, outputs) = self.places.members(m.device), self.places.positions(m.device)
+        found = torch.zeros((), dtype=torch.bool, device=m.device)
+        for number, (support, *sizes) in enumerate(zip(self.supports, *self.places.sizes(), strict=True)):
+            inside = (of_m[m] == number) & (of_n[n] == number)
+            if support is not None and min(sizes) > 0:
+                own = (place.clamp(max=size - 1) for place, size in zip((inputs[m], outputs[n]), sizes, strict=True))
+                inside = inside & support._contains(*own)
+            found = found | inside
+        return found
 
 
 def _checked(name: str, sizes: Any) -> list[int]:

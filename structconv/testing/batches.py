@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from structconv.mechanisms.given import Given
 from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Support, batch
 from structconv.testing.calls import Use
 from structconv.testing.checks import same
-from structconv.testing.layers import Given
 
 __all__ = ["check_samples", "larger", "side_by_side", "takes_samples"]
 

@@ -1,4 +1,4 @@
-"""`Use`: a layer with what it is called on, and what eq. (1) over dense tensors makes of such a call.
+"""`Use`: a layer with what it is called on, and what eq. 8 over dense tensors makes of such a call.
 
 Nothing of the plan, of a kernel or of the memo takes part in the latter: a layer whose result differs from it has gone
 stale, or has gone past what was changed.
@@ -104,7 +104,7 @@ def forgotten() -> Iterator[None]:
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Every product is eq. (1) over dense tensors, of a basis that is made for this call."""
+    """Every product is eq. 8 over dense tensors, of a basis that is made for this call."""
     with ExitStack() as stack:
         stack.enter_context(forgotten())
         for module in _planning_modules():
@@ -140,7 +140,7 @@ def _relative(table: Tensor, inputs: int, outputs: int) -> Tensor:
 
 
 def check_now(use: Use, what: str, expected: Use | None = None) -> None:
-    """The layer gives now, gradients included, what eq. (1) gives; both times it is called, cached and not."""
+    """The layer gives now, gradients included, what eq. 8 gives; both times it is called, cached and not."""
     with as_written():
         wanted = (use if expected is None else expected)()
     for turn in ("", ", called again"):

@@ -67,7 +67,7 @@ def _gradients(y: Tensor, weight: Tensor, inputs: Sequence[Tensor]) -> list[Tens
 
 
 def by_definition(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Tensor:
-    """y_nq = sum_kmp A_kmn x_mp Theta_kpq, eq. (1) as it is written: one einsum over `basis.dense()` and Theta whole.
+    """y_nq = sum_kmp A_kmn x_mp Theta_kpq, eq. 8 as it is written: one einsum over `basis.dense()` and Theta whole.
 
     Args:
         x: (..., M, P), in the dtype in which all is computed.
@@ -202,7 +202,7 @@ def check_blocks(specimen: Specimen) -> None:
 
 
 def check_paths(specimen: Specimen) -> None:
-    """The three orders of the product A^T x Theta, and the planner's choice, equal the einsum of eq. (1)."""
+    """The three orders of the product A^T x Theta, and the planner's choice, equal the einsum of eq. 8."""
     subject, leaves = with_leaves(specimen.subject())
     basis = as_basis(subject)
     x = arguments(basis, heads=False)

@@ -1,4 +1,4 @@
-"""What every kernel must compute that matches a specimen's calls: eq. (1), for all calls of one plan.
+"""What every kernel must compute that matches a specimen's calls: eq. 8, for all calls of one plan.
 
 A planner takes one kernel for a call. Here each is compiled for a first call, and run on that one and on others of the
 same plan: with other numbers, with other numbers of entries, with NaN behind a mask.
@@ -72,7 +72,7 @@ def compiled(call: Call) -> Iterator[Compiled]:
 
 
 def check_kernels(specimen: Specimen) -> None:
-    """Each kernel that matches gives eq. (1) with a bias, gradients included, and the entries where they count.
+    """Each kernel that matches gives eq. 8 with a bias, gradients included, and the entries where they count.
 
     On each of its paths, for Theta whole and in factors, for the call that it was compiled for and for another one of
     other numbers that finds the same plan.
@@ -88,7 +88,7 @@ def check_kernels(specimen: Specimen) -> None:
 
 
 def check_sizes(specimen: Specimen) -> None:
-    """Each kernel gives eq. (1) for numbers of entries that it was not compiled for: another two of the same class."""
+    """Each kernel gives eq. 8 for numbers of entries that it was not compiled for: another two of the same class."""
     setup = specimen.subject()
     assert isinstance(setup, Setup), "resizes needs a mechanism"
     for theta in THETAS[:2]:
@@ -158,7 +158,7 @@ def _check_refused(setup: Setup, run: Run, what: str) -> None:
 
 
 def _expected(call: Call) -> Tensor:
-    """Eq. (1) with b, as it is written."""
+    """Eq. 8 with b, as it is written."""
     assert call.bias is not None
     return by_definition(call.x, call.basis(), call.theta) + call.bias
 

@@ -20,6 +20,7 @@ from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.given import Given
 from structconv.mechanisms.grids import Cuboid
 from structconv.mechanisms.index import Adjacency, Powers, Shifts
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
@@ -31,35 +32,12 @@ from structconv.testing.calls import Use
 from structconv.testing.specimens import SPECIMENS, Setup, Specimen, mapped, random_numbers
 from structconv.weights import Depthwise, Grouped, HeadBlocks, LowRank, Separable, Shared
 
-__all__ = ["LAYERS", "Given", "in_float32", "layer_over", "over_specimens", "uses"]
+__all__ = ["LAYERS", "in_float32", "layer_over", "over_specimens", "uses"]
 
 F64, M, P, Q = torch.float64, library.M, library.P, library.Q
 Make = Callable[[], Use]
 #: Every named layer by its name, made anew at each call.
 LAYERS: dict[str, Make] = {}
-
-
-class Given(Mechanism):
-    """A user's mechanism that offers `build` only: a basis over parameters."""
-
-    def __init__(self, basis: Basis) -> None:
-        super().__init__()
-        self.given = basis
-
-        def hold(t: Tensor) -> Tensor:
-            self.register_parameter(f"number{len(self._parameters)}", nn.Parameter(t.detach().clone()))
-            return t
-
-        mapped(basis, hold)
-        self.names = tuple(self._parameters)
-
-    @property
-    def size(self) -> int:
-        return self.given.size
-
-    def build(self, inputs: Inputs) -> Basis:
-        held = (getattr(self, name) for name in self.names)
-        return mapped(self.given, lambda t: next(held))
 
 
 class Weighed(Mechanism):
@@ -132,7 +110,7 @@ def layer_over(specimen: Specimen) -> Use:
         conv = Conv(subject.mechanism, P, Q, other_channels=other)
         return use(conv, subject.x, subject.z, subject.structure)
     lead = torch.broadcast_shapes((2,), subject.batch_shape)
-    return use(Conv(Given(subject), P, Q), library.random(*lead, subject.num_inputs, P))
+    return use(Conv(Given(mapped(subject, nn.Parameter)), P, Q), library.random(*lead, subject.num_inputs, P))
 
 
 def named(**makers: Make) -> None:
@@ -203,6 +181,9 @@ def _grids() -> None:
           conv3d=lambda: use(layers.Conv3d(P, Q, 2), image(2, 3, 2)),
           separable=lambda: use(layers.SeparableConv2d(P, Q, 3, padding=1), image(4, 3)),
           pool1d=lambda: use(layers.AvgPool1d(2), image(M)), pool2d=lambda: use(layers.AvgPool2d(2), image(4, 3)),
+          pool_padded=lambda: use(layers.AvgPool2d(3, 2, 1), image(4, 3)),
+          transposed=lambda: use(layers.ConvTranspose2d(P, Q, 3, 2, 1, 1), image(2, 3)),
+          transposed_grouped=lambda: use(layers.ConvTranspose1d(P, 4, 2, groups=2), image(3)),
           pool3d=lambda: use(layers.AvgPool3d(2), image(2, 3, 2)),
           convlstm=lambda: use(layers.ConvLSTMCell(Cuboid(3), P, 2, peephole=True), xs()),
           dcrnn=lambda: use(layers.ConvGRUCell(Powers(1, "forward") | Powers(1, "backward"), P, 2), x(),
@@ -222,6 +203,10 @@ def _expressions() -> None:
                            xs(), structure=Grid((2, 3))),
           alibi=lambda: use(Conv((dot.scaled() + ALiBi()).masked(keep=Causal()).softmax(), P, 4,
                                  weight=HeadBlocks()), xs()),
+          shaw_of_one=lambda: use(Conv(dot.scaled().softmax(), P, Q, weight=LowRank(3),
+                                       relative_value=layers.RelativeValue(0)), xs()),
+          projected_products=lambda: use(Conv(mechanisms.DotProduct(2, on="projected").scaled().softmax() | Shifts([1]),
+                                              P, Q), xs()),
           shaw=lambda: use(Conv(dot.scaled().softmax(), P, Q, weight=LowRank(3),
                                 relative_value=layers.RelativeValue(2)), xs()),
           mixed=lambda: use(Conv(dot.scaled().softmax() | Shifts([-1, 1]), P, Q, weight=[LowRank(3), Shared()]), xs()),

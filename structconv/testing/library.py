@@ -17,6 +17,7 @@ from structconv.bases import positions, scores
 from structconv.bases.base import Basis
 from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.dense import Dense, Identity
+from structconv.bases.normalisations import TopK
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift
@@ -25,7 +26,9 @@ from structconv.bases.typed import Typed
 from structconv.mechanisms import grids, index
 from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
+from structconv.mechanisms.context import Context
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.given import Given
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, KnowledgeGraph, Padding, Window, batch
 from structconv.testing.specimens import Setup, add
@@ -150,7 +153,12 @@ def _algebra_of_values() -> None:
             transposed_product=lambda: (Dense(random(2, M, M)).softmax() * Sparse(random_graph(), random(13)))
             .transpose(),
             normalised_matrix=lambda: Sparse(random_graph(), torch.rand(2, 13, dtype=F64)).normalize("sum"),
-            difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0)
+            difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0,
+            sparsemax=lambda: Dense(random(2, M, 5)).normalize("sparsemax"),
+            entmax_over_outputs=lambda: Dense(random(2, M, 5)).normalize("entmax", over="outputs"),
+            sink_by_head=lambda: Dense(random(2, M, 5)).softmax(sink=random(2)),
+            log_softmax=lambda: Dense(random(2, M, 5)).log_softmax(),
+            plus_a_table=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)) + random(M, 5))
     several(("masks",), masked_matrix=lambda: Dense(random(2, M, M)).masked(keep=Window(1)),
             transposed_scores=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)).masked(keep=Causal())
             .transpose())
@@ -159,6 +167,8 @@ def _algebra_of_values() -> None:
 
 
 def _index_based() -> None:
+    several((), given=lambda: setup(Given(Shift(Grid(M), (0, 2, -3)))),
+            given_table=lambda: setup(Given(torch.nn.Parameter(random(2, M, 4))) | Given(random(M, 4))))
     several(GRAPH, adjacency=lambda: setup(index.Adjacency(), random_graph(weighted=True)),
             adjacency_by_rows=lambda: setup(index.Adjacency("row"), random_graph(dtype=torch.int32)),
             chebyshev=lambda: setup(index.Chebyshev(3), random_graph()),
@@ -172,6 +182,8 @@ def _index_based() -> None:
             relation=lambda: setup(index.Relation("genre^-1", "sym"), knowledge(), entries=5),
             relations=lambda: setup(index.Relations(2) | index.Identity(), knowledge(), entries=5),
             walks=lambda: setup(index.Walks(["played.genre", "genre.played^-1.genre"]), knowledge(), entries=5))
+    several(("permutes",), laplacian_by_its_spectrum=lambda: setup(
+        index.Chebyshev(2, None, "computed"), random_graph()))
     several((), bipartite_adjacency=lambda: setup(index.Adjacency(), random_graph(5, 7), entries=5),
             senders_and_receivers=lambda: setup(index.Incidence("sender") | index.Incidence("receiver"),
                                                 random_graph()),
@@ -184,6 +196,7 @@ def _index_based() -> None:
             shifts_off_the_grid=lambda: setup(index.Shifts([5, -7]), Grid(4), entries=4),
             cuboid_off_the_grid=lambda: setup(index.Cuboid(2, offset=7), Grid(4), entries=4),
             pool=lambda: setup(index.Pool(2), Grid((4, 4)), entries=16),
+            pool_padded=lambda: setup(index.Pool(3, 2, 1), Grid((4, 5)), entries=20),
             unpool=lambda: setup(index.Pool(2).transpose(), Grid((4, 4)), entries=4))
     several(("translates",), cuboid_on_a_torus=lambda: setup(index.Cuboid((3, 3)), Grid((3, 4), periodic=True),
                                                              entries=12),
@@ -218,16 +231,52 @@ def _attention() -> None:
             alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()))
     several(CONTENT, location=lambda: setup(mechanisms.Location(300).softmax(), outputs=5),
             rotary=lambda: setup(mechanisms.DotProduct(heads=HEADS, dim=4, rotary=mechanisms.Rotary()).softmax()),
-            context_attention=lambda: setup(mechanisms.Context(3).softmax()),
+            context_attention=lambda: setup(Context(3).softmax()),
+            context_by_additive_scores=lambda: setup(Context(
+                3, score=mechanisms.Additive(dim=3, heads=HEADS)).softmax()),
+            context_by_masked_scores=lambda: setup(Context(
+                3, score=(dot + terms.RelativeBias(2)).scaled().masked(keep=Causal())).softmax()),
+            location_of_one=lambda: setup(mechanisms.Location(300).softmax(), entries=1, outputs=5),
             relative_key=lambda: setup((dot + terms.RelativeKey(2)).scaled().softmax()),
             sinusoidal_key=lambda: setup((mechanisms.DotProduct(heads=2, dim=4)
                                           + terms.RelativeKey(2, sinusoidal=True)).softmax()),
             relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(2)).softmax()),
             logarithmic_bias=lambda: setup((dot.scaled() + terms.RelativeBias(4, buckets="log")).softmax()),
             local_monotonic=lambda: setup(mechanisms.General().softmax() * terms.GaussianWindow(1.0)),
+            one_relative_key=lambda: setup((dot + terms.RelativeKey(0)).scaled().softmax()),
+            one_relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(0)).softmax()),
+            one_clipped_shift=lambda: setup(dot.scaled().softmax().outer(terms.ClippedShifts(0))),
             shaw_values=lambda: setup(dot.scaled().softmax().outer(terms.ClippedShifts(2))),
             masked_after_softmax=lambda: setup(dot.softmax().masked(keep=Window(1))),
             mixed_heads=lambda: setup(dot.scaled().softmax() | index.Shifts([-1, 1])))
+
+
+def _other_normalisations() -> None:
+    dot, earlier = mechanisms.DotProduct(heads=HEADS, dim=3).scaled(), torch.ones(M, M, dtype=torch.bool).tril(-1)
+    several((*FREE,), sparsemax_attention=lambda: setup(dot.normalize("sparsemax")),
+            entmax_attention=lambda: setup(mechanisms.Additive(dim=3).normalize("entmax"), outputs=5),
+            attention_with_a_sink=lambda: setup(dot.softmax(sink=0.0), outputs=5),
+            hard_attention=lambda: setup(dot.normalize("hard")))
+    several(CONTENT, largest_two=lambda: setup(dot.masked(keep=Causal()).normalize(TopK(2))))
+    several((*CONTENT, "masks"),
+            causal_sparsemax=lambda: setup(dot.masked(keep=Causal()).normalize("sparsemax")),
+            causal_sink=lambda: setup((dot + Causal()).softmax(sink=torch.nn.Parameter(torch.tensor([0.5, -1.0])))),
+            causal_logarithm=lambda: setup((dot.masked(keep=Causal()).log_softmax() * 2.0).softmax()))
+    several(("permutes", "blockwise", "resizes", "masks"),
+            graph_sparsemax=lambda: setup(dot.masked(keep=STRUCTURE).normalize("sparsemax"), random_graph()),
+            graph_logarithm=lambda: setup(dot.masked(keep=STRUCTURE).log_softmax().map(torch.square).softmax(),
+                                          random_graph()))
+    several(("resizes", "masks"), windowed_entmax=lambda: setup(dot.masked(keep=Window(1)).normalize("entmax")))
+    several(("masks", "repeats"),
+            entmax_over_repeated_edges=lambda: setup(dot.masked(keep=STRUCTURE).normalize("entmax"), repeated_graph()),
+            sink_over_repeated_edges=lambda: setup(dot.masked(keep=STRUCTURE).softmax(sink=1.0), repeated_graph()))
+    several(("masks",),
+            table_with_infinities=lambda: setup((dot + random(M, M).masked_fill(earlier, -torch.inf)).softmax()),
+            sparsemax_of_nothing=lambda: setup(dot.masked(keep=Padding(torch.zeros(M, dtype=torch.bool)))
+                                               .normalize("sparsemax")))
+    several((), log_softmax_over_outputs=lambda: setup(dot.masked(keep=STRUCTURE).log_softmax(over="outputs"),
+                                                       random_graph()),
+            one_term_learnt=lambda: setup((dot + torch.nn.Parameter(random(HEADS, M, M))).softmax()))
 
 
 def _local_predictive() -> Setup:
@@ -265,7 +314,7 @@ def _attention_on_structures() -> None:
                 keep=Padding(torch.arange(M) < 4)).softmax()),
             masked_columns=lambda: setup(dot.masked(drop=DenseMask(torch.eye(M, dtype=torch.bool)[:, [0]].expand(M, M)))
                                          .softmax()),
-            everything_masked=lambda: setup(dot.masked(drop=torch.ones(M, M, dtype=torch.bool)).softmax()),
+            everything_masked=lambda: setup(dot.masked(drop=DenseMask(torch.ones(M, M, dtype=torch.bool))).softmax()),
             masked_then_capped=lambda: setup(dot.masked(keep=Padding(torch.arange(M) < 4)).softcap(2.0).softmax()),
             masked_sum=lambda: setup((dot.masked(keep=Causal()) + terms.RelativeBias(2)).masked(
                 keep=Padding(torch.arange(M) < 4)).softmax()))
@@ -277,5 +326,6 @@ def _attention_on_structures() -> None:
             attention_to_nothing=lambda: setup(dot.softmax(), outputs=0))
 
 
-for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _attention_on_structures):
+for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _other_normalisations,
+                  _attention_on_structures):
     _register()

@@ -42,7 +42,7 @@ class _Held(FrozenValue):
 
 
 class Theta(_Held, abc.ABC):
-    """A weight of K matrices from P input to Q output channels; letters as in eq. (1)."""
+    """A weight of K matrices from P input to Q output channels; letters as in eq. 8."""
 
     def __post_init__(self) -> None:
         self.check()

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from structconv.bases import matrices
 from structconv.bases.dense import Dense
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
@@ -185,3 +188,26 @@ def test_over_edges_compiles_whole():
     ours, wanted = compiled(x), layer(x, structure=graph)
     torch.testing.assert_close(ours, wanted)
     torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(wanted.sum(), x))
+
+
+@pytest.mark.parametrize("normalize", ["sym", None])
+def test_the_largest_eigenvalue_of_a_laplacian_is_computed_where_asked(normalize, monkeypatch):
+    torch.manual_seed(0)
+    edges = torch.randint(0, 40, (2, 90))
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    graph = Graph(edges, num_nodes=40, edge_weight=torch.rand(90, dtype=torch.float64).repeat(2) + 0.1)
+    laplacian = matrices.scaled_laplacian(graph, normalize, 2.0, torch.float64).dense(torch.float64)[0] + torch.eye(40)
+    largest = torch.linalg.eigvalsh(laplacian).max().item()
+    assert matrices.laplacian_bound(graph, normalize) == pytest.approx(largest, rel=1e-9)
+    monkeypatch.setattr(matrices, "_DENSE_NODES", 0)
+    graph.changed()
+    again = dataclasses.replace(graph, edge_weight=graph.edge_weight.clone())
+    assert matrices.laplacian_bound(again, normalize) == pytest.approx(largest, rel=1e-4)
+    x = torch.randn(40, 3, dtype=torch.float64)
+    asked, given = (Conv(Chebyshev(3, normalize, bound), 3, 2).to(torch.float64) for bound in ("computed", largest))
+    given.load_state_dict(asked.state_dict())
+    torch.testing.assert_close(asked(x, structure=graph), given(x, structure=graph), rtol=1e-4, atol=1e-4)
+    assert "lambda_max='computed'" in repr(asked)
+    assert matrices.laplacian_bound(Graph(edges[:, :0], num_nodes=3), None) == 2.0
+    with pytest.raises(ConfigError, match="lambda_max"):
+        Chebyshev(2, None, "largest")

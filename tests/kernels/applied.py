@@ -36,7 +36,7 @@ def call_of(basis, r):
 
 
 def convolution_of(x, basis, theta):
-    """The call by which `ops.conv` computes (1)."""
+    """The call by which `ops.conv` computes eq. 8."""
     return Call.of(x, basis, as_theta(theta))
 
 

@@ -1,4 +1,4 @@
-"""Every path of every basis gives eq. (1): values and gradients against the definition, in float64."""
+"""Every path of every basis gives eq. 8: values and gradients against the definition, in float64."""
 
 from __future__ import annotations
 

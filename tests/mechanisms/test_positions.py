@@ -227,12 +227,13 @@ def test_rotary_keeps_lengths_and_rotates_by_position():
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    (lambda: RelativeBias(0), "clip must be a positive integer"),
+    (lambda: RelativeBias(-1), "clip must be an integer >= 0"),
+    (lambda: RelativeBias(0, buckets="log"), "clip must be a positive integer"),
     (lambda: RelativeBias(3, buckets="linear"), "buckets must be one of 'clip', 'log', 'log_causal'"),
     (lambda: GaussianWindow(0.0), "deviation must be positive; got 0.0"),
     (lambda: ALiBi(heads=0), "ALiBi: heads must be a positive integer"),
     (lambda: EdgeBias(0), "attributes must be a positive integer"),
-    (lambda: ClippedShifts(0), "clip must be a positive integer")])
+    (lambda: ClippedShifts(-1), "clip must be an integer >= 0")])
 def test_mistakes_are_named(wrong, message):
     with pytest.raises(ConfigError, match=message):
         wrong()

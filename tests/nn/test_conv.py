@@ -26,6 +26,7 @@ from structconv.mechanisms import (
     Identity,
     Incidence,
     Inputs,
+    Location,
     Pool,
     PredictedPosition,
     RelativeKey,
@@ -416,3 +417,80 @@ def assigned(layer, **attributes):
 def test_errors_say_what_to_do(message, call):
     with pytest.raises((ConfigError, ShapeError, StructureError), match=message):
         call()
+
+
+@pytest.mark.parametrize("weight", [Full(), LowRank(3), Separable(rank=2), [Full(), Full()]])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_scores_of_projections_beside_another_part_see_their_own_heads(weight, swapped):
+    parts = [BiAffine(heads=2, bilinear=False, on="projected").softmax(), Identity()]
+    layer = Conv(parts[1] | parts[0] if swapped else parts[0] | parts[1], 4, 6, weight=weight).to(torch.float64)
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    own = slice(1, 3) if swapped else slice(0, 2)
+    score = next(part for part in layer.mechanism.modules() if isinstance(part, BiAffine))
+    projected = layer.weight().heads(x)[..., own, :, :]
+    source, target = ((projected * vector.unsqueeze(1)).sum(-1) for vector in (score.vector_source,
+                                                                              score.vector_target))
+    attention = (source.unsqueeze(-1) + target.unsqueeze(-2)).softmax(-2)
+    identity = torch.eye(5, dtype=torch.float64).expand(2, 1, 5, 5)
+    basis = torch.cat([identity, attention] if swapped else [attention, identity], 1)
+    torch.testing.assert_close(layer.basis(x).dense(), basis)
+    expected = torch.einsum("bkmn,bmp,kpq->bnq", basis, x, layer.weight().dense()) + layer.bias
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_scores_of_projections_need_a_theta_a_head():
+    score = BiAffine(heads=2, bilinear=False, on="projected").softmax()
+    for join in (lambda: score @ Shifts([0, 1]), lambda: Shifts([0, 1]).outer(score)):
+        with pytest.raises(ConfigError, match="a Theta_k of its own"):
+            join()
+    assert (score @ Identity()).size == 2
+
+
+@pytest.mark.parametrize("score", [lambda: DotProduct(heads=2, dim=3).scaled(), lambda: Additive(dim=3, heads=2),
+                                   lambda: General(),
+                                   lambda: Additive(dim=3).masked(keep=Padding(torch.arange(7) < 5))])
+def test_learnt_queries_are_scored_by_any_function(score):
+    layer = Conv(Context(3, score=score()).softmax(), 4, 6).to(torch.float64)
+    plain = Conv(score().softmax(), 4, 6).to(torch.float64)
+    context = layer.mechanism.operands[0]
+    own = list(context.score.parameters())
+    with torch.no_grad():
+        for parameter, number in zip(plain.mechanism.parameters(), own, strict=True):
+            parameter.copy_(number)
+        plain.weight.theta.copy_(layer.weight.theta)
+    x = torch.randn(2, 7, 4, dtype=torch.float64)
+    expected = plain(x, context.query.expand(2, 3, 4))
+    assert expected.shape == (2, 3, 6)
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), expected)
+    layer(x).sum().backward()
+    assert context.query.grad.any()
+    with pytest.raises(ConfigError, match="which tells the heads"):
+        Context(3, 2, score=score())
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9, 10])
+def test_scores_by_location_are_for_any_length_up_to_theirs(size):
+    layer = Conv(Location(10, heads=2).softmax(), 4, 6).to(torch.float64)
+    for m in (10, size):
+        x, z = torch.randn(2, m, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+        raw = layer.mechanism.operands[0].table(z).unflatten(-1, (2, 10)).permute(0, 2, 3, 1)[:, :, :m]
+        torch.testing.assert_close(layer.basis(x, z).dense(), raw.softmax(-2))
+        torch.testing.assert_close(layer(x, z), torch.einsum("bkmn,bmp,kpq->bnq", raw.softmax(-2), x,
+                                                             layer.weight.theta) + layer.bias)
+    with pytest.raises(ShapeError, match="at most length=10"):
+        layer(torch.randn(11, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64))
+
+
+def test_dot_products_of_projections():
+    layer = Conv(DotProduct(2, on="projected").scaled().softmax(), 4, 6).to(torch.float64)
+    assert not list(layer.mechanism.parameters())
+    x, z = torch.randn(2, 5, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    keys, queries = layer.weight().heads(x), layer.weight().heads(z)
+    attention = (queries @ keys.mT / 6**0.5).softmax(-1)
+    torch.testing.assert_close(layer(x, z), (attention @ keys).sum(1) + layer.bias)
+    for wrong in ({"dim": 3}, {"shared_by": 2}, {"bias": True}, {"on": "x"}):
+        with pytest.raises(ConfigError, match="DotProduct"):
+            DotProduct(2, **{"on": "projected", **wrong})
+    with pytest.raises(ConfigError, match="queries of its own"):
+        Conv((DotProduct(2, on="projected") + RelativeKey(1)).softmax(), 4, 6).to(torch.float64)(x)

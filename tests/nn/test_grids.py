@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+from structconv import nn as layers
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import Cuboid, Pool, Shifts
 from structconv.nn import (
@@ -122,6 +123,9 @@ def test_depthwise_separable_is_torchs_pair(options):
     (AvgPool1d(3), nn.AvgPool1d(3), (2, 3, 10)),
     (AvgPool2d(2), nn.AvgPool2d(2), (2, 3, 6, 7)),
     (AvgPool2d((3, 2), 1), nn.AvgPool2d((3, 2), 1), (2, 3, 6, 7)),
+    (AvgPool2d(3, 2, 1), nn.AvgPool2d(3, 2, 1), (2, 3, 6, 7)),
+    (AvgPool1d(4, padding=2), nn.AvgPool1d(4, padding=2), (3, 9)),
+    (AvgPool2d((3, 2), 1, (1, 0)), nn.AvgPool2d((3, 2), 1, (1, 0)), (2, 3, 6, 7)),
     (AvgPool3d(2, (1, 2, 1)), nn.AvgPool3d(2, (1, 2, 1)), (1, 2, 4, 5, 3)),
 ])
 def test_average_pooling_equals_torchs(ours, theirs, shape):
@@ -315,3 +319,32 @@ def test_pooling_is_held_to_a_path():
     layer = AvgPool2d(2, path="operator_first", max_bytes=10**9)
     assert layer.plan(x).path == "operator_first"
     torch.testing.assert_close(layer(x), nn.AvgPool2d(2)(x))
+
+
+@pytest.mark.parametrize(("axes", "options", "size"), [
+    (1, {"kernel_size": 3}, (5,)), (1, {"kernel_size": 4, "stride": 3, "padding": 2, "output_padding": 2}, (5,)),
+    (2, {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1}, (4, 3)),
+    (2, {"kernel_size": (2, 3), "stride": (1, 3), "dilation": (2, 1), "groups": 2}, (3, 4)),
+    (2, {"kernel_size": 1, "stride": 2, "bias": False}, (3, 4)),
+    (3, {"kernel_size": 2, "stride": (1, 2, 2), "padding": (1, 0, 0), "groups": 2}, (3, 2, 2))])
+def test_transposed_convolutions_equal_torchs(axes, options, size):
+    theirs = getattr(nn, f"ConvTranspose{axes}d")(4, 6, **options).double()
+    ours = getattr(layers, f"ConvTranspose{axes}d").from_torch(theirs)
+    x = torch.randn(2, 4, *size, dtype=F64, requires_grad=True)
+    for image in (x, x[0]):
+        torch.testing.assert_close(ours(image), theirs(image), rtol=0, atol=1e-10)
+    g = torch.randn_like(ours(x))
+    torch.testing.assert_close(torch.autograd.grad(ours(x), x, g), torch.autograd.grad(theirs(x), x, g),
+                               rtol=0, atol=1e-10)
+    assert ours.plan(x.detach()) is ours.plan(x.detach())
+    assert len(ours.state_dict()) == len(theirs.state_dict())
+
+
+@pytest.mark.parametrize("call", [
+    lambda: layers.ConvTranspose1d(2, 2, 3, output_padding=1), lambda: layers.ConvTranspose2d(2, 2, 0),
+    lambda: layers.ConvTranspose1d(2, 2, 1, padding=2)(torch.ones(2, 3)), lambda: AvgPool1d(3, padding=2),
+    lambda: layers.ConvTranspose1d.from_torch(nn.ConvTranspose2d(2, 2, 3)),
+    lambda: layers.ConvTranspose1d(2, 2, 3)(torch.ones(1, 3, 5))])
+def test_what_a_transposed_convolution_refuses(call):
+    with pytest.raises((ConfigError, ShapeError), match=r"; got "):
+        call()

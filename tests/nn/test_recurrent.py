@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import Cuboid, DotProduct, Identity, Powers
+from structconv.mechanisms import Cuboid, DotProduct, Identity, Pool, Powers
 from structconv.nn import ConvGRUCell, ConvLSTMCell, to_entries, to_image
-from structconv.structures import Graph
+from structconv.structures import Graph, Grid
 
 F64 = torch.float64
 P, H = 3, 4
@@ -103,6 +103,9 @@ def test_gates_may_attend():
     (ShapeError, lambda: ConvGRUCell(Identity(), P, H)(torch.randn(5, P), torch.randn(5, P))),
     (ShapeError, lambda: ConvLSTMCell(Identity(), P, H)(torch.randn(5, P), (torch.randn(5, H), torch.randn(4, H)))),
     (ShapeError, lambda: ConvLSTMCell(Identity(), P, H)(torch.randn(5, P + 1))),
+    (ConfigError, lambda: ConvLSTMCell(Identity(), P, H, peephole="diagonal")),
+    (ConfigError, lambda: ConvLSTMCell(Identity(), P, H, peephole=0)),
+    (ShapeError, lambda: ConvLSTMCell(Identity(), P, H, peephole=4)(torch.randn(5, P))),
 ])
 def test_errors(error, call):
     with pytest.raises(error, match=r"got .*\."):
@@ -116,3 +119,28 @@ def test_plans_draw_no_random_number(reset):
     state = torch.get_rng_state()
     assert all(plan is cell.plans(x, h)[name] for name, plan in cell.plans(x, h).items())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("cell", [lambda m: ConvLSTMCell(m, P, H), lambda m: ConvGRUCell(m, P, H),
+                                  lambda m: ConvGRUCell(m, P, H, reset="after")])
+@pytest.mark.parametrize("mechanism", [Cuboid((3, 3), stride=2), Pool(2), Cuboid((3, 3), padding="valid")])
+def test_a_mechanism_that_leads_to_another_grid_is_refused_by_name(cell, mechanism):
+    made = cell(mechanism)
+    with pytest.raises(ShapeError, match=f"{type(made).__name__}: its mechanism must lead .* without stride"):
+        made(torch.randn(2, 24, P), structure=Grid((4, 6)))
+
+
+def test_peepholes_of_positions():
+    cell, channels = (ConvLSTMCell(Identity(), P, H, peephole=kind).to(F64) for kind in (5, True))
+    with torch.no_grad():
+        channels.peephole.normal_()
+        cell.peephole.copy_(channels.peephole.unsqueeze(1).expand(3, 5, H))
+    cell.gates.load_state_dict(channels.gates.state_dict())
+    x, state = torch.randn(2, 5, P, dtype=F64), tuple(torch.randn(2, 2, 5, H, dtype=F64))
+    for one, other in zip(cell(x, state), channels(x, state), strict=True):
+        close(one, other)
+    with torch.no_grad():
+        cell.peephole[:, 3] = 0
+    h, other = cell(x, state)[0], channels(x, state)[0]
+    same = (h == other).flatten(2).all(-1).all(0)
+    assert same.tolist() == [True, True, True, False, True]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize, prune, weight_norm
 
+from structconv.mechanisms.given import Given
 from structconv.mechanisms.operations import Factor
 from structconv.planning import plan as planning
 from structconv.structures.values import tensors_in
@@ -88,7 +89,8 @@ def a_state_is_loaded_into_empty_memory(use: Use) -> None:
 @mutation(lambda use: trains(use) and hasattr(use.layer, "reset_parameters") and of_the_package(use.layer))
 def parameters_drawn_anew(use: Use) -> None:
     """`reset_parameters` sets every parameter that was not given with the expression, in place."""
-    given = {id(p) for module in use.layer.modules() if isinstance(module, Factor) for p in module.parameters()}
+    given = {id(p) for module in use.layer.modules() if isinstance(module, Factor | Given)
+                 for p in module.parameters(recurse=False)}
     held = list(use.layer.parameters())
     with torch.no_grad():
         for p in held:

@@ -39,7 +39,7 @@ def as_function(use: Use) -> tuple[Callable[..., Tensor], list[Tensor]]:
 
 @mutation(smooth)
 def forward_derivatives(use: Use) -> None:
-    """jvp equals finite differences, jacfwd the jacobian of eq. (1): never zero."""
+    """jvp equals finite differences, jacfwd the jacobian of eq. 8: never zero."""
     function, tensors = as_function(use)
     moved = tangents(tensors)
     y, tangent, *_ = jvp(function, tuple(tensors), tuple(moved))

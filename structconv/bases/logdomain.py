@@ -1,0 +1,58 @@
+"""What is added to scores in the log domain: numbers, and -inf where no pair is (Andreoli 2019, Definition 4).
+
+Adding -inf to a score leaves its pair out of every sum of exponentials that follows, which is what a mask says. So a
+table of {-inf, 0} is a mask, one of other numbers a term, and one of both is taken apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.structures.graph import Graph
+from structconv.structures.supports import DenseMask, Support
+
+__all__ = ["taken_apart"]
+
+
+def taken_apart(kind: str, added: Any) -> tuple[Any, Tensor | None]:
+    """The mask, and the finite table (..., K or 1, M, N), that something added to scores stands for.
+
+    Args:
+        kind: what else could be added, in words: "bases" or "mechanisms".
+        added: a `Support` or a `Graph`, which is a mask; or a floating tensor (M, N) or (..., K or 1, M, N).
+
+    Raises:
+        ConfigError: if it is neither; or the pairs at -inf differ between heads, which share a mask; or a parameter
+            holds -inf.
+        ShapeError: if a tensor has less than two axes.
+    """
+    if isinstance(added, Support | Graph):
+        return added, None
+    if not isinstance(added, Tensor) or not added.is_floating_point():
+        got = f"a tensor of {added.dtype}" if isinstance(added, Tensor) else type(added).__name__
+        raise ConfigError("a + b", f"both operands must be {kind}", got, "A floating tensor (M, N) or (..., K, M, N), "
+                          "a Support and a Graph may be added too; a boolean mask goes as a.masked(keep=mask).")
+    if added.dim() < 2:
+        raise ShapeError("a + b", "a tensor that is added must have shape (M, N) or (..., K or 1, M, N)",
+                         tuple(added.shape))
+    table = added.unsqueeze(0) if added.dim() == 2 else added
+    return _split(table, isinstance(added, torch.nn.Parameter))
+
+
+def _split(table: Tensor, trained: bool) -> tuple[Any, Tensor | None]:
+    exists = table.detach() != -torch.inf
+    if exists.all():
+        return None, table
+    if trained:
+        raise ConfigError("a + b", "a parameter that is added must be finite", "-inf",
+                          "Leave the pairs out by a.masked(keep=mask).")
+    if (exists != exists[..., :1, :, :]).any():
+        raise ConfigError("a + b", "-inf must be at the same pairs for all heads, which share a mask",
+                          "others for some", "Mask heads apart and join them by |.")
+    mask = exists[..., 0, :, :]
+    left = table.masked_fill(~exists, 0)
+    return DenseMask(mask), left if left.any() or left.requires_grad else None

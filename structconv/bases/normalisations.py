@@ -1,0 +1,284 @@
+"""Normalisations of scores that are functions of one group: sparsemax, entmax, top-k, hard attention, one's own.
+
+A group is the pairs that share an output ("inputs") or an input ("outputs"). Each function here maps
+(scores, keep, dim) to weights of the same shape: `keep` says which pairs exist, and `dim` is the axis of a group.
+Absent scores come as zeros, and whatever a function makes of them is dropped. Along edges groups of like sizes are
+laid side by side, with at most twice as many places as edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis, value
+from structconv.bases.entrywise import Unary, pattern_of_normalised
+from structconv.bases.pairs import NORMALIZATIONS, Block, Edges, Pairs
+from structconv.errors import ConfigError
+from structconv.memo import derived
+from structconv.primitives.functions import sum_dtype
+from structconv.primitives.segments import masked_softmax
+from structconv.shapes import check_positive
+from structconv.structures.graph import Graph
+from structconv.structures.supports import Support
+from structconv.structures.values import FrozenValue, structure
+
+__all__ = ["GroupWise", "LogSoftmax", "Normalisation", "NormalisedBy", "SinkSoftmax", "TopK", "entmax", "hard",
+           "normalisation", "register_normalisation", "sparsemax"]
+
+Normalisation = Callable[[Tensor, Tensor, int], Tensor]
+_REGISTERED: dict[str, Normalisation] = {}
+
+
+def register_normalisation(name: str, function: Normalisation) -> None:
+    """Let `scores.normalize(name)` mean a function of one's own, for bases and for mechanisms.
+
+    Args:
+        name: any name that is not taken.
+        function: (scores, keep, dim) -> weights. `scores` (..., K, *, *) are finite, zero at absent pairs; `keep`,
+            broadcast to them, tells which pairs exist; `dim` is the axis of the groups. It is made of differentiable
+            operations, and reads no tensor that is trained.
+
+    Raises:
+        ConfigError: if the name is taken.
+    """
+    if name in NORMALIZATIONS or name in _REGISTERED:
+        raise ConfigError("register_normalisation", "name must be new", repr(name))
+    _REGISTERED[name] = function
+
+
+def normalisation(kind: Any) -> Normalisation:
+    """The function of this name, or the function itself.
+
+    Raises:
+        ConfigError: if there is none of this name, or it is a module, whose parameters a block would not see.
+    """
+    if isinstance(kind, str) and kind in _REGISTERED:
+        return _REGISTERED[kind]
+    if not callable(kind) or isinstance(kind, torch.nn.Module):
+        names = ", ".join(map(repr, (*NORMALIZATIONS, *_REGISTERED)))
+        raise ConfigError("normalize", f"kind must be one of {names}, or a function of (scores, keep, dim)", repr(kind))
+    return kind
+
+
+# -- functions of a group -----------------------------------------------------------------------------------------
+
+def sparsemax(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+    """max(s - tau, 0) with the tau at which the weights sum to one (A. Martins and R. Astudillo 2016, eq. 2)."""
+    shifted, ordered, present, rank = _ordered(scores, keep, dim)
+    sums = ordered.cumsum(dim)
+    tau = (sums - 1) / rank
+    return (shifted - _at_support(tau, present & (ordered > tau), dim)).clamp(min=0)
+
+
+def entmax(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+    """max(s / 2 - tau, 0)^2 with the tau at which the weights sum to one: 1.5-entmax (Peters et al. 2019, eq. 12)."""
+    shifted, ordered, present, rank = _ordered(scores / 2, keep, dim)
+    mean = ordered.cumsum(dim) / rank
+    spread = rank * (ordered.square().cumsum(dim) / rank - mean.square())
+    room = (1 - spread) / rank
+    tau = mean - torch.where(room > 0, torch.where(room > 0, room, 1).sqrt(), 0)
+    return (shifted - _at_support(tau, present & (tau <= ordered), dim)).clamp(min=0).square()
+
+
+def hard(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+    """One for the largest score of each group, the first of equal ones; no gradient comes to the scores."""
+    first = scores.masked_fill(~keep, -torch.inf).argmax(dim, keepdim=True)
+    return torch.zeros_like(scores).scatter(dim, first, 1)
+
+
+@structure(eq=True)
+class TopK(FrozenValue):
+    """A softmax over the k largest scores of each group, the others weighing zero: `scores.normalize(TopK(8))`."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        check_positive("TopK", "k", self.k)
+
+    def __call__(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+        largest = scores.masked_fill(~keep, -torch.inf).topk(min(self.k, scores.shape[dim]), dim).indices
+        chosen = torch.zeros_like(keep).scatter(dim, largest, True)
+        return masked_softmax(scores, chosen & keep, dim)
+
+    def __repr__(self) -> str:
+        return f"TopK({self.k})"
+
+
+def _ordered(scores: Tensor, keep: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The scores less their largest, -inf where absent; in descending order, zero where absent; which of these are
+    there; and 1, 2, 3, ... along the group."""
+    shifted = scores.masked_fill(~keep, -torch.inf)
+    shifted = shifted - _finite(shifted.detach().amax(dim, keepdim=True))
+    ordered = shifted.sort(dim, descending=True).values
+    rank = torch.arange(1, scores.shape[dim] + 1, dtype=scores.dtype, device=scores.device)
+    present = ordered > -torch.inf
+    return shifted, torch.where(present, ordered, 0), present, rank.view(-1, *(1,) * (-1 - dim))
+
+
+def _at_support(tau: Tensor, inside: Tensor, dim: int) -> Tensor:
+    """tau of the last rank that is inside."""
+    return tau.gather(dim, (inside.sum(dim, keepdim=True) - 1).clamp(min=0))
+
+
+def _finite(top: Tensor) -> Tensor:
+    return top.masked_fill(top == -torch.inf, 0)
+
+
+def _log_softmax(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+    top = _finite(scores.detach().masked_fill(~keep, -torch.inf).amax(dim, keepdim=True))
+    total = torch.where(keep, torch.exp(scores - top), 0).sum(dim, keepdim=True)
+    return scores - top - torch.where(total > 0, total, 1).log()
+
+
+# -- nodes --------------------------------------------------------------------------------------------------------
+
+class GroupWise(Unary):
+    """A node whose entries depend on all scores of their group."""
+
+    child: Basis
+    over: str
+
+    @property
+    def normalizes(self) -> str:  # type: ignore[override]
+        return self.over
+
+    def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+        """What becomes of the scores (..., K, *, *) of the groups along `dim`, -1 or -2."""
+        raise NotImplementedError
+
+    def pattern(self) -> Graph | None:
+        return pattern_of_normalised(self.child)
+
+    def reach(self) -> Support | None:
+        return self.child.support()
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return _by_groups(self, self.child.evaluate(pairs), pairs)
+
+
+class _Weights(GroupWise):
+    """Weights, where absent pairs weigh zero."""
+
+    @property
+    def has_scores(self) -> bool:
+        return False
+
+    def support(self) -> Support | None:
+        return None
+
+
+@value
+class NormalisedBy(_Weights):
+    """fn(scores, keep, dim) of each group, over inputs or outputs."""
+
+    child: Basis
+    fn: Normalisation
+    over: str
+
+    def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+        return self.fn(scores, keep, dim)
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.normalize({getattr(self.fn, '__name__', self.fn)}, over={self.over!r})"
+
+
+@value
+class SinkSoftmax(_Weights):
+    """e^s_kmn / (e^sink_k + sum of e^s over the group): a softmax with one more score, whose weight is thrown away.
+
+    `sink` is one number, or a tensor of one or of K.
+    """
+
+    child: Basis
+    sink: float | Tensor
+    over: str
+
+    def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+        sink = self.sink.to(scores.dtype) if isinstance(self.sink, Tensor) else scores.new_full((1,), self.sink)
+        sink = sink.reshape(-1, 1, 1)
+        top = torch.maximum(scores.detach().masked_fill(~keep, -torch.inf).amax(dim, keepdim=True), sink.detach())
+        powers = torch.where(keep, torch.exp(scores - top), 0)
+        return powers / (powers.sum(dim, keepdim=True) + torch.exp(sink - top))
+
+    def __repr__(self) -> str:
+        sink = self.sink if isinstance(self.sink, float) else "sink"
+        return f"{self.child!r}.softmax(over={self.over!r}, sink={sink})"
+
+
+@value
+class LogSoftmax(GroupWise):
+    """s_kmn - log(sum of e^s over the group): scores in the log domain, where absent pairs are -inf."""
+
+    child: Basis
+    over: str
+
+    def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
+        return _log_softmax(scores, keep, dim)
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.log_softmax(over={self.over!r})"
+
+
+# -- groups of a block, and of a list of edges --------------------------------------------------------------------
+
+def _by_groups(node: GroupWise, values: Tensor, pairs: Pairs) -> Tensor:
+    """The node's entries at the pairs; exact zeros, without gradients, where a pair is absent or scores -inf."""
+    if values.numel() == 0:
+        return values
+    scores = values.to(sum_dtype(values.dtype))
+    keep, present = pairs.keep(node.child.support()), scores != -torch.inf
+    present = present if keep is None else present & keep
+    scores, present = torch.broadcast_tensors(torch.where(present, scores, 0), present)
+    if isinstance(pairs, Block):
+        found = node.of_group(scores, present, -2 if node.over == "inputs" else -1)
+    else:
+        assert isinstance(pairs, Edges)
+        found = _along_edges(node, scores, present, pairs.graph)
+    return torch.where(present, found, -torch.inf if node.has_scores else 0).to(values.dtype)
+
+
+class _Slots(NamedTuple):
+    """Groups of like sizes side by side: the edge of each place (G, W), which places are taken, and their numbers."""
+
+    edges: Tensor
+    taken: Tensor
+    places: Tensor
+
+
+def _along_edges(node: GroupWise, scores: Tensor, keep: Tensor, graph: Graph) -> Tensor:
+    layout, order = derived(graph, ("groups", node.over), lambda: _laid_out(graph, node.over))
+    found = []
+    for slots in layout:
+        there = _at(keep, slots.edges) & slots.taken
+        weights = node.of_group(torch.where(there, _at(scores, slots.edges), 0), there, -1)
+        found.append(weights.flatten(-2).index_select(-1, slots.places))
+    return torch.cat(found, -1).index_select(-1, order)
+
+
+def _at(values: Tensor, edges: Tensor) -> Tensor:
+    return values.index_select(-1, edges.flatten()).unflatten(-1, edges.shape)
+
+
+def _laid_out(graph: Graph, over: str) -> tuple[tuple[_Slots, ...], Tensor]:
+    """The groups by the power of two that holds their sizes, and where each edge is among all taken places."""
+    index, count = ((graph.target, graph.num_outputs) if over == "inputs" else (graph.source, graph.num_inputs))
+    sizes = torch.bincount(index.long(), minlength=count)
+    by_group, start = index.argsort(stable=True), sizes.cumsum(0) - sizes
+    layout, width, least = [], 1, 0
+    while least < int(sizes.max()):
+        groups = ((sizes > least) & (sizes <= width)).nonzero().squeeze(-1)
+        place = torch.arange(width, device=index.device)
+        taken = place < sizes[groups].unsqueeze(-1)
+        edges = by_group[torch.where(taken, start[groups].unsqueeze(-1) + place, 0)]
+        layout.append(_Slots(edges, taken, taken.flatten().nonzero().squeeze(-1)))
+        least, width = width, 2 * width
+    order = torch.cat([slots.edges[slots.taken] for slots in layout]).argsort()
+    return tuple(layout), order
+
+
+for _name, _function in {"sparsemax": sparsemax, "entmax": entmax, "hard": hard}.items():
+    register_normalisation(_name, _function)

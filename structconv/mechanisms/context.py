@@ -1,0 +1,84 @@
+"""`Context`: attention from learnt queries, whose number does not depend on the content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from structconv.bases import scores as values
+from structconv.bases.base import Basis
+from structconv.errors import ConfigError
+from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.mechanisms.scores import Score, drawn
+from structconv.memo import derived
+from structconv.shapes import check_positive
+from structconv.structures.samples import Samples
+
+__all__ = ["Context"]
+
+
+class Context(Score):
+    """a_mn = <theta_n, x_m> for `queries` learnt outputs theta_n: N does not depend on z (context attention).
+
+    Each sample of a batch has these outputs, one sample after the other.
+
+    Args:
+        queries: N.
+        heads: K, where no `score` is given.
+        score: any expression of scores, of which theta_n (P') are the outputs' content, as z otherwise:
+            `Context(4, score=Additive(dim=16)).softmax()`. Its terms of positions count the queries from 0.
+    """
+
+    def __init__(self, queries: int, heads: int = 1, *, score: Mechanism | None = None) -> None:
+        super().__init__(heads if score is None else score.size)
+        self.queries = check_positive("Context", "queries", queries)
+        if score is not None and (heads != 1 or not score.has_scores or score.sees_projection):
+            raise ConfigError("Context", "score must be an expression of scores of entries, which tells the heads",
+                              f"{score!r} and heads={heads}")
+        self.score = score
+        self.batching = "pairs" if score is None else "apart"
+
+    @property
+    def operands(self) -> tuple[Mechanism, ...]:
+        """The score, if there is one."""
+        return () if self.score is None else (self.score,)
+
+    @property
+    def reads_structure(self) -> bool:  # type: ignore[override]
+        return self.score is not None and self.score.reads_structure
+
+    def bind(self, channels: Channels) -> None:
+        if self.score is None:
+            self.query = drawn((self.heads, self.queries, channels.inputs), channels.inputs)
+        else:
+            self.query = drawn((self.queries, channels.others), channels.others)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        if self.score is not None:
+            return self.score.leaves(inputs._replace(z=self.query))
+        samples = inputs.samples
+        query = self.query if samples is None else self.query.repeat(1, samples.num_samples, 1)
+        return query, inputs.x.unsqueeze(-3)
+
+    def output_structure(self, structure: Any) -> Any:
+        samples: Samples | None = getattr(structure, "samples", None)
+        return structure if samples is None else derived(
+            samples, ("context", self.queries), lambda: Samples([self.queries] * samples.num_samples))
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        if self.score is None:
+            return values.Bilinear(next(leaves), next(leaves))
+        outputs = inputs.z.new_zeros(()).expand(self.queries, inputs.z.shape[-1])
+        return self.score._fill_next(inputs._replace(z=outputs), leaves)
+
+    def _inside(self) -> list[Mechanism]:
+        """None: the leaves of the score bring its token."""
+        return []
+
+    def kept_inputs(self, inputs: Inputs) -> Tensor | None:
+        return None if self.score is None else self.score.kept_inputs(inputs._replace(z=self.query))
+
+    def hides(self, structure: Any) -> bool:
+        return self.score is not None and self.score.hides(structure)

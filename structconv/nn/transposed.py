@@ -1,0 +1,114 @@
+"""Transposed convolutions of images in torch's layout: each input spreads over the window that would read it."""
+
+from __future__ import annotations
+
+from typing import Any, Self, cast
+
+from torch import Tensor, nn
+
+from structconv.bases.cuboid import Ints, per_axis
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms.grids import Cuboid
+from structconv.nn.conv import Conv, to_entries, to_image
+from structconv.nn.layer import Layer, kind, take
+from structconv.planning import Plan
+from structconv.structures.grid import Grid
+from structconv.weights import Full, Grouped, Weight
+
+__all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+
+class _ConvTransposeNd(Layer):
+    """Over the transpose of `Cuboid`, with torch's arguments."""
+
+    axes: int = 0
+    fixed = frozenset(("in_channels", "out_channels", "kernel_size", "stride", "padding", "output_padding", "dilation",
+                       "groups"))
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1, padding: Ints = 0,
+                 output_padding: Ints = 0, groups: int = 1, bias: bool = True, dilation: Ints = 1) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        self.kernel_size = per_axis(owner, "kernel_size", kernel_size, self.axes, least=1)
+        self.stride = per_axis(owner, "stride", stride, self.axes, least=1)
+        self.dilation = per_axis(owner, "dilation", dilation, self.axes, least=1)
+        self.padding = per_axis(owner, "padding", padding, self.axes, least=0)
+        self.output_padding = per_axis(owner, "output_padding", output_padding, self.axes, least=0)
+        if any(more >= step for more, step in zip(self.output_padding, self.stride, strict=True)):
+            raise ConfigError(owner, "output_padding must be smaller than the stride", self.output_padding)
+        cuboid = Cuboid(self.kernel_size, self.stride, self.dilation, cast("int", self.padding), "zeros")
+        weight: Weight = Full() if groups == 1 else Grouped(groups)
+        self.conv = Conv(cuboid.transpose(), in_channels, out_channels, weight=weight, bias=bias)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(..., P, *S) -> (..., Q, *S')."""
+        entries, grid = to_entries(image, self.axes)
+        finer = self.output_grid(grid)
+        return to_image(self.conv(entries, structure=finer), finer)
+
+    def plan(self, image: Tensor) -> Plan:
+        """The plan that computes such a call; `print` it."""
+        entries, grid = to_entries(image, self.axes)
+        return self.conv.plan(entries, structure=self.output_grid(grid))
+
+    def output_grid(self, grid: Grid) -> Grid:
+        """Where the outputs lie: S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding + output_padding."""
+        sizes = [step * (size - 1) + spread * (width - 1) + 1 - 2 * cut + more
+                 for size, step, spread, width, cut, more in zip(grid.shape, self.stride, self.dilation,
+                                                                 self.kernel_size, self.padding, self.output_padding,
+                                                                 strict=True)]
+        if any(size < 1 for size in sizes):
+            raise ShapeError(type(self).__name__, "the image must leave an output behind its padding", grid.shape)
+        return Grid(tuple(sizes))
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        self.conv.reset_parameters()
+
+    @classmethod
+    def from_torch(cls, module: nn.Module) -> Self:
+        """The same layer from torch's of the same name, weights copied; what is frozen stays so."""
+        expected: Any = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[cls.axes]
+        if not isinstance(module, expected):
+            raise ConfigError(cls.__name__, f"module must be a torch.nn.{expected.__name__}", kind(module))
+        layer = cls(module.in_channels, module.out_channels, module.kernel_size, module.stride, module.padding,
+                    module.output_padding, module.groups, module.bias is not None, module.dilation)
+        layer.to(module.weight)
+        blocks_GPQK = module.weight.flatten(2).unflatten(0, (module.groups, -1))
+        theta_KGPQ = blocks_GPQK.permute(3, 0, 1, 2)
+        theta = theta_KGPQ if module.groups > 1 else theta_KGPQ.squeeze(1)
+        take(cast(Full | Grouped, layer.conv.weight).theta, theta, module.weight)
+        take(layer.conv.bias, module.bias, module.bias)
+        return layer.train(module.training)
+
+
+class ConvTranspose1d(_ConvTransposeNd):
+    """torch's ConvTranspose1d as structured convolution: y_m = sum of x_n W_j over m = stride n - padding + j dilation.
+
+    Its matrices are the transposes of those of `Conv1d`, which leads from the finer grid to the coarser one.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation: as in
+            `torch.nn.ConvTranspose1d`; output_padding is smaller than the stride.
+
+    (B, P, S) -> (B, Q, S') with S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding + output_padding, and
+    unbatched. Values and gradients are torch's; `from_torch` copies one of its layers with the weights.
+
+    Raises:
+        ConfigError: arguments without meaning. ShapeError: another number of channels, or no output.
+    """
+
+    axes = 1
+
+
+class ConvTranspose2d(_ConvTransposeNd):
+    """torch's ConvTranspose2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `ConvTranspose1d`."""
+
+    axes = 2
+
+
+class ConvTranspose3d(_ConvTransposeNd):
+    """torch's ConvTranspose3d: (B, P, D, H, W) -> (B, Q, D', H', W'); see `ConvTranspose1d`."""
+
+    axes = 3

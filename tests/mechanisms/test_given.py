@@ -1,0 +1,121 @@
+"""A basis or a tensor as a mechanism, fixed or learnt, and what is added to scores."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from structconv import conv
+from structconv.bases import Dense, Shift, Sparse
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct, Given, Identity, RelativeBias, Shifts
+from structconv.nn.conv import Conv
+from structconv.structures import Causal, Graph, Grid, Window
+from structconv.weights import LowRank
+
+F64, INF, M, N, P, Q = torch.float64, float("inf"), 6, 4, 3, 2
+DOT = DotProduct(heads=2, dim=3).scaled()
+FUTURE = torch.zeros(M, M, dtype=F64).masked_fill(torch.ones(M, M, dtype=torch.bool).tril(-1), -INF)
+
+
+def random(*shape):
+    return torch.randn(*shape, dtype=F64)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("given", [
+    lambda: random(2, M, N), lambda: random(M, N), lambda: random(5, 1, M, N), lambda: nn.Parameter(random(2, M, N)),
+    lambda: Dense(random(2, M, N)), lambda: Shift(Grid(M), (0, 1)),
+    lambda: Sparse(Graph(torch.tensor([[0, 3], [1, 1]]), num_inputs=M, num_outputs=N), random(3, 2))])
+def test_a_layer_over_it_is_the_convolution_with_it(given):
+    held, x = given(), random(5, M, P)
+    layer = Conv(Given(held), P, Q).to(F64)
+    basis = held if not isinstance(held, torch.Tensor) else Dense(held if held.dim() > 2 else held.unsqueeze(0))
+    close(layer(x), conv(x, basis, layer.weight()) + layer.bias)
+    close(layer(x), conv(x, basis, layer.weight()) + layer.bias)
+
+
+def test_a_parameter_is_learnt_and_each_layer_has_its_own():
+    table = nn.Parameter(random(2, M, N))
+    recipe = Given(table) | Given(random(1, M, N))
+    first, second = (Conv(recipe, P, Q).to(F64) for _ in range(2))
+    names = [name for name, _ in first.named_parameters() if "mechanism" in name]
+    assert names == ["mechanism.operands.0.tensor0"]
+    first(random(M, P)).sum().backward()
+    assert first.mechanism.operands[0].tensor0.grad.any() and table.grad is None
+    assert second.mechanism.operands[0].tensor0 is not first.mechanism.operands[0].tensor0
+    assert {"mechanism.operands.0.tensor0", "mechanism.operands.1.tensor0"} <= set(first.state_dict())
+    with torch.no_grad():
+        first.mechanism.operands[0].tensor0.zero_()
+    close(first(x := random(M, P))[..., :], conv(x, first.basis(x), first.weight()) + first.bias)
+    assert not first.basis(x).dense()[:2].any()
+
+
+def test_it_saves_loads_copies_and_moves():
+    layer, x = Conv(Given(Sparse(Graph(torch.tensor([[0, 3], [1, 1]]), num_nodes=M), random(1, 2))), P, Q), random(M, P)
+    layer = layer.to(F64)
+    y, file = layer(x), io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    other = Conv(Given(Sparse(Graph(torch.tensor([[0, 1], [1, 1]]), num_nodes=M), random(1, 2))), P, Q).to(F64)
+    other(x)
+    other.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+    close(other(x), y)
+    close(copy.deepcopy(layer)(x), y)
+    assert layer.to(torch.float32)(x.float()).dtype == torch.float32
+
+
+def test_what_does_not_fit():
+    layer = Conv(Given(random(2, M, N)), P, Q).to(F64)
+    with pytest.raises(ShapeError, match=r"M=6"):
+        layer(random(M + 1, P))
+    for wrong in (torch.ones(2, 2, dtype=torch.int64), torch.ones(3)):
+        with pytest.raises(ShapeError, match="floating tensor"):
+            Given(wrong)
+    with pytest.raises(ConfigError, match="a basis or a tensor"):
+        Given([1, 2])
+
+
+@pytest.mark.parametrize("term", [
+    FUTURE, Causal(), Window(1), random(M, M), FUTURE + random(M, M), nn.Parameter(random(2, M, M)),
+    Dense(random(1, M, M)), Graph(torch.tensor([[0, 3, 4], [1, 1, 5]]), num_nodes=M)], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize("turned", [False, True])
+def test_terms_in_the_log_domain(term, turned):
+    if turned and not isinstance(term, torch.Tensor):
+        pytest.skip("only tensors leave + to the other operand")
+    x = random(2, M, P)
+    expression = (term + DOT if turned else DOT + term)
+    layer = Conv(expression.softmax(), P, Q, weight=LowRank(2)).to(F64)
+    score = next(part for part in layer.mechanism.modules() if isinstance(part, DotProduct))
+    raw = score.basis(x).dense() / 3**0.5
+    close(layer.basis(x).dense(), (Dense(raw) + term).softmax().dense())
+    close(layer(x), conv(x, (Dense(raw) + term).softmax(), layer.weight()) + layer.bias)
+
+
+def test_a_table_of_infinities_is_a_mask_and_nothing_else():
+    assert repr(DOT + FUTURE) == repr(DOT.masked(keep=FUTURE == 0))
+    assert "STRUCTURE" in repr(DOT + STRUCTURE)
+    size = (RelativeBias(2, heads=2) + torch.nn.Parameter(torch.ones(2, M, M))).size
+    assert size == 2
+    with pytest.raises(ConfigError, match="must be added to scores"):
+        Adjacency() + Causal()
+    with pytest.raises(ConfigError, match="must be mechanisms"):
+        DOT + 1.0
+    layer = Conv(Shifts([0, 1]) + torch.ones(2, M, M), P, Q)
+    close(layer.basis(torch.zeros(M, P)).dense(), Shift(Grid(M), (0, 1)).dense() + 1)
+
+
+def test_log_softmax_is_of_scores_again():
+    layer = Conv(DOT.masked(keep=Causal()).log_softmax().exp(), P, Q).to(F64)
+    same = Conv(DOT.masked(keep=Causal()).softmax(), P, Q).to(F64)
+    same.load_state_dict(layer.state_dict(), strict=False)
+    x = random(2, M, P)
+    close(layer(x), same(x))
+    with pytest.raises(ConfigError, match="must have scores"):
+        Identity().log_softmax()
