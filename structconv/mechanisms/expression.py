@@ -109,6 +109,8 @@ class Mechanism(ScoreMaps, nn.Module):
     Options are fixed once a layer has bound the mechanism; parameters and submodules may change at any time.
     """
 
+    #: What stands before the names of its parameters in the `state_dict` of a layer; nothing where it is empty.
+    role: str = ""
     #: Whether a softmax over what is built means something.
     has_scores: bool = False
     #: Whether the leaves are made of `inputs.projected`.

@@ -59,6 +59,7 @@ class RelativeBias(Term):
         grid: of a tuple of distances; where absent the layer is called with it as its structure.
     """
 
+    role = "relative_bias"
     reads_content = False
 
     def __init__(self, clip: int | tuple[int, ...], heads: int | None = None, *, buckets: str = "clip",
@@ -100,6 +101,8 @@ class RelativeKey(Term):
         sinusoidal: the vectors r are fixed sinusoids instead of trained ones.
         dim: D where there is no `DotProduct` beside it, from which D and the queries come.
     """
+
+    role = "relative_key"
 
     def __init__(self, clip: int, heads: int | None = None, *, dim: int | None = None,
                  sinusoidal: bool = False) -> None:
@@ -170,6 +173,7 @@ class EdgeBias(Term):
         attributes: A, channels of `graph.edge_attr` (E, A).
     """
 
+    role = "edge_bias"
     reads_structure = True
     reads_content = False
 

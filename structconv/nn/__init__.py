@@ -18,7 +18,9 @@ from structconv.nn.grids import (
 )
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.relative import RelativeValue
+from structconv.roles import state_keys
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
            "ConvLSTMCell", "DiffusionConv", "GATConv", "GATv2Conv", "GCNConv", "MultiheadAttention", "NonLocalBlock",
-           "OnGrid", "RelationalConv", "RelativeValue", "SeparableConv2d", "compose", "to_entries", "to_image"]
+           "OnGrid", "RelationalConv", "RelativeValue", "SeparableConv2d", "compose", "state_keys",
+           "to_entries", "to_image"]

@@ -46,6 +46,7 @@ class MultiheadAttention(Conv):
         ConfigError: heads that do not divide. ShapeError: channels that do not fit.
     """
 
+    reserved = ("bias", "value_bias")
     fixed = Conv.fixed | {"embed_dim", "num_heads", "head_dim", "kdim", "dropout", "shared_by"}
 
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0, bias: bool = True,
@@ -171,6 +172,7 @@ class NonLocalBlock(Layer):
     Images (B, C, *S) with `axes` axes S -> the same shape.
     """
 
+    nameless = ("conv",)
     FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
 
     def __init__(self, channels: int, inner: int | None = None, function: str = "embedded_gaussian", *,

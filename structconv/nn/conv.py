@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, Weight, WeightList
 
-__all__ = ["Conv", "call_of", "to_entries", "to_image"]
+__all__ = ["Conv", "call_of", "to_entries", "to_image", "widened"]
 
 #: What torch and Python raise where arguments do not fit.
 ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
@@ -74,6 +74,8 @@ class Conv(Layer):
     """
 
     fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
+    nameless = ("weight", "mechanism")
+    reserved: ClassVar[tuple[str, ...]] = ("bias",)
     bias: nn.Parameter | None = private.parameter()
 
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *,
@@ -169,7 +171,7 @@ class Conv(Layer):
         mechanism, relative = modules["mechanism"], modules.get("relative_value")
         theta = private.called(modules["weight"])
         if private.any_autocast():
-            x, z = _widened(x, theta), z if z is None else _widened(z, theta)
+            x, z = widened(x, theta), z if z is None else widened(z, theta)
         wanted = None
         if structure is not None and not axes:
             wanted = mechanism.input_entries(structure)
@@ -255,7 +257,7 @@ def _check_unread(structure: Any) -> None:
                              "Pairs are left out by scores.masked(keep=STRUCTURE) in the expression.")
 
 
-def _widened(x: Tensor, theta: Theta) -> Tensor:
+def widened(x: Tensor, theta: Theta) -> Tensor:
     """x in Theta's dtype where autocast gave x a narrower one, as it does between two layers."""
     kind, dtype = x.device.type, theta.dtype
     narrow = torch.is_autocast_enabled(kind) and x.dtype == torch.get_autocast_dtype(kind)

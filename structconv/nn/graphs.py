@@ -137,7 +137,9 @@ class RelationalConv(_GraphLayer):
             weight = Separable(num_bases)
         elif num_blocks is not None:
             weight = Grouped(num_blocks)
-        mechanism, weights = (relations | Identity(), [weight, Full()]) if root_weight else (relations, [weight])
+        root = Full()
+        root.role = "root"
+        mechanism, weights = (relations | Identity(), [weight, root]) if root_weight else (relations, [weight])
         super().__init__(mechanism, in_channels, out_channels, weight=weights, bias=bias)
 
 

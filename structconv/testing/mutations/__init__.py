@@ -13,10 +13,20 @@ A change is a function of a fresh use of the layer, in one of the files here.
 
 from __future__ import annotations
 
-from structconv.testing.mutations import copies, layouts, modes, modules, options, parameters, structures, transforms
+from structconv.testing.mutations import (
+    copies,
+    layouts,
+    modes,
+    modules,
+    options,
+    parameters,
+    states,
+    structures,
+    transforms,
+)
 from structconv.testing.mutations.register import MUTATIONS, Check, Mutation, mutation, mutations
 
 __all__ = ["FILES", "MUTATIONS", "Check", "Mutation", "mutation", "mutations"]
 
 #: Where the changes are.
-FILES = (copies, layouts, modes, modules, options, parameters, structures, transforms)
+FILES = (copies, layouts, modes, modules, options, parameters, states, structures, transforms)
