@@ -18,7 +18,7 @@ from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
-from structconv.nn.layer import Layer
+from structconv.nn.layer import Device, Layer, made_on
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -62,6 +62,7 @@ class Conv(Layer):
         other_channels: P' of z where it differs from P.
         relative_value: a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         path, max_bytes: what the planner is held to; see `ops.conv`.
+        device, dtype: of all parameters, and of the masks and graphs in the expression.
 
     Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
     (..., Q, *S'). A layer takes float64, float32 or bfloat16. A new layer keeps the variance of x where each A_k has
@@ -81,7 +82,8 @@ class Conv(Layer):
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *,
                  weight: Weight | Sequence[Weight] | None = None, bias: bool = True,
                  other_channels: int | None = None, relative_value: RelativeValue | None = None,
-                 path: str | None = None, max_bytes: int | None = None) -> None:
+                 path: str | None = None, max_bytes: int | None = None, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         if not isinstance(mechanism, Mechanism):
             raise ConfigError("Conv", "mechanism must be a Mechanism", repr(mechanism),
@@ -90,11 +92,13 @@ class Conv(Layer):
         self.out_channels = check_positive("Conv", "out_channels", out_channels)
         self.other_channels = in_channels if other_channels is None else other_channels
         sizes = [part.size for part in mechanism.parts()]
-        self.weight = _weight(weight).bound(sizes, in_channels, out_channels)
-        self.mechanism = mechanism.bound(in_channels, self.weight().head_channels, other_channels)
-        self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
-        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        with made_on(device):
+            self.weight = _weight(weight).bound(sizes, in_channels, out_channels)
+            self.mechanism = mechanism.bound(in_channels, self.weight().head_channels, other_channels)
+            self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
+            self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.path, self.max_bytes = path, max_bytes
+        self.to(device=device, dtype=dtype)
 
     def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0,
                 return_weights: bool = False) -> Any:

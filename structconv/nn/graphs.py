@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
@@ -16,6 +17,7 @@ from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.positions import EdgeBias
 from structconv.mechanisms.scores import Additive, BiAffine
 from structconv.nn.conv import Conv
+from structconv.nn.layer import Device
 from structconv.planning import Plan
 from structconv.shapes import check_positive
 from structconv.structures.graph import Graph
@@ -65,10 +67,11 @@ class GCNConv(_GraphLayer):
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, add_self_loops: bool | None = None,
-                 normalize: bool = True, bias: bool = True) -> None:
+                 normalize: bool = True, bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         loops = normalize if add_self_loops is None else add_self_loops
         adjacency = Adjacency(normalize="sym" if normalize else None, self_loops=loops)
-        super().__init__(adjacency, in_channels, out_channels, bias=bias)
+        super().__init__(adjacency, in_channels, out_channels, bias=bias, device=device, dtype=dtype)
 
 
 class ChebConv(_GraphLayer):
@@ -85,9 +88,10 @@ class ChebConv(_GraphLayer):
     """
 
     def __init__(self, in_channels: int, out_channels: int, K: int, *, normalize: str | None = "sym",
-                 lambda_max: float | None = None, bias: bool = True) -> None:
+                 lambda_max: float | None = None, bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         chebyshev = Chebyshev(check_positive("ChebConv", "K", K) - 1, normalize, lambda_max)
-        super().__init__(chebyshev, in_channels, out_channels, bias=bias)
+        super().__init__(chebyshev, in_channels, out_channels, bias=bias, device=device, dtype=dtype)
 
 
 class DiffusionConv(_GraphLayer):
@@ -101,10 +105,11 @@ class DiffusionConv(_GraphLayer):
     Products as DCRNN's published code takes them; see `Powers`. O(2 E K min(P, Q) + 2 M K P Q).
     """
 
-    def __init__(self, in_channels: int, out_channels: int, K: int, *, bias: bool = True) -> None:
+    def __init__(self, in_channels: int, out_channels: int, K: int, *, bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         order = check_positive("DiffusionConv", "K", K) - 1
         walks = Powers(order, walk="forward") | Powers(order, walk="backward")
-        super().__init__(walks, in_channels, out_channels, bias=bias)
+        super().__init__(walks, in_channels, out_channels, bias=bias, device=device, dtype=dtype)
 
 
 class RelationalConv(_GraphLayer):
@@ -126,7 +131,8 @@ class RelationalConv(_GraphLayer):
 
     def __init__(self, in_channels: int, out_channels: int, num_relations: int, *, num_bases: int | None = None,
                  num_blocks: int | None = None, aggr: str = "mean", root_weight: bool = True,
-                 bias: bool = True) -> None:
+                 bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         if num_bases is not None and num_blocks is not None:
             raise ConfigError("RelationalConv", "at most one of num_bases and num_blocks must be given", "both")
         if aggr not in ("mean", "add"):
@@ -140,7 +146,8 @@ class RelationalConv(_GraphLayer):
         root = Full()
         root.role = "root"
         mechanism, weights = (relations | Identity(), [weight, root]) if root_weight else (relations, [weight])
-        super().__init__(mechanism, in_channels, out_channels, weight=weights, bias=bias)
+        super().__init__(mechanism, in_channels, out_channels, weight=weights, bias=bias, device=device,
+                         dtype=dtype)
 
 
 class _AttentionLayer(Conv):
@@ -150,13 +157,13 @@ class _AttentionLayer(Conv):
     fixed = Conv.fixed | {"heads", "concat", "dropout"}
 
     def __init__(self, scores: Mechanism, in_channels: int, out_channels: int, heads: int, concat: bool,
-                 dropout: float, add_self_loops: bool, bias: bool) -> None:
+                 dropout: float, add_self_loops: bool, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
         attention = scores.masked(keep=STRUCTURE).softmax()
         attention = attention.dropout(dropout) if dropout else attention
         scale = 1.0 if concat else 1.0 / heads
         super().__init__(attention if concat else attention * scale, in_channels,
                          heads * out_channels if concat else out_channels, weight=HeadBlocks() if concat else None,
-                         bias=bias)
+                         bias=bias, device=device, dtype=dtype)
         self.heads, self.concat, self.dropout, self.add_self_loops = heads, concat, dropout, add_self_loops
 
     def forward(self, x: Tensor, graph: Graph | None = None, z: Tensor | None = None, *,  # type: ignore[override]
@@ -205,12 +212,13 @@ class GATConv(_AttentionLayer):
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
-                 edge_dim: int | None = None, bias: bool = True) -> None:
+                 edge_dim: int | None = None, bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         scores: Mechanism = BiAffine(heads=heads, bilinear=False, on="projected")
         if edge_dim is not None:
             scores = scores + EdgeBias(edge_dim)
         super().__init__(scores.leaky_relu(negative_slope), in_channels, out_channels, heads, concat, dropout,
-                         add_self_loops, bias)
+                         add_self_loops, bias, device, dtype)
 
 
 class GATv2Conv(_AttentionLayer):
@@ -227,6 +235,8 @@ class GATv2Conv(_AttentionLayer):
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
-                 bias: bool = True) -> None:
+                 bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         scores = Additive(heads=heads, activation=partial(leaky_relu, negative_slope=negative_slope), on="projected")
-        super().__init__(scores, in_channels, out_channels, heads, concat, dropout, add_self_loops, bias)
+        super().__init__(scores, in_channels, out_channels, heads, concat, dropout, add_self_loops, bias,
+                         device, dtype)

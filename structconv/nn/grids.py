@@ -249,10 +249,12 @@ class SeparableConv2d(OnGrid):
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
-                 padding: str | Ints = 0, dilation: Ints = 1, bias: bool = True, padding_mode: str = "zeros") -> None:
+                 padding: str | Ints = 0, dilation: Ints = 1, bias: bool = True, padding_mode: str = "zeros",
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         size = per_axis("SeparableConv2d", "kernel_size", kernel_size, 2, least=1)
         cuboid = Cuboid(size, stride, dilation, cast("str | int", padding), padding_mode)
-        super().__init__(Conv(cuboid, in_channels, out_channels, weight=DepthwiseSeparable(), bias=bias), 2)
+        super().__init__(Conv(cuboid, in_channels, out_channels, weight=DepthwiseSeparable(), bias=bias, device=device,
+                              dtype=dtype), 2)
 
     @classmethod
     def from_torch(cls, depthwise: nn.Conv2d, pointwise: nn.Conv2d) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from structconv.errors import ConfigError
 from structconv.roles import ByRole, state_keys
 
-__all__ = ["Device", "Layer", "kind", "take"]
+__all__ = ["Device", "Layer", "kind", "made_on", "take"]
 
 Device = torch.device | str | int | None
 
@@ -37,6 +38,11 @@ class Layer(ByRole):
         if found is not None:
             raise ConfigError(type(self).__name__, f"{name} is a key of state_dict; as a parameter it is {found}", name,
                               "functional_call takes the names of named_parameters; see structconv.nn.state_keys.")
+
+
+def made_on(device: Device) -> AbstractContextManager[Any]:
+    """A context in which new tensors are on a device."""
+    return nullcontext() if device is None else torch.device(device)
 
 
 @torch.no_grad()

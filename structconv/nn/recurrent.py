@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from structconv.errors import ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.conv import Conv
-from structconv.nn.layer import Layer
+from structconv.nn.layer import Device, Layer
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_positive
 from structconv.weights import Weight
@@ -41,19 +42,24 @@ class ConvGRUCell(Layer):
     fixed = frozenset(("in_channels", "hidden_channels", "reset"))
 
     def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
-                 bias: bool = True, reset: str = "before") -> None:
+                 bias: bool = True, reset: str = "before", device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_choice("ConvGRUCell", "reset", reset, ("before", "after"))
         self.in_channels = check_positive("ConvGRUCell", "in_channels", in_channels)
         self.hidden_channels = hidden = check_positive("ConvGRUCell", "hidden_channels", hidden_channels)
         self.reset = reset
+        conv = partial(Conv, mechanism, weight=weight, bias=bias, device=device, dtype=dtype)
         if reset == "before":
             both = in_channels + hidden
-            self.gates = Conv(mechanism, both, 2 * hidden, weight=weight, bias=bias)
-            self.candidate = Conv(mechanism, both, hidden, weight=weight, bias=bias)
+            self.gates, self.candidate = conv(both, 2 * hidden), conv(both, hidden)
         else:
-            self.of_input = Conv(mechanism, in_channels, 3 * hidden, weight=weight, bias=bias)
-            self.of_hidden = Conv(mechanism, hidden, 3 * hidden, weight=weight, bias=bias)
+            self.of_input, self.of_hidden = conv(in_channels, 3 * hidden), conv(hidden, 3 * hidden)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        for conv in self.children():
+            cast(Conv, conv).reset_parameters()
 
     def forward(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> Tensor:
         """h'."""
@@ -107,12 +113,20 @@ class ConvLSTMCell(Layer):
     fixed = frozenset(("in_channels", "hidden_channels"))
 
     def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
-                 bias: bool = True, peephole: bool = False) -> None:
+                 bias: bool = True, peephole: bool = False, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.in_channels = check_positive("ConvLSTMCell", "in_channels", in_channels)
         self.hidden_channels = hidden = check_positive("ConvLSTMCell", "hidden_channels", hidden_channels)
-        self.gates = Conv(mechanism, in_channels + hidden, 4 * hidden, weight=weight, bias=bias)
-        self.peephole = nn.Parameter(torch.zeros(3, hidden)) if peephole else None
+        self.gates = Conv(mechanism, in_channels + hidden, 4 * hidden, weight=weight, bias=bias, device=device,
+                          dtype=dtype)
+        self.peephole = nn.Parameter(torch.zeros(3, hidden, device=device, dtype=dtype)) if peephole else None
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        self.gates.reset_parameters()
+        if self.peephole is not None:
+            nn.init.zeros_(self.peephole)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None,
                 structure: Any = None) -> tuple[Tensor, Tensor]:
