@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         Support,
         Window,
         batch,
+        collate,
         unbatch,
     )
     from structconv.weights import (
@@ -111,7 +112,7 @@ __all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "
            "NonLocalBlock", "Padding", "Pair", "Polynomial", "Pool", "Powers", "PredictedPosition", "Relation",
            "RelationalConv", "Relations", "RelativeBias", "RelativeKey", "RelativeValue", "Rotary", "Separable",
            "SeparableConv2d", "ShapeError", "Shared", "Shift", "Shifts", "SinusoidalEncoding", "Sparse",
-           "StructureError", "Support", "Uniform", "Walks", "Weight", "Window", "batch", "compose", "conv",
+           "StructureError", "Support", "Uniform", "Walks", "Weight", "Window", "batch", "collate", "compose", "conv",
            "cuboid_offsets", "decompose", "factorise", "keep_memory", "kept_memory", "plan", "release_memory",
            "unbatch"]
 

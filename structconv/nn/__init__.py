@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from structconv.nn.attention import MultiheadAttention, NonLocalBlock
+from structconv.nn.buffers import StructureBuffer
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv, to_entries, to_image
 from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
@@ -22,5 +23,5 @@ from structconv.roles import state_keys
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
            "ConvLSTMCell", "DiffusionConv", "GATConv", "GATv2Conv", "GCNConv", "MultiheadAttention", "NonLocalBlock",
-           "OnGrid", "RelationalConv", "RelativeValue", "SeparableConv2d", "compose", "state_keys",
+           "OnGrid", "RelationalConv", "RelativeValue", "SeparableConv2d", "StructureBuffer", "compose", "state_keys",
            "to_entries", "to_image"]
