@@ -98,7 +98,7 @@ class _TokenAttribute:
         return None if torch.compiler.is_compiling() else mechanism._token()
 
 
-class Mechanism(ScoreMaps, nn.Module):
+class Mechanism(ScoreMaps["Mechanism"], nn.Module):
     """A module that makes a basis.
 
     A subclass says `size`; one with parameters makes them in `bind(channels)`, which the layer calls on its own copy,

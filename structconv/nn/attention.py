@@ -6,6 +6,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from structconv.bases.algebra import Sizes, as_support
 from structconv.errors import ConfigError
@@ -13,7 +14,7 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.nn.conv import ERRORS, Conv
-from structconv.nn.layer import Device, Layer, kind, take
+from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
@@ -76,6 +77,9 @@ class MultiheadAttention(Conv):
             structure: a `Graph` or a `Support` outside which no pair exists, beside the mask.
             return_weights: give the weights too.
         """
+        if type(x) is Proxy:
+            return recorded(self, x, z, *others, keep=keep, drop=drop, structure=structure,
+                            return_weights=return_weights)
         if others:
             raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
                               f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")

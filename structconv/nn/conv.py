@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
-from structconv.nn.layer import Device, Layer, made_on
+from structconv.nn.layer import Device, Layer, made_on, recorded
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -108,6 +109,8 @@ class Conv(Layer):
         in the order of the input edges where the basis is a list of edges (a graph, a window), else as (..., K, M, N);
         after the dropout, where there is one.
         """
+        if type(x) is Proxy:
+            return recorded(self, x, z, structure, axes=axes, return_weights=return_weights)
         try:
             call, image = self._call(x, z, structure, axes)
             plan = plan_for(call, self.path, self.max_bytes, image)
@@ -197,10 +200,12 @@ class Conv(Layer):
             raise ConfigError("Conv", "x must be a tensor", type(x).__name__)
         if axes:
             x, structure = to_entries(x, axes)
-        check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
         if z is not None and not isinstance(z, Tensor):
             raise ConfigError("Conv", "z must be a tensor", type(z).__name__,
                               "A structure goes by keyword: layer(x, structure=graph).")
+        if z is not None:
+            self._check_order(x, z, structure)
+        check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
         if z is not None:
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
             check_alike("Conv", x, z, other_name="z")
@@ -208,6 +213,16 @@ class Conv(Layer):
         numbers = next(self.parameters(), None) if numbers is None else numbers
         if numbers is not None:
             check_alike("Conv", x, numbers, other_name="the layer's parameters")
+
+    def _check_order(self, x: Tensor, z: Tensor, structure: Any) -> None:
+        """Say that x and z have changed places, where each fits that of the other."""
+        inputs = self.mechanism.input_entries(structure), self.in_channels
+        outputs = self.mechanism.output_entries(structure), self.other_channels
+        right = _fits(x, inputs) and _fits(z, outputs)
+        if not right and _fits(x, outputs) and _fits(z, inputs):
+            expected = f"x must be the inputs (keys), with P={inputs[1]} channels, and z the outputs (queries)"
+            raise ShapeError("Conv", expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
+                             "They have changed places: say layer(keys, queries).")
 
     def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
@@ -250,6 +265,11 @@ def _copy(drawn: nn.Module, module: nn.Module) -> None:
                           ", ".join(sorted(held.keys() ^ new.keys())), "Make a new layer.")
     for name, parameter in held.items():
         parameter.copy_(new[name])
+
+
+def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
+    """Whether entries are of this number, if it is known, and have so many channels."""
+    return entries.dim() > 1 and sizes[0] in (None, entries.shape[-2]) and sizes[1] == entries.shape[-1]
 
 
 def _check_unread(structure: Any) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.functional import leaky_relu
 
 from structconv.errors import ConfigError, StructureError
@@ -17,7 +18,7 @@ from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.positions import EdgeBias
 from structconv.mechanisms.scores import Additive, BiAffine
 from structconv.nn.conv import Conv
-from structconv.nn.layer import Device
+from structconv.nn.layer import Device, recorded
 from structconv.planning import Plan
 from structconv.shapes import check_positive
 from structconv.structures.graph import Graph
@@ -34,6 +35,8 @@ class _GraphLayer(Conv):
 
     def forward(self, x: Tensor, graph: Any = None, *, structure: Any = None) -> Tensor:  # type: ignore[override]
         """x (..., M, P) and a graph, which may be called the structure as in `Conv` -> (..., N, Q)."""
+        if type(x) is Proxy:
+            return cast(Tensor, recorded(self, x, graph, structure=structure))
         y: Tensor = super().forward(x, None, _checked(self, graph, structure))
         return y
 
@@ -174,6 +177,9 @@ class _AttentionLayer(Conv):
         The weights are in the order of the edges, appended loops last, and those that are applied: when training with
         dropout, after it. They cost one pass over the edges.
         """
+        if type(x) is Proxy:
+            return recorded(self, x, graph, z, structure=structure, return_weights=return_weights,
+                            return_attention_weights=return_attention_weights)
         graph = self._looped(graph, structure)
         if not (return_weights or return_attention_weights):
             return super().forward(x, z, graph)

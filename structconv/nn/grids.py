@@ -7,6 +7,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from structconv import torch_private as private
 from structconv.bases.cuboid import Ints, per_axis
@@ -14,7 +15,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool
 from structconv.nn.conv import ERRORS, Conv, call_of, widened
-from structconv.nn.layer import Device, Layer, kind, take
+from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
@@ -54,6 +55,8 @@ class OnGrid(Layer):
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., P, *S) -> (..., Q, *S')."""
+        if type(image) is Proxy:
+            return cast(Tensor, recorded(self, image))
         y: Tensor = private.called(self._modules["conv"], image, axes=self.ndim)  # type: ignore[arg-type]
         return y
 
@@ -79,6 +82,8 @@ class _ImageLayer(Layer):
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., P, *S) -> (..., Q, *S')."""
+        if type(image) is Proxy:
+            return cast(Tensor, recorded(self, image))
         call, plan = self._planned(image)
         return plan.run(call)
 

@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from structconv.errors import ConfigError
 from structconv.roles import ByRole, state_keys
 
-__all__ = ["Device", "Layer", "kind", "made_on", "take"]
+__all__ = ["Device", "Layer", "kind", "made_on", "recorded", "take"]
 
 Device = torch.device | str | int | None
 
@@ -38,6 +38,15 @@ class Layer(ByRole):
         if found is not None:
             raise ConfigError(type(self).__name__, f"{name} is a key of state_dict; as a parameter it is {found}", name,
                               "functional_call takes the names of named_parameters; see structconv.nn.state_keys.")
+
+
+def recorded(layer: nn.Module, x: Any, *others: Any, **options: Any) -> Any:
+    """The node of a call that `torch.fx` traces, in whose graph a layer is one module, as torch's layers are."""
+    path = x.tracer.path_of_module(layer)
+    if not path:
+        raise ConfigError(type(layer).__name__, "torch.fx must trace a module that holds the layer", "the layer itself",
+                          "Trace torch.nn.Sequential(layer).")
+    return x.tracer.create_proxy("call_module", path, (x, *others), options)
 
 
 def made_on(device: Device) -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from structconv.errors import ShapeError
+from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, Layer
@@ -20,6 +20,7 @@ from structconv.weights import Weight
 __all__ = ["ConvGRUCell", "ConvLSTMCell"]
 
 Weights = Weight | Sequence[Weight] | None
+_BY_KEYWORD = "A structure goes by keyword: cell(x, structure=graph)."
 
 
 class ConvGRUCell(Layer):
@@ -146,6 +147,8 @@ class ConvLSTMCell(Layer):
         return {"gates": self.gates.plan(both, structure=structure)}
 
     def _states(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        if state is not None and not (isinstance(state, tuple | list) and len(state) == 2):
+            raise ConfigError("ConvLSTMCell", "state must be the pair (h, c)", type(state).__name__, _BY_KEYWORD)
         h, c = (None, None) if state is None else state
         return (_state("ConvLSTMCell", "h", h, x, self.hidden_channels),
                 _state("ConvLSTMCell", "c", c, x, self.hidden_channels))
@@ -156,9 +159,13 @@ class ConvLSTMCell(Layer):
 
 def _state(owner: str, name: str, state: Tensor | None, x: Tensor, channels: int) -> Tensor:
     """The given state, or zeros for each entry of x."""
+    if not isinstance(x, Tensor):
+        raise ConfigError(owner, "x must be a tensor", type(x).__name__, _BY_KEYWORD)
     shape = (*x.shape[:-1], channels)
     if state is None:
         return x.new_zeros(shape)
+    if not isinstance(state, Tensor):
+        raise ConfigError(owner, f"{name} must be a tensor", type(state).__name__, _BY_KEYWORD)
     if state.shape != shape:
         raise ShapeError(owner, f"{name} must have shape {shape}", tuple(state.shape))
     return state
