@@ -30,7 +30,8 @@ def takes_x_alone(use):
     return len(use.args) == 1 and not use.structures
 
 
-@pytest.mark.parametrize("name", [name for name, make in LAYERS.items() if takes_x_alone(make()) and "lstm" not in name])
+@pytest.mark.parametrize("name", [name for name, make in LAYERS.items()
+                                  if takes_x_alone(make()) and "lstm" not in name])
 def test_a_layer_is_one_node(name):
     use = LAYERS[name]()
     whole = Around(use.layer).eval()
