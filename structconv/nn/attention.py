@@ -180,6 +180,7 @@ class NonLocalBlock(Layer):
     """
 
     nameless = ("conv",)
+    fixed = frozenset(("zero_init",))
     FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
 
     def __init__(self, channels: int, inner: int | None = None, function: str = "embedded_gaussian", *,

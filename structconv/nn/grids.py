@@ -283,6 +283,8 @@ class SeparableConv2d(OnGrid):
 class _AvgPoolNd(_ImageLayer):
     """Over `Pool`; there is nothing to train."""
 
+    fixed = frozenset(("kernel_size", "stride"))
+
     def __init__(self, kernel_size: Ints, stride: Ints | None = None, *, path: str | None = None,
                  max_bytes: int | None = None) -> None:
         size = per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1)
