@@ -6,7 +6,10 @@ The public names below are loaded when they are first asked for, so that `import
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+#: As in pyproject.toml.
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from structconv import bases as bases
@@ -97,6 +100,7 @@ if TYPE_CHECKING:
         Support,
         Window,
         batch,
+        collate,
         unbatch,
     )
     from structconv.weights import (
@@ -121,9 +125,9 @@ __all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "
            "NonLocalBlock", "Padding", "Pair", "Polynomial", "Pool", "Powers", "PredictedPosition", "Relation",
            "RelationalConv", "Relations", "RelativeBias", "RelativeKey", "RelativeValue", "Rotary", "Separable",
            "SeparableConv2d", "ShapeError", "Shared", "Shift", "Shifts", "SinusoidalEncoding", "Sparse",
-           "StructureError", "Support", "TopK", "Uniform", "Walks", "Weight", "Window", "batch", "compose", "conv",
-           "cuboid_offsets", "decompose", "factorise", "keep_memory", "kept_memory", "plan", "register_normalisation",
-           "release_memory", "unbatch"]
+           "StructureError", "Support", "TopK", "Uniform", "Walks", "Weight", "Window", "batch", "collate", "compose",
+           "conv", "cuboid_offsets", "decompose", "factorise", "keep_memory", "kept_memory", "plan",
+           "register_normalisation", "release_memory", "unbatch"]
 
 #: Modules go by `structconv.nn` and the like: `import *` leaves alone what has the same name, as torch's `nn`.
 _MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures", "tensors", "theta", "weights")
@@ -131,16 +135,28 @@ _MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures"
 _HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases", "primitives.memory")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name in __all__:
-        for home in _HOMES:
-            module = import_module(f"{__name__}.{home}")
-            if name in module.__all__:
-                return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker knows the names above, and refuses others
+    def __getattr__(name):
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        if name in __all__:
+            for home in _HOMES:
+                module = import_module(f"{__name__}.{home}")
+                if name in module.__all__:
+                    return getattr(module, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_near(name)}", name=name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
+
+
+def _near(name: str) -> str:
+    """The public names like one that there is not."""
+    from difflib import get_close_matches
+
+    if name.startswith("_"):
+        return ""
+    lower = {public.lower(): public for public in (*_MODULES, *sorted(__all__, reverse=True))}  # Conv before conv
+    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
+    return f". Did you mean {lower[found[0]]!r}?" if found else ""

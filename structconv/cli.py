@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from structconv import __version__
 from structconv.commands import bench, doctor, listing, plan, recipes, show
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.train.interrupt import EXIT_INTERRUPTED, Interrupted
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="structconv", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"structconv {__version__}")
     shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     shared.add_argument("--json", action="store_true", help="print JSON; the last line is the result")
     shared.add_argument("--debug", action="store_true", help="show the traceback of an error")

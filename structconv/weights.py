@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from structconv import torch_private as private
 from structconv.errors import ConfigError, ShapeError
+from structconv.roles import ByRole
 from structconv.shapes import check_divides, check_positive
 from structconv.theta import (
     ConcatTheta,
@@ -45,6 +46,8 @@ Energy = float | Tensor | None
 class Weight(nn.Module, abc.ABC):
     """A configuration of Theta; `bound` makes a module with parameters, and calling that module yields Theta."""
 
+    #: What stands before the names of its parameters in the `state_dict` of a layer; nothing where it is empty.
+    role: str = ""
     size: int = 0
     in_channels: int = 0
     out_channels: int = 0
@@ -324,8 +327,10 @@ class Eye(Weight):
         """Nothing is scaled."""
 
 
-class WeightList(Weight):
+class WeightList(ByRole, Weight):
     """One weight for each part of a basis `a | b`, in order; the variance is shared in proportion to their K."""
+
+    nameless = ("weights",)
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__()

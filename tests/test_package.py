@@ -56,5 +56,24 @@ def test_names_are_sought_as_they_are_declared():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'Convolution'"):
-        _ = structconv.Convolution
+    with pytest.raises(AttributeError, match=r"no attribute 'Perceptron'$"):
+        _ = structconv.Perceptron
+    assert not hasattr(structconv, "__wrapped__")
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("MultiHeadAttention", "MultiheadAttention"), ("Graphs", "Graph"),
+                                              ("GcnConv", "GCNConv"), ("conv2d", "Conv2d"), ("weight", "Weight")])
+def test_a_name_near_one_is_told(wrong, right):
+    with pytest.raises(AttributeError, match=f"Did you mean '{right}'?"):
+        getattr(structconv, wrong)
+
+
+def test_the_version_is_the_projects():
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(structconv.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert structconv.__version__ == project["project"]["version"]
+    for command in (["-m", "structconv", "--version"], ["-m", "structconv.cli", "--version"]):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, f"structconv {structconv.__version__}\n")

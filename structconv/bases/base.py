@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 #: A notebook draws a basis of at most so many inputs and outputs, and of at most so many numbers; else it prints it.
 MOST_DRAWN, MOST_NUMBERS = 512, 16 * 512 ** 2
 _Class = TypeVar("_Class", bound=type)
+#: What the operators of an algebra make: `Basis`, or `Mechanism`.
+T = TypeVar("T")
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -48,57 +50,57 @@ def value(cls: _Class) -> _Class:
     return cast(_Class, frozen(cls, eq=False, init=True))
 
 
-class Algebra:
+class Algebra(Generic[T]):
     """The operators of the algebra, shared by bases (values) and mechanisms (modules).
 
     A subclass says in `_operate` what an operator's name and its arguments become.
     """
 
-    def _operate(self, name: str, *args: Any, **options: Any) -> Any:
+    def _operate(self, name: str, *args: Any, **options: Any) -> T:
         raise NotImplementedError
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: T) -> T:
         return self._operate("concat", self, other)
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: T) -> T:
         return self._operate("compose", self, other)
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Any) -> T:
         return self._operate("add", self, other)
 
     __radd__ = __add__
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: T | float | Tensor) -> T:
         return self._operate("multiply", self, other)
 
     __rmul__ = __mul__
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> T:
         return self._operate("multiply", self, -1.0)
 
-    def __sub__(self, other: Any) -> Any:
-        return self + (-other)
+    def __sub__(self, other: T) -> T:
+        return self + (-other)  # type: ignore[operator]
 
-    def __truediv__(self, divisor: float) -> Any:
+    def __truediv__(self, divisor: float) -> T:
         return self._operate("multiply", self, 1.0 / divisor)
 
-    def outer(self, other: Any) -> Any:
+    def outer(self, other: T) -> T:
         """Term by term, every pair of heads: A_(k'K''+k'')mn = A'_k'mn A''_k''mn, K = K' K''."""
         return self._operate("outer", self, other)
 
-    def transpose(self) -> Any:
+    def transpose(self) -> T:
         """A_kmn -> A_knm: inputs and outputs change places."""
         return self._operate("transpose", self)
 
-    def masked(self, *, keep: Any = None, drop: Any = None) -> Any:
+    def masked(self, *, keep: Any = None, drop: Any = None) -> T:
         """Only the pairs (m, n) in `keep`, or those not in `drop`, exist; the others weigh exactly zero."""
         return self._operate("masked", self, keep=keep, drop=drop)
 
-    def scaled(self, scale: float | None = None) -> Any:
+    def scaled(self, scale: float | None = None) -> T:
         """Multiply by `scale`, or by 1/sqrt(D) where the scores are products of D channels."""
         return self._operate("scaled", self, scale=scale)
 
-    def softmax(self, over: str = "inputs", *, sink: float | Tensor | None = None) -> Any:
+    def softmax(self, over: str = "inputs", *, sink: float | Tensor | None = None) -> T:
         """Softmax over inputs m (the paper's column-wise softmax) or over outputs n; absent pairs weigh zero.
 
         With a `sink`, a number or a tensor of 1 or K (trained where it is a parameter), the denominator has one more
@@ -108,11 +110,11 @@ class Algebra:
             return self._operate("softmax_with_sink", self, sink, over=over)
         return self._operate("normalize", self, kind="softmax", over=over)
 
-    def log_softmax(self, over: str = "inputs") -> Any:
+    def log_softmax(self, over: str = "inputs") -> T:
         """The logarithm of the softmax: scores again, of which absent pairs are no part; its `exp` is the softmax."""
         return self._operate("log_softmax", self, over=over)
 
-    def normalize(self, kind: Any = "sum", over: str = "inputs") -> Any:
+    def normalize(self, kind: Any = "sum", over: str = "inputs") -> T:
         """Divide by the sum ("sum"), by the number of existing pairs ("count"), or apply "softmax" or "sigmoid".
 
         Of scores also "sparsemax", "entmax" (1.5), "hard" (one for the largest), `TopK(k)`, and any function of
@@ -120,40 +122,40 @@ class Algebra:
         """
         return self._operate("normalize", self, kind=kind, over=over)
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+    def map(self, fn: Callable[[Tensor], Tensor]) -> T:
         """Apply `fn` to every existing entry; `fn` maps (..., K, *) to the same shape, entry by entry."""
         return self._operate("map", self, fn=fn)
 
-    def dropout(self, p: float) -> Any:
+    def dropout(self, p: float) -> T:
         """Zero each weight with probability p and scale the others by 1/(1-p), when training."""
         return self._operate("dropout", self, p=p)
 
 
-class ScoreMaps(Algebra):
+class ScoreMaps(Algebra[T]):
     """The entry-wise maps that have a name."""
 
-    def leaky_relu(self, negative_slope: float = 0.2) -> Any:
+    def leaky_relu(self, negative_slope: float = 0.2) -> T:
         """max(a, 0) + negative_slope min(a, 0), entry by entry."""
         return self._operate("leaky_relu", self, negative_slope=negative_slope)
 
-    def relu(self) -> Any:
+    def relu(self) -> T:
         """max(a, 0), entry by entry."""
         return self.map(torch.relu)
 
-    def tanh(self) -> Any:
+    def tanh(self) -> T:
         """tanh(a), entry by entry."""
         return self.map(torch.tanh)
 
-    def exp(self) -> Any:
+    def exp(self) -> T:
         """e^a, entry by entry; absent pairs stay absent."""
         return self.map(torch.exp)
 
-    def softcap(self, cap: float) -> Any:
+    def softcap(self, cap: float) -> T:
         """cap tanh(a / cap), entry by entry (Gemma 2's bound on logits)."""
         return self._operate("softcap", self, cap=cap)
 
 
-class Basis(FrozenValue, ScoreMaps, abc.ABC):
+class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
     """A lazy tensor A of shape (..., K, M, N): K matrices from M inputs to N outputs.
 
     A subclass gives `size`, `num_inputs`, `num_outputs` and `dense()`; everything else has a default.
@@ -250,8 +252,8 @@ class Basis(FrozenValue, ScoreMaps, abc.ABC):
             raise ShapeError(owner, f"x must have shape (..., M={self.num_inputs}, C)", tuple(x.shape),
                              "Entries are dim -2, channels dim -1.")
 
-    def _operate(self, name: str, *args: Any, **options: Any) -> Any:
-        return OPERATORS[name](*args, **options)
+    def _operate(self, name: str, *args: Any, **options: Any) -> Basis:
+        return cast(Basis, OPERATORS[name](*args, **options))
 
     def _static(self) -> Hashable:
         if field_names(self):

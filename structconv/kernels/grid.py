@@ -157,7 +157,7 @@ def _convolution(window: Window, like: Theta) -> Convolve:
 
 
 def _whole(window: Window, shape: tuple[int, ...]) -> Convolve:
-    """Theta (K, P, Q) as a kernel (Q, P, *kernel_size), which it is already where it lies so (`OnGrid`)."""
+    """Theta (K, P, Q) as a kernel (Q, P, *kernel_size), which it is already where it lies so (`Conv2d`)."""
     convolution, (stride, padding, dilation) = _CONVOLUTIONS[window.ndim - 1], window[2:5]
 
     def convolve(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:

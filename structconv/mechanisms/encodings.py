@@ -53,11 +53,17 @@ class SinusoidalEncoding(nn.Module):
 class LearntEncoding(nn.Module):
     """x + e with a trained vector e_m for each of at most `length` positions."""
 
-    def __init__(self, length: int, channels: int) -> None:
+    def __init__(self, length: int, channels: int, *, device: torch.device | str | int | None = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_positive("LearntEncoding", "length", length)
         check_positive("LearntEncoding", "channels", channels)
-        self.embedding = nn.Parameter(torch.randn(length, channels) * 0.02)
+        self.embedding = nn.Parameter(torch.empty(length, channels, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors anew, in place."""
+        nn.init.normal_(self.embedding, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., M, P) -> (..., M, P), M at most `length`."""

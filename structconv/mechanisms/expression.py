@@ -122,7 +122,7 @@ class _TokenAttribute:
         return None if torch.compiler.is_compiling() else mechanism._token()
 
 
-class Mechanism(ScoreMaps, nn.Module):
+class Mechanism(ScoreMaps["Mechanism"], nn.Module):
     """A module that makes a basis.
 
     A subclass says `size`; one with parameters makes them in `bind(channels)`, which the layer calls on its own copy,
@@ -133,6 +133,8 @@ class Mechanism(ScoreMaps, nn.Module):
     Options are fixed once a layer has bound the mechanism; parameters and submodules may change at any time.
     """
 
+    #: What stands before the names of its parameters in the `state_dict` of a layer; nothing where it is empty.
+    role: str = ""
     #: Whether a softmax over what is built means something.
     has_scores: bool = False
     #: Whether the leaves are made of `inputs.projected`.
@@ -350,7 +352,7 @@ class Mechanism(ScoreMaps, nn.Module):
 
 def left_out(basis: Basis, samples: Samples) -> Basis:
     """The basis without the pairs of different samples."""
-    return basis if leaves_out(basis.support()) else cast(Basis, basis.masked(keep=samples))
+    return basis if leaves_out(basis.support()) else basis.masked(keep=samples)
 
 
 def _mechanisms_alone(module: nn.Module) -> dict[str, Any]:

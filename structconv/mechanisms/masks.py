@@ -52,6 +52,8 @@ class Mask(nn.Module):
         kept: whether it says what exists, or what does not.
     """
 
+    role = ""
+
     def __init__(self, mask: Any, kept: bool = True) -> None:
         super().__init__()
         if isinstance(mask, Tensor):

@@ -21,6 +21,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism, left_out
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
+from structconv.roles import ByRole
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
 
@@ -96,6 +97,8 @@ def _check_scores(owner: str, operand: Mechanism) -> None:
 class Factor(nn.Module):
     """A tensor of numbers that moves, saves and loads with its expression; trained only if it was a parameter."""
 
+    role = ""
+
     def __init__(self, factor: Tensor) -> None:
         super().__init__()
         own = isinstance(factor, nn.Parameter)
@@ -135,7 +138,7 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
                               "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
 
 
-class Operation(Mechanism):
+class Operation(ByRole, Mechanism):
     """Operators of the algebra: at most one that joins two mechanisms, then steps on what comes of it.
 
     Args:
@@ -143,6 +146,8 @@ class Operation(Mechanism):
         steps: what is done to the basis of the operands, in order.
         held: a module for each step that reads masks, positions or factors, in order.
     """
+
+    nameless = ("operands", "held")
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  held: list[nn.Module] | None = None) -> None:
@@ -318,7 +323,7 @@ class Operation(Mechanism):
         return *first.leaves(own[0]), *second.leaves(own[1])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As any module's, but that masks of a file for which there is no place are left there."""
+        """As any module's, but that masks of a file by modules for which there is no place are left there."""
         own = {f"{prefix}held.{i}." for i in range(len(self.held))}
         for key in [key for key in state_dict if key.startswith(f"{prefix}held.")]:
             if key.rpartition(".")[2].startswith("mask") and not any(map(key.startswith, own)):

@@ -60,6 +60,7 @@ class RelativeBias(Term):
         grid: of a tuple of distances; where absent the layer is called with it as its structure.
     """
 
+    role = "relative_bias"
     reads_content = False
     batching = "offsets"
 
@@ -106,6 +107,7 @@ class RelativeKey(Term):
     """
 
     batching = "offsets"
+    role = "relative_key"
 
     def __init__(self, clip: int, heads: int | None = None, *, dim: int | None = None,
                  sinusoidal: bool = False) -> None:
@@ -179,6 +181,7 @@ class EdgeBias(Term):
         bias: add c_k to the linear map.
     """
 
+    role = "edge_bias"
     reads_structure = True
     reads_content = False
     batching = "structure"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from structconv.nn.attention import MultiheadAttention, NonLocalBlock
+from structconv.nn.buffers import StructureBuffer
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv, to_entries, to_image
 from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
@@ -19,8 +20,9 @@ from structconv.nn.grids import (
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.relative import RelativeValue
 from structconv.nn.transposed import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from structconv.roles import state_keys
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
            "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv", "GATConv",
            "GATv2Conv", "GCNConv", "MultiheadAttention", "NonLocalBlock", "OnGrid", "RelationalConv", "RelativeValue",
-           "SeparableConv2d", "compose", "to_entries", "to_image"]
+           "SeparableConv2d", "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]

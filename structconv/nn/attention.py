@@ -6,6 +6,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from structconv.bases.algebra import Sizes, as_support
 from structconv.errors import ConfigError
@@ -13,7 +14,7 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.nn.conv import ERRORS, Conv, is_nested
-from structconv.nn.layer import Layer, kind, take
+from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
@@ -46,20 +47,24 @@ class MultiheadAttention(Conv):
         ConfigError: heads that do not divide. ShapeError: channels that do not fit.
     """
 
+    reserved = ("bias", "value_bias")
     fixed = Conv.fixed | {"embed_dim", "num_heads", "head_dim", "kdim", "dropout", "shared_by"}
 
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0, bias: bool = True,
-                 kdim: int | None = None, num_kv_heads: int | None = None) -> None:
+                 kdim: int | None = None, num_kv_heads: int | None = None, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         dim = check_divides("MultiheadAttention", "num_heads", num_heads, "embed_dim", embed_dim)
         shared_by = 1 if num_kv_heads is None else check_divides("MultiheadAttention", "num_kv_heads", num_kv_heads,
                                                                  "num_heads", num_heads)
         scores = DotProduct(num_heads, dim, shared_by=shared_by, bias=bias)
         attention = scores.scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
         super().__init__(attention.dropout(dropout) if dropout else attention, embed_dim if kdim is None else kdim,
-                         embed_dim, weight=LowRank(dim, shared_by), bias=bias, other_channels=embed_dim)
+                         embed_dim, weight=LowRank(dim, shared_by), bias=bias, other_channels=embed_dim,
+                         device=device, dtype=dtype)
         self.embed_dim, self.num_heads, self.head_dim, self.kdim = embed_dim, num_heads, dim, self.in_channels
         self.dropout, self.shared_by = dropout, shared_by
-        self.value_bias = nn.Parameter(torch.zeros(num_heads // shared_by, dim)) if bias else None
+        values = torch.zeros(num_heads // shared_by, dim, device=device, dtype=dtype)
+        self.value_bias = nn.Parameter(values) if bias else None
 
     def forward(self, x: Tensor, z: Tensor | None = None, *others: Any, keep: Any = None,  # type: ignore[override]
                 drop: Any = None, structure: Graph | Support | None = None, return_weights: bool = False) -> Any:
@@ -72,6 +77,9 @@ class MultiheadAttention(Conv):
             structure: a `Graph`, a `Support`, or a batch, outside which no pair exists, beside the mask.
             return_weights: give the weights too.
         """
+        if type(x) is Proxy:
+            return recorded(self, x, z, *others, keep=keep, drop=drop, structure=structure,
+                            return_weights=return_weights)
         if others:
             raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
                               f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")
@@ -177,10 +185,13 @@ class NonLocalBlock(Layer):
     Images (B, C, *S) with `axes` axes S -> the same shape.
     """
 
+    nameless = ("conv",)
+    fixed = frozenset(("zero_init",))
     FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
 
     def __init__(self, channels: int, inner: int | None = None, function: str = "embedded_gaussian", *,
-                 axes: int = 2, bias: bool = True, zero_init: bool = True) -> None:
+                 axes: int = 2, bias: bool = True, zero_init: bool = True, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_choice("NonLocalBlock", "function", function, self.FUNCTIONS)
         inner = max(channels // 2, 1) if inner is None else inner
@@ -193,9 +204,17 @@ class NonLocalBlock(Layer):
             mechanism = DotProduct(dim=inner).normalize("count")
         else:
             mechanism = Concatenation(inner).relu().normalize("count")
-        self.axes = axes
-        self.conv = Conv(mechanism, channels, channels, weight=LowRank(inner), bias=bias)
-        if zero_init:
+        self.axes, self.zero_init = axes, zero_init
+        self.conv = Conv(mechanism, channels, channels, weight=LowRank(inner), bias=bias, device=device, dtype=dtype)
+        self._begin()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        self.conv.reset_parameters()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.zero_init:
             nn.init.zeros_(cast(LowRank, self.conv.weight).output)
 
     def forward(self, image: Tensor) -> Tensor:

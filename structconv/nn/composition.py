@@ -17,7 +17,7 @@ from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.operations import Operation
 from structconv.nn.conv import Conv
-from structconv.nn.grids import OnGrid
+from structconv.nn.grids import Conv1d, Conv2d, Conv3d, OnGrid
 from structconv.structures.grid import Grid
 from structconv.theta import EyeTheta, Theta
 from structconv.weights import Eye, Full
@@ -43,11 +43,12 @@ def compose(first: Any, second: Any) -> Any:
             that the second turns into another vector at each output; a layer and a pair.
     """
     if isinstance(first, tuple) and isinstance(second, tuple):
-        return ops.compose_pairs(first, second)
-    if isinstance(first, OnGrid) and isinstance(second, OnGrid):
-        if first.ndim != second.ndim:
-            raise ShapeError("compose", f"second must be for images of {first.ndim} axes", f"{second.ndim} axes")
-        return OnGrid(compose(first.conv, second.conv), first.ndim)
+        return ops.compose_pairs((first[0], first[1]), (second[0], second[1]))
+    one, two = _on_grid(first), _on_grid(second)
+    if one is not None and two is not None:
+        if one.ndim != two.ndim:
+            raise ShapeError("compose", f"second must be for images of {one.ndim} axes", f"{two.ndim} axes")
+        return OnGrid(compose(one.conv, two.conv), one.ndim)
     if not (isinstance(first, Conv) and isinstance(second, Conv)):
         raise ConfigError("compose", "first and second must be two layers, or two pairs (basis, Theta)",
                           f"{type(first).__name__} and {type(second).__name__}")
@@ -57,6 +58,13 @@ def compose(first: Any, second: Any) -> Any:
         raise ShapeError("compose", f"second must take the Q={first.out_channels} output channels of first",
                          f"P={second.in_channels}")
     return _composed(first, second)
+
+
+def _on_grid(layer: Any) -> OnGrid | None:
+    """An image layer as a `Conv` on images; `None` for another layer."""
+    if isinstance(layer, Conv1d | Conv2d | Conv3d):
+        return OnGrid(layer.to_conv(), layer.axes)
+    return layer if isinstance(layer, OnGrid) else None
 
 
 @torch.no_grad()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
@@ -19,7 +20,7 @@ from structconv.arguments import explained
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
-from structconv.nn.layer import Layer
+from structconv.nn.layer import Device, Layer, made_on, recorded
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -68,6 +69,7 @@ class Conv(Layer):
         other_channels: P' of z where it differs from P.
         relative_value: a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         path, max_bytes: what the planner is held to; see `ops.conv`.
+        device, dtype: of all parameters, and of the masks and graphs in the expression.
 
     Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
     (..., Q, *S'). A layer takes float64, float32, bfloat16 or float16; under `torch.autocast` its products are taken
@@ -81,12 +83,15 @@ class Conv(Layer):
     """
 
     fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
+    nameless = ("weight", "mechanism")
+    reserved: ClassVar[tuple[str, ...]] = ("bias",)
     bias: nn.Parameter | None = private.parameter()
 
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *,
                  weight: Weight | Sequence[Weight] | None = None, bias: bool = True,
                  other_channels: int | None = None, relative_value: RelativeValue | None = None,
-                 path: str | None = None, max_bytes: int | None = None) -> None:
+                 path: str | None = None, max_bytes: int | None = None, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         if not isinstance(mechanism, Mechanism):
             raise ConfigError("Conv", "mechanism must be a Mechanism", repr(mechanism),
@@ -95,11 +100,13 @@ class Conv(Layer):
         self.out_channels = check_positive("Conv", "out_channels", out_channels)
         self.other_channels = in_channels if other_channels is None else other_channels
         sizes = [part.size for part in mechanism.parts()]
-        self.weight = _weight(weight).bound(sizes, in_channels, out_channels)
-        self.mechanism = mechanism.bound(in_channels, self.weight().head_channels, other_channels)
-        self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
-        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        with made_on(device):
+            self.weight = _weight(weight).bound(sizes, in_channels, out_channels)
+            self.mechanism = mechanism.bound(in_channels, self.weight().head_channels, other_channels)
+            self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
+            self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.path, self.max_bytes = path, max_bytes
+        self.to(device=device, dtype=dtype)
 
     def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0,
                 return_weights: bool = False) -> Any:
@@ -109,6 +116,8 @@ class Conv(Layer):
         in the order of the input edges where the basis is a list of edges (a graph, a window), else as (..., K, M, N);
         after the dropout, where there is one. Nested tensors (torch.jagged) of sequences give nested tensors.
         """
+        if type(x) is Proxy:
+            return recorded(self, x, z, structure, axes=axes, return_weights=return_weights)
         try:
             if is_nested(x):
                 return self._nested(x, z, structure, return_weights=return_weights)
@@ -214,18 +223,30 @@ class Conv(Layer):
         check_tensor("Conv", "x", x)
         if axes:
             x, structure = to_entries(x, axes)
-        check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
         dtype = autocast_dtype(x)
         x = cast(x, dtype)
         if z is not None:
             check_tensor("Conv", "z", z, "A structure goes by keyword: layer(x, structure=graph)."
                          if isinstance(z, FrozenValue) else "")
+            self._check_order(x, z, structure)
+        check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
+        if z is not None:
             check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
             check_alike("Conv", x, cast(z, dtype), other_name="z")
         numbers = next(iter(self.weight.parameters()), None)
         numbers = next(self.parameters(), None) if numbers is None else numbers
         if numbers is not None:
             check_alike("Conv", x, cast(numbers, dtype), other_name="the layer's parameters")
+
+    def _check_order(self, x: Tensor, z: Tensor, structure: Any) -> None:
+        """Say that x and z have changed places, where each fits that of the other."""
+        inputs = self.mechanism.input_entries(structure), self.in_channels
+        outputs = self.mechanism.output_entries(structure), self.other_channels
+        right = _fits(x, inputs) and _fits(z, outputs)
+        if not right and _fits(x, outputs) and _fits(z, inputs):
+            expected = f"x must be the inputs (keys), with P={inputs[1]} channels, and z the outputs (queries)"
+            raise ShapeError("Conv", expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
+                             "They have changed places: say layer(keys, queries).")
 
     def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
@@ -280,6 +301,11 @@ def _copy(drawn: nn.Module, module: nn.Module) -> None:
                           ", ".join(sorted(held.keys() ^ new.keys())), "Make a new layer.")
     for name, parameter in held.items():
         parameter.copy_(new[name])
+
+
+def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
+    """Whether entries are of this number, if it is known, and have so many channels."""
+    return entries.dim() > 1 and sizes[0] in (None, entries.shape[-2]) and sizes[1] == entries.shape[-1]
 
 
 def _check_unread(structure: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.functional import leaky_relu
 
 from structconv.errors import ConfigError, StructureError
@@ -16,6 +18,7 @@ from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.positions import EdgeBias
 from structconv.mechanisms.scores import Additive, BiAffine
 from structconv.nn.conv import Conv
+from structconv.nn.layer import Device, recorded
 from structconv.planning import Plan
 from structconv.shapes import check_positive
 from structconv.structures.graph import Graph
@@ -32,6 +35,8 @@ class _GraphLayer(Conv):
 
     def forward(self, x: Tensor, graph: Any = None, *, structure: Any = None) -> Tensor:  # type: ignore[override]
         """x (..., M, P) and a graph, which may be called the structure as in `Conv` -> (..., N, Q)."""
+        if type(x) is Proxy:
+            return cast(Tensor, recorded(self, x, graph, structure=structure))
         y: Tensor = super().forward(x, None, _checked(self, graph, structure))
         return y
 
@@ -65,10 +70,11 @@ class GCNConv(_GraphLayer):
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, add_self_loops: bool | None = None,
-                 normalize: bool = True, bias: bool = True) -> None:
+                 normalize: bool = True, bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         loops = normalize if add_self_loops is None else add_self_loops
         adjacency = Adjacency(normalize="sym" if normalize else None, self_loops=loops)
-        super().__init__(adjacency, in_channels, out_channels, bias=bias)
+        super().__init__(adjacency, in_channels, out_channels, bias=bias, device=device, dtype=dtype)
 
 
 class ChebConv(_GraphLayer):
@@ -86,9 +92,10 @@ class ChebConv(_GraphLayer):
     """
 
     def __init__(self, in_channels: int, out_channels: int, K: int, *, normalize: str | None = "sym",
-                 lambda_max: float | str | None = None, bias: bool = True) -> None:
+                 lambda_max: float | str | None = None, bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         chebyshev = Chebyshev(check_positive("ChebConv", "K", K) - 1, normalize, lambda_max)
-        super().__init__(chebyshev, in_channels, out_channels, bias=bias)
+        super().__init__(chebyshev, in_channels, out_channels, bias=bias, device=device, dtype=dtype)
 
 
 class DiffusionConv(_GraphLayer):
@@ -102,10 +109,11 @@ class DiffusionConv(_GraphLayer):
     Products as DCRNN's published code takes them; see `Powers`. O(2 E K min(P, Q) + 2 M K P Q).
     """
 
-    def __init__(self, in_channels: int, out_channels: int, K: int, *, bias: bool = True) -> None:
+    def __init__(self, in_channels: int, out_channels: int, K: int, *, bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         order = check_positive("DiffusionConv", "K", K) - 1
         walks = Powers(order, walk="forward") | Powers(order, walk="backward")
-        super().__init__(walks, in_channels, out_channels, bias=bias)
+        super().__init__(walks, in_channels, out_channels, bias=bias, device=device, dtype=dtype)
 
 
 class RelationalConv(_GraphLayer):
@@ -127,7 +135,8 @@ class RelationalConv(_GraphLayer):
 
     def __init__(self, in_channels: int, out_channels: int, num_relations: int, *, num_bases: int | None = None,
                  num_blocks: int | None = None, aggr: str = "mean", root_weight: bool = True,
-                 bias: bool = True) -> None:
+                 bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         if num_bases is not None and num_blocks is not None:
             raise ConfigError("RelationalConv", "at most one of num_bases and num_blocks must be given", "both")
         if aggr not in ("mean", "add"):
@@ -138,8 +147,11 @@ class RelationalConv(_GraphLayer):
             weight = Separable(num_bases)
         elif num_blocks is not None:
             weight = Grouped(num_blocks)
-        mechanism, weights = (relations | Identity(), [weight, Full()]) if root_weight else (relations, [weight])
-        super().__init__(mechanism, in_channels, out_channels, weight=weights, bias=bias)
+        root = Full()
+        root.role = "root"
+        mechanism, weights = (relations | Identity(), [weight, root]) if root_weight else (relations, [weight])
+        super().__init__(mechanism, in_channels, out_channels, weight=weights, bias=bias, device=device,
+                         dtype=dtype)
 
 
 class _AttentionLayer(Conv):
@@ -149,13 +161,13 @@ class _AttentionLayer(Conv):
     fixed = Conv.fixed | {"heads", "concat", "dropout"}
 
     def __init__(self, scores: Mechanism, in_channels: int, out_channels: int, heads: int, concat: bool,
-                 dropout: float, add_self_loops: bool, bias: bool) -> None:
+                 dropout: float, add_self_loops: bool, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
         attention = scores.masked(keep=STRUCTURE).softmax()
         attention = attention.dropout(dropout) if dropout else attention
         scale = 1.0 if concat else 1.0 / heads
         super().__init__(attention if concat else attention * scale, in_channels,
                          heads * out_channels if concat else out_channels, weight=HeadBlocks() if concat else None,
-                         bias=bias)
+                         bias=bias, device=device, dtype=dtype)
         self.heads, self.concat, self.dropout, self.add_self_loops = heads, concat, dropout, add_self_loops
 
     def forward(self, x: Tensor, graph: Graph | None = None, z: Tensor | None = None, *,  # type: ignore[override]
@@ -166,6 +178,9 @@ class _AttentionLayer(Conv):
         The weights are in the order of the edges, appended loops last, and those that are applied: when training with
         dropout, after it. They cost one pass over the edges.
         """
+        if type(x) is Proxy:
+            return recorded(self, x, graph, z, structure=structure, return_weights=return_weights,
+                            return_attention_weights=return_attention_weights)
         graph = self._looped(graph, structure)
         if not (return_weights or return_attention_weights):
             return super().forward(x, z, graph)
@@ -204,12 +219,13 @@ class GATConv(_AttentionLayer):
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
-                 edge_dim: int | None = None, bias: bool = True) -> None:
+                 edge_dim: int | None = None, bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         scores: Mechanism = BiAffine(heads=heads, bilinear=False, on="projected")
         if edge_dim is not None:
             scores = scores + EdgeBias(edge_dim)
         super().__init__(scores.leaky_relu(negative_slope), in_channels, out_channels, heads, concat, dropout,
-                         add_self_loops, bias)
+                         add_self_loops, bias, device, dtype)
 
 
 class GATv2Conv(_AttentionLayer):
@@ -226,6 +242,8 @@ class GATv2Conv(_AttentionLayer):
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
-                 bias: bool = True) -> None:
+                 bias: bool = True,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         scores = Additive(heads=heads, activation=partial(leaky_relu, negative_slope=negative_slope), on="projected")
-        super().__init__(scores, in_channels, out_channels, heads, concat, dropout, add_self_loops, bias)
+        super().__init__(scores, in_channels, out_channels, heads, concat, dropout, add_self_loops, bias,
+                         device, dtype)

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self, cast
 
+import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from structconv import torch_private as private
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import check_mechanism
-from structconv.mechanisms.grids import Cuboid, Pool
+from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool
 from structconv.nn.conv import ERRORS, Conv, call_of
-from structconv.nn.layer import Layer, kind, take
-from structconv.planning import Plan
+from structconv.nn.layer import Device, Layer, kind, recorded, take
+from structconv.planning import Plan, precision
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
-from structconv.shapes import check_tensor
-from structconv.theta import EyeTheta
-from structconv.weights import DepthwiseSeparable, Full, Grouped, Weight
+from structconv.shapes import check_alike, check_divides, check_positive, check_tensor
+from structconv.theta import EyeTheta, FullTheta, GroupedTheta, Theta
+from structconv.weights import DepthwiseSeparable, Full, Grouped
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "OnGrid", "SeparableConv2d"]
 
 
 class OnGrid(Layer):
     """A `Conv`, applied to images in torch's layout: (..., P, *S) -> (..., Q, *S'), with their grid as its structure.
-
-    Over a `Cuboid` a whole or grouped Theta keeps its shape, but lies in memory as torch's kernels (Q, P / G, K), so
-    that no call rearranges it: 512 channels of a 3x3 window cost 6 ms each time. Such a parameter is not contiguous,
-    as where torch's own layers are in `torch.channels_last`: flatten it by `reshape`, and save it by safetensors'
-    `save_model`, not `save_file`. What asks for a `view` of a parameter (`torch.optim.LBFGS`, `parameters_to_vector`,
-    `prune.l1_unstructured`) works once `theta.data = theta.data.contiguous()`, which every call then rearranges.
 
     Args:
         conv: a layer whose outputs lie on a grid.
@@ -40,14 +37,26 @@ class OnGrid(Layer):
         ShapeError: an image with other channels or too few axes.
     """
 
+    nameless = ("conv",)
+
     def __init__(self, conv: Conv, ndim: int) -> None:
         super().__init__()
         self.conv, self.ndim = conv, ndim
-        if isinstance(conv.mechanism, Cuboid):
-            _lie_as_kernel(conv.weight)
+
+    @property
+    def in_channels(self) -> int:
+        """P."""
+        return self.conv.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """Q."""
+        return self.conv.out_channels
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., P, *S) -> (..., Q, *S')."""
+        if type(image) is Proxy:
+            return cast(Tensor, recorded(self, image))
         y: Tensor = private.called(self._modules["conv"], image, axes=self.ndim)  # type: ignore[arg-type]
         return y
 
@@ -60,41 +69,82 @@ class OnGrid(Layer):
         return self.conv.plan(image, axes=self.ndim)
 
 
-def _lie_as_kernel(weight: Weight) -> None:
-    """Rearrange Theta (K, P, Q) or (K, G, P / G, Q / G) in memory as a kernel (Q, P / G, K); shape and numbers stay."""
-    if isinstance(weight, Full):
-        weight.theta.data = weight.theta.detach().permute(2, 1, 0).contiguous().permute(2, 1, 0)
-    elif isinstance(weight, Grouped):
-        weight.theta.data = weight.theta.detach().permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1)
-
-
-def _theta_of(kernel: Tensor, groups: int) -> Tensor:
-    """Theta (K, P, Q), or (K, G, P / G, Q / G) of several groups, of a kernel (Q, P / G, *S) as torch has it."""
-    blocks_GQPK = kernel.flatten(2).unflatten(0, (groups, -1))
-    theta_KGPQ = blocks_GQPK.permute(3, 0, 2, 1)
-    return theta_KGPQ if groups > 1 else theta_KGPQ.squeeze(1)
-
-
-class _ConvNd(OnGrid):
-    """Over `Cuboid`, with torch's arguments."""
+class _ImageLayer(Layer):
+    """A mechanism and the parameters that torch's layer of the same name has, on images in torch's layout."""
 
     axes: int = 0
+    bias: nn.Parameter | None = None
+
+    def __init__(self, mechanism: GridMechanism, path: str | None, max_bytes: int | None) -> None:
+        super().__init__()
+        self.mechanism = mechanism.bound(1)
+        self.path, self.max_bytes = path, max_bytes
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(..., P, *S) -> (..., Q, *S')."""
+        if type(image) is Proxy:
+            return cast(Tensor, recorded(self, image))
+        call, plan = self._planned(image)
+        return plan.run(call)
+
+    def plan(self, image: Tensor) -> Plan:
+        """The plan that computes such a call; `print` it."""
+        return self._planned(image)[1]
+
+    def _theta(self, image: Tensor) -> Theta:
+        """Theta, for such an image."""
+        raise NotImplementedError
+
+    def _planned(self, image: Tensor) -> tuple[Call, Plan]:
+        try:
+            mechanism: Any = self._modules["mechanism"]
+            call, sizes = call_of(mechanism, self._theta(image), self.bias, image, axes=self.axes)
+            return call, plan_for(call, self.path, self.max_bytes, sizes)
+        except ERRORS:
+            self._check(image)
+            raise
+
+    def _check(self, image: Tensor) -> None:
+        """Say what does not fit."""
+        check_mechanism(type(self).__name__, self.mechanism)
+        check_tensor(type(self).__name__, "image", image)
+
+
+class _ConvNd(_ImageLayer):
+    """Over `Cuboid`, with torch's arguments and parameters."""
+
     fixed = frozenset(("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
                        "padding_mode"))
+    weight: nn.Parameter = private.parameter()
+    bias: nn.Parameter | None = private.parameter()
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
                  padding: str | Ints = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True,
-                 padding_mode: str = "zeros") -> None:
+                 padding_mode: str = "zeros", device: Device = None, dtype: torch.dtype | None = None, *,
+                 path: str | None = None, max_bytes: int | None = None) -> None:
         owner = type(self).__name__
         if isinstance(padding, str) and padding not in ("same", "valid"):
             raise ConfigError(owner, "padding must be 'same', 'valid' or a number", repr(padding))
         size = per_axis(owner, "kernel_size", kernel_size, self.axes, least=1)
         cuboid = Cuboid(size, stride, dilation, cast("str | int", padding), padding_mode)
-        weight: Weight = Full() if groups == 1 else Grouped(groups)
-        super().__init__(Conv(cuboid, in_channels, out_channels, weight=weight, bias=bias), self.axes)
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.dilation = size, cuboid.stride, cuboid.dilation
+        super().__init__(cuboid, path, max_bytes)
+        self.in_channels = check_positive(owner, "in_channels", in_channels)
+        self.out_channels = check_positive(owner, "out_channels", out_channels)
+        each = [check_divides(owner, "groups", groups, name, getattr(self, name))
+                for name in ("in_channels", "out_channels")]
+        self.groups, self.kernel_size, self.stride, self.dilation = groups, size, cuboid.stride, cuboid.dilation
         self.padding, self.padding_mode = padding, padding_mode
+        self.weight = nn.Parameter(torch.empty(out_channels, each[0], *size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        bound = (3.0 / math.prod(self.weight.shape[1:])) ** 0.5
+        self.weight.uniform_(-bound, bound)
+        if self.bias is not None:
+            self.bias.zero_()
 
     @classmethod
     def from_torch(cls, module: nn.Module) -> Self:
@@ -105,44 +155,59 @@ class _ConvNd(OnGrid):
         layer = cls(module.in_channels, module.out_channels, module.kernel_size, module.stride,
                     module.padding, module.dilation, module.groups, module.bias is not None, module.padding_mode)
         layer.to(module.weight)
-        take(cast(Full | Grouped, layer.conv.weight).theta, _theta_of(module.weight, module.groups), module.weight)
-        take(layer.conv.bias, module.bias, module.bias)
+        take(layer.weight, module.weight, module.weight)
+        take(layer.bias, module.bias, module.bias)
         return layer.train(module.training)
 
-    @property
-    def weight(self) -> Tensor:
-        """Theta as torch lays a kernel out, (Q, P / groups, *kernel_size): a view of `conv.weight.theta`.
+    @torch.no_grad()
+    def to_conv(self) -> Conv:
+        """A `Conv` of the same numbers, copied, for entries on a grid."""
+        theta = self._theta(self.weight)
+        conv = Conv(self.mechanism, self.in_channels, self.out_channels, bias=self.bias is not None,
+                    weight=Full() if self.groups == 1 else Grouped(self.groups)).to(self.weight)
+        take(next(conv.weight.parameters()), theta.theta, self.weight)
+        take(conv.bias, self.bias, self.bias)
+        return conv
 
-        Numbers written into it are the parameter's; assigned, it replaces the parameter. What belongs to the parameter
-        itself is found there alone: `.grad`, and `.data` to be assigned.
-        """
-        theta = cast(Full | Grouped, self.conv.weight).theta
-        blocks_KGPQ = theta if self.groups > 1 else theta.unsqueeze(1)
-        return blocks_KGPQ.permute(1, 3, 2, 0).flatten(0, 1).unflatten(-1, self.kernel_size)
+    def _theta(self, image: Tensor) -> FullTheta | GroupedTheta:
+        """Theta over the kernel (Q, P / G, *kernel_size), as the kernel lies."""
+        kernel, groups = self.weight, self.groups
+        if groups == 1:
+            return FullTheta(kernel.flatten(2).permute(2, 1, 0))
+        return GroupedTheta(kernel.flatten(2).unflatten(0, (groups, -1)).permute(3, 0, 2, 1))
 
-    @property
-    def bias(self) -> nn.Parameter | None:
-        """b (Q), or none; it is `conv.bias`, also to be assigned."""
-        return self.conv.bias
+    def _check(self, image: Tensor) -> None:
+        super()._check(image)
+        owner, axes = type(self).__name__, self.axes
+        if image.dim() <= axes or image.shape[-1 - axes] != self.in_channels:
+            raise ShapeError(owner, f"image must have shape (..., P={self.in_channels}, *S) with {axes} axes S",
+                             tuple(image.shape))
+        image = precision.cast(image, precision.autocast_dtype(image))
+        check_alike(owner, image, self.weight, name="image", other_name="the layer's weight")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """As any module's, and from files in which the layer held a `Conv`."""
+        theta, bias = (state_dict.pop(f"{prefix}conv.{name}", None) for name in ("weight.theta", "bias"))
+        if theta is not None:
+            blocks_KGPQ = theta if self.groups > 1 else theta.unsqueeze(1)
+            kernel = blocks_KGPQ.permute(1, 3, 2, 0).flatten(0, 1)
+            whole = kernel.shape[-1] == math.prod(self.kernel_size)
+            state_dict[f"{prefix}weight"] = (kernel.unflatten(-1, self.kernel_size) if whole else kernel).contiguous()
+        if bias is not None:
+            state_dict[f"{prefix}bias"] = bias
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "bias" and "conv" in self._modules:
-            self.conv.bias = value
-        elif name == "weight" and "conv" in self._modules:
-            self._replace(value)
-        else:
-            super().__setattr__(name, value)
+        if name == "weight" and "weight" in self._parameters:
+            shape = tuple(self.weight.shape)
+            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ShapeError(type(self).__name__, f"weight must be a tensor of shape {shape}", got)
+        super().__setattr__(name, value)
 
-    def _replace(self, kernel: Any) -> None:
-        """Make a parameter of a kernel in torch's layout."""
-        shape = tuple(self.weight.shape)
-        if not isinstance(kernel, Tensor) or tuple(kernel.shape) != shape:
-            got = tuple(kernel.shape) if isinstance(kernel, Tensor) else type(kernel).__name__
-            raise ShapeError(type(self).__name__, f"weight must be a tensor of shape {shape}", got)
-        theta = _theta_of(kernel.detach().clone(), self.groups)
-        weight = cast(Full | Grouped, self.conv.weight)
-        weight.theta = nn.Parameter(theta, requires_grad=kernel.requires_grad or not isinstance(kernel, nn.Parameter))
-        _lie_as_kernel(weight)
+    def extra_repr(self) -> str:
+        return (f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+                f"padding={self.padding!r}, dilation={self.dilation}, groups={self.groups}")
 
 
 class Conv1d(_ConvNd):
@@ -152,9 +217,9 @@ class Conv1d(_ConvNd):
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode: as in
             `torch.nn.Conv1d`. Here padding="same" goes with any stride: S' = ceil(S / stride).
 
-    (B, P, S) -> (B, Q, S'), and unbatched (P, S) -> (Q, S'). Values and gradients are torch's; `from_torch` copies
-    one of its layers with the weights. A new Theta has variance groups / (P K), so that outputs whose window is
-    inside the grid keep the input's variance.
+    (B, P, S) -> (B, Q, S'), and unbatched (P, S) -> (Q, S'). Values, gradients and the `state_dict` are torch's: weight
+    (Q, P / groups, *kernel_size) and bias (Q). `from_torch` copies one of its layers with the weights. A new weight has
+    variance groups / (P K), so that outputs whose window is inside the grid keep the input's variance.
 
     Raises:
         ConfigError: arguments without meaning. ShapeError: another number of channels.
@@ -187,10 +252,12 @@ class SeparableConv2d(OnGrid):
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
-                 padding: str | Ints = 0, dilation: Ints = 1, bias: bool = True, padding_mode: str = "zeros") -> None:
+                 padding: str | Ints = 0, dilation: Ints = 1, bias: bool = True, padding_mode: str = "zeros",
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         size = per_axis("SeparableConv2d", "kernel_size", kernel_size, 2, least=1)
         cuboid = Cuboid(size, stride, dilation, cast("str | int", padding), padding_mode)
-        super().__init__(Conv(cuboid, in_channels, out_channels, weight=DepthwiseSeparable(), bias=bias), 2)
+        super().__init__(Conv(cuboid, in_channels, out_channels, weight=DepthwiseSeparable(), bias=bias, device=device,
+                              dtype=dtype), 2)
 
     @classmethod
     def from_torch(cls, depthwise: nn.Conv2d, pointwise: nn.Conv2d) -> Self:
@@ -211,44 +278,20 @@ class SeparableConv2d(OnGrid):
         return layer.train(pointwise.training)
 
 
-class _AvgPoolNd(Layer):
+class _AvgPoolNd(_ImageLayer):
     """Over `Pool`; there is nothing to train."""
 
-    axes: int = 0
+    fixed = frozenset(("kernel_size", "stride", "padding"))
 
     def __init__(self, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0, *, path: str | None = None,
                  max_bytes: int | None = None) -> None:
-        super().__init__()
-        pool = Pool(per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1), stride, padding)
-        self.pool = pool.bound(1)
-        self.path, self.max_bytes = path, max_bytes
+        size = per_axis(type(self).__name__, "kernel_size", kernel_size, self.axes, least=1)
+        pool = Pool(size, stride, padding)
+        super().__init__(pool, path, max_bytes)
+        self.kernel_size, self.stride, self.padding = size, pool.stride, pool.padding
 
-    def forward(self, image: Tensor) -> Tensor:
-        """(..., C, *S) -> (..., C, *S')."""
-        try:
-            call, plan = self._planned(image)
-            return plan.run(call)
-        except ERRORS:
-            self._explain(image)
-            raise
-
-    def plan(self, image: Tensor) -> Plan:
-        """The plan that computes such a call; `print` it."""
-        try:
-            return self._planned(image)[1]
-        except ERRORS:
-            self._explain(image)
-            raise
-
-    def _planned(self, image: Tensor) -> tuple[Call, Plan]:
-        channels = image.shape[-1 - self.axes] if image.dim() > self.axes else 1
-        call, sizes = call_of(self.pool, EyeTheta(1, channels), None, image, axes=self.axes)
-        return call, plan_for(call, self.path, self.max_bytes, sizes)
-
-    def _explain(self, image: Tensor) -> None:
-        """Say what was wrong in a call that failed."""
-        check_mechanism(type(self).__name__, self.pool)
-        check_tensor(type(self).__name__, "image", image)
+    def _theta(self, image: Tensor) -> EyeTheta:
+        return EyeTheta(1, image.shape[-1 - self.axes] if image.dim() > self.axes else 1)
 
 
 class AvgPool1d(_AvgPoolNd):

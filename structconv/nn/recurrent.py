@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.nn.conv import ERRORS, Conv
-from structconv.nn.layer import Layer
+from structconv.nn.layer import Device, Layer
 from structconv.planning import Plan
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_choice, check_entries, check_positive, check_tensor
@@ -20,6 +21,7 @@ from structconv.weights import Weight
 __all__ = ["ConvGRUCell", "ConvLSTMCell"]
 
 Weights = Weight | Sequence[Weight] | None
+_BY_KEYWORD = "A structure goes by keyword: cell(x, structure=graph)."
 
 
 class ConvGRUCell(Layer):
@@ -42,19 +44,25 @@ class ConvGRUCell(Layer):
     fixed = frozenset(("in_channels", "hidden_channels", "reset"))
 
     def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
-                 bias: bool = True, reset: str = "before") -> None:
+                 bias: bool = True, reset: str = "before", device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_choice("ConvGRUCell", "reset", reset, ("before", "after"))
         self.in_channels = check_positive("ConvGRUCell", "in_channels", in_channels)
         self.hidden_channels = hidden = check_positive("ConvGRUCell", "hidden_channels", hidden_channels)
         self.reset = reset
+        conv = partial(Conv, mechanism, weight=weight, bias=bias, device=device, dtype=dtype)
         if reset == "before":
             both = in_channels + hidden
-            self.gates = Conv(mechanism, both, 2 * hidden, weight=weight, bias=bias)
-            self.candidate = Conv(mechanism, both, hidden, weight=weight, bias=bias)
+            self.gates, self.candidate = conv(both, 2 * hidden), conv(both, hidden)
         else:
-            self.of_input = Conv(mechanism, in_channels, 3 * hidden, weight=weight, bias=bias)
-            self.of_hidden = Conv(mechanism, hidden, 3 * hidden, weight=weight, bias=bias)
+            self.of_input, self.of_hidden = conv(in_channels, 3 * hidden), conv(hidden, 3 * hidden)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        for conv in self.modules():
+            if isinstance(conv, Conv):
+                conv.reset_parameters()
 
     def forward(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> Tensor:
         """h'."""
@@ -116,15 +124,23 @@ class ConvLSTMCell(Layer):
     fixed = frozenset(("in_channels", "hidden_channels"))
 
     def __init__(self, mechanism: Mechanism, in_channels: int, hidden_channels: int, *, weight: Weights = None,
-                 bias: bool = True, peephole: bool | int = False) -> None:
+                 bias: bool = True, peephole: bool | int = False, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.in_channels = check_positive("ConvLSTMCell", "in_channels", in_channels)
         self.hidden_channels = hidden = check_positive("ConvLSTMCell", "hidden_channels", hidden_channels)
-        self.gates = Conv(mechanism, in_channels + hidden, 4 * hidden, weight=weight, bias=bias)
+        self.gates = Conv(mechanism, in_channels + hidden, 4 * hidden, weight=weight, bias=bias, device=device,
+                          dtype=dtype)
         if not isinstance(peephole, bool):
             check_positive("ConvLSTMCell", "peephole", peephole)
         shape = (3, hidden) if peephole is True else (3, int(peephole), hidden)
-        self.peephole = None if peephole is False else nn.Parameter(torch.zeros(shape))
+        self.peephole = None if peephole is False else nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        self.gates.reset_parameters()
+        if self.peephole is not None:
+            nn.init.zeros_(self.peephole)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None,
                 structure: Any = None) -> tuple[Tensor, Tensor]:
@@ -143,7 +159,7 @@ class ConvLSTMCell(Layer):
                              tuple(x.shape))
         gates = _as_many("ConvLSTMCell", self.gates(torch.cat([x, h], -1), structure=structure), x)
         i, f, g, o = gates.chunk(4, -1)
-        peephole = cast(self.peephole, autocast_dtype(x))
+        peephole: Tensor | None = cast(self.peephole, autocast_dtype(x))
         if peephole is not None:
             i, f = i + peephole[0] * c, f + peephole[1] * c
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -194,9 +210,13 @@ def _as_many(owner: str, gates: Tensor, x: Tensor) -> Tensor:
 
 def _state(owner: str, name: str, state: Tensor | None, x: Tensor, channels: int) -> Tensor:
     """The given state, or zeros for each entry of x."""
+    if not isinstance(x, Tensor):
+        raise ConfigError(owner, "x must be a tensor", type(x).__name__, _BY_KEYWORD)
     shape = (*x.shape[:-1], channels)
     if state is None:
         return x.new_zeros(shape)
+    if not isinstance(state, Tensor):
+        raise ConfigError(owner, f"{name} must be a tensor", type(state).__name__, _BY_KEYWORD)
     if state.shape != shape:
         raise ShapeError(owner, f"{name} must have shape {shape}", tuple(state.shape))
     return state

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Self, cast
 
+import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.grids import Cuboid
 from structconv.nn.conv import Conv, to_entries, to_image
-from structconv.nn.layer import Layer, kind, take
+from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan
 from structconv.structures.grid import Grid
 from structconv.weights import Full, Grouped, Weight
@@ -21,12 +23,14 @@ __all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 class _ConvTransposeNd(Layer):
     """Over the transpose of `Cuboid`, with torch's arguments."""
 
+    nameless = ("conv",)
     axes: int = 0
     fixed = frozenset(("in_channels", "out_channels", "kernel_size", "stride", "padding", "output_padding", "dilation",
                        "groups"))
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1, padding: Ints = 0,
-                 output_padding: Ints = 0, groups: int = 1, bias: bool = True, dilation: Ints = 1) -> None:
+                 output_padding: Ints = 0, groups: int = 1, bias: bool = True, dilation: Ints = 1, *,
+                 device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         owner = type(self).__name__
         self.kernel_size = per_axis(owner, "kernel_size", kernel_size, self.axes, least=1)
@@ -38,11 +42,14 @@ class _ConvTransposeNd(Layer):
             raise ConfigError(owner, "output_padding must be smaller than the stride", self.output_padding)
         cuboid = Cuboid(self.kernel_size, self.stride, self.dilation, cast("int", self.padding), "zeros")
         weight: Weight = Full() if groups == 1 else Grouped(groups)
-        self.conv = Conv(cuboid.transpose(), in_channels, out_channels, weight=weight, bias=bias)
+        self.conv = Conv(cuboid.transpose(), in_channels, out_channels, weight=weight, bias=bias,
+                         device=device, dtype=dtype)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
 
     def forward(self, image: Tensor) -> Tensor:
         """(..., P, *S) -> (..., Q, *S')."""
+        if type(image) is Proxy:
+            return cast(Tensor, recorded(self, image))
         entries, grid = to_entries(image, self.axes)
         finer = self.output_grid(grid)
         return to_image(self.conv(entries, structure=finer), finer)

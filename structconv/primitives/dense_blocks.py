@@ -173,7 +173,14 @@ class Blocks:
         return slope.mul_(-1.0 / gain).add_(gain if kind == "tanh" else t)
 
     def _softmax(self, t: Tensor, span: Span, absent: Absent) -> None:
-        """In place over the inputs. A row that has only -inf, which becomes NaN, is found and set to zero."""
+        """In place over the inputs. A row that has only -inf, which becomes NaN, is found and set to zero.
+
+        On a CPU it is looked for afterwards, and seldom there; elsewhere nobody waits for an answer.
+        """
+        if not t.is_cpu:
+            empty = (t == -torch.inf).all(-1, keepdim=True)
+            torch.softmax(t, -1, out=t).masked_fill_(empty, 0)
+            return
         torch.softmax(t, -1, out=t)
         if span.inputs and bool(t[..., 0].isnan().any()):
             _fill(self._mapped(span), absent, -torch.inf)
@@ -312,6 +319,8 @@ def _band(bucket: Tensor | None) -> tuple[int, int]:
     """Where the bucket first differs from that of the first offset, and from where on it is that of the last."""
     if bucket is None or bucket.shape[0] == 0:
         return 0, 0
+    if bucket.is_meta:
+        return 0, bucket.shape[0]
     changes = (bucket.diff() != 0).nonzero().flatten()
     if changes.shape[0] == 0:
         return bucket.shape[0], bucket.shape[0]

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import torch
+
 from structconv.structures.batching import GridBatch, Structure, batch, membership, unbatch
+from structconv.structures.collating import collate
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
-from structconv.structures.samples import Samples
-from structconv.structures.supports import Blocks, Causal, DenseMask, EdgeSupport, Padding, Support, Window
+from structconv.structures.samples import EachWithin, Samples, Within
+from structconv.structures.supports import (
+    And,
+    Blocks,
+    Causal,
+    DenseMask,
+    EdgeSupport,
+    Not,
+    Or,
+    Padding,
+    Support,
+    Transposed,
+    Window,
+)
 
 __all__ = ["Blocks", "Causal", "DenseMask", "EdgeSupport", "Graph", "Grid", "GridBatch", "KnowledgeGraph", "Padding",
-           "Samples", "Structure", "Support", "Window", "batch", "membership", "unbatch"]
+           "Samples", "Structure", "Support", "Window", "batch", "collate", "membership", "unbatch"]
+
+# What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
+torch.serialization.add_safe_globals([And, Blocks, Causal, DenseMask, EdgeSupport, Graph, Grid, GridBatch,
+                                      KnowledgeGraph, Not, Or, Padding, Samples, Transposed, Within, EachWithin,
+                                      Window])

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable, Hashable
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import numpy as np
 import torch
@@ -85,6 +85,16 @@ class FrozenValue:
         change in place is noticed.
         """
         forget(self)
+
+    def to(self, device: Any) -> Self:
+        """The same value on another device; itself where it holds no tensors, as a grid."""
+        moved: Self = map_tensors(self, lambda t: t.to(device))
+        return moved
+
+    def pin_memory(self) -> Self:
+        """The same value in page-locked memory, as a `DataLoader` asks for it."""
+        pinned: Self = map_tensors(self, Tensor.pin_memory)
+        return pinned
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a file has of it: what it holds, and nothing that was noted beside."""

@@ -128,8 +128,7 @@ def test_an_entry_that_one_of_two_matrices_sees_is_not_padding(keep):
                        IdentityMechanism() @ masked.softmax()):
         layer = Conv(expression, P, 3).to(F64)
         mechanism = expression.bound(P).to(F64)
-        mechanism.load_state_dict({k.removeprefix("mechanism."): v for k, v in layer.state_dict().items()
-                               if k.startswith("mechanism.")})
+        mechanism.load_state_dict(layer.mechanism.state_dict())
         expected = torch.einsum("kmn,mp,kpq->nq", mechanism.basis(x).dense(F64), x, layer.weight().dense()) + layer.bias
         torch.testing.assert_close(layer(x), expected)
 

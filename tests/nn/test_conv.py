@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from structconv.mechanisms import (
     Identity,
     Incidence,
     Inputs,
+    LearntEncoding,
     Location,
     Pool,
     PredictedPosition,
@@ -356,15 +358,21 @@ def test_errors_are_one_line(error, call):
 
 
 LAYERS = {
-    "ChebConv": lambda: layers.ChebConv(P, Q, 3), "DiffusionConv": lambda: layers.DiffusionConv(P, Q, 2),
-    "GATConv": lambda: GATConv(P, Q, 2), "GATv2Conv": lambda: layers.GATv2Conv(P, Q, 2),
-    "GCNConv": lambda: GCNConv(P, Q), "RelationalConv": lambda: layers.RelationalConv(P, Q, 2, num_bases=2),
-    "MultiheadAttention": lambda: MultiheadAttention(P, 2), "NonLocalBlock": lambda: NonLocalBlock(P),
-    "Conv1d": lambda: layers.Conv1d(P, Q, 3), "Conv2d": lambda: Conv2d(P, Q, 3, groups=2),
-    "Conv3d": lambda: layers.Conv3d(P, Q, 3), "SeparableConv2d": lambda: layers.SeparableConv2d(P, Q, 3),
-    "ConvLSTMCell": lambda: layers.ConvLSTMCell(Cuboid(3), P, Q),
-    "ConvGRUCell": lambda: layers.ConvGRUCell(Cuboid(3), P, Q, weight=Separable(2)),
-    "ALiBi": lambda: Conv((DotProduct(heads=2) + ALiBi()).softmax(), P, Q, weight=Depthwise(2)),
+    "ChebConv": lambda **o: layers.ChebConv(P, Q, 3, **o),
+    "DiffusionConv": lambda **o: layers.DiffusionConv(P, Q, 2, **o),
+    "GATConv": lambda **o: GATConv(P, Q, 2, **o),
+    "GATv2Conv": lambda **o: layers.GATv2Conv(P, Q, 2, **o),
+    "GCNConv": lambda **o: GCNConv(P, Q, **o),
+    "RelationalConv": lambda **o: layers.RelationalConv(P, Q, 2, num_bases=2, **o),
+    "MultiheadAttention": lambda **o: MultiheadAttention(P, 2, **o),
+    "NonLocalBlock": lambda **o: NonLocalBlock(P, **o),
+    "Conv1d": lambda **o: layers.Conv1d(P, Q, 3, **o),
+    "Conv2d": lambda **o: Conv2d(P, Q, 3, groups=2, **o),
+    "Conv3d": lambda **o: layers.Conv3d(P, Q, 3, **o),
+    "SeparableConv2d": lambda **o: layers.SeparableConv2d(P, Q, 3, **o),
+    "ConvLSTMCell": lambda **o: layers.ConvLSTMCell(Cuboid(3), P, Q, **o),
+    "ConvGRUCell": lambda **o: layers.ConvGRUCell(Cuboid(3), P, Q, weight=Separable(2), **o),
+    "ALiBi": lambda **o: Conv((DotProduct(heads=2) + ALiBi()).softmax(), P, Q, weight=Depthwise(2), **o),
 }
 
 
@@ -376,6 +384,43 @@ def test_a_layer_is_made_without_memory(make):
     assert all(t.is_meta for t in tensors.values())
     assert {name: t.shape for name, t in layer.state_dict().items()} == {
         name: t.shape for name, t in make().state_dict().items()}
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=list(LAYERS))
+def test_a_layer_from_empty_memory_is_drawn_as_a_new_one(make):
+    with torch.device("meta"):
+        layer = make()
+    layer.to_empty(device="cpu")
+    for p in layer.parameters():
+        torch.nn.init.constant_(p, torch.nan)
+    layer.reset_parameters()
+    fresh = make().state_dict()
+    for key, t in layer.state_dict().items():
+        assert t.isfinite().all(), key
+        assert bool(t.any()) == bool(fresh[key].any()), key
+
+
+@pytest.mark.parametrize("make", [*LAYERS.values(), lambda **o: LearntEncoding(M, P, **o)],
+                         ids=[*LAYERS, "LearntEncoding"])
+def test_device_and_dtype_of_a_new_layer(make):
+    for device, dtype in (("meta", torch.float64), ("cpu", torch.bfloat16), (None, torch.float64), ("meta", None)):
+        tensors = make(device=device, dtype=dtype).state_dict()
+        assert {t.dtype for t in tensors.values()} == {dtype or torch.float32}
+        assert {t.device.type for t in tensors.values()} == {device or "cpu"}
+    assert next(iter(make().state_dict().values())).dtype == torch.float32
+
+
+def test_every_layer_with_numbers_is_told_where_they_are():
+    classes = [getattr(layers, name) for name in layers.__all__]
+    without = {layer.__name__ for layer in classes if isinstance(layer, type)
+               and not {"device", "dtype"} <= set(inspect.signature(layer).parameters)}
+    assert without == {"AvgPool1d", "AvgPool2d", "AvgPool3d",  # no numbers
+                       "OnGrid", "RelativeValue"}  # those of a layer that is given, or that is made later
+
+
+def test_masks_are_where_the_layer_is():
+    layer = Conv(DotProduct(dim=2).masked(keep=torch.arange(M) < 3).softmax(), P, Q, device="meta")
+    assert all(t.is_meta for t in layer.buffers()) and list(layer.buffers())
 
 
 def assigned(layer, **attributes):

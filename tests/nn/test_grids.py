@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 
 import pytest
 import torch
@@ -31,17 +31,6 @@ F64 = torch.float64
 PAIRS = {1: (Conv1d, nn.Conv1d), 2: (Conv2d, nn.Conv2d), 3: (Conv3d, nn.Conv3d)}
 
 
-def kernel(theta: torch.Tensor, like: nn.Module) -> torch.Tensor:
-    """Theta (K, P, Q) or (K, G, P / G, Q / G) in torch's layout, number by number."""
-    weight = torch.zeros_like(like.weight).flatten(2)
-    blocks = theta if theta.dim() == 4 else theta.unsqueeze(1)
-    outputs = blocks.shape[3]
-    for q in range(weight.shape[0]):
-        for p in range(weight.shape[1]):
-            weight[q, p] = blocks[:, q // outputs, p, q % outputs]
-    return weight.view_as(like.weight)
-
-
 def assert_same(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...]) -> None:
     """Values and gradients of the input, the kernel and the bias."""
     x = torch.randn(shape, dtype=F64, requires_grad=True)
@@ -49,9 +38,7 @@ def assert_same(ours: nn.Module, theirs: nn.Module, shape: tuple[int, ...]) -> N
     y, y_ = ours(x), theirs(x_)
     torch.testing.assert_close(y, y_, rtol=0, atol=1e-10)
     g = torch.randn_like(y)
-    theta = ours.conv.weight.theta
-    grads = list(torch.autograd.grad(y, [x, theta, *([] if ours.bias is None else [ours.bias])], g))
-    grads[1] = kernel(grads[1], theirs)
+    grads = torch.autograd.grad(y, [x, ours.weight, *([] if ours.bias is None else [ours.bias])], g)
     grads_ = torch.autograd.grad(y_, [x_, *(p for p in (theirs.weight, theirs.bias) if p is not None)], g)
     for a, b in zip(grads, grads_, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
@@ -156,28 +143,38 @@ def test_state_dict_goes_there_and_back():
     assert torch.equal(layer(x), other(x))
 
 
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"bias": False}])
+def test_states_are_torchs(options):
+    theirs, ours = nn.Conv2d(4, 6, 3, **options), Conv2d(4, 6, 3, **options)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 4, 6, 6)
+    torch.testing.assert_close(ours(x), theirs(x))
+    nn.init.normal_(ours.weight)
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
 @pytest.mark.parametrize("options", [{}, {"groups": 2}])
-def test_theta_lies_as_torchs_kernel_wherever_the_layer_goes(options):
+def test_the_kernel_is_read_as_it_lies(options):
+    """No call rearranges it: what the plan is handed is a view of the parameter, whose gradient lies alike."""
     layer = Conv2d(4, 6, 3, **options)
-    theta = layer.conv.weight.theta
-    assert theta.shape == ((9, 2, 2, 3) if options else (9, 4, 6)) and layer.weight.is_contiguous()
+    theta = layer._theta(layer.weight).theta
+    assert theta.shape == ((9, 2, 2, 3) if options else (9, 4, 6))
     assert layer.weight.data_ptr() == theta.data_ptr()
     layer(torch.randn(1, 4, 6, 6)).sum().backward()
-    assert theta.grad.stride() == theta.stride()
-    other = Conv2d(4, 6, 3, **options)
-    other.load_state_dict({name: number.contiguous() for name, number in layer.state_dict().items()})
-    for moved in (other, copy.deepcopy(layer), copy.deepcopy(layer).to(torch.float64)):
-        assert moved.weight.is_contiguous()
-        torch.testing.assert_close(moved.weight, layer.weight.to(moved.weight.dtype), rtol=0, atol=0)
+    assert layer.weight.grad.stride() == layer.weight.stride()
 
 
-def test_a_contiguous_theta_gives_the_same():
-    layer = Conv2d(3, 4, 3)
-    x = torch.randn(1, 3, 6, 6)
-    y = layer(x)
-    layer.conv.weight.theta = nn.Parameter(layer.conv.weight.theta.detach().contiguous())
-    assert not layer.weight.is_contiguous()
-    torch.testing.assert_close(layer(x), y)
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"bias": False}])
+def test_files_of_a_layer_that_held_a_conv_load(options):
+    layer, other = Conv2d(4, 6, (3, 2), **options), Conv2d(4, 6, (3, 2), **options)
+    state = {f"conv.{name}": t for name, t in layer.to_conv().named_parameters()}
+    assert "conv.weight.theta" in state
+    other.load_state_dict(state)
+    torch.testing.assert_close(other.weight, layer.weight, rtol=0, atol=0)
+    state["conv.weight.theta"] = state["conv.weight.theta"][:5]
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        other.load_state_dict(state)
 
 
 def test_compiles_whole():
@@ -212,8 +209,8 @@ def test_from_torch_keeps_what_is_frozen_and_the_mode(groups):
     theirs.weight.requires_grad_(False)
     ours = Conv2d.from_torch(theirs)
     assert not ours.training
-    assert not ours.conv.weight.theta.requires_grad
-    assert ours.conv.bias.requires_grad
+    assert not ours.weight.requires_grad
+    assert ours.bias.requires_grad
     theirs.requires_grad_(False)
     assert not any(p.requires_grad for p in Conv2d.from_torch(theirs).parameters())
 
@@ -252,28 +249,19 @@ def test_a_window_larger_than_the_grid_is_refused_in_any_layer():
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("wrapped", [nn.Parameter, lambda t: t])
-def test_weight_and_bias_can_be_assigned(groups, wrapped):
+def test_weight_and_bias_can_be_assigned(groups):
     layer, theirs = Conv2d(4, 6, 3, groups=groups), nn.Conv2d(4, 6, 3, groups=groups)
     x = torch.randn(2, 4, 7, 6)
     layer(x)
-    layer.weight, layer.bias = wrapped(theirs.weight.detach()), theirs.bias
+    layer.weight, layer.bias = nn.Parameter(theirs.weight.detach()), theirs.bias
     torch.testing.assert_close(layer(x), theirs(x))
-    assert layer.conv.bias is theirs.bias
+    assert layer.bias is theirs.bias
     layer(x).sum().backward()
-    assert layer.conv.weight.theta.grad is not None
-    layer.weight = nn.Parameter(torch.zeros_like(theirs.weight), requires_grad=False)
-    assert not layer.conv.weight.theta.requires_grad
+    assert layer.weight.grad is not None
     layer.bias = None
-    assert list(layer.state_dict()) == ["conv.weight.theta"]
+    assert list(layer.state_dict()) == ["weight"]
+    layer.weight = nn.Parameter(torch.zeros_like(theirs.weight), requires_grad=False)
     assert not layer(x).any()
-
-
-def test_numbers_written_into_the_weight_are_the_parameters():
-    layer = Conv2d(4, 6, 3)
-    with torch.no_grad():
-        layer.weight.fill_(2.0)
-    assert bool((layer.conv.weight.theta == 2).all())
 
 
 @pytest.mark.parametrize("value", [torch.zeros(6, 4, 9), None, 1.0])
@@ -293,12 +281,9 @@ def test_arguments_have_torchs_names(name):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_contiguous_theta_can_be_seen_as_a_vector(groups):
+def test_parameters_can_be_seen_as_a_vector(groups):
     layer, x = Conv2d(4, 6, 3, groups=groups), torch.randn(2, 4, 7, 6)
-    y, theta = layer(x), layer.conv.weight.theta
-    theta.data = theta.data.contiguous()
-    torch.testing.assert_close(layer(x), y)
-    assert nn.utils.parameters_to_vector(layer.parameters()).numel() == theta.numel() + 6
+    assert nn.utils.parameters_to_vector(layer.parameters()).numel() == layer.weight.numel() + 6
     optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=3)
 
     def loss() -> torch.Tensor:
@@ -309,9 +294,29 @@ def test_a_contiguous_theta_can_be_seen_as_a_vector(groups):
 
     before = float(optimizer.step(loss).detach())
     assert float(loss().detach()) < before
-    prune.l1_unstructured(layer.conv.weight, "theta", amount=0.5)
-    assert int((layer.conv.weight.theta == 0).sum()) == theta.numel() // 2
-    assert layer(x).shape == y.shape
+
+
+UTILITIES = {"weight_norm": nn.utils.parametrizations.weight_norm,
+             "spectral_norm": nn.utils.parametrizations.spectral_norm,
+             "old weight_norm": nn.utils.weight_norm, "old spectral_norm": nn.utils.spectral_norm,
+             "l1_unstructured": partial(prune.l1_unstructured, name="weight", amount=0.5),
+             "ln_structured": partial(prune.ln_structured, name="weight", amount=0.5, n=2, dim=0)}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", UTILITIES)
+def test_what_torch_does_to_a_weight(name, groups):
+    theirs = nn.Conv2d(4, 6, 3, groups=groups)
+    ours, x = Conv2d.from_torch(theirs), torch.randn(2, 4, 7, 6)
+    before = ours(x)
+    for layer in (ours, theirs):
+        torch.manual_seed(0)
+        UTILITIES[name](layer)
+    for _ in range(2):
+        torch.testing.assert_close(ours(x), theirs(x))
+    assert "weight_norm" in name or not torch.equal(ours(x), before)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
 
 
 def test_pooling_is_held_to_a_path():

@@ -69,7 +69,7 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     def shapes(*inputs: Any) -> Any:
         tensors = [t for t in inputs if isinstance(t, Tensor)]
         devices = {t.device.type for t in tensors if t.dim() or t.is_meta}
-        if len(devices) > 1 or ("meta" in devices and not all(t.is_meta for t in tensors)):
+        if len(devices) > 1:
             raise ShapeError(name, "tensors must be on one device", sorted(devices))
         return fake(*inputs)
 
@@ -109,7 +109,7 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
 
     def call(*inputs: Any) -> Any:
         if (is_compiling() or private.watched() or not _OWN.issuperset(map(type, inputs))
-                or (_Seen.transforms and _wrapped(inputs))):
+                or (_Seen.transforms and _wrapped(inputs)) or inputs[0].is_meta):
             return operator(*inputs)
         if torch.is_grad_enabled() and private.any_requires_grad(*inputs):
             return apply(*inputs)

@@ -21,6 +21,7 @@ from structconv.testing.mutations import (
     options,
     parameters,
     precision,
+    states,
     structures,
     transforms,
 )
@@ -29,4 +30,4 @@ from structconv.testing.mutations.register import MUTATIONS, Check, Mutation, mu
 __all__ = ["FILES", "MUTATIONS", "Check", "Mutation", "mutation", "mutations"]
 
 #: Where the changes are.
-FILES = (copies, layouts, modes, modules, options, parameters, precision, structures, transforms)
+FILES = (copies, layouts, modes, modules, options, parameters, precision, states, structures, transforms)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from structconv.mechanisms.expression import Position
 from structconv.testing.calls import Use, as_written, check_now, forgotten, joined
 from structconv.testing.checks import same
 from structconv.testing.mutations.register import mutation
-from structconv.testing.mutations.subjects import cast, compare, has_random_numbers
+from structconv.testing.mutations.subjects import cast, compare, has_graph, has_random_numbers
 
 __all__: list[str] = []
 
@@ -148,3 +149,21 @@ def _gradients(y: Tensor, use: Use) -> list[Tensor]:
         return []
     found = torch.autograd.grad(y.square().sum(), use.variables, allow_unused=True)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, use.variables, strict=True)]
+
+
+def without_numbers(use: Use) -> bool:
+    """Whether what a call computes, and which pairs it lists, depends on sizes and structure alone, and no structure is
+    held where the layer does not move it."""
+    held = [part for part in use.layer.modules() if type(part).__name__ == "Given" or isinstance(part, Position)]
+    return not has_graph(use) and not held
+
+
+@mutation(without_numbers)
+def on_the_meta_device(use: Use) -> None:
+    """Shapes and dtypes without numbers: nothing is read on the way, which would stall a GPU too."""
+    expected, twin = use(), use.copied().mapped(lambda t: t.detach().to("meta")).on(lambda s: s.to("meta"))
+    twin.layer.to("meta")
+    for _ in range(2):
+        y = twin()
+        assert y.is_meta and y.shape == expected.shape and y.dtype == expected.dtype
+    check_now(use, "a copy of it on the meta device")

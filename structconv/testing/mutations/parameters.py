@@ -86,7 +86,7 @@ def a_state_is_loaded_into_empty_memory(use: Use) -> None:
     check_now(use, "a state was loaded into empty memory", expected)
 
 
-@mutation(lambda use: trains(use) and hasattr(use.layer, "reset_parameters") and of_the_package(use.layer))
+@mutation(lambda use: trains(use) and of_the_package(use.layer))
 def parameters_drawn_anew(use: Use) -> None:
     """`reset_parameters` sets every parameter that was not given with the expression, in place."""
     given = {id(p) for module in use.layer.modules() if isinstance(module, Factor | Given)

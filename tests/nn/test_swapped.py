@@ -1,0 +1,55 @@
+"""Arguments that have changed places are errors that say so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv import nn as layers
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms import STRUCTURE, Adjacency, Cuboid, DotProduct
+from structconv.nn import Conv
+from structconv.structures import Graph, Grid
+from structconv.testing.layers import LAYERS
+
+X, Z = torch.randn(6, 4), torch.randn(5, 4)
+EDGES = torch.tensor([[0, 1, 5], [1, 2, 4]])
+GRAPH, TWO_SIDES = Graph(EDGES, num_nodes=6), Graph(EDGES, num_inputs=6, num_outputs=5)
+ATTENTION = DotProduct(2, 3).masked(keep=STRUCTURE).softmax()
+
+
+@pytest.mark.parametrize(("error", "message", "call"), [
+    (ConfigError, r"z must be a tensor; got Graph. .*structure=", lambda: Conv(ATTENTION, 4, 3)(X, GRAPH)),
+    (ConfigError, r"z must be a tensor; got Grid. .*structure=", lambda: Conv(Cuboid(3), 4, 3)(X, Grid(6))),
+    (ConfigError, r"z must be a tensor; got Graph", lambda: layers.MultiheadAttention(4, 2)(X, GRAPH)),
+    (ConfigError, r"z must be a tensor; got Graph", lambda: layers.GATConv(4, 3)(X, GRAPH, GRAPH)),
+    (ConfigError, r"x must be a tensor; got Graph", lambda: Conv(ATTENTION, 4, 3)(GRAPH, X)),
+    (StructureError, r"second argument must be a Graph; got Tensor", lambda: layers.GCNConv(4, 3)(GRAPH, X)),
+    (StructureError, r"second argument must be a Graph; got Tensor", lambda: layers.GATConv(4, 3)(X, X, GRAPH)),
+    (ConfigError, r"h must be a tensor; got Graph. .*structure=",
+     lambda: layers.ConvGRUCell(Adjacency(), 4, 3)(X, GRAPH)),
+    (ConfigError, r"pair \(h, c\); got Graph", lambda: layers.ConvLSTMCell(Adjacency(), 4, 3)(X, GRAPH)),
+    (ConfigError, r"pair \(h, c\); got Tensor", lambda: layers.ConvLSTMCell(Adjacency(), 4, 3)(X, X)),
+    (ShapeError, r"changed places", lambda: layers.MultiheadAttention(4, 2, kdim=5)(
+        torch.randn(2, 7, 4), torch.randn(2, 6, 5))),
+    (ShapeError, r"changed places", lambda: Conv(DotProduct(2, 3).softmax(), 4, 3, other_channels=5)(
+        torch.randn(6, 5), torch.randn(6, 4))),
+    (ShapeError, r"changed places", lambda: Conv(ATTENTION, 4, 3)(Z, X, TWO_SIDES)),
+    (ShapeError, r"changed places", lambda: layers.GATConv(4, 3, add_self_loops=False)(Z, TWO_SIDES, X)),
+])
+def test_swapped_arguments(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_arguments_in_their_places():
+    layer = Conv(ATTENTION, 4, 3)
+    assert layer(X, Z, TWO_SIDES).shape == (5, 3) and layer(X, X, GRAPH).shape == (6, 3)
+    assert Conv(DotProduct(2, 3).softmax(), 4, 3)(X, Z).shape == (5, 3)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_structure_in_the_place_of_x(name):
+    use = LAYERS[name]()
+    with pytest.raises((ConfigError, StructureError), match=r"must be a.*; got Graph"):
+        use.layer(GRAPH, *use.args[1:], **use.kwargs)
