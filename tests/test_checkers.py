@@ -248,7 +248,9 @@ def forgets_state(mechanism, inputs):
 def test_a_mistaken_mechanism_fails_its_check(fn, check):
     def make():
         graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=4) if check == "blockwise" else None
-        return Setup(Broken(fn), torch.randn(4, 3, dtype=F64), structure=graph)
+        broken = Broken(fn)
+        broken.batching = "structure"  # as if the structure of a batch told it all
+        return Setup(broken, torch.randn(4, 3, dtype=F64), structure=graph)
 
     failures = (AssertionError, RuntimeError, torch._dynamo.exc.Unsupported) if check in ("compile", "export") \
         else AssertionError

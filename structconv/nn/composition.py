@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def compose(first: Any, second: Any) -> Any:
             that the second turns into another vector at each output; a layer and a pair.
     """
     if isinstance(first, tuple) and isinstance(second, tuple):
-        return ops.compose_pairs((first[0], first[1]), (second[0], second[1]))
+        return ops.compose_pairs(cast(Any, first), cast(Any, second))
     one, two = _on_grid(first), _on_grid(second)
     if one is not None and two is not None:
         if one.ndim != two.ndim:

@@ -269,8 +269,9 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
     Under autocast all of it is cast (`planning.precision`), unless nothing is multiplied but fixed numbers, as torch's
     pooling.
     """
-    dtype = autocast_dtype(x) if theta.tensors or mechanism.reads_content or any(mechanism.parameters()) else None
-    x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
+    dtype = _autocast(mechanism, theta, x) if private.any_autocast() else None
+    if dtype is not None:
+        x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
     entries, image, projected, kept = x, None, None, None
     if axes:
         structure = _grid_of(x, axes)
@@ -285,7 +286,13 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept)
     call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
                 None if projected is None else projected[0], relative)
-    return cast_call(call, dtype), image
+    return call if dtype is None else cast_call(call, dtype), image
+
+
+def _autocast(mechanism: Mechanism, theta: Theta, x: Tensor) -> torch.dtype | None:
+    """The dtype to which a call is cast; `None` where nothing is multiplied but fixed numbers."""
+    learnt = theta.tensors or mechanism.reads_content or next(mechanism.parameters(), None) is not None
+    return autocast_dtype(x) if learnt else None
 
 
 def is_nested(x: Any) -> bool:

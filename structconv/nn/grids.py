@@ -84,25 +84,29 @@ class _ImageLayer(Layer):
         """(..., P, *S) -> (..., Q, *S')."""
         if type(image) is Proxy:
             return cast(Tensor, recorded(self, image))
-        call, plan = self._planned(image)
-        return plan.run(call)
+        try:
+            call, plan = self._planned(image)
+            return plan.run(call)
+        except ERRORS:
+            self._check(image)
+            raise
 
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes such a call; `print` it."""
-        return self._planned(image)[1]
+        try:
+            return self._planned(image)[1]
+        except ERRORS:
+            self._check(image)
+            raise
 
     def _theta(self, image: Tensor) -> Theta:
         """Theta, for such an image."""
         raise NotImplementedError
 
     def _planned(self, image: Tensor) -> tuple[Call, Plan]:
-        try:
-            mechanism: Any = self._modules["mechanism"]
-            call, sizes = call_of(mechanism, self._theta(image), self.bias, image, axes=self.axes)
-            return call, plan_for(call, self.path, self.max_bytes, sizes)
-        except ERRORS:
-            self._check(image)
-            raise
+        mechanism: Any = self._modules["mechanism"]
+        call, sizes = call_of(mechanism, self._theta(image), self.bias, image, axes=self.axes)
+        return call, plan_for(call, self.path, self.max_bytes, sizes)
 
     def _check(self, image: Tensor) -> None:
         """Say what does not fit."""

@@ -11,9 +11,10 @@ from torch.fx import Proxy
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.grids import Cuboid
-from structconv.nn.conv import Conv, to_entries, to_image
+from structconv.nn.conv import ERRORS, Conv, to_entries, to_image
 from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan
+from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
 from structconv.weights import Full, Grouped, Weight
 
@@ -50,9 +51,13 @@ class _ConvTransposeNd(Layer):
         """(..., P, *S) -> (..., Q, *S')."""
         if type(image) is Proxy:
             return cast(Tensor, recorded(self, image))
-        entries, grid = to_entries(image, self.axes)
-        finer = self.output_grid(grid)
-        return to_image(self.conv(entries, structure=finer), finer)
+        try:
+            entries, grid = to_entries(image, self.axes)
+            finer = self.output_grid(grid)
+            return to_image(self.conv(entries, structure=finer), finer)
+        except ERRORS:
+            check_tensor(type(self).__name__, "image", image)
+            raise
 
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes such a call; `print` it."""

@@ -80,7 +80,8 @@ def batch(structures: Sequence[Any]) -> Structure:
     kinds = {type(part) for part in parts}
     names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "an empty list"
     if len(kinds) != 1 or not kinds <= set(_BATCHERS):
-        raise StructureError("batch", "structures must be graphs, knowledge graphs or grids, all of one kind", names)
+        raise StructureError("batch", "structures must be graphs, knowledge graphs, grids or samples, all of one kind",
+                             names)
     return _BATCHERS[kinds.pop()](parts)
 
 
@@ -186,15 +187,19 @@ def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
                           samples=_samples(graphs))
 
 
-_BATCHERS: dict[type, Callable[[list[Any]], Structure]] = {
-    Graph: _batch_graphs, KnowledgeGraph: _batch_knowledge, Grid: lambda grids: GridBatch(tuple(grids))}
-
-
 def _samples(graphs: Sequence[Graph | KnowledgeGraph]) -> Samples:
     """Of which graph each entry is; of a batch of batches, of which graph in them."""
-    found = [samples_of(graph) for graph in graphs]
+    return _batch_samples([samples_of(graph) for graph in graphs])
+
+
+def _batch_samples(found: list[Samples]) -> Samples:
     inputs, outputs = ([size for samples in found for size in samples.sizes()[i]] for i in (0, 1))
     return Samples(inputs, outputs)
+
+
+_BATCHERS: dict[type, Callable[[list[Any]], Structure]] = {
+    Graph: _batch_graphs, KnowledgeGraph: _batch_knowledge, Grid: lambda grids: GridBatch(tuple(grids)),
+    Samples: _batch_samples}
 
 
 def samples_of(structure: Any) -> Samples:

@@ -18,13 +18,15 @@ from structconv.testing.checks import same
 
 __all__ = ["check_samples", "larger", "side_by_side", "takes_samples"]
 
+_BATCHED = Graph | KnowledgeGraph | Grid | Samples
 _SIZES = ("num_inputs", "num_outputs", "num_entities", "num_entries", "num_edges")
 
 
 def takes_samples(use: Use) -> bool:
     """Whether the layer is called with a structure, if only by keyword, whose place no mask has taken; one of images
     takes them all of one size."""
-    filters = any(isinstance(structure, Support) for name, structure in _named(use) if name == "structure")
+    filters = any(isinstance(value, Support) and not isinstance(value, Samples)
+                  for name, value in _named(use) if name == "structure")
     return not filters and bool(use.structures or "structure" in inspect.signature(use.layer.forward).parameters)
 
 
@@ -80,11 +82,11 @@ def side_by_side(first: Use, second: Use) -> Use:
         if isinstance(one, Tensor) and one.is_floating_point():
             return torch.cat([one, other], -2).detach().requires_grad_(one.requires_grad)
         pair: list[Any] = [one, other]
-        return batch(pair) if isinstance(one, Graph | KnowledgeGraph | Grid) else one
+        return batch(pair) if isinstance(one, _BATCHED) else one
 
     args = tuple(of(*pair) for pair in zip(first.args, second.args, strict=True))
     kwargs = {name: of(value, second.kwargs[name]) for name, value in first.kwargs.items()}
-    if not any(isinstance(value, Graph | KnowledgeGraph | Grid) for value in (*first.args, *first.kwargs.values())):
+    if not any(isinstance(value, _BATCHED) for value in (*first.args, *first.kwargs.values())):
         index = list(inspect.signature(first.layer.forward).parameters).index("structure")
         sizes = [[t.shape[-2] for t in each.arguments] for each in (first, second)]
         inputs, outputs = ([each[i] for each in sizes] for i in (0, min(1, len(sizes[0]) - 1)))
@@ -101,6 +103,9 @@ def _grown(structure: Any) -> Any:
                                    num_outputs=structure.num_outputs + 2)
     if isinstance(structure, KnowledgeGraph):
         return KnowledgeGraph(structure.triples, structure.num_entities + 2, structure.relations)
+    if isinstance(structure, Samples):
+        inputs, outputs = structure.sizes()
+        return Samples([inputs[0] + 2, *inputs[1:]], [outputs[0] + 2, *outputs[1:]])
     if isinstance(structure, Grid):
         return Grid(tuple(size + 2 for size in structure.shape), structure.periodic)
     return structure

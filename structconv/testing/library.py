@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
 from structconv.bases import positions, scores
 from structconv.bases.base import Basis
+from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.dense import Dense, Identity
 from structconv.bases.normalisations import TopK
@@ -30,7 +31,18 @@ from structconv.mechanisms.context import Context
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.given import Given
 from structconv.mechanisms.masks import STRUCTURE
-from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, KnowledgeGraph, Padding, Window, batch
+from structconv.structures import (
+    Blocks,
+    Causal,
+    DenseMask,
+    Graph,
+    Grid,
+    KnowledgeGraph,
+    Padding,
+    Samples,
+    Window,
+    batch,
+)
 from structconv.testing.specimens import Setup, add
 
 __all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "empty_graph", "knowledge", "random", "random_graph",
@@ -146,6 +158,7 @@ def _algebra_of_values() -> None:
             composed=lambda: Sparse(random_graph(5, 6), random(2, 13)) @ Dense(random(3, 6, 4)),
             composed_thrice=lambda: Identity(M) @ (Shift(Grid(M), (0, 1)) @ Sparse(random_graph(), random(13))),
             summed=lambda: Sparse(random_graph(), random(2, 13)) + Identity(M),
+            side_by_side=lambda: BlockDiagonal((Dense(random(2, 3, 4)), Sparse(random_graph(), random(2, 13)))),
             scaled=lambda: -2.5 * Shift(Grid(M), (0, 1)), scaled_by_head=lambda: Dense(random(2, 3, 4)) * random(2),
             product=lambda: Sparse(random_graph(), random(2, 13)) * Dense(random(1, M, M)),
             outer=lambda: Sparse(random_graph(), random(2, 13)).outer(Dense(random(3, M, M))),
@@ -318,7 +331,12 @@ def _attention_on_structures() -> None:
             masked_then_capped=lambda: setup(dot.masked(keep=Padding(torch.arange(M) < 4)).softcap(2.0).softmax()),
             masked_sum=lambda: setup((dot.masked(keep=Causal()) + terms.RelativeBias(2)).masked(
                 keep=Padding(torch.arange(M) < 4)).softmax()))
-    several((), local_predictive=_local_predictive,
+    several((), samples_of_attention=lambda: setup(dot.scaled().softmax(), Samples([3, 2, 1])),
+            samples_by_position=lambda: setup(mechanisms.Location(9).softmax(), Samples([4, 2])),
+            samples_of_blocks=lambda: setup(dot.masked(keep=Blocks(2)).softmax(), Samples([3, 3])),
+            samples_of_two_sides=lambda: setup((dot + terms.RelativeBias(2)).masked(keep=Causal()).softmax(),
+                                               Samples([4, 2], [1, 4]), outputs=5),
+            local_predictive=_local_predictive,
             grid_bias=lambda: setup((dot.scaled() + terms.RelativeBias((1, 2))).softmax(), Grid((2, 3)), entries=6),
             attention_of_attention=lambda: setup(dot.softmax() @ mechanisms.Uniform().normalize("sum")),
             dropped=lambda: scores.Bilinear(random(2, HEADS, 5, 3), random(HEADS, M, 3)).softmax().dropout(0.5),

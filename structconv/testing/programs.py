@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from structconv.mechanisms.expression import Mechanism
-from structconv.structures import Graph
+from structconv.structures import Graph, KnowledgeGraph
 from structconv.testing.checks import F64, arguments, same
 from structconv.testing.laws import twice
 from structconv.testing.specimens import Setup, Specimen, Subject, as_basis, mapped, with_dtype
@@ -128,8 +128,15 @@ class Analysis(nn.Module):
 
 def larger(setup: Setup) -> list[Setup]:
     """The setup, and others of the same mechanism with more entries and edges."""
-    pair = twice(setup, dataclasses.replace(setup, x=setup.x.flip(-1)))
-    return [setup, pair, twice(pair, setup)]
+    pair = _whole(twice(setup, dataclasses.replace(setup, x=setup.x.flip(-1))))
+    return [setup, pair, _whole(twice(pair, setup))]
+
+
+def _whole(setup: Setup) -> Setup:
+    """The setup on a structure that is one sample."""
+    if isinstance(setup.structure, Graph | KnowledgeGraph):
+        return dataclasses.replace(setup, structure=dataclasses.replace(setup.structure, samples=None))
+    return setup
 
 
 def check_compile(specimen: Specimen) -> None:

@@ -11,13 +11,14 @@ from structconv.bases import Bilinear, TopK, normalisations, register_normalisat
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import DotProduct, Identity
 from structconv.nn.conv import Conv
-from structconv.structures import Causal, Graph, Window
+from structconv.structures import Causal, DenseMask, Graph, Window
 
 F64, M, N = torch.float64, 7, 6
 POWER_LAW = Graph(torch.tensor([[*range(M), 0, 1, 2, 3, 5, 6], [0] * M + [1, 1, 1, 2, 4, 4]]), num_inputs=M,
                   num_outputs=N)
 MASKS = {"all": None, "causal": Causal(), "window": Window(1), "graph": POWER_LAW,
-         "table": torch.arange(M * N).view(M, N) % 3 > 0, "nothing": torch.zeros(M, N, dtype=torch.bool)}
+         "table": DenseMask(torch.arange(M * N).view(M, N) % 3 > 0),
+         "nothing": DenseMask(torch.zeros(M, N, dtype=torch.bool))}
 
 
 def scores(heads=2):

@@ -16,7 +16,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.kernels import dense_attention, window_attention
 from structconv.primitives.native import core
 from structconv.primitives.native import window as native
-from structconv.structures import Causal, Grid, Window
+from structconv.structures import Causal, Grid, Samples, Window
 from tests.kernels.applied import applied, call_of, computed, offered
 
 KERNEL = "structconv.window_attention"
@@ -33,6 +33,11 @@ WINDOWS = {
     "image": (200, Window((3, 19), grid=IMAGE)),
     "image, dilated": (200, Window((3, 19), dilation=(2, 1), grid=IMAGE)),
     "image, dilated along lines": (200, Window((5, 19), dilation=(1, 2), grid=IMAGE)),
+    "samples": (70, Samples([30, 0, 1, 35, 4])),
+    "causal samples": (70, Causal() & Samples([30, 0, 40])),
+    "window within samples": (70, Samples([7, 33, 30]) & Window(9)),
+    "causal window within samples": (70, Samples([7, 33, 30]) & (Window(9) & Causal())),
+    "long samples": (700, Samples([300, 17, 383])),
     "three axes": (120, Window((3, 1, 19), grid=Grid((2, 3, 20)))),
 }
 HEADS = 3
@@ -86,7 +91,7 @@ def doubles(monkeypatch):
 
 @pytest.mark.parametrize("kind", [None, "clip", "log", "distance"])
 @pytest.mark.parametrize("lead", [(), (2,)])
-@pytest.mark.parametrize("name", [name for name in WINDOWS if name != "many chunks"])
+@pytest.mark.parametrize("name", [name for name in WINDOWS if WINDOWS[name][0] < 300])
 def test_equals_dense_matrices_in_float64(doubles, name, lead, kind):
     check(*scores_of(name, lead, F64, kind), *scores_of(name, lead, F64, kind), 1e-10)
 
@@ -213,7 +218,7 @@ def test_operator_contracts(dtype):
     grid = ([4, 6], [1, 3], [1, 3], [1, 1])
     for p, given in ((0.0, None), (0.3, seed)):
         torch.library.opcheck(torch.ops.structconv.window_attention.default,
-                              (q, k, v, table, *grid, 0.5, p, given, 2))
+                              (q, k, v, table, *grid, None, None, 0.5, p, given, 2))
 
 
 def test_compiles_whole():
@@ -299,3 +304,38 @@ def test_without_entries():
         assert y.shape == q.shape and math.prod(y.shape) == 8 * length
         torch.testing.assert_close(y, q)
         y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_sequences_of_different_lengths_and_numbers_of_inputs(dtype):
+    """With a bias for each offset, and its gradient, against each sequence alone; second derivatives too."""
+    inputs, outputs = (5, 3, 17, 0, 30), (2, 7, 0, 20, 33)
+    starts = [torch.tensor([0, *sizes]).cumsum(0) for sizes in (outputs, inputs)]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, table = (torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in (
+        (sum(outputs), 2, 8), (sum(inputs), 2, 8), (sum(inputs), 2, 5), (2, 65)))
+    y = native.window_attention(q, k, v, table, shape=(33,), below=(32,), above=(32,), dilation=(1,),
+                                outputs=starts[0], inputs=starts[1], scale=0.3)
+    found = []
+    for q_, k_, v_ in zip(q.split(outputs), k.split(inputs), v.split(inputs), strict=True):
+        offset = torch.arange(len(k_)) - torch.arange(len(q_)).unsqueeze(-1) + 32
+        weights = (0.3 * torch.einsum("nkd,mkd->knm", q_, k_) + table[:, offset]).softmax(-1)
+        found.append(torch.einsum("knm,mkc->nkc", weights, v_))
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(y, torch.cat(found), **close)
+    cotangent = torch.randn(y.shape, generator=generator).to(dtype)
+    own, wanted = (torch.autograd.grad(result, (q, k, v, table), cotangent, create_graph=True)
+                   for result in (y, torch.cat(found)))
+    torch.testing.assert_close(own, wanted, **close)
+    again, expected = (torch.autograd.grad(sum(g.square().sum() for g in grads), (q, k, v, table))
+                       for grads in (own, wanted))
+    torch.testing.assert_close(again, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("starts", [torch.tensor([0, 4, 3, 10]), torch.tensor([1, 10]), torch.tensor([0, 5, 9]),
+                                    torch.tensor([0, 5, 10], dtype=torch.int32), torch.tensor([0, 10]), None])
+def test_starts_of_sequences_that_would_lead_astray_are_refused(starts):
+    q = torch.randn(10, 1, 3)
+    with pytest.raises((ShapeError, ConfigError), match="window_attention"):
+        native.window_attention(q, q, q, shape=(6,), below=(5,), above=(5,), dilation=(1,), outputs=starts,
+                                inputs=torch.tensor([0, 5, 10]))

@@ -9,7 +9,7 @@ from torch import nn
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.nn import MultiheadAttention, NonLocalBlock
-from structconv.structures import Causal, Graph, Padding, Window
+from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 
 F64 = torch.float64
 
@@ -84,7 +84,7 @@ def test_a_structure_restricts_beside_the_mask():
     x = torch.randn(5, 8, dtype=F64)
     m, n = torch.meshgrid(torch.arange(5), torch.arange(5), indexing="ij")
     band = (m <= n) & ((m - n).abs() <= 1)
-    expected = ours(x, keep=band)
+    expected = ours(x, keep=DenseMask(band))
     close(ours(x, keep=Causal(), structure=Window(1)), expected)
     close(ours(x, structure=Graph(band.nonzero().mT, num_nodes=5)), expected)
     close(ours(x, keep=Causal(), structure=Graph(((m - n).abs() <= 1).nonzero().mT, num_nodes=5)), expected)
@@ -97,7 +97,7 @@ def test_weights_come_in_edge_order():
     y, a = ours(x, structure=Graph(edges, num_nodes=4), return_weights=True)
     keep = torch.zeros(4, 4, dtype=torch.bool)
     keep[edges[0], edges[1]] = True
-    y_, a_ = ours(x, keep=keep, return_weights=True)
+    y_, a_ = ours(x, keep=DenseMask(keep), return_weights=True)
     close(y, y_)
     close(a, a_[:, edges[0], edges[1]])
 

@@ -51,5 +51,5 @@ def test_arguments_in_their_places():
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_structure_in_the_place_of_x(name):
     use = LAYERS[name]()
-    with pytest.raises((ConfigError, StructureError), match=r"must be a.*; got Graph"):
+    with pytest.raises((ConfigError, StructureError), match=r"must be (a|of type).*; got Graph"):
         use.layer(GRAPH, *use.args[1:], **use.kwargs)

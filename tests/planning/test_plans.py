@@ -15,6 +15,7 @@ from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError
 from structconv.mechanisms import Powers
 from structconv.nn import Conv, GATConv
+from structconv.nn.layer import Layer
 from structconv.ops import conv, plan
 from structconv.planning import Cost, Machine, Sizes, autotune
 from structconv.planning import machine as machines
@@ -323,7 +324,7 @@ USES = {name: make for name, make in uses().items() if not name.startswith("pool
 def called(use, **options):
     """The result of a layer whose convolutions have these options, and their plans."""
     for module in use.layer.modules():
-        if isinstance(module, Conv):
+        if isinstance(module, Layer) and "path" in vars(module):
             vars(module).update(options)
     with plans_that_run() as ran:
         y = use()

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from structconv.bases.pairs import NORMALIZATIONS
 from structconv.mechanisms.expression import Position
 from structconv.testing.calls import Use, as_written, check_now, forgotten, joined
 from structconv.testing.checks import same
@@ -155,7 +156,13 @@ def without_numbers(use: Use) -> bool:
     """Whether what a call computes, and which pairs it lists, depends on sizes and structure alone, and no structure is
     held where the layer does not move it."""
     held = [part for part in use.layer.modules() if type(part).__name__ == "Given" or isinstance(part, Position)]
-    return not has_graph(use) and not held
+    return not (has_graph(use) or held or any(map(_by_groups, use.layer.modules())))
+
+
+def _by_groups(part: nn.Module) -> bool:
+    """Whether it normalises each group of listed pairs by itself, whose sizes it reads."""
+    kinds = [dict(step.options)["kind"] for step in getattr(part, "steps", ()) if step.name == "normalize"]
+    return any(kind not in NORMALIZATIONS for kind in kinds)
 
 
 @mutation(without_numbers)
