@@ -51,18 +51,22 @@ class _ConvTransposeNd(Layer):
         """(..., P, *S) -> (..., Q, *S')."""
         if type(image) is Proxy:
             return cast(Tensor, recorded(self, image))
-        try:
-            entries, grid = to_entries(image, self.axes)
-            finer = self.output_grid(grid)
-            return to_image(self.conv(entries, structure=finer), finer)
-        except ERRORS:
-            check_tensor(type(self).__name__, "image", image)
-            raise
+        entries, finer = self._entries(image)
+        return to_image(self.conv(entries, structure=finer), finer)
 
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes such a call; `print` it."""
-        entries, grid = to_entries(image, self.axes)
-        return self.conv.plan(entries, structure=self.output_grid(grid))
+        entries, finer = self._entries(image)
+        return self.conv.plan(entries, structure=finer)
+
+    def _entries(self, image: Tensor) -> tuple[Tensor, Grid]:
+        """The image's entries, and the grid of the outputs."""
+        try:
+            entries, grid = to_entries(image, self.axes)
+        except ERRORS:
+            check_tensor(type(self).__name__, "image", image)
+            raise
+        return entries, self.output_grid(grid)
 
     def output_grid(self, grid: Grid) -> Grid:
         """Where the outputs lie: S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding + output_padding."""
