@@ -73,10 +73,8 @@ def test_a_batch_of_images_of_different_sizes_has_windows_on_each():
 
 def test_edges_between_samples_and_sizes_that_do_not_fit_are_refused():
     both = batch([Graph.complete(3), Graph.complete(2)])
-    crossed = dataclasses.replace(both, edge_index=torch.tensor([[0], [4]]), edge_weight=None)
-    layer = Conv(Chebyshev(1, None, "computed"), 4, 4)
     with pytest.raises(StructureError, match="of one sample"):
-        layer(torch.randn(5, 4), structure=crossed)
+        dataclasses.replace(both, edge_index=torch.tensor([[0], [4]]), edge_weight=None)
     attention = Conv(DotProduct(heads=2).softmax(), 4, 4)
     with pytest.raises(ValueError, match="M=5"):
         attention(torch.randn(6, 4), structure=Samples([3, 2]))

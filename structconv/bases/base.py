@@ -82,7 +82,7 @@ class Algebra(Generic[T]):
         return self + (-other)  # type: ignore[operator]
 
     def __truediv__(self, divisor: float) -> T:
-        return self._operate("multiply", self, 1.0 / divisor)
+        return self._operate("multiply", self, 1.0 / float(divisor))
 
     def outer(self, other: T) -> T:
         """Term by term, every pair of heads: A_(k'K''+k'')mn = A'_k'mn A''_k''mn, K = K' K''."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
@@ -71,12 +72,12 @@ class BlockDiagonal(Basis):
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         blocks = [part.dense(dtype) for part in self.parts]
         lead = torch.broadcast_shapes(*(block.shape[:-2] for block in blocks))
-        a = blocks[0].new_zeros(*lead, self.num_inputs, self.num_outputs)
-        m = n = 0
+        rows, before = [], 0
         for block in blocks:
-            a[..., m:m + block.shape[-2], n:n + block.shape[-1]] = block
-            m, n = m + block.shape[-2], n + block.shape[-1]
-        return a
+            after = self.num_outputs - before - block.shape[-1]
+            rows.append(F.pad(block.expand(*lead, *block.shape[-2:]), (before, after)))
+            before += block.shape[-1]
+        return torch.cat(rows, -2)
 
     def _rows(self, x: Tensor) -> list[tuple[Basis, Tensor]]:
         own = x.split([part.num_inputs for part in self.parts], -2)

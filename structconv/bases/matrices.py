@@ -108,7 +108,7 @@ def _normalised(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Tens
     if normalize == "row":
         return weight * _power(target, -1.0).index_select(0, graph.target)
     of_target = _power(target, -0.5)
-    of_source = (of_target if graph.num_inputs == graph.num_outputs
+    of_source = (of_target if graph.is_square
                  else _power(_sums(graph.source, weight, graph.num_inputs), -0.5))
     return of_source.index_select(0, graph.source) * weight * of_target.index_select(0, graph.target)
 

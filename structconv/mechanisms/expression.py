@@ -19,7 +19,7 @@ from structconv import torch_private as private
 from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.spec import StandIns, Token, materialised
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.samples import each_sample, leaves_out
 from structconv.planning.precision import autocast_dtype, cast_leaves
@@ -105,12 +105,12 @@ class _OfSpec(Inputs):
     @property
     def num_inputs(self) -> int:
         """M."""
-        return Entries(super().num_inputs)
+        return Entries(self.x.shape[-2])
 
     @property
     def num_outputs(self) -> int:
         """N."""
-        return Entries(super().num_outputs)
+        return Entries(self.z.shape[-2])
 
 
 class _TokenAttribute:
@@ -202,6 +202,9 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
         samples = None if structure is None else getattr(structure, "samples", None)
         if samples is None:
             return self.token, *private.called(self, inputs)
+        if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
+            raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
+                                 "inputs", repr(samples), "Call it as layer(x, z, structure).")
         own = each_sample(inputs) if self._asked_apart(samples) else (inputs,)
         leaves = self.token, *(leaf for part in own for leaf in private.called(self, part))
         return (*leaves, self._pairs_of(structure)) if closed and self._is_open(samples) else leaves

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.logdomain import taken_apart
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.memo import derived
@@ -58,6 +59,9 @@ class Given(Mechanism):
         return self._given.has_scores
 
     def build(self, inputs: Inputs) -> Basis:
+        sizes = self._given.num_inputs, inputs.num_inputs
+        if sizes[0] != sizes[1] and not torch.compiler.is_compiling():
+            raise ShapeError("Given", f"x must have M={sizes[0]} entries, as the basis", tuple(inputs.x.shape))
         held = (getattr(self, f"tensor{number}") for number in range(self._count))
         given: Basis = map_tensors(self._given, lambda t: next(held))
         if given is not self._given:  # one and the same object until a tensor is replaced

@@ -321,12 +321,30 @@ class Incidence(GraphMechanism):
     def extra_repr(self) -> str:
         return repr(self.end)
 
+    def _pairs_of(self, structure: Any) -> Samples:
+        samples = samples_of(structure)
+        if self.end == "sample":
+            return derived(samples, "to each", lambda: samples.leading_to(Samples([1] * samples.num_samples)))
+        return derived((structure.edge_index, samples.input_starts, samples.output_starts), ("to edges", self.end),
+                       lambda: _to_edges(structure, samples, self.end))
+
     def _incidence(self, graph: Graph) -> Graph:
         sender = self.end == "sender"
         node = graph.source if sender else graph.target
         edge = torch.arange(graph.num_edges, dtype=node.dtype, device=node.device)
         return Graph(torch.stack([node, edge]), num_inputs=graph.num_inputs if sender else graph.num_outputs,
                      num_outputs=graph.num_edges)
+
+
+def _to_edges(graph: Graph, samples: Samples, end: str) -> Samples:
+    """The nodes and the edges of each graph of a batch."""
+    inputs, outputs = samples.sizes()
+    owner = samples.members(graph.edge_index.device)[0][graph.source.long()]
+    if not torch.equal(owner, owner.sort().values):
+        raise StructureError("Incidence", "edges must come in the order of their graphs", "others between",
+                             "batch(graphs) has them so.")
+    counts = torch.zeros(len(inputs), dtype=torch.int64).index_add(0, owner.cpu(), torch.ones_like(owner.cpu()))
+    return Samples(inputs if end == "sender" else outputs, counts)
 
 
 def _of_samples(samples: Samples, device: torch.device) -> Graph:
@@ -343,7 +361,7 @@ def _graph(mechanism: Mechanism, structure: Any) -> Graph:
 
 
 def _square(mechanism: Mechanism, graph: Graph) -> Graph:
-    if graph.num_inputs != graph.num_outputs:
+    if not graph.is_square:
         raise StructureError(type(mechanism).__name__, "the graph must have as many inputs as outputs",
                              f"M={graph.num_inputs}, N={graph.num_outputs}", "Powers of a matrix need a square one.")
     return graph

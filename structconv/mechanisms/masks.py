@@ -14,6 +14,7 @@ from structconv.memo import derived
 from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
+from structconv.structures.samples import Samples
 from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 
@@ -72,8 +73,9 @@ class Mask(nn.Module):
         #: Whether the pairs depend on the numbers in x or z.
         self.reads_content = bool(self._modules)
 
-    def forward(self, inputs: Any) -> Any:
-        """The support, or the graph, of a call with these inputs; `None` for all pairs."""
+    def forward(self, inputs: Any, samples: Samples | None = None) -> Any:
+        """The support, or the graph, of a call with these inputs; `None` for all pairs. Of a batch, which inputs and
+        outputs are of one of its `samples`."""
         mask: Any = self._mask
         if isinstance(mask, _Structure):
             mask = self._given(inputs.structure)
@@ -83,10 +85,11 @@ class Mask(nn.Module):
             mask = _at_positions(mask, iter(self._modules.values()), inputs)
         if isinstance(inputs.structure, Grid):
             mask = _on(mask, inputs.structure)
-        elif inputs.structure is not None and inputs.samples is not None:
-            mask = within(mask, inputs, inputs.samples)
+        sizes = inputs.num_inputs, inputs.num_outputs
+        if samples is not None:
+            mask, sizes = within(mask, inputs, samples), (samples.num_inputs, samples.num_outputs)
         if isinstance(mask, Support):
-            mask.check("masked", inputs.num_inputs, inputs.num_outputs)
+            mask.check("masked", *sizes)
             _check_batch(mask, inputs)
         return mask
 
@@ -106,7 +109,7 @@ class Mask(nn.Module):
         return _seen(mask, self._kept)
 
     def _given(self, structure: Any) -> Graph | Support | None:
-        if isinstance(structure, Graph | Support):
+        if isinstance(structure, Graph | Support) and not isinstance(structure, Samples):
             return structure
         junk = structure is not None and not isinstance(structure, FrozenValue)
         if self._mask is STRUCTURE or junk:

@@ -21,7 +21,9 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism, left_out
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
+from structconv.mechanisms.samples import closings
 from structconv.roles import ByRole
+from structconv.structures.samples import Samples
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
 
@@ -36,9 +38,8 @@ class Step(NamedTuple):
 
 #: Operators of two mechanisms.
 _JOINING = ("concat", "compose", "add", "multiply", "outer")
-#: What joins pair by pair, and what else reads one pair at a time.
+#: What joins pair by pair.
 _ENTRYWISE_JOINS = (None, "add", "multiply")
-_ENTRYWISE = frozenset(("map", "masked", "multiply", "leaky_relu", "scaled", "softcap", "dropout"))
 #: Operators on scores, and those of them and others that make weights.
 _OF_SCORES = ("softmax_with_sink", "log_softmax")
 _NORMALISING = ("normalize", "softmax_with_sink")
@@ -209,51 +210,61 @@ class Operation(ByRole, Mechanism):
     def forward(self, inputs: Inputs) -> Leaves:
         closed = self.join not in _ENTRYWISE_JOINS
         leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
-        held, closing = iter(self._held()), self._closing(inputs)
+        held, pairs = iter(self._held()), None if inputs[2] is None or inputs.samples is None else self._pairs_joined(
+            inputs.structure)
+        before = () if pairs is None else self._closings(inputs.samples)[0]
         for i, step in enumerate(self.steps):
-            if i == closing:
-                leaves = (*leaves, self._pairs_of(inputs.structure))
+            if i in before:
+                leaves = (*leaves, pairs)
             if step.dynamic:
-                leaves = (*leaves, self._leaf(step, inputs, held))
+                leaves = (*leaves, self._leaf(step, inputs, held, pairs))
+            if pairs is not None and step.name == "transpose":
+                pairs = pairs.transpose()
         return leaves
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         first, *others = self.mechanisms()
-        closed, closing = self.join not in _ENTRYWISE_JOINS, self._closing(inputs)
+        closed, samples = self.join not in _ENTRYWISE_JOINS, inputs.samples
         basis = first._fill_next(inputs, leaves, closed)
         if others:
             behind = _behind(first, lambda: basis, inputs) if self.join == "compose" else inputs
             basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(behind, leaves, closed))
+        before = () if samples is None else self._closings(samples)[0]
         for i, step in enumerate(self.steps):
-            if i == closing:
+            if i in before:
                 basis = left_out(basis, next(leaves))
             basis = _STEPS.get(step.name, _plain)(basis, step, next(leaves) if step.dynamic else None)
         return basis
 
-    def _closing(self, inputs: Inputs) -> int | None:
-        """Before which step pairs of different samples are left out: the first that reads more than one pair."""
-        samples = None if inputs[2] is None else inputs.samples
-        if samples is None or not self._joins_open(samples):
-            return None
-        return next((i for i, step in enumerate(self.steps) if step.name not in _ENTRYWISE), None)
+    def _closings(self, samples: Any) -> tuple[frozenset[int], bool]:
+        """Before which steps pairs of different samples are left out, and whether there may be some in the end."""
+        return closings(self.steps, self._joins_open(samples))
 
     def _joins_open(self, samples: Any) -> bool:
         """Whether the operands as they are joined may have pairs of different samples."""
         if self.join not in _ENTRYWISE_JOINS:
             return False
         opened = [operand._is_open(samples) for operand in self.mechanisms()]
-        zero = self.join == "multiply" and any(
-            not (own or operand.has_scores) for own, operand in zip(opened, self.mechanisms(), strict=True))
-        return any(opened) and not zero
+        scores = any(operand.has_scores for operand in self.mechanisms())
+        return any(opened) and (scores or self.join != "multiply" or all(opened))
 
     def _is_open(self, samples: Any) -> bool:
-        return self._joins_open(samples) and all(step.name in _ENTRYWISE for step in self.steps)
+        return self._closings(samples)[1]
+
+    def _pairs_joined(self, structure: Any) -> Any:
+        """Which pairs of the joined operands are of one sample."""
+        first, *others = self.mechanisms()
+        pairs = first._pairs_of(structure)
+        if self.join != "compose":
+            return pairs
+        return pairs.leading_to(others[0]._pairs_of(first.output_structure(structure)).of_outputs())
+
+    def _pairs_of(self, structure: Any) -> Any:
+        pairs = self._pairs_joined(structure)
+        return pairs.transpose() if self._turned else pairs
 
     def _asked_apart(self, samples: Any) -> bool:
         return False
-
-    def _pairs_of(self, structure: Any) -> Any:
-        return self.mechanisms()[0]._pairs_of(structure)
 
     def hides(self, structure: Any) -> bool:
         for held in self._held():
@@ -330,9 +341,9 @@ class Operation(ByRole, Mechanism):
                 del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _leaf(self, step: Step, inputs: Inputs, held: Iterator[Any]) -> Any:
+    def _leaf(self, step: Step, inputs: Inputs, held: Iterator[Any], pairs: Any) -> Any:
         if step.name == "masked":
-            return next(held)(inputs)
+            return next(held)(inputs) if pairs is None else next(held)(inputs, pairs)
         if step.name in ("multiply", "softmax_with_sink"):
             return next(held)()
         if step.name == "map":
@@ -358,6 +369,8 @@ def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
 def _behind(first: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
     """What the second of two composed mechanisms sees: the outputs of the first, their number and their structure."""
     structure = None if inputs.structure is None else first.output_structure(inputs.structure)
+    if isinstance(structure, Samples) and structure is inputs.structure:
+        structure = structure.of_outputs()
     if structure is not None and structure is inputs.structure:
         return inputs
     outputs = basis().num_outputs

@@ -16,7 +16,7 @@ from structconv.structures.supports import Causal, EdgeSupport
 from structconv.structures.values import altered
 from structconv.structures.windows import Window
 
-__all__ = ["each_sample", "leaves_out", "positions", "within"]
+__all__ = ["closings", "each_sample", "leaves_out", "positions", "within"]
 
 
 def each_sample(inputs: Any) -> list[Any]:
@@ -53,6 +53,28 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
     return entries.split(sizes, -2)
 
 
+#: Steps that read one pair at a time and leave a zero zero; those that make weights of scores.
+_ENTRYWISE = frozenset(("masked", "multiply", "leaky_relu", "scaled", "softcap", "dropout"))
+_NORMALISING = frozenset(("normalize", "softmax_with_sink"))
+
+
+def closings(steps: tuple[Any, ...], opened: bool) -> tuple[frozenset[int], bool]:
+    """Before which steps pairs of different samples are left out, and whether there may be some in the end.
+
+    That is where something reads more than one pair of what is `opened`, to such pairs, and where it would take them
+    for pairs of weight zero.
+    """
+    before, left = set(), False
+    for i, step in enumerate(steps):
+        whole = step.name not in _ENTRYWISE and step.name != "map"
+        sums = step.name == "normalize" and dict(step.options)["kind"] == "sum"
+        if (whole and opened) or not (opened or left or sums or step.name in _ENTRYWISE or step.name == "transpose"):
+            before.add(i)
+            opened, left = False, True
+        left = left and step.name not in _NORMALISING
+    return frozenset(before), opened
+
+
 def leaves_out(support: Support | None) -> bool:
     """Whether no pair in the support is of two samples, as far as its type tells."""
     if isinstance(support, Or):
@@ -61,7 +83,14 @@ def leaves_out(support: Support | None) -> bool:
 
 
 def within(mask: Any, inputs: Any, samples: Samples) -> Any:
-    """The mask where each sample has its own positions; what was made for all entries of the batch stays as it is."""
+    """The mask where each sample has its own positions; what was made for all entries of the batch stays as it is.
+
+    Raises:
+        StructureError: a mask for another batch.
+    """
+    own = getattr(mask, "samples", None)
+    if own is not None and not own.agrees(samples):
+        raise StructureError("masked", f"the mask must be for the samples of the call, {samples!r}", repr(own))
     if isinstance(mask, And | Or):
         return altered(mask, first=within(mask.first, inputs, samples), second=within(mask.second, inputs, samples))
     if isinstance(mask, Not):

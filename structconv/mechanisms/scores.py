@@ -97,7 +97,7 @@ class DotProduct(Score):
         shared_by: how many consecutive heads share a key (grouped queries); divides `heads`.
         bias: whether the projections have one.
         rotary: rotate queries and keys by their positions (`Rotary`), or not.
-        feature: a map of queries and keys, channels last, before the product; a positive one with `normalize("sum")`
+        feature: a map of each query and key, channels last, before the product; a positive one with `normalize("sum")`
             is linear attention (Katharopoulos et al. 2020), which the planner computes in O(M + N).
         on: "entries"; or "projected": <Theta_k^T z_n, Theta_k^T x_m>, without projections of its own.
     """

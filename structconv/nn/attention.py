@@ -13,8 +13,9 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
-from structconv.nn.conv import ERRORS, Conv, is_nested
+from structconv.nn.conv import ERRORS, Conv
 from structconv.nn.layer import Device, Layer, kind, recorded, take
+from structconv.nn.nested import is_nested, unpacked
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
@@ -83,13 +84,15 @@ class MultiheadAttention(Conv):
         if others:
             raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
                               f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")
-        if is_nested(x):
+        if is_nested(x, z):
             return self._nested(x, z, structure, keep=keep, drop=drop, return_weights=return_weights)
         return super().forward(x, z, self._pairs(x, z, keep, drop, structure), return_weights=return_weights)
 
     def plan(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
              drop: Any = None, structure: Graph | Support | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""
+        if is_nested(x, z):
+            x, z, structure = unpacked("MultiheadAttention", x, z, structure)
         return super().plan(x, z, self._pairs(x, z, keep, drop, structure))
 
     @torch.no_grad()

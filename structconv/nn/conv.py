@@ -21,6 +21,7 @@ from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.nn.layer import Device, Layer, made_on, recorded
+from structconv.nn.nested import is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -34,7 +35,7 @@ from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, Weight, WeightList
 
-__all__ = ["Conv", "call_of", "is_nested", "to_entries", "to_image"]
+__all__ = ["Conv", "call_of", "to_entries", "to_image"]
 
 #: What torch and Python raise where arguments do not fit.
 ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
@@ -119,7 +120,7 @@ class Conv(Layer):
         if type(x) is Proxy:
             return recorded(self, x, z, structure, axes=axes, return_weights=return_weights)
         try:
-            if is_nested(x):
+            if is_nested(x, z):
                 return self._nested(x, z, structure, return_weights=return_weights)
             call, image = self._call(x, z, structure, axes)
             plan = plan_for(call, self.path, self.max_bytes, image)
@@ -132,6 +133,8 @@ class Conv(Layer):
     def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Basis:
         """The basis that the layer would apply."""
         try:
+            if is_nested(x, z):
+                x, z, structure = unpacked(type(self).__name__, x, z, structure)
             return self._call(x, z, structure, axes)[0].basis()
         except ERRORS:
             self._explain(x, z, structure, axes)
@@ -148,6 +151,8 @@ class Conv(Layer):
 
         The bias is left out. A weight without numbers (`Eye`) cannot be scaled, and stays.
         """
+        if is_nested(x, z):
+            x, z, structure = unpacked(type(self).__name__, x, z, structure)
         call, plan = self._planned(x, z, structure, 0)
         variance = plan.run(call._replace(bias=None)).var()
         if variance > 0:
@@ -175,23 +180,16 @@ class Conv(Layer):
 
     def _nested(self, x: Tensor, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
-        if z is not None and not is_nested(z):
-            raise ConfigError(type(self).__name__, "x and z must both be nested tensors, or neither", "x alone")
-        inputs: Any = x
-        outputs: Any = x if z is None else z
-        if structure is None:
-            sizes = [t.offsets().diff() for t in (inputs, outputs)]
-            structure = Samples(*(sizes[:1] if z is None else sizes))
-        y = self.forward(inputs.values(), None if z is None else outputs.values(), structure=structure, **options)
-        offsets, led = outputs.offsets(), self.mechanism.output_structure(structure)
-        if led is not structure and not torch.equal(led.samples.input_starts.to(offsets), offsets):
-            offsets = led.samples.input_starts.to(offsets)
-        own, *others = y if isinstance(y, tuple) else (y,)
-        packed = torch.nested.nested_tensor_from_jagged(own, offsets)
-        return (packed, *others) if others else packed
+        entries, others, structure = unpacked(type(self).__name__, x, z, structure)
+        y = self.forward(entries, others, structure=structure, **options)
+        own, *weights = y if isinstance(y, tuple) else (y,)
+        nested = packed(own, x if z is None else z, structure, self.mechanism.output_structure(structure))
+        return (nested, *weights) if weights else nested
 
     def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
         try:
+            if is_nested(x, z):
+                x, z, structure = unpacked(type(self).__name__, x, z, structure)
             call, image = self._call(x, z, structure, axes)
             return call, plan_for(call, self.path, self.max_bytes, image)
         except ERRORS:
@@ -208,6 +206,8 @@ class Conv(Layer):
             wanted = mechanism.input_entries(structure)
             if not mechanism.reads_structure:
                 _check_unread(structure)
+            if relative is not None:
+                _check_places(structure)
         if z is not None or (wanted is not None and wanted != x.shape[-2]):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
@@ -220,6 +220,8 @@ class Conv(Layer):
     def _check(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
+        if isinstance(x, Tensor) and x.is_nested:
+            unpacked(type(self).__name__, x, z, structure)
         check_tensor("Conv", "x", x)
         if axes:
             x, structure = to_entries(x, axes)
@@ -295,11 +297,6 @@ def _autocast(mechanism: Mechanism, theta: Theta, x: Tensor) -> torch.dtype | No
     return autocast_dtype(x) if learnt else None
 
 
-def is_nested(x: Any) -> bool:
-    """Whether x holds sequences of different lengths."""
-    return type(x) is not Tensor and isinstance(x, Tensor) and x.is_nested
-
-
 def _copy(drawn: nn.Module, module: nn.Module) -> None:
     """Put the parameters of one module in those of another of the same names."""
     held, new = dict(module.named_parameters()), dict(drawn.named_parameters())
@@ -313,6 +310,13 @@ def _copy(drawn: nn.Module, module: nn.Module) -> None:
 def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
     """Whether entries are of this number, if it is known, and have so many channels."""
     return entries.dim() > 1 and sizes[0] in (None, entries.shape[-2]) and sizes[1] == entries.shape[-1]
+
+
+def _check_places(structure: Any) -> None:
+    """Raise `StructureError` where relative values would take places in the batch for those in a sample."""
+    samples = getattr(structure, "samples", None)
+    if samples is not None and not samples.square:
+        raise StructureError("RelativeValue", "each sample must have as many outputs as inputs", repr(samples))
 
 
 def _check_unread(structure: Any) -> None:

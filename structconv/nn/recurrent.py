@@ -154,7 +154,8 @@ class ConvLSTMCell(Layer):
 
     def _next(self, x: Tensor, h: Tensor | None, c: Tensor | None, structure: Any) -> tuple[Tensor, Tensor]:
         h, c = self._states(x, h, c)
-        if self.peephole is not None and self.peephole.dim() == 3 and self.peephole.shape[1] != x.shape[-2]:
+        if self.peephole is not None and self.peephole.dim() == 3 and (
+                self.peephole.shape[1] != x.shape[-2] or getattr(structure, "samples", None) is not None):
             raise ShapeError("ConvLSTMCell", f"x must have the M={self.peephole.shape[1]} entries of peephole",
                              tuple(x.shape))
         gates = _as_many("ConvLSTMCell", self.gates(torch.cat([x, h], -1), structure=structure), x)

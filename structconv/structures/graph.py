@@ -68,6 +68,8 @@ class Graph(Exchange, Structure):
         if is_plain(edge_index):
             check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
             _check_edge_values(self)
+            if samples is not None:
+                _check_samples(edge_index, self._sizes(), samples)
 
     @classmethod
     def complete(cls, num_nodes: int, *, self_loops: bool = False, device: torch.device | str | None = None) -> Graph:
@@ -192,8 +194,13 @@ class Graph(Exchange, Structure):
             weight = torch.ones(entries.shape, dtype=torch.int64, device=entries.device)
         return weight.new_zeros(size).index_add(0, entries, weight)
 
+    @property
+    def is_square(self) -> bool:
+        """Whether the inputs are the outputs: M = N, in each graph of a batch."""
+        return self.num_inputs == self.num_outputs and (self.samples is None or bool(self.samples.square))
+
     def _check_square(self, member: str, remedy: str) -> None:
-        if self.num_inputs != self.num_outputs:
+        if not self.is_square:
             raise StructureError(f"Graph.{member}", "the graph must have as many inputs as outputs",
                                  f"M={self.num_inputs}, N={self.num_outputs}", remedy)
 
@@ -287,6 +294,22 @@ def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) ->
     if inputs is None and outputs is None:
         return max(above), max(above)
     return above[0] if inputs is None else inputs, above[1] if outputs is None else outputs
+
+
+def _check_samples(index: Tensor, sizes: Any, samples: Any) -> None:
+    """Raise `StructureError` where the samples are of other entries, or an edge joins two of them."""
+    own = samples.num_inputs, samples.num_outputs
+    if own != tuple(size for _, size in sizes):
+        raise StructureError("Graph", f"samples must have {' and '.join(f'{name}={n}' for name, n in sizes)}", own,
+                             "dataclasses.replace(graph, samples=None) makes it one graph.")
+
+    def joined() -> bool:
+        inputs, outputs = samples.members(index.device)
+        return torch.equal(inputs[index[0].long()], outputs[index[1].long()])
+
+    if not derived((index, samples.input_starts, samples.output_starts), "within samples", joined):
+        raise StructureError("Graph", "edges must join entries of one sample", "an edge from one to another",
+                             "dataclasses.replace(graph, samples=None) makes it one graph.")
 
 
 def _check_edge_values(graph: Graph) -> None:

@@ -290,6 +290,11 @@ class Transposed(Support):
         return self.of.num_inputs
 
     @property
+    def samples(self) -> Any:
+        samples = self.of.samples
+        return None if samples is None else samples.transpose()
+
+    @property
     def listed(self) -> bool:
         return self.of.listed
 

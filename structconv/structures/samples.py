@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from structconv.memo import derived
 from structconv.shapes import broadcast
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph
-from structconv.structures.masks import Device, Support, listed
+from structconv.structures.masks import Device, Support, Transposed, listed
 from structconv.structures.values import structure
 
 __all__ = ["EachWithin", "Samples", "Within"]
@@ -51,18 +51,12 @@ class Samples(Support):
     #: Whether inputs and outputs are the same entries.
     square: bool
 
-    def __init__(self, sizes: Sequence[int] | Tensor, outputs: Sequence[int] | Tensor | None = None) -> None:
-        own = _checked("sizes", sizes)
-        other = own if outputs is None else _checked("outputs", outputs)
-        if len(own) != len(other):
-            raise StructureError("Samples", "outputs must have a number for each of the "
-                                 f"{len(own)} samples", len(other))
-        square = own == other
-        starts = _starts(own)
-        fields = {"input_starts": starts, "output_starts": starts if square else _starts(other),
-                  "input_count": sum(own), "output_count": sum(other), "longest": max(*own, *other),
-                  "pair_count": sum(m * n for m, n in zip(own, other, strict=True)), "square": square}
-        for name, field in fields.items():
+    def __init__(self, sizes: Sequence[int] | Tensor | None = None,
+                 outputs: Sequence[int] | Tensor | None = None, **fields: Any) -> None:
+        if not fields:
+            own = _checked("sizes", sizes)
+            fields = _fields(own, own if outputs is None else _checked("outputs", outputs))
+        for name, field in fields.items():  # given by what rebuilds the value: `replace`, compilers, exporters
             object.__setattr__(self, name, field)
 
     @property
@@ -121,9 +115,18 @@ class Samples(Support):
     def listed(self) -> bool:
         return True
 
-    def transpose(self) -> Samples:
-        return self if self.square else derived(
-            self, "transposed", lambda: Samples(*reversed(self.sizes())))
+    def transpose(self) -> Support:
+        if self.square or not isinstance(self.input_starts, Tensor):
+            return self if self.square else Transposed(self)
+        return derived(self, "transposed", lambda: Samples(*reversed(self.sizes())))
+
+    def of_outputs(self) -> Samples:
+        """Those of what leads on from the outputs."""
+        return self if self.square else derived(self, "of outputs", lambda: Samples(self.sizes()[1]))
+
+    def agrees(self, other: Samples) -> bool:
+        """Whether these are the same samples."""
+        return self is other or self.sizes() == other.sizes()
 
     def to(self, device: Device) -> Samples:
         """Itself: the numbers stay in main memory, and what is derived of them is where it is asked for."""
@@ -196,11 +199,22 @@ class EachWithin(Support):
 
 def _checked(name: str, sizes: Any) -> list[int]:
     numbers = sizes.tolist() if isinstance(sizes, Tensor) else list(sizes) if isinstance(sizes, list | tuple) else None
-    whole = numbers is not None and all(type(size) is int and size >= 0 for size in numbers)
-    if numbers is None or not numbers or not whole:
+    whole = isinstance(numbers, list) and numbers and all(
+        isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in numbers)
+    if not whole or sum(numbers) >= 2**62:  # type: ignore[arg-type]
         raise StructureError("Samples", f"{name} must be a number of entries, an integer >= 0, for each sample",
                              repr(sizes), "For example Samples([5, 2, 7]).")
-    return numbers
+    return [int(size) for size in cast("list[int]", numbers)]
+
+
+def _fields(inputs: list[int], outputs: list[int]) -> dict[str, Any]:
+    if len(inputs) != len(outputs):
+        raise StructureError("Samples", f"outputs must have a number for each of the {len(inputs)} samples",
+                             len(outputs))
+    starts = _starts(inputs)
+    return {"input_starts": starts, "output_starts": starts if inputs == outputs else _starts(outputs),
+            "input_count": sum(inputs), "output_count": sum(outputs), "longest": max(*inputs, *outputs),
+            "pair_count": sum(m * n for m, n in zip(inputs, outputs, strict=True)), "square": inputs == outputs}
 
 
 def _starts(sizes: list[int]) -> Tensor:

@@ -30,7 +30,13 @@ EXACT = 64
 
 
 class Entries(int):
-    """A number of entries as a spec is told of it, equal to the plain one: what is computed of it is one again."""
+    """A number of entries as a spec is told of it, equal to the plain one: what is computed of it is one again.
+
+    A real number does not show that it was one, so that it is counted how often one was made: by `float(M)`, `M / n` or
+    `M ** p`. Of a float on its left, as in `0.5 * M`, Python tells nothing: `float(M) * 0.5` is seen.
+    """
+
+    measured: ClassVar[int] = 0
 
     def __add__(self, other: int) -> Entries:
         return Entries(int(self) + other)
@@ -49,6 +55,22 @@ class Entries(int):
 
     def __rsub__(self, other: int) -> Entries:
         return Entries(other - int(self))
+
+    def __neg__(self) -> Entries:
+        return Entries(-int(self))
+
+    def __truediv__(self, other: float) -> float:
+        return float(self) / other
+
+    def __rtruediv__(self, other: float) -> float:
+        return other / float(self)
+
+    def __pow__(self, other: Any, modulo: Any = None) -> Any:
+        return float(self) ** other if isinstance(other, float) or other < 0 else Entries(int(self) ** other)
+
+    def __float__(self) -> float:
+        Entries.measured += 1
+        return float(int(self))
 
     __radd__, __rmul__ = __add__, __mul__
 

@@ -1,0 +1,57 @@
+"""Nested tensors (torch.jagged): the sequences of one are the samples of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, StructureError
+from structconv.structures.samples import Samples
+from structconv.structures.supports import Support
+
+__all__ = ["is_nested", "packed", "unpacked"]
+
+
+def is_nested(*tensors: Any) -> bool:
+    """Whether one of these holds sequences of different lengths, in the layout torch.jagged."""
+    return any(type(t) is not Tensor and isinstance(t, Tensor) and t.is_nested for t in tensors)
+
+
+def unpacked(owner: str, x: Any, z: Any, structure: Any) -> tuple[Tensor, Tensor | None, Any]:
+    """The entries of all sequences, and the structure whose samples they are.
+
+    Raises:
+        ConfigError: one of x and z is not nested, or not as (B, entries, channels) without holes.
+        StructureError: a structure of other samples.
+    """
+    for name, t in (("x", x), ("z", x if z is None else z)):
+        if not (isinstance(t, Tensor) and t.is_nested):
+            raise ConfigError(owner, "x and z must both be nested tensors, or neither", f"{name} is not")
+        plain = t.layout == torch.jagged and t.dim() == 3 and type(t.shape[1]) is not int and t.lengths() is None
+        if not plain:
+            raise ConfigError(owner, f"{name} must be a nested tensor (B, entries, channels) of layout torch.jagged, "
+                              "without holes", f"one of layout {t.layout}", "Make it by "
+                              "torch.nested.as_nested_tensor([...], layout=torch.jagged).")
+    samples = Samples(x.offsets().diff(), None if z is None else z.offsets().diff())
+    return x.values(), None if z is None else z.values(), _joined(owner, samples, structure)
+
+
+def _joined(owner: str, samples: Samples, structure: Any) -> Any:
+    own = getattr(structure, "samples", None)
+    if structure is None or (own is None and isinstance(structure, Support)):
+        return samples if structure is None else samples & structure
+    if own is None or not own.agrees(samples):
+        expected = f"structure must be a batch of the samples of x and z, {samples!r}"
+        raise StructureError(owner, expected, repr(structure))
+    return structure
+
+
+def packed(y: Tensor, outputs: Any, structure: Any, led: Any) -> Tensor:
+    """The outputs of all sequences as a nested tensor, with the offsets of `outputs` where it has as many."""
+    offsets = outputs.offsets()
+    if led is not structure and not torch.equal(led.samples.input_starts.to(offsets), offsets):
+        offsets = led.samples.input_starts.to(offsets)
+    found: Tensor = torch.nested.nested_tensor_from_jagged(y, offsets)
+    return found
