@@ -22,6 +22,7 @@ from structconv.mechanisms.expression import Inputs, Leaves, Mechanism, left_out
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
 from structconv.roles import ByRole
+from structconv.structures.named import NamedStructures, Place, agreed, behind
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
 
@@ -148,6 +149,7 @@ class Operation(ByRole, Mechanism):
     """
 
     nameless = ("operands", "held")
+    hands_on = True
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  held: list[nn.Module] | None = None) -> None:
@@ -222,8 +224,8 @@ class Operation(ByRole, Mechanism):
         closed, closing = self.join not in _ENTRYWISE_JOINS, self._closing(inputs)
         basis = first._fill_next(inputs, leaves, closed)
         if others:
-            behind = _behind(first, lambda: basis, inputs) if self.join == "compose" else inputs
-            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(behind, leaves, closed))
+            seen = _behind(first, others[0], lambda: basis, inputs) if self.join == "compose" else inputs
+            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(seen, leaves, closed))
         for i, step in enumerate(self.steps):
             if i == closing:
                 basis = left_out(basis, next(leaves))
@@ -253,14 +255,15 @@ class Operation(ByRole, Mechanism):
         return False
 
     def _pairs_of(self, structure: Any) -> Any:
-        return self.mechanisms()[0]._pairs_of(structure)
+        return structure.samples if type(structure) is NamedStructures else self.mechanisms()[0]._pairs_of(structure)
 
     def hides(self, structure: Any) -> bool:
+        named = type(structure) is NamedStructures
         for held in self._held():
-            if isinstance(held, Mask) and held.hides(structure):
+            if isinstance(held, Mask) and held.hides(held._own(structure) if named else structure):
                 return True
         for operand in self.mechanisms():  # noqa: SIM110 - asked in each call, and a generator costs three times as much
-            if operand.hides(structure):
+            if operand.hides(operand._own(structure) if named else structure):
                 return True
         return False
 
@@ -270,7 +273,7 @@ class Operation(ByRole, Mechanism):
 
     def kept_inputs(self, inputs: Inputs) -> Tensor | None:
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
-        kept = [operand.kept_inputs(inputs) for operand in operands]
+        kept = [operand.kept_inputs(operand._told(inputs)) for operand in operands]
         either = self.join == "concat" or (self.join == "add" and not any(part.has_scores for part in operands))
         found = _any(kept) if either else _all(kept)
         held = iter(self.held)
@@ -289,6 +292,8 @@ class Operation(ByRole, Mechanism):
 
     def _entries(self, structure: Any, outputs: bool) -> int | None:
         """M of what is joined, or N."""
+        if type(structure) is NamedStructures:
+            return self._entries_by_name(structure, outputs)
         first, *others = self.mechanisms()
         if not outputs:
             return first.input_entries(structure)
@@ -296,12 +301,40 @@ class Operation(ByRole, Mechanism):
             return others[0].output_entries(first.output_structure(structure))
         return first.output_entries(structure)
 
+    def _entries_by_name(self, structure: NamedStructures, outputs: bool) -> int | None:
+        """The same by the first part that tells it."""
+        first, *others = self.mechanisms()
+        asked = [first, *others]
+        if self.join == "compose":
+            asked, structure = (others, first._leads(structure)) if outputs else ([first], structure)
+        counts = [(part.output_entries if outputs else part.input_entries)(part._own(structure)) for part in asked]
+        return next((count for count in counts if count is not None), None)
+
     def output_structure(self, structure: Any) -> Any:
         if self._turned:  # it is called with the finer grid, on which its outputs lie
             return structure
+        named = type(structure) is NamedStructures
+        if named and self.join != "compose":
+            return structure.merged([operand._leads(structure) for operand in self.mechanisms()])
         for operand in self.mechanisms()[: 2 if self.join == "compose" else 1]:
-            structure = operand.output_structure(structure)
+            structure = operand._leads(structure) if named else operand.output_structure(structure)
         return structure
+
+    def _places(self, structures: NamedStructures) -> list[Place]:
+        first, *others = self.mechanisms()
+        found = first._places(structures)
+        if self.join == "compose":
+            after = others[0]._places(first._leads(structures))
+            found = behind(found, after) if found or first._keeps_entries() else []
+        else:
+            found = [*found, *(place for other in others for place in other._places(structures))]
+        if self._turned:
+            return [Place(name, samples.transpose()) for name, samples in found[:1]]
+        found += [place for mask in self._masks() if isinstance(mask, Mask) for place in mask._places(structures)]
+        return [Place(found[0].name, agreed(found))] if found else []
+
+    def _keeps_entries(self) -> bool:
+        return all(operand._keeps_entries() for operand in self.mechanisms())
 
     def parts(self) -> list[Mechanism]:
         if self.join != "concat" or self.steps:
@@ -313,7 +346,7 @@ class Operation(ByRole, Mechanism):
         first, second = self.mechanisms()
         if self.join == "compose":
             leaves = first.leaves(inputs)
-            return *leaves, *second.leaves(_behind(first, lambda: first.filled(inputs, leaves), inputs))
+            return *leaves, *second.leaves(_behind(first, second, lambda: first.filled(inputs, leaves), inputs))
         if self.join != "concat" or inputs.projected is None:
             return (*first.leaves(_beside(first, second, inputs), closed),
                     *second.leaves(_beside(second, first, inputs), closed))
@@ -355,9 +388,14 @@ def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
     return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
 
 
-def _behind(first: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
+def _behind(first: Mechanism, second: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
     """What the second of two composed mechanisms sees: the outputs of the first, their number and their structure."""
-    structure = None if inputs.structure is None else first.output_structure(inputs.structure)
+    structure = inputs.structure
+    if type(structure) is NamedStructures:
+        structure = first._leads(structure)
+        structure = structure.at(second._places(structure))
+    elif structure is not None:
+        structure = first.output_structure(structure)
     if structure is not None and structure is inputs.structure:
         return inputs
     outputs = basis().num_outputs
