@@ -72,6 +72,8 @@ KNOWLEDGE = KnowledgeGraph.from_labels([
     ("William Shatner", "played", "Kirk"), ("Kirk", "characterIn", "Star Trek"), ("Spock", "characterIn", "Star Trek"),
     ("Obi-Wan Kenobi", "characterIn", "Star Wars"), ("Star Trek", "genre", "science fiction"),
     ("Star Wars", "genre", "science fiction"), ("Star Wars", "genre", "fantasy")])
+LINKS = Graph(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 5, 6, 7, 8, 9]]), num_nodes=10)
+REGIONS = Graph(torch.tensor([[0, 5, 5, 2, 11, 7], [5, 0, 2, 9, 7, 3]]), num_nodes=12)
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,18 @@ def edges() -> dict[str, Any]:
 
 def knowledge() -> dict[str, Any]:
     return {"x": torch.randn(KNOWLEDGE.num_entities, P), "structure": KNOWLEDGE}
+
+
+def structures() -> dict[str, Any]:
+    return {"x": torch.randn(7, P), "structure": {"chain": Grid(7), "bonds": GRAPH}}
+
+
+def facts() -> dict[str, Any]:
+    return {"x": torch.randn(10, P), "structure": {"facts": KNOWLEDGE, "links": LINKS}}
+
+
+def regions() -> dict[str, Any]:
+    return {"x": torch.randn(2, GRID.num_entries, P), "structure": {"pixels": GRID, "regions": REGIONS}}
 
 
 # Grids
@@ -352,6 +366,25 @@ def neighbourhood_attention() -> Conv:
 @row("attention heads beside shift heads", "Andreoli 2019", sequence)
 def mixed_heads() -> Conv:
     return Conv(DotProduct(heads=6, dim=8).scaled().softmax() | Shifts([-1, 1]), P, P)
+
+
+# Several structures in one call
+
+
+@row("attention beside a chain and its bonds", "Andreoli 2019, section 2; Rampasek et al. 2022", structures)
+def chain_and_bonds() -> Conv:
+    return Conv(DotProduct(heads=2, dim=8).scaled().softmax() | Shifts([-1, 1], structure="chain")
+                | Adjacency(structure="bonds"), P, Q)
+
+
+@row("ChebNet beside R-GCN", "Defferrard et al. 2016, eq. 4; Schlichtkrull et al. 2018, eq. 2", facts)
+def polynomials_and_relations() -> Conv:
+    return Conv(Chebyshev(order=2, structure="links") | Relations(3, structure="facts"), P, Q)
+
+
+@row("means over a grid, then along a graph of regions", "Andreoli 2019, Proposition 3", regions)
+def pixels_to_regions() -> Conv:
+    return Conv(Pool((2, 2), structure="pixels") @ Adjacency(normalize="row", structure="regions"), P, Q)
 
 
 # Recurrent cells

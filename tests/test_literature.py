@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from examples.literature import GRAPH, GRID, KNOWLEDGE, ROWS, D
+from examples.literature import GRAPH, GRID, KNOWLEDGE, LINKS, REGIONS, ROWS, D
 
 F64 = torch.float64
 REFERENCES: dict[str, Callable[..., Any]] = {}
@@ -465,6 +465,44 @@ def mixed_heads(layer, x):
     left, right = F.pad(x[:, 1:], (0, 0, 0, 1)), F.pad(x[:, :-1], (0, 0, 1, 0))
     heads = torch.einsum("bknm,bmp,kpq->bnq", a, x, theta(layer)[:6])
     return heads + left @ theta(layer)[6] + right @ theta(layer)[7] + layer.bias
+
+
+# Several structures in one call
+
+
+@reference
+def chain_and_bonds(layer, x, structure):
+    a = (products(layer, x.unsqueeze(0), heads=2)[0] / math.sqrt(8)).softmax(-1)
+    left, right = F.pad(x[1:], (0, 0, 0, 1)), F.pad(x[:-1], (0, 0, 1, 0))
+    w = torch.zeros(7, 7, dtype=F64)
+    w[GRAPH.source, GRAPH.target] = 1
+    scale = (degree := w.sum(0)).where(degree > 0, torch.inf).rsqrt()
+    along = (scale[:, None] * w * scale).mT @ x
+    heads = torch.einsum("knm,mp,kpq->nq", a, x, theta(layer)[:2])
+    return heads + left @ theta(layer)[2] + right @ theta(layer)[3] + along @ theta(layer)[4] + layer.bias
+
+
+@reference
+def polynomials_and_relations(layer, x, structure):
+    w = torch.zeros(10, 10, dtype=F64)
+    w[LINKS.source, LINKS.target] = 1
+    scale = (degree := w.sum(0)).where(degree > 0, torch.inf).rsqrt()
+    t = -(scale[:, None] * w * scale)
+    y = sum(a.mT @ x @ theta(layer)[k] for k, a in enumerate((torch.eye(10, dtype=F64), t, 2 * t @ t - torch.eye(10))))
+    for k in range(3):
+        a = torch.zeros(10, 10, dtype=F64)
+        for head, relation, tail in KNOWLEDGE.triples.tolist():
+            a[head, tail] += relation == k
+        y = y + (a / a.sum(0).clamp(min=1)).mT @ x @ theta(layer)[3 + k]
+    return y + layer.bias
+
+
+@reference
+def pixels_to_regions(layer, x, structure):
+    coarse = on_image(x, lambda image: F.avg_pool2d(image, 2))
+    w = torch.zeros(12, 12, dtype=F64)
+    w[REGIONS.source, REGIONS.target] = 1
+    return (w / w.sum(0).clamp(min=1)).mT @ coarse @ theta(layer)[0] + layer.bias
 
 
 # Recurrent cells, after a first step from zeros

@@ -14,6 +14,7 @@ from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.mechanisms.scores import Score, drawn
 from structconv.memo import derived
 from structconv.shapes import check_positive
+from structconv.structures.named import NamedStructures, Place
 from structconv.structures.samples import Samples
 
 __all__ = ["Context"]
@@ -46,6 +47,11 @@ class Context(Score):
         return () if self.score is None else (self.score,)
 
     @property
+    def hands_on(self) -> bool:  # type: ignore[override]
+        """To the score, if there is one."""
+        return self.score is not None
+
+    @property
     def reads_structure(self) -> bool:  # type: ignore[override]
         return self.score is not None and self.score.reads_structure
 
@@ -67,6 +73,19 @@ class Context(Score):
         return structure if samples is None else derived(
             samples, ("context", self.queries), lambda: Samples([self.queries] * samples.num_samples))
 
+    def _leads(self, structure: Any) -> Any:
+        if type(structure) is not NamedStructures or self.score is None:
+            return super()._leads(structure)
+        return structure._replace(samples=self.output_structure(structure.samples))
+
+    def _places(self, structures: NamedStructures) -> list[Place]:
+        if self.score is None:
+            return super()._places(structures)
+        return [Place(name, self._pairs_of(samples)) for name, samples in self.score._places(structures)]
+
+    def _pairs_of(self, structure: Any) -> Samples:
+        return super()._pairs_of(structure.samples if type(structure) is NamedStructures else structure)
+
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         if self.score is None:
             return values.Bilinear(next(leaves), next(leaves))
@@ -78,7 +97,7 @@ class Context(Score):
         return []
 
     def kept_inputs(self, inputs: Inputs) -> Tensor | None:
-        return None if self.score is None else self.score.kept_inputs(inputs._replace(z=self.query))
+        return None if self.score is None else self.score.kept_inputs(self.score._told(inputs._replace(z=self.query)))
 
     def hides(self, structure: Any) -> bool:
-        return self.score is not None and self.score.hides(structure)
+        return self.score is not None and self.score.hides(self.score._own(structure))

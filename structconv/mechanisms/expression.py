@@ -20,11 +20,13 @@ from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
 from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.samples import each_sample, leaves_out
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
 from structconv.primitives.segments import segment_sum
+from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples
 from structconv.structures.values import Entries, static, tensors_in
 
@@ -44,7 +46,7 @@ class Channels:
 
 
 class Inputs(NamedTuple):
-    """What a mechanism is told of its call: x (..., M, P), z (..., N, P'), the structure, and x and z after Theta.
+    """What a mechanism is told of its call: x (..., M, P), z (..., N, P'), its structure, and x and z after Theta.
 
     `projected` holds x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q) where some mechanism asks for them,
     `sibling` the other operand of a sum or a product for one that reads it, `kept` (..., M) which inputs some output
@@ -122,7 +124,7 @@ class _TokenAttribute:
         return None if torch.compiler.is_compiling() else mechanism._token()
 
 
-class Mechanism(ScoreMaps["Mechanism"], nn.Module):
+class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     """A module that makes a basis.
 
     A subclass says `size`; one with parameters makes them in `bind(channels)`, which the layer calls on its own copy,
@@ -131,6 +133,10 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
     call but the first of its kind builds a basis.
 
     Options are fixed once a layer has bound the mechanism; parameters and submodules may change at any time.
+
+    Args:
+        structure: the name of the structure that it reads, in calls with several: `layer(x, structure={name: ...})`.
+            `on` names it too, also where a subclass takes no such argument.
     """
 
     #: What stands before the names of its parameters in the `state_dict` of a layer; nothing where it is empty.
@@ -143,8 +149,6 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
     reads_sibling: bool = False
     #: Whether the leaves depend on x or z, or on more of the call than the structure, the dtype and the device.
     reads_entries: bool = True
-    #: Whether they may depend on the structure; else a call with a support, which filters pairs, is refused.
-    reads_structure: bool = True
     #: Whether the leaves depend on the numbers in x or z, so that the layer is not linear in x.
     reads_content: bool = True
     #: How it takes a batch of samples. "apart": it is asked for each sample alone. "structure": the structure of the
@@ -155,6 +159,10 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
     operation: ClassVar[Callable[..., Mechanism]]
     #: Stands for the type and the options among the leaves of a call.
     token: Any = _TokenAttribute()
+
+    def __init__(self, *, structure: str | None = None) -> None:
+        super().__init__()
+        self.structure_name = None if structure is None else check_name(type(self).__name__, structure)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """A class that gives one of the two ways to make a basis does not inherit the other."""
@@ -188,6 +196,7 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
         dtype = autocast_dtype(x)
         x, z = cast_to(x, dtype), cast_to(z, dtype)
+        structure = called_with(self, structure)
         inputs = Inputs(x, x if z is None else z, structure)
         try:
             inputs = inputs._replace(kept=self.kept_inputs(inputs)) if self.hides(structure) else inputs
@@ -199,6 +208,9 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
     def leaves(self, inputs: Inputs, closed: bool = True) -> Leaves:
         """The options' token, then the leaves, and for a batch, where it is to be `closed`, what leaves pairs out."""
         structure = inputs[2]
+        if type(structure) is NamedStructures:
+            inputs = self._told(inputs)
+            structure = inputs[2]
         samples = None if structure is None else getattr(structure, "samples", None)
         if samples is None:
             return self.token, *private.called(self, inputs)
@@ -235,6 +247,8 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
     def _fill_next(self, inputs: Inputs, leaves: Iterator[Any], closed: bool = True) -> Basis:
         """`fill`, behind the token; for a batch without the pairs of different samples where it is to be `closed`."""
         next(leaves)
+        if type(inputs[2]) is NamedStructures:
+            inputs = self._told(inputs)
         samples = inputs.samples
         if samples is None:
             return self.fill(inputs, leaves)
@@ -246,6 +260,8 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
 
     def _pairs_of(self, structure: Any) -> Samples:
         """Which pairs are of one sample."""
+        if type(structure) is NamedStructures:
+            return cast(Samples, structure.samples)
         samples, led = structure.samples, self.output_structure(structure)
         return cast(Samples, samples if led is structure else samples.leading_to(led.samples))
 
@@ -269,6 +285,8 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
         for module in modules:
             if isinstance(module, Mechanism):
                 module._fix_options()
+        if names_structures(mechanism):
+            mechanism.__dict__["_names"] = True
         return mechanism
 
     def _gives_basis(self) -> bool:
@@ -325,10 +343,6 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
         """M by the structure of a call; `None` where x alone tells."""
         return None if structure is None else _count(structure, "num_inputs")
 
-    def output_structure(self, structure: Any) -> Any:
-        """The structure of the outputs, where the mechanism leads to another one (a coarser grid)."""
-        return structure
-
     def output_entries(self, structure: Any) -> int | None:
         """N by the structure of a call; `None` where z alone tells."""
         led = self.output_structure(structure)
@@ -347,7 +361,8 @@ class Mechanism(ScoreMaps["Mechanism"], nn.Module):
         return self
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
+        named = [] if self.structure_name is None else [f"structure={self.structure_name!r}"]
+        return f"{type(self).__name__}({', '.join([*filter(None, [self.extra_repr()]), *named])})"
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism.operation(name, *args, **options)

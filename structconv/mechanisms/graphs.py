@@ -79,10 +79,12 @@ class Adjacency(MatrixMechanism):
     Args:
         normalize: one of the three above.
         self_loops: add the identity to W first; a graph with M != N is refused.
+        structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, normalize: str | None = "sym", self_loops: bool = False) -> None:
-        super().__init__()
+    def __init__(self, normalize: str | None = "sym", self_loops: bool = False, *,
+                 structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         check_choice("Adjacency", "normalize", normalize, NORMALIZATIONS)
         self.normalize_by, self.self_loops = normalize, self_loops
 
@@ -107,10 +109,12 @@ class Chebyshev(MatrixMechanism):
         lambda_max: an upper bound of L's eigenvalues; 2 always holds for "sym". Without normalisation give it, or
             "computed": the largest absolute value of an eigenvalue of this graph's L, found once a graph, by O(E)
             products where the graph is large. Of a batch it is that of the whole; no gradient comes to it from weights.
+        structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, order: int, normalize: str | None = "sym", lambda_max: float | str | None = None) -> None:
-        super().__init__()
+    def __init__(self, order: int, normalize: str | None = "sym", lambda_max: float | str | None = None, *,
+                 structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         check_choice("Chebyshev", "normalize", normalize, NORMALIZATIONS)
         if normalize is None and lambda_max is None:
             raise ConfigError("Chebyshev", "lambda_max must be given without normalisation", None,
@@ -158,11 +162,12 @@ class Powers(MatrixMechanism):
         normalize: "sym", "row" or None, for walk=None only.
         self_loops: add the identity to W first.
         first: the lowest power; 1 leaves the identity out.
+        structure: the name of the one that it reads, in a call with several.
     """
 
     def __init__(self, order: int, walk: str | None = None, normalize: str | None = None, self_loops: bool = False,
-                 first: int = 0) -> None:
-        super().__init__()
+                 first: int = 0, *, structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         check_choice("Powers", "walk", walk, ("forward", "backward", None))
         check_choice("Powers", "normalize", normalize, NORMALIZATIONS)
         if walk is not None and normalize is not None:
@@ -200,10 +205,11 @@ class Relation(MatrixMechanism):
     Args:
         name: the relation; "name^-1" is its inverse, whether or not the knowledge graph lists inverses.
         normalize: "sym", "row" or None, as in `Adjacency`.
+        structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, name: str, normalize: str | None = None) -> None:
-        super().__init__()
+    def __init__(self, name: str, normalize: str | None = None, *, structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         check_choice("Relation", "normalize", normalize, NORMALIZATIONS)
         self.name, self.normalize_by = name, normalize
 
@@ -225,10 +231,11 @@ class Relations(GraphMechanism):
     Args:
         count: K, how many relations the knowledge graph will have; the weight's size depends on it.
         normalize: "sym", "row" or None, as in `Adjacency`, within each relation.
+        structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, count: int, normalize: str | None = "row") -> None:
-        super().__init__()
+    def __init__(self, count: int, normalize: str | None = "row", *, structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         check_choice("Relations", "normalize", normalize, NORMALIZATIONS)
         self.count, self.normalize_by = check_positive("Relations", "count", count), normalize
 
@@ -257,10 +264,11 @@ class Walks(GraphMechanism):
     Args:
         walks: for each k names joined by dots, or a sequence of names where these have dots themselves; "name^-1"
             goes against the relation.
+        structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, walks: Sequence[str | Sequence[str]]) -> None:
-        super().__init__()
+    def __init__(self, walks: Sequence[str | Sequence[str]], *, structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         if isinstance(walks, str) or not walks:
             raise ConfigError("Walks", "walks must be a non-empty sequence of walks", repr(walks),
                               'For one write Walks(["played.characterIn"]).')
@@ -291,10 +299,12 @@ class Incidence(GraphMechanism):
 
     Args:
         end: "sender" (row 0 of `edge_index`), "receiver" (row 1) or "sample".
+        structure: the name of the one that it reads, in a call with several.
+        structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, end: str) -> None:
-        super().__init__()
+    def __init__(self, end: str, *, structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         check_choice("Incidence", "end", end, ("sender", "receiver", "sample"))
         self.end = end
 

@@ -100,10 +100,12 @@ class Shifts(GridMechanism):
         padding: "zeros", "circular", "reflect", "replicate" or "none" (the output grid shrinks); by default
             "circular" on a periodic grid, else "zeros".
         stride: distance of neighbouring outputs, for all axes or for each.
+        structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, offsets: Sequence[Ints], padding: str | None = None, stride: Ints = 1) -> None:
-        super().__init__()
+    def __init__(self, offsets: Sequence[Ints], padding: str | None = None, stride: Ints = 1, *,
+                 structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         if not isinstance(offsets, (list, tuple)) or not offsets:
             raise ConfigError("Shifts", "offsets must be a non-empty sequence of offsets", repr(offsets),
                               "For one write [(2, 4)].")
@@ -143,12 +145,13 @@ class Cuboid(GridMechanism):
             "zeros".
         offset: added to Delta, for all axes or for each. Without padding it has no effect, because the output grid
             begins where the window fits.
+        structure: the name of the one that it reads, in a call with several.
     """
 
     def __init__(self, kernel_size: Ints, stride: Ints = 1, dilation: Ints = 1,
                  padding: str | int | Sequence[int | tuple[int, int]] | None = None, padding_mode: str | None = None,
-                 offset: Ints = 0) -> None:
-        super().__init__()
+                 offset: Ints = 0, *, structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         ndim = len(kernel_size) if isinstance(kernel_size, (list, tuple)) else 1
         self.ndim = ndim
         self.kernel_size = per_axis("Cuboid", "kernel_size", kernel_size, ndim, least=1)
@@ -212,10 +215,13 @@ class Pool(GridMechanism):
         window: its size, for all axes of whatever grid comes, or one an axis.
         stride: distance of neighbouring windows; the window's size by default.
         padding: zeros before and behind each axis, at most half a window.
+        structure: the name of the one that it reads, in a call with several.
+        structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, window: Ints, stride: Ints | None = None, padding: Ints = 0) -> None:
-        super().__init__()
+    def __init__(self, window: Ints, stride: Ints | None = None, padding: Ints = 0, *,
+                 structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         self.ndim = len(window) if isinstance(window, (list, tuple)) else None
         self.window = per_axis("Pool", "window", window, self.ndim or 1, least=1)
         stride = self.window if stride is None else stride

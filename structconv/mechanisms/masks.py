@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.naming import Named
 from structconv.mechanisms.samples import positions, within
 from structconv.memo import derived
 from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
+from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples
 from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
@@ -42,14 +44,15 @@ STRUCTURE = _Structure("STRUCTURE")
 STRUCTURE_IF_GIVEN = _Structure("STRUCTURE_IF_GIVEN")
 
 
-class Mask(nn.Module):
+class Mask(Named, nn.Module):
     """Which pairs exist, as a support, a graph, a boolean tensor, or the structure of the call.
 
     Its tensors are buffers: they move with `.to()`, are part of `state_dict`, and are copied. A file without them, or
     with those of a mask that is not there any more, loads all the same. Positions that it predicts are submodules.
 
     Args:
-        mask: a `Support`, a `Graph`, booleans (..., M) of the inputs, `STRUCTURE` or `STRUCTURE_IF_GIVEN`.
+        mask: a `Support`, a `Graph`, booleans (..., M) of the inputs, `STRUCTURE` or `STRUCTURE_IF_GIVEN`; a string is
+            `STRUCTURE` where that is the structure's name.
         kept: whether it says what exists, or what does not.
     """
 
@@ -57,12 +60,15 @@ class Mask(nn.Module):
 
     def __init__(self, mask: Any, kept: bool = True) -> None:
         super().__init__()
+        if isinstance(mask, str):
+            mask, self.structure_name = STRUCTURE, mask
         if isinstance(mask, Tensor):
             if mask.dtype != torch.bool:
                 raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
             mask = Padding(mask)
         if not isinstance(mask, Support | Graph | _Structure):
-            raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
+            raise ConfigError("masked", "a mask must be a Support, a Graph, a boolean tensor or a name",
+                              type(mask).__name__)
         self._mask, self._kept = mask, kept
         for i, tensor in enumerate(tensors_in(mask)):
             self.register_buffer(f"mask{i}", tensor.contiguous())
@@ -77,8 +83,11 @@ class Mask(nn.Module):
         """The support, or the graph, of a call with these inputs; `None` for all pairs. Of a batch, which inputs and
         outputs are of one of its `samples`."""
         mask: Any = self._mask
+        given = inputs.structure
+        if type(given) is NamedStructures:
+            given, inputs = self._given_by_name(inputs)
         if isinstance(mask, _Structure):
-            mask = self._given(inputs.structure)
+            mask = self._given(given)
         elif self._buffers:
             mask = self._moved()
         if self._modules:
@@ -93,6 +102,13 @@ class Mask(nn.Module):
             _check_batch(mask, inputs)
         return mask
 
+    def _given_by_name(self, inputs: Any) -> tuple[Any, Any]:
+        """Its own structure of several, and inputs with it, or with the samples where it has none."""
+        structures = inputs.structure
+        own = self._own(structures)
+        apart = structures.samples is None or getattr(own, "samples", None) is not None
+        return own, inputs._replace(structure=own if apart else structures.samples)
+
     def hides(self, structure: Any) -> bool:
         """Whether it may leave inputs out for all outputs: by its tensors, or by the support that is the structure."""
         return bool(self._buffers) or (isinstance(self._mask, _Structure) and isinstance(structure, Support))
@@ -100,7 +116,7 @@ class Mask(nn.Module):
     def kept_inputs(self, inputs: Any) -> Tensor | None:
         """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.
         """
-        mask = self._given(inputs.structure) if isinstance(self._mask, _Structure) else self._moved()
+        mask = self._given(self._own(inputs.structure)) if isinstance(self._mask, _Structure) else self._moved()
         if not isinstance(mask, Support):
             return None
         if not self._modules:
@@ -129,7 +145,7 @@ class Mask(nn.Module):
         super()._load_from_state_dict({**own, **state_dict}, prefix, *args)
 
     def __repr__(self) -> str:
-        return repr(self._mask)
+        return repr(self._mask if self.structure_name is None or self._mask is not STRUCTURE else self.structure_name)
 
 
 def _check_batch(mask: Support, inputs: Any) -> None:

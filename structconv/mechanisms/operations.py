@@ -23,6 +23,7 @@ from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.samples import closings
 from structconv.roles import ByRole
+from structconv.structures.named import NamedStructures, Place, agreed, behind
 from structconv.structures.samples import Samples
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
@@ -149,6 +150,7 @@ class Operation(ByRole, Mechanism):
     """
 
     nameless = ("operands", "held")
+    hands_on = True
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  held: list[nn.Module] | None = None) -> None:
@@ -227,8 +229,8 @@ class Operation(ByRole, Mechanism):
         closed, samples = self.join not in _ENTRYWISE_JOINS, inputs.samples
         basis = first._fill_next(inputs, leaves, closed)
         if others:
-            behind = _behind(first, lambda: basis, inputs) if self.join == "compose" else inputs
-            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(behind, leaves, closed))
+            seen = _behind(first, others[0], lambda: basis, inputs) if self.join == "compose" else inputs
+            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(seen, leaves, closed))
         before = () if samples is None else self._closings(samples)[0]
         for i, step in enumerate(self.steps):
             if i in before:
@@ -253,6 +255,8 @@ class Operation(ByRole, Mechanism):
 
     def _pairs_joined(self, structure: Any) -> Any:
         """Which pairs of the joined operands are of one sample."""
+        if type(structure) is NamedStructures:
+            return structure.samples
         first, *others = self.mechanisms()
         pairs = first._pairs_of(structure)
         if self.join != "compose":
@@ -261,17 +265,18 @@ class Operation(ByRole, Mechanism):
 
     def _pairs_of(self, structure: Any) -> Any:
         pairs = self._pairs_joined(structure)
-        return pairs.transpose() if self._turned else pairs
+        return pairs.transpose() if self._turned and type(structure) is not NamedStructures else pairs
 
     def _asked_apart(self, samples: Any) -> bool:
         return False
 
     def hides(self, structure: Any) -> bool:
+        named = type(structure) is NamedStructures
         for held in self._held():
-            if isinstance(held, Mask) and held.hides(structure):
+            if isinstance(held, Mask) and held.hides(held._own(structure) if named else structure):
                 return True
         for operand in self.mechanisms():  # noqa: SIM110 - asked in each call, and a generator costs three times as much
-            if operand.hides(structure):
+            if operand.hides(operand._own(structure) if named else structure):
                 return True
         return False
 
@@ -281,7 +286,7 @@ class Operation(ByRole, Mechanism):
 
     def kept_inputs(self, inputs: Inputs) -> Tensor | None:
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
-        kept = [operand.kept_inputs(inputs) for operand in operands]
+        kept = [operand.kept_inputs(operand._told(inputs)) for operand in operands]
         either = self.join == "concat" or (self.join == "add" and not any(part.has_scores for part in operands))
         found = _any(kept) if either else _all(kept)
         held = iter(self.held)
@@ -300,6 +305,8 @@ class Operation(ByRole, Mechanism):
 
     def _entries(self, structure: Any, outputs: bool) -> int | None:
         """M of what is joined, or N."""
+        if type(structure) is NamedStructures:
+            return self._entries_by_name(structure, outputs)
         first, *others = self.mechanisms()
         if not outputs:
             return first.input_entries(structure)
@@ -307,12 +314,40 @@ class Operation(ByRole, Mechanism):
             return others[0].output_entries(first.output_structure(structure))
         return first.output_entries(structure)
 
+    def _entries_by_name(self, structure: NamedStructures, outputs: bool) -> int | None:
+        """The same by the first part that tells it."""
+        first, *others = self.mechanisms()
+        asked = [first, *others]
+        if self.join == "compose":
+            asked, structure = (others, first._leads(structure)) if outputs else ([first], structure)
+        counts = [(part.output_entries if outputs else part.input_entries)(part._own(structure)) for part in asked]
+        return next((count for count in counts if count is not None), None)
+
     def output_structure(self, structure: Any) -> Any:
         if self._turned:  # it is called with the finer grid, on which its outputs lie
             return structure
+        named = type(structure) is NamedStructures
+        if named and self.join != "compose":
+            return structure.merged([operand._leads(structure) for operand in self.mechanisms()])
         for operand in self.mechanisms()[: 2 if self.join == "compose" else 1]:
-            structure = operand.output_structure(structure)
+            structure = operand._leads(structure) if named else operand.output_structure(structure)
         return structure
+
+    def _places(self, structures: NamedStructures) -> list[Place]:
+        first, *others = self.mechanisms()
+        found = first._places(structures)
+        if self.join == "compose":
+            after = others[0]._places(first._leads(structures))
+            found = behind(found, after) if found or first._keeps_entries() else []
+        else:
+            found = [*found, *(place for other in others for place in other._places(structures))]
+        if self._turned:
+            return [Place(name, samples.turned()) for name, samples in found[:1]]
+        found += [place for mask in self._masks() if isinstance(mask, Mask) for place in mask._places(structures)]
+        return [Place(found[0].name, agreed(found))] if found else []
+
+    def _keeps_entries(self) -> bool:
+        return all(operand._keeps_entries() for operand in self.mechanisms())
 
     def parts(self) -> list[Mechanism]:
         if self.join != "concat" or self.steps:
@@ -324,7 +359,7 @@ class Operation(ByRole, Mechanism):
         first, second = self.mechanisms()
         if self.join == "compose":
             leaves = first.leaves(inputs)
-            return *leaves, *second.leaves(_behind(first, lambda: first.filled(inputs, leaves), inputs))
+            return *leaves, *second.leaves(_behind(first, second, lambda: first.filled(inputs, leaves), inputs))
         if self.join != "concat" or inputs.projected is None:
             return (*first.leaves(_beside(first, second, inputs), closed),
                     *second.leaves(_beside(second, first, inputs), closed))
@@ -366,11 +401,16 @@ def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
     return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
 
 
-def _behind(first: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
+def _behind(first: Mechanism, second: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
     """What the second of two composed mechanisms sees: the outputs of the first, their number and their structure."""
-    structure = None if inputs.structure is None else first.output_structure(inputs.structure)
-    if isinstance(structure, Samples) and structure is inputs.structure:
-        structure = structure.of_outputs()
+    structure = inputs.structure
+    if type(structure) is NamedStructures:
+        structure = first._leads(structure)
+        structure = structure.at(second._places(structure))
+    elif structure is not None:
+        structure = first.output_structure(structure)
+        if isinstance(structure, Samples) and structure is inputs.structure:
+            structure = structure.of_outputs()
     if structure is not None and structure is inputs.structure:
         return inputs
     outputs = basis().num_outputs

@@ -32,8 +32,8 @@ class Term(Mechanism):
     has_scores = True
     reads_structure = False
 
-    def __init__(self, heads: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, heads: int | None = None, *, structure: str | None = None) -> None:
+        super().__init__(structure=structure)
         self.heads = None if heads is None else check_positive(type(self).__name__, "heads", heads)
 
     @property
@@ -58,6 +58,7 @@ class RelativeBias(Term):
         buckets: "clip" (2 clip + 1 numbers), "log" (T5's bidirectional buckets, Raffel et al. 2020) or "log_causal".
         heads: K; that of the term beside it where absent.
         grid: of a tuple of distances; where absent the layer is called with it as its structure.
+        structure: the name of the one that it reads, in a call with several.
     """
 
     role = "relative_bias"
@@ -65,8 +66,8 @@ class RelativeBias(Term):
     batching = "offsets"
 
     def __init__(self, clip: int | tuple[int, ...], heads: int | None = None, *, buckets: str = "clip",
-                 grid: Grid | None = None) -> None:
-        super().__init__(heads)
+                 grid: Grid | None = None, structure: str | None = None) -> None:
+        super().__init__(heads, structure=structure)
         axes = clip if isinstance(clip, tuple) else (clip,)
         for distance in axes:
             (check_natural if buckets == "clip" else check_positive)("RelativeBias", "clip", distance)
@@ -179,6 +180,7 @@ class EdgeBias(Term):
         attributes: A, channels of `graph.edge_attr` (..., E, A); or any module (..., A) -> (..., K) in place of that
             linear map, of which each layer has its copy.
         bias: add c_k to the linear map.
+        structure: the name of the one that it reads, in a call with several.
     """
 
     role = "edge_bias"
@@ -186,8 +188,9 @@ class EdgeBias(Term):
     reads_content = False
     batching = "structure"
 
-    def __init__(self, attributes: int | nn.Module = 1, heads: int | None = None, *, bias: bool = False) -> None:
-        super().__init__(heads)
+    def __init__(self, attributes: int | nn.Module = 1, heads: int | None = None, *, bias: bool = False,
+                 structure: str | None = None) -> None:
+        super().__init__(heads, structure=structure)
         self.module = attributes if isinstance(attributes, nn.Module) else None
         self.attributes = None if isinstance(attributes, nn.Module) else check_positive("EdgeBias", "attributes",
                                                                                        attributes)

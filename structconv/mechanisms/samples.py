@@ -11,6 +11,7 @@ from structconv.errors import StructureError
 from structconv.structures.batching import GridBatch, parts_of
 from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Not, Or, Support
+from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples, Within
 from structconv.structures.supports import Causal, EdgeSupport
 from structconv.structures.values import altered
@@ -30,7 +31,8 @@ def each_sample(inputs: Any) -> list[Any]:
         of_x, of_z = inputs.projected
         projected = list(zip(of_x.split(sources, -2), of_z.split(targets, -2), strict=True))
     kept = [None] * len(x) if inputs.kept is None else inputs.kept.split(sources, -1)
-    structures = parts_of(inputs.structure)
+    given = inputs.structure
+    structures = given.parts() if isinstance(given, NamedStructures) else parts_of(given)
     return [type(inputs)(own, other, structure, after, inputs.sibling, exist)
             for own, other, structure, after, exist in zip(x, z, structures, projected, kept, strict=True)]
 

@@ -87,18 +87,20 @@ def _composed(first: Conv, second: Conv) -> Conv:
 def _merged(first: Conv, second: Conv) -> tuple[Mechanism, Theta]:
     """The mechanism of all products A'_k' A''_k'' and their Theta, merged where that holds on every grid."""
     one, two = first.mechanism, second.mechanism
-    if isinstance(one, Shifts | Cuboid) and isinstance(two, Shifts | Cuboid) and one.ndim == two.ndim:
+    alike = one.structure_name == two.structure_name
+    if alike and isinstance(one, Shifts | Cuboid) and isinstance(two, Shifts | Cuboid) and one.ndim == two.ndim:
         probe = Grid((_REACH,) * (one.ndim or 1))
         before = one.shift(probe)
         after = two.shift(before.output_grid)
         if _merge_anywhere(before, after):
             basis, theta = ops.compose_pairs((before, first.weight()), (after, second.weight()))
             if isinstance(basis, Shift):
-                return Shifts(list(basis.offsets), basis.padding, basis.stride), _theta(theta)
+                merged = Shifts(list(basis.offsets), basis.padding, basis.stride, structure=one.structure_name)
+                return merged, _theta(theta)
     pairs = tuple((IdentityBasis(0, part.mechanism.size), part.weight()) for part in (first, second))
     _, theta = ops.compose_pairs(*pairs)
     for part, other in ((one, two), (two, one)):
-        if isinstance(part, Identity) and part.size == 1:
+        if isinstance(part, Identity) and part.size == 1 and part.structure_name is None:
             return other, _theta(theta)
     return one @ two, _theta(theta)
 

@@ -20,6 +20,7 @@ from structconv.arguments import explained
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
+from structconv.mechanisms.naming import called_with, check_unread
 from structconv.nn.layer import Device, Layer, made_on, recorded
 from structconv.nn.nested import is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
@@ -29,8 +30,6 @@ from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call, Image
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.grid import Grid
-from structconv.structures.samples import Samples
-from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, Weight, WeightList
@@ -183,7 +182,8 @@ class Conv(Layer):
         entries, others, structure = unpacked(type(self).__name__, x, z, structure)
         y = self.forward(entries, others, structure=structure, **options)
         own, *weights = y if isinstance(y, tuple) else (y,)
-        nested = packed(own, x if z is None else z, structure, self.mechanism.output_structure(structure))
+        structure = _structures(self.mechanism, structure, 0)
+        nested = packed(own, x if z is None else z, structure, self.mechanism._leads(structure))
         return (nested, *weights) if weights else nested
 
     def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
@@ -202,10 +202,12 @@ class Conv(Layer):
         mechanism, relative = modules["mechanism"], modules.get("relative_value")
         theta = private.called(modules["weight"])
         wanted = None
+        if type(structure) is dict or "_names" in mechanism.__dict__:
+            structure = _structures(mechanism, structure, axes)
         if structure is not None and not axes:
             wanted = mechanism.input_entries(structure)
             if not mechanism.reads_structure:
-                _check_unread(structure)
+                check_unread(structure)
             if relative is not None:
                 _check_places(structure)
         if z is not None or (wanted is not None and wanted != x.shape[-2]):
@@ -252,7 +254,8 @@ class Conv(Layer):
 
     def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
-        self._check(x, z, structure, axes)
+        check_mechanism(type(self).__name__, self.mechanism)
+        self._check(x, z, _structures(self.mechanism, structure, axes), axes)
         check_bound(type(self).__name__, self.mechanism)
         if z is None and self.other_channels != self.in_channels:
             raise ShapeError("Conv", f"z must be given, with shape (..., N, P'={self.other_channels})", "none",
@@ -319,13 +322,13 @@ def _check_places(structure: Any) -> None:
         raise StructureError("RelativeValue", "each sample must have as many outputs as inputs", repr(samples))
 
 
-def _check_unread(structure: Any) -> None:
-    """Raise `StructureError` where a structure that nothing reads was meant to do something."""
-    filters = isinstance(structure, Support) and not isinstance(structure, Samples)
-    if filters or not isinstance(structure, FrozenValue):
-        expected = "structure must be one that some part of the expression reads"
-        raise StructureError("Conv", expected, repr(structure) if filters else type(structure).__name__,
-                             "Pairs are left out by scores.masked(keep=STRUCTURE) in the expression.")
+def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
+    """The structure of a call, or its structures as a mechanism is told of them."""
+    found = called_with(mechanism, None if axes and type(structure) is not dict else structure)
+    if axes and type(structure) is dict:
+        raise ConfigError("Conv", "an image must have no structure beside its grid", ", ".join(map(repr, structure)),
+                          "Call it on entries: layer(x, structure={name: Grid((H, W)), ...}).")
+    return found
 
 
 def _grid_of(image: Tensor, ndim: int) -> Grid:

@@ -29,7 +29,8 @@ def unpacked(owner: str, x: Any, z: Any, structure: Any) -> tuple[Tensor, Tensor
     for name, t in (("x", x), ("z", x if z is None else z)):
         if not (isinstance(t, Tensor) and t.is_nested):
             raise ConfigError(owner, "x and z must both be nested tensors, or neither", f"{name} is not")
-        plain = t.layout == torch.jagged and t.dim() == 3 and type(t.shape[1]) is not int and t.lengths() is None
+        ragged: Any = t
+        plain = t.layout == torch.jagged and t.dim() == 3 and type(t.shape[1]) is not int and ragged.lengths() is None
         if not plain:
             raise ConfigError(owner, f"{name} must be a nested tensor (B, entries, channels) of layout torch.jagged, "
                               "without holes", f"one of layout {t.layout}", "Make it by "

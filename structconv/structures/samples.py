@@ -116,9 +116,11 @@ class Samples(Support):
         return True
 
     def transpose(self) -> Support:
-        if self.square or not isinstance(self.input_starts, Tensor):
-            return self if self.square else Transposed(self)
-        return derived(self, "transposed", lambda: Samples(*reversed(self.sizes())))
+        return self.turned() if self.square or isinstance(self.input_starts, Tensor) else Transposed(self)
+
+    def turned(self) -> Samples:
+        """Inputs and outputs exchanged."""
+        return self if self.square else derived(self, "turned", lambda: Samples(*reversed(self.sizes())))
 
     def of_outputs(self) -> Samples:
         """Those of what leads on from the outputs."""

@@ -56,21 +56,22 @@ def check_samples(use: Use) -> None:
 
 def larger(use: Use) -> Use:
     """The same layer on another sample: other numbers, and two more entries unless the layer has fixed how many."""
-    structure = next(iter(use.structures), None)
-    grown, counts = structure, {t.shape[-2]: t.shape[-2] + 2 for t in use.arguments}
-    if structure is not None:
-        grown = _grown(structure)
-        counts = {getattr(structure, name): getattr(grown, name) for name in _SIZES if hasattr(structure, name)}
+    grown = [(structure, _grown(structure)) for structure in use.structures]
+    counts = {getattr(old, name): getattr(new, name) for old, new in grown for name in _SIZES if hasattr(old, name)}
+    if not grown:
+        counts = {t.shape[-2]: t.shape[-2] + 2 for t in use.arguments}
     fixed = any(isinstance(module, Given) for module in use.layer.modules())
     if fixed or any(t.shape[-2] not in counts for t in use.arguments):
-        grown, counts = structure, {}
+        grown, counts = [], {}
 
     def of(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             more = counts.get(value.shape[-2], value.shape[-2]) - value.shape[-2]
             new = torch.cat([value.flip(-1) * 0.5, 0.3 + value.new_zeros(*value.shape[:-2], more, value.shape[-1])], -2)
             return new.detach().requires_grad_(value.requires_grad)
-        return grown if value is structure and value is not None else value
+        if isinstance(value, dict):
+            return {name: of(structure) for name, structure in value.items()}
+        return next((new for old, new in grown if old is value), value)
 
     return dataclasses.replace(use, args=tuple(map(of, use.args)),
                                kwargs={name: of(value) for name, value in use.kwargs.items()})
@@ -81,12 +82,14 @@ def side_by_side(first: Use, second: Use) -> Use:
     def of(one: Any, other: Any) -> Any:
         if isinstance(one, Tensor) and one.is_floating_point():
             return torch.cat([one, other], -2).detach().requires_grad_(one.requires_grad)
+        if isinstance(one, dict):
+            return {name: of(structure, other[name]) for name, structure in one.items()}
         pair: list[Any] = [one, other]
         return batch(pair) if isinstance(one, _BATCHED) else one
 
     args = tuple(of(*pair) for pair in zip(first.args, second.args, strict=True))
     kwargs = {name: of(value, second.kwargs[name]) for name, value in first.kwargs.items()}
-    if not any(isinstance(value, _BATCHED) for value in (*first.args, *first.kwargs.values())):
+    if not any(isinstance(value, _BATCHED) for value in first.structures):
         index = list(inspect.signature(first.layer.forward).parameters).index("structure")
         sizes = [[t.shape[-2] for t in each.arguments] for each in (first, second)]
         inputs, outputs = ([each[i] for each in sizes] for i in (0, min(1, len(sizes[0]) - 1)))

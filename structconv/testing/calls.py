@@ -75,6 +75,8 @@ class Use:
     def on(self, fn: Callable[[Any], Any]) -> Use:
         """The same layer with fn of each structure among the arguments."""
         def of(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: fn(structure) for name, structure in value.items()}
             return value if value is None or isinstance(value, Tensor) else fn(value)
 
         return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(v) for name, v in self.kwargs.items()})
@@ -82,7 +84,8 @@ class Use:
     @property
     def structures(self) -> list[Any]:
         """The arguments that are structures."""
-        return [v for v in (*self.args, *self.kwargs.values()) if v is not None and not isinstance(v, Tensor)]
+        given = [v for v in (*self.args, *self.kwargs.values()) if v is not None and not isinstance(v, Tensor)]
+        return [s for v in given for s in (v.values() if isinstance(v, dict) else (v,))]
 
     def copied(self) -> Use:
         """A deep copy of the layer on the same arguments."""

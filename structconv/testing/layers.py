@@ -22,7 +22,7 @@ from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.given import Given
 from structconv.mechanisms.grids import Cuboid
-from structconv.mechanisms.index import Adjacency, Powers, Shifts
+from structconv.mechanisms.index import Adjacency, Chebyshev, Pool, Powers, Relations, Shifts
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.mechanisms.positions import ALiBi, RelativeBias
 from structconv.nn.conv import Conv
@@ -230,6 +230,26 @@ def _expressions() -> None:
                                  .softmax(), P, Q), x()))
 
 
+def _several_structures() -> None:
+    dot = mechanisms.DotProduct(heads=2, dim=3).scaled()
+    line = Shifts([-1, 1], structure="line")
+    named(named_heads=lambda: use(Conv(dot.softmax() | line | Adjacency(structure="bonds"), P, Q), x(),
+                                  structure={"line": Grid(M), "bonds": graph(weighted=True)}),
+          named_mask=lambda: use(Conv(dot.masked(keep="bonds").softmax() | line, P, Q), xs(),
+                                 structure={"line": Grid(M), "bonds": graph()}),
+          named_bias=lambda: use(Conv(((dot + RelativeBias((2,))).masked(keep=Window((3,))).on("line")
+                                       .masked(keep="bonds")).softmax(), P, Q), x(),
+                                 structure={"line": Grid(M), "bonds": graph()}),
+          named_relations=lambda: use(
+              Conv(Chebyshev(2, structure="bonds") | Relations(2, structure="facts"), P, Q), library.random(5, P),
+              structure={"facts": library.knowledge(), "bonds": graph(inputs=5, outputs=5, edges=9)}),
+          named_grid_then_graph=lambda: use(
+              Conv(Pool(2, 1, structure="line") @ Adjacency(structure="coarse"), P, Q), xs(),
+              structure={"line": Grid(M), "coarse": graph(inputs=5, outputs=5, edges=9)}),
+          named_users=lambda: use(Conv(Weighed(5).on("bonds") + Adjacency(structure="roads"), P, Q), x(),
+                                  structure={"bonds": graph(), "roads": graph(edges=7)}))
+
+
 def _additive(activation: Any) -> Use:
     return use(Conv(mechanisms.Additive(3, 2, activation=activation).softmax(), P, Q), xs())
 
@@ -257,5 +277,5 @@ def in_float32(make: Make) -> Use:
         lambda t: t.detach().to(torch.float32).requires_grad_() if t.is_floating_point() else t)
 
 
-for _register in (_graphs, _attention, _grids, _expressions):
+for _register in (_graphs, _attention, _grids, _expressions, _several_structures):
     _register()

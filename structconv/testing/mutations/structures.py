@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def an_index_out_of_range(use: Use) -> None:
     for value in (10**9, -1, None):  # and one beyond the last
         own = own_structures(use)
         own()
-        for structure in own.structures:
+        for structure in filter(tensors_in, own.structures):
             index = tensors_in(structure)[0]
             if not index.numel():
                 return
@@ -152,6 +153,26 @@ def structures_that_nothing_reads(use: Use) -> None:
         assert structure is nothing, f"{structure!r} was taken for a structure"
         everything = joined(use.layer(x, z, Padding(~nothing.keep)))
         assert not torch.equal(y, everything), "a support was not read"
+
+
+def by_name(use: Use) -> dict[str, Any]:
+    """The structures of a call with several."""
+    return next((v for v in (*use.args, *use.kwargs.values()) if isinstance(v, dict)), {})
+
+
+@mutation(lambda use: bool(by_name(use)))
+def names_that_do_not_fit(use: Use) -> None:
+    """A name that is missing, or one that nothing reads, is told beside those that fit."""
+    given = by_name(use)
+    first, *others = given
+    wrong = [{name: given[name] for name in others}, {**given, "more": given[first]}, {"more": given[first]}, None,
+             given[first]]
+    for structures in wrong:
+        error = refusal(replace(use, kwargs={**use.kwargs, "structure": structures}))
+        assert isinstance(error, StructureError), f"{structures!r} for {list(given)} gave {error!r}"
+        names = (*given, *(structures if isinstance(structures, dict) else ()))
+        assert all(repr(name) in str(error) for name in names), f"{error} does not list {names}"
+    check_now(use, "after names that do not fit")
 
 
 def _tables(use: Use) -> list[tuple[Tensor, Callable[[Tensor], Use]]]:

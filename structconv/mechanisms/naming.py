@@ -1,0 +1,134 @@
+"""Names of structures: which of the structures of a call a part of an expression reads, and what else it is told."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self, cast
+
+from structconv.errors import ConfigError, StructureError
+from structconv.structures.named import NamedStructures, Place, listed_names
+from structconv.structures.samples import Samples
+from structconv.structures.supports import Support
+from structconv.structures.values import FrozenValue
+
+__all__ = ["Named", "called_with", "check_name", "check_unread", "names_structures"]
+
+
+class Named:
+    """A part of an expression that reads a structure of the call: the only one, or the one whose name it has."""
+
+    #: The name of the structure that it reads, in a call with several.
+    structure_name: str | None = None
+    #: Whether it may depend on the structure; else a call with a support, which filters pairs, is refused.
+    reads_structure: bool = True
+    #: Whether it hands the structures of a call on to parts inside, as they are.
+    hands_on: bool = False
+
+    def on(self, structure: str) -> Self:
+        """A copy that reads the structure of this name, in calls with several; in an expression all parts and masks do
+        so that have no name yet: `(DotProduct().masked(keep=Window((3, 3))).softmax() | Cuboid((3, 3))).on("pixels")`.
+        """
+        check_name(type(self).__name__, structure)
+        twin: Any = copy.deepcopy(self)
+        for part in twin.modules():
+            if isinstance(part, Named) and part.structure_name is None and not part.hands_on:
+                part.structure_name = structure
+        return cast(Self, twin)
+
+    def output_structure(self, structure: Any) -> Any:
+        """The structure of the outputs, where it leads to another one (a coarser grid)."""
+        return structure
+
+    def _own(self, structure: Any) -> Any:
+        """The structure that it reads, of those of a call."""
+        if type(structure) is not NamedStructures or self.hands_on:
+            return structure
+        return structure.named(type(self).__name__, self.structure_name, self.reads_structure)
+
+    def _told(self, inputs: Any) -> Any:
+        """What it is told of a call: of several structures its own."""
+        if type(inputs[2]) is not NamedStructures or self.hands_on:
+            return inputs
+        return inputs._replace(structure=self._own(inputs[2]))
+
+    def _leads(self, structure: Any) -> Any:
+        """The structures behind it: its own is the one to which it leads."""
+        own = self._own(structure)
+        led = self.output_structure(own)
+        return led if own is structure else structure if led is own else structure.leading(self.structure_name, led)
+
+    def _places(self, structures: NamedStructures) -> list[Place]:
+        """What the structure that it reads tells of the samples of its inputs and outputs, if it is a batch."""
+        untold = self.structure_name is None and len(structures.held) > 1
+        own = None if untold else self._own(structures)
+        if getattr(own, "samples", None) is None:
+            return []
+        return [Place(self.structure_name or next(iter(structures.held)), self._pairs_of(own))]
+
+    def _pairs_of(self, structure: Any) -> Samples:
+        """Which pairs are of one sample."""
+        samples: Samples = structure.samples
+        return samples
+
+    def _keeps_entries(self) -> bool:
+        """Whether its outputs are the entries of its inputs, whatever the structure."""
+        return type(self).output_structure is Named.output_structure
+
+
+def check_name(owner: str, structure: Any) -> str:
+    """The name of a structure, if it is one."""
+    if not isinstance(structure, str) or not structure:
+        raise ConfigError(owner, "structure must be the name of a structure of the call", type(structure).__name__,
+                          "The structure itself goes to the layer: layer(x, structure={name: graph, ...}).")
+    return structure
+
+
+def names_structures(mechanism: Any) -> bool:
+    """Whether some part of an expression has a name for what it reads."""
+    return bool(_readers(mechanism))
+
+
+def called_with(mechanism: Any, structure: Any) -> Any:
+    """What a mechanism is told of the structure of a call, or of its structures, a dict of them by name.
+
+    Raises:
+        StructureError: a name in the expression that the call does not give, or one of the call that nothing reads.
+    """
+    readers = _readers(mechanism)
+    given = structure if type(structure) is dict else {}
+    if not readers and (structure is not given or len(given) == 1):
+        return next(iter(given.values()), structure)
+    if readers.keys() != given.keys():
+        raise StructureError("Conv", "structure must have what the expression names, "
+                             f"{listed_names(readers)}", listed_names(given) if structure is given
+                             else type(structure).__name__, _remedy(list(readers), list(given)))
+    for name, read in readers.items():
+        if not read:
+            check_unread(given[name])
+    named = NamedStructures.of(given)
+    return mechanism._own(named.at(mechanism._places(named)) if named.batched else named)
+
+
+def check_unread(structure: Any) -> None:
+    """Raise `StructureError` where a structure that nothing reads was meant to do something."""
+    filters = isinstance(structure, Support) and not isinstance(structure, Samples)
+    if filters or not isinstance(structure, FrozenValue | NamedStructures):
+        expected = "structure must be one that some part of the expression reads"
+        raise StructureError("Conv", expected, repr(structure) if filters else type(structure).__name__,
+                             "Pairs are left out by scores.masked(keep=STRUCTURE) in the expression.")
+
+
+def _readers(mechanism: Any) -> dict[str, bool]:
+    """The names in an expression, and whether what has the name is known to read a structure."""
+    found: dict[str, bool] = {}
+    for part in mechanism.modules():
+        name = getattr(part, "structure_name", None)
+        if name is not None:
+            found[name] = found.get(name, False) or part.reads_structure
+    return found
+
+
+def _remedy(named: list[str], given: list[str]) -> str:
+    missing, left = ([name for name in one if name not in other] for one, other in ((named, given), (given, named)))
+    return (f"Missing: {listed_names(missing)}; left over: {listed_names(left)}. "
+            "Parts have names by structure=NAME or expression.on(NAME), calls by structure={NAME: graph, ...}.")

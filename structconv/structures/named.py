@@ -1,0 +1,163 @@
+"""`NamedStructures`: the structures of a call by their names, and the samples of the entries that they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self
+
+from structconv.errors import StructureError
+from structconv.memo import derived
+from structconv.structures.batching import batch, parts_of
+from structconv.structures.graph import Graph
+from structconv.structures.grid import Grid
+from structconv.structures.masks import Support
+from structconv.structures.relations import KnowledgeGraph
+from structconv.structures.samples import Samples
+from structconv.structures.values import FrozenValue
+
+__all__ = ["NamedStructures", "Place", "agreed", "behind", "listed_names"]
+
+
+class Place(NamedTuple):
+    """What a named structure says of the samples at some place of an expression: of its inputs and its outputs."""
+
+    name: str
+    samples: Samples
+
+
+class NamedStructures(NamedTuple):
+    """Several structures of one call.
+
+    Args:
+        held: each structure by its name.
+        samples: which entries are of one sample at this place of the expression, where the structures are batches.
+    """
+
+    held: Mapping[str, Any]
+    samples: Samples | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Those of a call. Where some are batches, a graph or a grid that is none is that of each sample.
+
+        Raises:
+            StructureError: a value that is no structure, batches of different numbers of samples, or one beside them
+                that cannot be of each sample.
+        """
+        for name, structure in given.items():
+            if not isinstance(structure, FrozenValue):
+                raise StructureError("structure", f"{name!r} must be a structure", type(structure).__name__,
+                                     "A structure is a Graph, a Grid, a KnowledgeGraph, a batch of them or a Support.")
+        counts = {name: structure.samples.num_samples for name, structure in given.items() if _is_batch(structure)}
+        if len(set(counts.values())) > 1:
+            raise StructureError("structure", "named structures must be batches of as many samples", repr(counts))
+        return cls({name: _for_each(name, structure, next(iter(counts.values()))) for name, structure in given.items()}
+                   if counts else given)
+
+    @property
+    def batched(self) -> bool:
+        """Whether they are batches."""
+        return any(map(_is_batch, self.held.values()))
+
+    def named(self, owner: str, name: str | None, reads: bool) -> Any:
+        """The structure of this name. Without a name it is the only one there is; else what reads none gets the samples
+        of its entries.
+
+        Raises:
+            StructureError: no name where there are several.
+        """
+        if name is not None:
+            return self.held[name]
+        if len(self.held) == 1:
+            return next(iter(self.held.values()))
+        if reads:
+            raise StructureError(owner, "it must name the structure that it reads, where a call has several",
+                                 listed_names(self.held), f"Say {owner}(..., structure=NAME), masked(keep=NAME) or "
+                                 "expression.on(NAME).")
+        return self.samples
+
+    def leading(self, name: str | None, led: Any) -> Self:
+        """The same behind a part that leads from the structure of this name to `led`; the samples are those of `led`.
+        """
+        name = next(iter(self.held)) if name is None and len(self.held) == 1 else name
+        held = self.held if name is None else {**self.held, name: led}
+        samples = getattr(led, "samples", None)
+        return self._replace(held=held, samples=self.samples if samples is None else samples)
+
+    def merged(self, others: Iterable[Self]) -> Self:
+        """These, each as the first of the others has it that has another."""
+        held, samples = dict(self.held), self.samples
+        for other in reversed(list(others)):
+            held.update({name: led for name, led in other.held.items() if led is not self.held[name]})
+            samples = samples if other.samples is self.samples else other.samples
+        same = samples is self.samples and all(held[name] is own for name, own in self.held.items())
+        return self if same else type(self)(held, samples)
+
+    def at(self, places: list[Place]) -> Self:
+        """The same at a place of which the structures tell this.
+
+        Raises:
+            StructureError: they are batches and none of them tells it, or they differ.
+        """
+        if not self.batched:
+            return self
+        if places:
+            found = agreed(places)
+            known = self.samples is not None and found.sizes() == self.samples.sizes()
+            return self if known else self._replace(samples=found)
+        if self.samples is None:
+            raise StructureError("structure", "where structures are batches, one that some part names must tell the "
+                                 "samples of x", listed_names(self.held), "Say expression.on(NAME).")
+        return self
+
+    def parts(self) -> list[Self]:
+        """Those of each sample alone."""
+        assert self.samples is not None
+        count = self.samples.num_samples
+        apart = [parts_of(structure) if _is_batch(structure) else (structure,) * count
+                 for structure in self.held.values()]
+        return [type(self)(dict(zip(self.held, own, strict=True))) for own in zip(*apart, strict=True)]
+
+
+def agreed(places: list[Place]) -> Samples:
+    """The samples of which all these speak; `StructureError` where they are others."""
+    first, *others = places
+    for other in others:
+        _check_alike(first, other, first.samples.sizes(), other.samples.sizes())
+    return first.samples
+
+
+def behind(first: list[Place], second: list[Place]) -> list[Place]:
+    """What two composed parts tell together: the inputs of the first and the outputs of the second."""
+    if not (first and second):
+        return first or second
+    (before, after), (inputs, outputs) = first[0].samples.sizes(), second[0].samples.sizes()
+    _check_alike(first[0], second[0], after, inputs)
+    same = first[0].samples.square and second[0].samples.square
+    return [first[0] if same else Place(first[0].name, Samples(before, outputs))]
+
+
+def _check_alike(first: Place, second: Place, one: Any, other: Any) -> None:
+    """Raise `StructureError` where the numbers of entries in two named structures' samples differ."""
+    if one != other:
+        raise StructureError("structure", f"each sample must have as many entries in {first.name!r} as in "
+                             f"{second.name!r}, for parts of one expression read them", f"{one} and {other}")
+
+
+def listed_names(names: Iterable[str]) -> str:
+    """The names, for an error."""
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _is_batch(structure: Any) -> bool:
+    return getattr(structure, "samples", None) is not None
+
+
+def _for_each(name: str, structure: Any, count: int) -> Any:
+    """A structure beside batches of so many samples."""
+    if _is_batch(structure) or isinstance(structure, Support):
+        return structure
+    if not isinstance(structure, Graph | Grid | KnowledgeGraph):
+        raise StructureError("structure", f"{name!r} must be a batch, as others are", type(structure).__name__)
+    copies: list[Any] = [structure] * count
+    return derived(structure, ("of each sample", count), lambda: batch(copies))
