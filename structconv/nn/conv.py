@@ -71,6 +71,9 @@ class Conv(Layer):
         path, max_bytes: what the planner is held to; see `ops.conv`.
         device, dtype: of all parameters, and of the masks and graphs in the expression.
 
+    A call has a structure, or several by the names that parts of the expression have for them: `layer(x,
+    structure={"bonds": graph, "line": grid})`; see `Mechanism.on`.
+
     Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
     (..., Q, *S'). A layer takes float64, float32, bfloat16 or float16; under `torch.autocast` its products are taken
     in, and y has, the dtype of autocast, as those of torch's layers. A new layer keeps the variance of x where each

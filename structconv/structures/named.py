@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
+import torch
+
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.structures.batching import batch, parts_of
@@ -103,8 +105,7 @@ class NamedStructures(NamedTuple):
             return self
         if places:
             found = agreed(places)
-            known = self.samples is not None and found.sizes() == self.samples.sizes()
-            return self if known else self._replace(samples=found)
+            return self if self.samples is not None and _same(found, self.samples) else self._replace(samples=found)
         if self.samples is None:
             raise StructureError("structure", "where structures are batches, one that some part names must tell the "
                                  "samples of x", listed_names(self.held), "Say expression.on(NAME).")
@@ -123,7 +124,8 @@ def agreed(places: list[Place]) -> Samples:
     """The samples of which all these speak; `StructureError` where they are others."""
     first, *others = places
     for other in others:
-        _check_alike(first, other, first.samples.sizes(), other.samples.sizes())
+        if not _same(first.samples, other.samples):
+            raise _differing(first, other, first.samples.sizes(), other.samples.sizes())
     return first.samples
 
 
@@ -131,17 +133,27 @@ def behind(first: list[Place], second: list[Place]) -> list[Place]:
     """What two composed parts tell together: the inputs of the first and the outputs of the second."""
     if not (first and second):
         return first or second
-    (before, after), (inputs, outputs) = first[0].samples.sizes(), second[0].samples.sizes()
-    _check_alike(first[0], second[0], after, inputs)
-    same = first[0].samples.square and second[0].samples.square
-    return [first[0] if same else Place(first[0].name, Samples(before, outputs))]
+    (name, one), (_, other) = first[0], second[0]
+    if one.square and other.square and _same(one, other):
+        return first[:1]
+    (before, after), (inputs, outputs) = one.sizes(), other.sizes()
+    if after != inputs:
+        raise _differing(first[0], second[0], after, inputs)
+    return [Place(name, Samples(before, outputs))]
 
 
-def _check_alike(first: Place, second: Place, one: Any, other: Any) -> None:
-    """Raise `StructureError` where the numbers of entries in two named structures' samples differ."""
-    if one != other:
-        raise StructureError("structure", f"each sample must have as many entries in {first.name!r} as in "
-                             f"{second.name!r}, for parts of one expression read them", f"{one} and {other}")
+def _same(one: Samples, other: Samples) -> bool:
+    """Whether samples have the same sizes; of those of a program that is traced the sums are known."""
+    if one is other:
+        return True
+    if torch.compiler.is_compiling():
+        return (one.input_count, one.output_count) == (other.input_count, other.output_count)
+    return one.sizes() == other.sizes()
+
+
+def _differing(first: Place, second: Place, one: Any, other: Any) -> StructureError:
+    return StructureError("structure", f"each sample must have as many entries in {first.name!r} as in "
+                          f"{second.name!r}, for parts of one expression read them", f"{one} and {other}")
 
 
 def listed_names(names: Iterable[str]) -> str:

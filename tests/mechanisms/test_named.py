@@ -332,3 +332,12 @@ def test_a_compiler_makes_one_graph(case):
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     same(compiled(x, structure=given), layer(x, structure=given), "compiled")
+
+
+def test_a_compiler_makes_one_graph_of_a_batch():
+    layer = conv(DOT.masked(keep="bonds").softmax() | Adjacency(structure="roads"))
+    given = {"bonds": batch([ring(M), ring(4)]), "roads": batch([star(M), star(4)])}
+    x = numbers(M + 4, P)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    same(compiled(x, structure=given), layer(x, structure=given), "compiled")
