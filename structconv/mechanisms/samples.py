@@ -91,7 +91,7 @@ def within(mask: Any, inputs: Any, samples: Samples) -> Any:
         StructureError: a mask for another batch.
     """
     own = getattr(mask, "samples", None)
-    if own is not None and not own.agrees(samples):
+    if own is not None and own.sizes() != samples.sizes():
         raise StructureError("masked", f"the mask must be for the samples of the call, {samples!r}", repr(own))
     if isinstance(mask, And | Or):
         return altered(mask, first=within(mask.first, inputs, samples), second=within(mask.second, inputs, samples))

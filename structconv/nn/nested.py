@@ -40,10 +40,12 @@ def unpacked(owner: str, x: Any, z: Any, structure: Any) -> tuple[Tensor, Tensor
 
 
 def _joined(owner: str, samples: Samples, structure: Any) -> Any:
+    if type(structure) is dict:  # named ones, which are compared with the entries by whoever reads them
+        return structure
     own = getattr(structure, "samples", None)
     if structure is None or (own is None and isinstance(structure, Support)):
         return samples if structure is None else samples & structure
-    if own is None or not own.agrees(samples):
+    if own is None or own.sizes() != samples.sizes():
         expected = f"structure must be a batch of the samples of x and z, {samples!r}"
         raise StructureError(owner, expected, repr(structure))
     return structure

@@ -126,10 +126,6 @@ class Samples(Support):
         """Those of what leads on from the outputs."""
         return self if self.square else derived(self, "of outputs", lambda: Samples(self.sizes()[1]))
 
-    def agrees(self, other: Samples) -> bool:
-        """Whether these are the same samples."""
-        return self is other or self.sizes() == other.sizes()
-
     def to(self, device: Device) -> Samples:
         """Itself: the numbers stay in main memory, and what is derived of them is where it is asked for."""
         return self
