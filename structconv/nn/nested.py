@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
-from structconv.structures.samples import Samples
+from structconv.structures.samples import Samples, same_samples
 from structconv.structures.supports import Support
 
 __all__ = ["is_nested", "packed", "unpacked"]
@@ -45,7 +45,7 @@ def _joined(owner: str, samples: Samples, structure: Any) -> Any:
     own = getattr(structure, "samples", None)
     if structure is None or (own is None and isinstance(structure, Support)):
         return samples if structure is None else samples & structure
-    if own is None or own.sizes() != samples.sizes():
+    if own is None or not same_samples(own, samples):
         expected = f"structure must be a batch of the samples of x and z, {samples!r}"
         raise StructureError(owner, expected, repr(structure))
     return structure
