@@ -12,7 +12,7 @@ from structconv.structures.batching import GridBatch, parts_of
 from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Not, Or, Support
 from structconv.structures.named import NamedStructures
-from structconv.structures.samples import Samples, Within
+from structconv.structures.samples import Samples, Within, same_samples
 from structconv.structures.supports import Causal, EdgeSupport
 from structconv.structures.values import altered
 from structconv.structures.windows import Window
@@ -91,7 +91,7 @@ def within(mask: Any, inputs: Any, samples: Samples) -> Any:
         StructureError: a mask for another batch.
     """
     own = getattr(mask, "samples", None)
-    if own is not None and own.sizes() != samples.sizes():
+    if own is not None and not same_samples(own, samples):
         raise StructureError("masked", f"the mask must be for the samples of the call, {samples!r}", repr(own))
     if isinstance(mask, And | Or):
         return altered(mask, first=within(mask.first, inputs, samples), second=within(mask.second, inputs, samples))

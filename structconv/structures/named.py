@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
-import torch
-
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.structures.batching import batch, parts_of
@@ -14,7 +12,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.masks import Support
 from structconv.structures.relations import KnowledgeGraph
-from structconv.structures.samples import Samples
+from structconv.structures.samples import Samples, same_samples
 from structconv.structures.values import FrozenValue
 
 __all__ = ["NamedStructures", "Place", "agreed", "behind", "listed_names"]
@@ -105,7 +103,7 @@ class NamedStructures(NamedTuple):
             return self
         if places:
             found = agreed(places)
-            return self if self.samples is not None and _same(found, self.samples) else self._replace(samples=found)
+            return self if self.samples is not None and same_samples(found, self.samples) else self._replace(samples=found)
         if self.samples is None:
             raise StructureError("structure", "where structures are batches, one that some part names must tell the "
                                  "samples of x", listed_names(self.held), "Say expression.on(NAME).")
@@ -124,7 +122,7 @@ def agreed(places: list[Place]) -> Samples:
     """The samples of which all these speak; `StructureError` where they are others."""
     first, *others = places
     for other in others:
-        if not _same(first.samples, other.samples):
+        if not same_samples(first.samples, other.samples):
             raise _differing(first, other, first.samples.sizes(), other.samples.sizes())
     return first.samples
 
@@ -134,21 +132,12 @@ def behind(first: list[Place], second: list[Place]) -> list[Place]:
     if not (first and second):
         return first or second
     (name, one), (_, other) = first[0], second[0]
-    if one.square and other.square and _same(one, other):
+    if one.square and other.square and same_samples(one, other):
         return first[:1]
     (before, after), (inputs, outputs) = one.sizes(), other.sizes()
     if after != inputs:
         raise _differing(first[0], second[0], after, inputs)
     return [Place(name, Samples(before, outputs))]
-
-
-def _same(one: Samples, other: Samples) -> bool:
-    """Whether samples have the same sizes; of those of a program that is traced the sums are known."""
-    if one is other:
-        return True
-    if torch.compiler.is_compiling():
-        return (one.input_count, one.output_count) == (other.input_count, other.output_count)
-    return one.sizes() == other.sizes()
 
 
 def _differing(first: Place, second: Place, one: Any, other: Any) -> StructureError:

@@ -16,7 +16,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.masks import Device, Support, Transposed, listed
 from structconv.structures.values import structure
 
-__all__ = ["EachWithin", "Samples", "Within"]
+__all__ = ["EachWithin", "Samples", "Within", "same_samples"]
 
 
 @structure(init=False)
@@ -193,6 +193,15 @@ class EachWithin(Support):
                 inside = inside & support._contains(*own)
             found = found | inside
         return found
+
+
+def same_samples(one: Samples, other: Samples) -> bool:
+    """Whether samples have the same sizes; of those of a program that is traced the sums are known."""
+    if one is other:
+        return True
+    if torch.compiler.is_compiling():
+        return (one.input_count, one.output_count) == (other.input_count, other.output_count)
+    return one.sizes() == other.sizes()
 
 
 def _checked(name: str, sizes: Any) -> list[int]:
