@@ -103,7 +103,8 @@ class NamedStructures(NamedTuple):
             return self
         if places:
             found = agreed(places)
-            return self if self.samples is not None and same_samples(found, self.samples) else self._replace(samples=found)
+            known = self.samples is not None and same_samples(found, self.samples)
+            return self if known else self._replace(samples=found)
         if self.samples is None:
             raise StructureError("structure", "where structures are batches, one that some part names must tell the "
                                  "samples of x", listed_names(self.held), "Say expression.on(NAME).")

@@ -335,6 +335,7 @@ def test_a_compiler_makes_one_graph(case):
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     same(compiled(x, structure=given), layer(x, structure=given), "compiled")
+    torch.compiler.reset()
 
 
 def test_a_compiler_makes_one_graph_of_a_batch():
@@ -344,3 +345,4 @@ def test_a_compiler_makes_one_graph_of_a_batch():
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     same(compiled(x, structure=given), layer(x, structure=given), "compiled")
+    torch.compiler.reset()
