@@ -22,7 +22,7 @@ from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_unread
 from structconv.nn.layer import Device, Layer, made_on, recorded
-from structconv.nn.nested import is_nested, packed, unpacked
+from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -183,6 +183,8 @@ class Conv(Layer):
     def _nested(self, x: Tensor, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
         entries, others, structure = unpacked(type(self).__name__, x, z, structure)
+        if type(structure) is dict:
+            check_named(type(self).__name__, x, _structures(self.mechanism, structure, 0))
         y = self.forward(entries, others, structure=structure, **options)
         own, *weights = y if isinstance(y, tuple) else (y,)
         structure = _structures(self.mechanism, structure, 0)

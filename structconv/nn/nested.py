@@ -11,7 +11,7 @@ from structconv.errors import ConfigError, StructureError
 from structconv.structures.samples import Samples, same_samples
 from structconv.structures.supports import Support
 
-__all__ = ["is_nested", "packed", "unpacked"]
+__all__ = ["check_named", "is_nested", "packed", "unpacked"]
 
 
 def is_nested(*tensors: Any) -> bool:
@@ -40,7 +40,7 @@ def unpacked(owner: str, x: Any, z: Any, structure: Any) -> tuple[Tensor, Tensor
 
 
 def _joined(owner: str, samples: Samples, structure: Any) -> Any:
-    if type(structure) is dict:  # named ones, which are compared with the entries by whoever reads them
+    if type(structure) is dict:  # whose samples `check_named` compares
         return structure
     own = getattr(structure, "samples", None)
     if structure is None or (own is None and isinstance(structure, Support)):
@@ -49,6 +49,14 @@ def _joined(owner: str, samples: Samples, structure: Any) -> Any:
         expected = f"structure must be a batch of the samples of x and z, {samples!r}"
         raise StructureError(owner, expected, repr(structure))
     return structure
+
+
+def check_named(owner: str, x: Any, named: Any) -> None:
+    """Raise `StructureError` where named structures are no batches of the sequences of x."""
+    samples, own = Samples(x.offsets().diff()), getattr(named, "samples", None)
+    if own is None or own.sizes()[0] != samples.sizes()[0]:
+        raise StructureError(owner, f"named structures must be batches of the samples of x, {samples!r}",
+                             "none" if own is None else f"samples of {own.sizes()[0]} entries")
 
 
 def packed(y: Tensor, outputs: Any, structure: Any, led: Any) -> Tensor:

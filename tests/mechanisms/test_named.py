@@ -314,6 +314,9 @@ def test_nested_tensors_have_named_batches():
     given = {"bonds": batch([ring(3), ring(5)]), "line": Samples([3, 5])}
     for y, x in zip(layer(nested, structure=given).unbind(), xs, strict=True):
         same(y, layer(x, structure={"bonds": ring(len(x)), "line": Grid(len(x))}), "nested")
+    for wrong in ({"bonds": batch([ring(5), ring(3)]), "line": Samples([5, 3])}, {"bonds": ring(8), "line": Grid(8)}):
+        with pytest.raises(StructureError, match="batches of the samples of x"):
+            layer(nested, structure=wrong)
 
 
 def test_edge_attributes_by_name_are_trained():
@@ -332,6 +335,7 @@ def test_a_compiler_makes_one_graph(case):
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     same(compiled(x, structure=given), layer(x, structure=given), "compiled")
+    torch.compiler.reset()
 
 
 def test_a_compiler_makes_one_graph_of_a_batch():
@@ -341,3 +345,4 @@ def test_a_compiler_makes_one_graph_of_a_batch():
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     same(compiled(x, structure=given), layer(x, structure=given), "compiled")
+    torch.compiler.reset()
