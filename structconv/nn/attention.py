@@ -84,7 +84,7 @@ class MultiheadAttention(Conv):
         if others:
             raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
                               f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")
-        if is_nested(x, z):
+        if type(x) is not Tensor and is_nested(x, z):
             return self._nested(x, z, structure, keep=keep, drop=drop, return_weights=return_weights)
         return super().forward(x, z, self._pairs(x, z, keep, drop, structure), return_weights=return_weights)
 

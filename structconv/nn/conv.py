@@ -122,7 +122,7 @@ class Conv(Layer):
         if type(x) is Proxy:
             return recorded(self, x, z, structure, axes=axes, return_weights=return_weights)
         try:
-            if is_nested(x, z):
+            if type(x) is not Tensor and is_nested(x, z):
                 return self._nested(x, z, structure, return_weights=return_weights)
             call, image = self._call(x, z, structure, axes)
             plan = plan_for(call, self.path, self.max_bytes, image)
@@ -227,7 +227,7 @@ class Conv(Layer):
     def _check(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
-        if isinstance(x, Tensor) and x.is_nested:
+        if any(isinstance(t, Tensor) and t.is_nested for t in (x, z)):
             unpacked(type(self).__name__, x, z, structure)
         check_tensor("Conv", "x", x)
         if axes:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.mechanisms.expression import Position
+from structconv.structures import Samples
 from structconv.testing.calls import Use, as_written, check_now, forgotten, joined
 from structconv.testing.checks import same
 from structconv.testing.mutations.register import mutation
@@ -154,9 +155,10 @@ def _gradients(y: Tensor, use: Use) -> list[Tensor]:
 
 def without_numbers(use: Use) -> bool:
     """Whether what a call computes, and which pairs it lists, depends on sizes and structure alone, and no structure is
-    held where the layer does not move it."""
+    held where the layer does not move it. Within samples pairs are listed, and then left out, by their numbers."""
     held = [part for part in use.layer.modules() if type(part).__name__ == "Given" or isinstance(part, Position)]
-    return not (has_graph(use) or held or any(map(_by_groups, use.layer.modules())))
+    samples = any(isinstance(structure, Samples) for structure in use.structures)
+    return not (has_graph(use) or samples or held or any(map(_by_groups, use.layer.modules())))
 
 
 def _by_groups(part: nn.Module) -> bool:
