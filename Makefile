@@ -32,7 +32,7 @@ demo: $(READY) ## learn one task through seven structures; report in runs/demo/r
 	$(BIN)/structconv compare digits --out runs/demo
 
 test: $(READY_TEST) ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-native: $(READY) ## run the native kernels under a memory checker
 	$(BIN)/python tests/native/run.py
