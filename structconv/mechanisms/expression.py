@@ -22,7 +22,7 @@ from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
 from structconv.mechanisms.options import KEPT, may_change, options
-from structconv.mechanisms.samples import each_sample, leaves_out
+from structconv.mechanisms.samples import each_sample, left_out
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
 from structconv.primitives.segments import segment_sum
@@ -30,8 +30,7 @@ from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples
 from structconv.structures.values import Entries, static, tensors_in
 
-__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism",
-           "left_out"]
+__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
 Leaves = tuple[Any, ...]
 
@@ -366,11 +365,6 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism.operation(name, *args, **options)
-
-
-def left_out(basis: Basis, samples: Samples) -> Basis:
-    """The basis without the pairs of different samples."""
-    return basis if leaves_out(basis.support()) else basis.masked(keep=samples)
 
 
 def _mechanisms_alone(module: nn.Module) -> dict[str, Any]:

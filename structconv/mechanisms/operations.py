@@ -18,10 +18,10 @@ from structconv.bases.normalisations import normalisation
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.spec import Function
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Inputs, Leaves, Mechanism, left_out
+from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
-from structconv.mechanisms.samples import closings
+from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 from structconv.structures.samples import Samples
@@ -41,9 +41,8 @@ class Step(NamedTuple):
 _JOINING = ("concat", "compose", "add", "multiply", "outer")
 #: What joins pair by pair.
 _ENTRYWISE_JOINS = (None, "add", "multiply")
-#: Operators on scores, and those of them and others that make weights.
+#: Operators on scores alone.
 _OF_SCORES = ("softmax_with_sink", "log_softmax")
-_NORMALISING = ("normalize", "softmax_with_sink")
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
@@ -172,7 +171,7 @@ class Operation(ByRole, Mechanism):
 
     @property
     def has_scores(self) -> bool:  # type: ignore[override]
-        normalised = any(step.name in _NORMALISING for step in self.steps)
+        normalised = any(step.name in NORMALISING for step in self.steps)
         return not normalised and self.join != "compose" and any(operand.has_scores for operand in self.mechanisms())
 
     @property

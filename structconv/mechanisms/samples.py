@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from structconv.bases.base import Basis
 from structconv.errors import StructureError
 from structconv.structures.batching import GridBatch, parts_of
 from structconv.structures.graph import Graph
@@ -17,7 +18,7 @@ from structconv.structures.supports import Causal, EdgeSupport
 from structconv.structures.values import altered
 from structconv.structures.windows import Window
 
-__all__ = ["closings", "each_sample", "leaves_out", "positions", "within"]
+__all__ = ["NORMALISING", "closings", "each_sample", "left_out", "positions", "within"]
 
 
 def each_sample(inputs: Any) -> list[Any]:
@@ -57,7 +58,7 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
 
 #: Steps that read one pair at a time and leave a zero zero; those that make weights of scores.
 _ENTRYWISE = frozenset(("masked", "multiply", "leaky_relu", "scaled", "softcap", "dropout"))
-_NORMALISING = frozenset(("normalize", "softmax_with_sink"))
+NORMALISING = frozenset(("normalize", "softmax_with_sink"))
 
 
 def closings(steps: tuple[Any, ...], opened: bool) -> tuple[frozenset[int], bool]:
@@ -73,14 +74,19 @@ def closings(steps: tuple[Any, ...], opened: bool) -> tuple[frozenset[int], bool
         if (whole and opened) or not (opened or left or sums or step.name in _ENTRYWISE or step.name == "transpose"):
             before.add(i)
             opened, left = False, True
-        left = left and step.name not in _NORMALISING
+        left = left and step.name not in NORMALISING
     return frozenset(before), opened
 
 
-def leaves_out(support: Support | None) -> bool:
+def left_out(basis: Basis, samples: Samples) -> Basis:
+    """The basis without the pairs of different samples."""
+    return basis if _leaves_out(basis.support()) else basis.masked(keep=samples)
+
+
+def _leaves_out(support: Support | None) -> bool:
     """Whether no pair in the support is of two samples, as far as its type tells."""
     if isinstance(support, Or):
-        return leaves_out(support.first) and leaves_out(support.second)
+        return _leaves_out(support.first) and _leaves_out(support.second)
     return support is not None and support.samples is not None
 
 

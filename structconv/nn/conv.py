@@ -183,12 +183,12 @@ class Conv(Layer):
     def _nested(self, x: Tensor, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
         entries, others, structure = unpacked(type(self).__name__, x, z, structure)
+        told = _structures(self.mechanism, structure, 0)
         if type(structure) is dict:
-            check_named(type(self).__name__, x, _structures(self.mechanism, structure, 0))
+            check_named(type(self).__name__, x, told)
         y = self.forward(entries, others, structure=structure, **options)
         own, *weights = y if isinstance(y, tuple) else (y,)
-        structure = _structures(self.mechanism, structure, 0)
-        nested = packed(own, x if z is None else z, structure, self.mechanism._leads(structure))
+        nested = packed(own, x if z is None else z, told, self.mechanism._leads(told))
         return (nested, *weights) if weights else nested
 
     def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:

@@ -137,11 +137,9 @@ class Samples(Support):
         return f"Samples(B={self.num_samples}, M={self.input_count}{outputs})"
 
 
-@structure()
-class Within(Support):
-    """The pairs whose places in their own samples are in `support`: for a mask that says something of positions."""
+class _InPlaces(Support):
+    """A support over the entries of a batch, by their places in their own samples."""
 
-    support: Support
     places: Samples
 
     @property
@@ -151,6 +149,14 @@ class Within(Support):
     @property
     def num_outputs(self) -> int:
         return self.places.num_outputs
+
+
+@structure()
+class Within(_InPlaces):
+    """The pairs whose places in their own samples are in `support`: for a mask that says something of positions."""
+
+    support: Support
+    places: Samples
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         inputs, outputs = self.places.positions(m.device)
@@ -161,19 +167,11 @@ class Within(Support):
 
 
 @structure()
-class EachWithin(Support):
+class EachWithin(_InPlaces):
     """The pairs of each sample that are in its own support, by their places in the sample."""
 
     supports: tuple[Support | None, ...]
     places: Samples
-
-    @property
-    def num_inputs(self) -> int:
-        return self.places.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.places.num_outputs
 
     @property
     def samples(self) -> Samples:
