@@ -10,7 +10,8 @@ import torch
 from structconv.errors import StructureError
 from structconv.mechanisms import Chebyshev, DotProduct, Incidence
 from structconv.nn import Conv
-from structconv.structures import Graph, Grid, Samples, Window, batch
+from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Window, batch
+from structconv.structures.batching import parts_of
 from structconv.testing.batches import check_samples, takes_samples
 from structconv.testing.layers import uses
 
@@ -81,3 +82,20 @@ def test_edges_between_samples_and_sizes_that_do_not_fit_are_refused():
     for sizes in ([], [-1], [2.0], "ab", 3):
         with pytest.raises(StructureError, match="Samples"):
             Samples(sizes)
+
+
+def test_triples_between_samples_are_refused_as_edges_are():
+    knowledge = batch([KnowledgeGraph(torch.tensor([[0, 0, 1]]), 3, ("a",)),
+                       KnowledgeGraph(torch.tensor([[1, 0, 0]]), 2, ("a",))])
+    both = batch([Graph.complete(3), Graph.complete(2)])
+    for whole, others in ((knowledge, {"triples": torch.tensor([[0, 0, 4], [1, 0, 1]])}),
+                          (both, {"edge_index": torch.tensor([[0], [4]])})):
+        with pytest.raises(StructureError, match="must join entries of one sample"):
+            dataclasses.replace(whole, **others)
+        for samples in (Samples([3, 3]), [3, 2]):
+            with pytest.raises(StructureError, match="samples must be Samples of M=5 inputs and N=5 outputs"):
+                dataclasses.replace(whole, samples=samples)
+    for whole, index in ((knowledge, knowledge.triples), (both, both.edge_index.T)):
+        index[0, -1] = 4
+        with pytest.raises(StructureError, match="must join entries of one sample"):
+            parts_of(whole)

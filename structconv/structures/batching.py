@@ -12,7 +12,7 @@ from torch import Tensor
 from structconv.arguments import explained
 from structconv.errors import ShapeError, StructureError
 from structconv.memo import derived
-from structconv.structures.graph import Graph, edge_axis
+from structconv.structures.graph import Graph, check_samples, edge_axis
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
@@ -127,7 +127,9 @@ def parts_of(structure: Structure) -> tuple[Any, ...]:
 def _graph_parts(graph: Graph) -> tuple[Graph, ...]:
     samples: Samples = graph.samples
     device = graph.edge_index.device
-    order, counts = _by_sample(samples, graph.source, graph.target)
+    ends = graph.source, graph.target
+    check_samples("Graph", "edges", graph.edge_index, ends, (graph.num_inputs, graph.num_outputs), samples)
+    order, counts = _by_sample(samples, graph.target)
     index = graph.edge_index.index_select(1, order)
     index = torch.stack([position[own] for position, own in zip(samples.positions(device), index, strict=True)])
     weight, attr = (None if t is None else t.index_select(edge_axis(t), order).split(counts, edge_axis(t))
@@ -141,20 +143,17 @@ def _graph_parts(graph: Graph) -> tuple[Graph, ...]:
 def _knowledge_parts(graph: KnowledgeGraph) -> tuple[KnowledgeGraph, ...]:
     samples: Samples = graph.samples
     head, relation, tail = graph.triples.unbind(1)
-    order, counts = _by_sample(samples, head, tail)
+    check_samples("KnowledgeGraph", "triples", graph.triples, (head, tail), (graph.num_entities,) * 2, samples)
+    order, counts = _by_sample(samples, tail)
     position, _ = samples.positions(head.device)
     triples = torch.stack([position[head], relation, position[tail]], 1).index_select(0, order)
     return tuple(KnowledgeGraph(own.to(graph.triples.dtype), size, graph.relations)
                  for own, size in zip(triples.split(counts), samples.sizes()[0], strict=True))
 
 
-def _by_sample(samples: Samples, source: Tensor, target: Tensor) -> tuple[Tensor, list[int]]:
+def _by_sample(samples: Samples, target: Tensor) -> tuple[Tensor, list[int]]:
     """The places of the edges in the order of their samples, and how many each has."""
-    of_inputs, of_outputs = samples.members(source.device)
-    owner = of_outputs[target.long()]
-    if not torch.equal(owner, of_inputs[source.long()]):
-        raise StructureError("batch", "edges must join entries of one sample", "an edge from one to another",
-                             "dataclasses.replace(graph, samples=None) makes it one graph.")
+    owner = samples.members(target.device)[1][target.long()]
     return owner.argsort(stable=True), torch.bincount(owner, minlength=samples.num_samples).tolist()
 
 

@@ -15,7 +15,7 @@ from structconv.primitives.layout import Csr, check_bounds, layouts
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, structure
 
-__all__ = ["Graph", "check_index_tensor", "check_size", "distinct", "edge_axis"]
+__all__ = ["Graph", "check_index_tensor", "check_samples", "check_size", "distinct", "edge_axis"]
 
 
 @structure(init=False)
@@ -69,7 +69,7 @@ class Graph(Exchange, Structure):
             check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
             _check_edge_values(self)
             if samples is not None:
-                _check_samples(edge_index, self._sizes(), samples)
+                check_samples("Graph", "edges", edge_index, (edge_index[0], edge_index[1]), (inputs, outputs), samples)
 
     @classmethod
     def complete(cls, num_nodes: int, *, self_loops: bool = False, device: torch.device | str | None = None) -> Graph:
@@ -235,6 +235,7 @@ def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | Non
 #: What people give for tensors and numbers, and what no tracer's stand-in is.
 _DATA = (str, bytes, bool, float, complex, list, tuple, dict, set, frozenset, torch.nn.Module, type)
 _TOO_MANY = 2 ** 63
+_ONE_GRAPH = "dataclasses.replace(graph, samples=None) makes it one graph."
 _CONVERSIONS = {"edge_index": "Graph.from_data(data)", "tocoo": "Graph.from_scipy(matrix)",
                 "is_directed": "Graph.from_networkx(graph)"}
 
@@ -296,20 +297,27 @@ def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) ->
     return above[0] if inputs is None else inputs, above[1] if outputs is None else outputs
 
 
-def _check_samples(index: Tensor, sizes: Any, samples: Any) -> None:
-    """Raise `StructureError` where the samples are of other entries, or an edge joins two of them."""
-    own = samples.num_inputs, samples.num_outputs
-    if own != tuple(size for _, size in sizes):
-        raise StructureError("Graph", f"samples must have {' and '.join(f'{name}={n}' for name, n in sizes)}", own,
-                             "dataclasses.replace(graph, samples=None) makes it one graph.")
+def check_samples(owner: str, item: str, held: Tensor, ends: tuple[Tensor, Tensor], sizes: tuple[int, int],
+                  samples: Any) -> None:
+    """Raise `StructureError` where the samples are of other entries, or an edge joins two of them.
+
+    Args:
+        item: what goes from one entry to the other, "edges" or "triples".
+        held: the tensor that says it, and of whose `ends` (E,), inputs and outputs, the answer is remembered.
+        sizes: M and N.
+    """
+    own = getattr(samples, "num_inputs", None), getattr(samples, "num_outputs", None)
+    if own != sizes:
+        raise StructureError(owner, f"samples must be Samples of M={sizes[0]} inputs and N={sizes[1]} outputs",
+                             repr(samples), _ONE_GRAPH)
 
     def joined() -> bool:
-        inputs, outputs = samples.members(index.device)
-        return torch.equal(inputs[index[0].long()], outputs[index[1].long()])
+        inputs, outputs = samples.members(held.device)
+        return torch.equal(inputs[ends[0].long()], outputs[ends[1].long()])
 
-    if not derived((index, samples.input_starts, samples.output_starts), "within samples", joined):
-        raise StructureError("Graph", "edges must join entries of one sample", "an edge from one to another",
-                             "dataclasses.replace(graph, samples=None) makes it one graph.")
+    if not derived((held, samples.input_starts, samples.output_starts), "within samples", joined):
+        raise StructureError(owner, f"{item} must join entries of one sample", "one that joins entries of two",
+                             _ONE_GRAPH)
 
 
 def _check_edge_values(graph: Graph) -> None:

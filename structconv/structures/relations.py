@@ -12,7 +12,7 @@ from torch import Tensor
 from structconv.arguments import explained
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
-from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_size
+from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_samples, check_size
 from structconv.structures.values import Structure, structure
 
 __all__ = ["KnowledgeGraph"]
@@ -34,7 +34,8 @@ class KnowledgeGraph(Structure):
         samples: of which graph each entity is, a `Samples`, where it is a `batch` of several.
 
     Raises:
-        StructureError: a wrong shape or dtype, an index that is negative or out of range, a name given twice.
+        StructureError: a wrong shape or dtype, an index that is negative or out of range, a name given twice, a triple
+            from one sample to another.
     """
 
     ENTRY_COUNTS = ("num_entities",)
@@ -60,6 +61,9 @@ class KnowledgeGraph(Structure):
                 raise StructureError("KnowledgeGraph", f"entities must have num_entities={num_entities} names",
                                      len(entities))
             check_bounds("KnowledgeGraph", "triples", "triple", triples.T, sizes)
+            if samples is not None:
+                check_samples("KnowledgeGraph", "triples", triples, (triples[:, 0], triples[:, 2]),
+                              (num_entities, num_entities), samples)
             counted = derived(triples, ("counts", len(relations)), lambda: _count(triples, len(relations)))
             if counts is not None and all(type(count) is int for count in counts) and tuple(counts) != counted:
                 raise StructureError("KnowledgeGraph", f"counts must be {counted}", tuple(counts), "Leave them out.")
