@@ -26,9 +26,10 @@ from structconv.mechanisms.samples import each_sample, left_out
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
 from structconv.primitives.segments import segment_sum
+from structconv.structures.entries import Entries, show_use
 from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples
-from structconv.structures.values import Entries, static, tensors_in
+from structconv.structures.values import static, tensors_in
 
 __all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
@@ -59,9 +60,9 @@ class Inputs(NamedTuple):
     sibling: Any = None
     kept: Tensor | None = None
 
-    def of_spec(self) -> Inputs:
-        """The same, whose M and N show where a spec holds them."""
-        return _OfSpec(*self)
+    def showing(self) -> Inputs:
+        """The same, whose M and N show where they are used."""
+        return _Showing(*self)
 
     @property
     def samples(self) -> Samples | None:
@@ -88,7 +89,6 @@ class Inputs(NamedTuple):
         """N."""
         return self.z.shape[-2]
 
-
     def existing(self) -> int | Tensor:
         """How many inputs there are, M, or without those that are masked out (..., 1); of a batch of samples, those of
         the sample of each output, (..., N)."""
@@ -100,18 +100,18 @@ class Inputs(NamedTuple):
         return segment_sum(kept.to(self.dtype), of_inputs, samples.num_samples)[..., of_outputs]
 
 
-class _OfSpec(Inputs):
-    """The same for a spec, which shows where it holds M or N."""
+class _Showing(Inputs):
+    """The same, whose M and N show where they are used."""
 
     @property
     def num_inputs(self) -> int:
         """M."""
-        return Entries(self.x.shape[-2])
+        return cast(int, Entries(self.x.shape[-2]))
 
     @property
     def num_outputs(self) -> int:
         """N."""
-        return Entries(self.z.shape[-2])
+        return cast(int, Entries(self.z.shape[-2]))
 
 
 class _TokenAttribute:
@@ -228,13 +228,14 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def _spec(self, inputs: Inputs, leaves: StandIns) -> Basis:
         """The spec, made of options and leaves alone: whatever else `fill` read would stay behind in the plan."""
         try:
-            spec = self._alone()._fill_next(inputs.of_spec(), iter(leaves))
+            spec = self._alone()._fill_next(inputs, iter(leaves))
         except AttributeError as error:
             raise ConfigError(type(self).__name__, "fill must read nothing but options and leaves", str(error),
                               "Return it from forward, as a leaf, or make it an option.") from error
         if tensors_in(spec):
             raise ConfigError(type(self).__name__, "fill must take tensors from its leaves", repr(spec),
                               "Return the tensor from forward, as a leaf.")
+        show_use(lambda: self._alone()._fill_next(inputs.showing(), iter(leaves)))
         return spec
 
     def _alone(self) -> Self:

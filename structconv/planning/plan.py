@@ -30,7 +30,8 @@ from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, Problem, Run
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
-from structconv.structures.values import EXACT, Entries, FrozenValue, holds_entries, key_of, size_class
+from structconv.structures.entries import Entries
+from structconv.structures.values import EXACT, FrozenValue, key_of, size_class
 from structconv.theta import wants_grad
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "decide", "plan_for", "subject"]
@@ -184,7 +185,7 @@ def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, im
         return known
     measured = Entries.measured
     spec = call.spec()
-    if holds_entries(spec) or Entries.measured > measured:
+    if Entries.measured > measured:
         _SIZED.add(key)
         key = sized
     problem = _problem(call, spec, max_bytes, image, nominal=False)

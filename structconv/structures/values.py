@@ -15,8 +15,8 @@ from torch import Tensor
 
 from structconv.memo import forget, mark
 
-__all__ = ["NOTED", "VALUES", "Entries", "FrozenValue", "Structure", "frozen", "holds_entries", "key_of", "map_tensors",
-           "size_class", "static", "structure", "tensors_in"]
+__all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "frozen", "key_of", "map_tensors", "size_class", "static",
+           "structure", "tensors_in"]
 
 C = TypeVar("C", bound=type)
 #: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
@@ -27,60 +27,6 @@ VALUES = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device
                     MethodDescriptorType, WrapperDescriptorType))
 #: Sizes up to which each is a class of its own; larger ones share it with those of the same quarter octave.
 EXACT = 64
-
-
-class Entries(int):
-    """A number of entries as a spec is told of it, equal to the plain one: what is computed of it is one again.
-
-    A real number does not show that it was one, so that it is counted how often one was made: by `float(M)`, `M / n` or
-    `M ** p`. Of a float on its left, as in `0.5 * M`, Python tells nothing: `float(M) * 0.5` is seen.
-    """
-
-    measured: ClassVar[int] = 0
-
-    def __add__(self, other: int) -> Entries:
-        return Entries(int(self) + other)
-
-    def __sub__(self, other: int) -> Entries:
-        return Entries(int(self) - other)
-
-    def __mul__(self, other: int) -> Entries:
-        return Entries(int(self) * other)
-
-    def __floordiv__(self, other: int) -> Entries:
-        return Entries(int(self) // other)
-
-    def __mod__(self, other: int) -> Entries:
-        return Entries(int(self) % other)
-
-    def __rsub__(self, other: int) -> Entries:
-        return Entries(other - int(self))
-
-    def __neg__(self) -> Entries:
-        return Entries(-int(self))
-
-    def __truediv__(self, other: float) -> float:
-        return float(self) / other
-
-    def __rtruediv__(self, other: float) -> float:
-        return other / float(self)
-
-    def __pow__(self, other: Any, modulo: Any = None) -> Any:
-        return float(self) ** other if isinstance(other, float) or other < 0 else Entries(int(self) ** other)
-
-    def __float__(self) -> float:
-        Entries.measured += 1
-        return float(int(self))
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-def holds_entries(value: Any) -> bool:
-    """Whether a spec holds a number of entries elsewhere than among the counts of its values, as an option of one."""
-    if isinstance(value, FrozenValue):
-        return any(holds_entries(field) for name, field in zip(field_names(value), fields(value), strict=True)
-                   if name not in value.ENTRY_COUNTS)
-    return any(map(holds_entries, value)) if isinstance(value, tuple | list) else isinstance(value, Entries)
 
 
 class FrozenValue:
