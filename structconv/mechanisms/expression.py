@@ -348,6 +348,11 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         led = self.output_structure(structure)
         return _count(led, "num_outputs")
 
+    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+        """Whose entries the outputs are: those of "z", or, whatever z is, those of "x"; `None` for others, of which
+        nothing is known but how many there are (a coarser grid, edges, learnt queries)."""
+        return "z"
+
     def hides(self, structure: Any) -> bool:
         """Whether `kept_inputs` is to be asked in a call with this structure. Cheap: it is asked in each."""
         return False

@@ -40,6 +40,9 @@ class GraphMechanism(Mechanism):
     reads_entries = reads_content = False
     batching = "structure"
 
+    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+        return "x" if getattr(structure, "is_square", True) else None
+
 
 class MatrixMechanism(GraphMechanism):
     """One matrix over the edges of a graph: the leaves are the edges, and their values or none."""
@@ -300,7 +303,6 @@ class Incidence(GraphMechanism):
     Args:
         end: "sender" (row 0 of `edge_index`), "receiver" (row 1) or "sample".
         structure: the name of the one that it reads, in a call with several.
-        structure: the name of the one that it reads, in a call with several.
     """
 
     def __init__(self, end: str, *, structure: str | None = None) -> None:
@@ -311,6 +313,9 @@ class Incidence(GraphMechanism):
     def input_entries(self, structure: Any) -> int | None:
         receivers = self.end == "receiver" and isinstance(structure, Graph)
         return structure.num_outputs if receivers else super().input_entries(structure)
+
+    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+        return None
 
     def output_entries(self, structure: Any) -> int | None:
         if self.end == "sample" and structure is not None:

@@ -70,9 +70,13 @@ class GridMechanism(Mechanism):
             grid = self._grid(grid, inputs.num_inputs)
         return (self.shift(grid, inputs.x.device),)
 
-    def output_structure(self, structure: AnyGrid) -> AnyGrid:
-        """The grid on which the outputs lie, for inputs on the grid `structure`."""
-        return self.shift(self._grid(structure, 0)).output_grid
+    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+        grid = self._grid(structure, num_inputs)
+        return "x" if self.shift(grid).output_grid == grid else None
+
+    def output_structure(self, structure: AnyGrid | None) -> AnyGrid | None:
+        """The grid on which the outputs lie, for inputs on the grid `structure`; none where there is none."""
+        return None if structure is None else self.shift(self._grid(structure, 0)).output_grid
 
     def _grid(self, structure: Any, num_inputs: int) -> AnyGrid:
         name = type(self).__name__

@@ -43,6 +43,9 @@ class Identity(Mechanism):
     def size(self) -> int:
         return self._size
 
+    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+        return "x"
+
     def forward(self, inputs: Inputs) -> Leaves:
         return ()
 

@@ -17,7 +17,7 @@ from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.normalisations import normalisation
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.spec import Function
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
@@ -322,6 +322,16 @@ class Operation(ByRole, Mechanism):
         counts = [(part.output_entries if outputs else part.input_entries)(part._own(structure)) for part in asked]
         return next((count for count in counts if count is not None), None)
 
+    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+        first, *others = self.mechanisms()
+        found = [first.outputs_are(first._own(structure), num_inputs)]
+        behind = first._leads(structure) if self.join == "compose" else structure
+        found += [other.outputs_are(other._own(behind), num_inputs) for other in others]
+        if self.join == "compose":
+            return found[0] if found[1] == "x" else found[1]
+        whose = next((whose for whose in ("z", "x") if whose in found), None)
+        return "x" if self._turned and whose is not None else whose
+
     def output_structure(self, structure: Any) -> Any:
         if self._turned:  # it is called with the finer grid, on which its outputs lie
             return structure
@@ -401,22 +411,45 @@ def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
 
 
 def _behind(first: Mechanism, second: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
-    """What the second of two composed mechanisms sees: the outputs of the first, their number and their structure."""
-    structure = inputs.structure
-    if type(structure) is NamedStructures:
-        structure = first._leads(structure)
-        structure = structure.at(second._places(structure))
-    elif structure is not None:
-        structure = first.output_structure(structure)
-        if isinstance(structure, Samples) and structure is inputs.structure:
-            structure = structure.of_outputs()
-    if structure is not None and structure is inputs.structure:
+    """What the second of two composed mechanisms sees: it leads on from the outputs of the first.
+
+    These are the entries of x, or of z, and have their content; others have none, and the second sees their number and
+    their structure.
+
+    Raises:
+        StructureError: such others where the second reads content.
+    """
+    own = first._own(inputs.structure)
+    whose = first.outputs_are(own, inputs.x.shape[-2])
+    if whose == "x":
         return inputs
-    outputs = basis().num_outputs
-    if structure is None and outputs == inputs.num_inputs:
+    counted = first.output_entries(own)
+    count = basis().num_outputs if counted is None else counted
+    known = whose == "z" and count == inputs.num_outputs
+    if known and inputs.z is inputs.x:
         return inputs
-    x = inputs.x.new_zeros(()).expand(*inputs.x.shape[:-2], outputs, inputs.x.shape[-1])
+    structure = _led(first, second, inputs, known)
+    if known:
+        projected = inputs.projected and (inputs.projected[1], inputs.projected[1])
+        return type(inputs)(inputs.z, inputs.z, structure, projected)
+    if second.reads_content:
+        raise StructureError("a @ b", "the outputs of a must be entries of x or of z, of which b reads the content",
+                             f"{first!r} @ {second!r}", "Make two layers: the second reads what the first gives.")
+    x = inputs.x.new_zeros(()).expand(*inputs.x.shape[:-2], count, inputs.x.shape[-1])
     return type(inputs)(x, x, structure)
+
+
+def _led(first: Mechanism, second: Mechanism, inputs: Inputs, to_z: bool) -> Any:
+    """The structure behind the first of two composed mechanisms, or the structures; its entries may be those of z."""
+    structure, samples = inputs.structure, inputs.samples
+    named = type(structure) is NamedStructures
+    led = first._leads(structure)
+    if led is structure and samples is not None and (isinstance(led, Samples) or to_z):
+        if named:
+            led = led._replace(samples=samples.of_outputs())
+        elif led is samples or not second.reads_structure:
+            led = samples.of_outputs()
+    return led.at(second._places(led)) if named else led
 
 
 def _plain(basis: Basis, step: Step, _: Any) -> Basis:
