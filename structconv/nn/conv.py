@@ -127,6 +127,8 @@ class Conv(Layer):
             call, image = self._call(x, z, structure, axes)
             plan = plan_for(call, self.path, self.max_bytes, image)
             y = plan.run(call)
+            if z is not None and not axes and y.shape[-2] != z.shape[-2]:
+                raise _other_outputs(self.mechanism, x, z, y)
             return (y, plan.weights(call)) if return_weights else y
         except ERRORS:
             self._explain(x, z, structure, axes)
@@ -318,6 +320,13 @@ def _copy(drawn: nn.Module, module: nn.Module) -> None:
 def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
     """Whether entries are of this number, if it is known, and have so many channels."""
     return entries.dim() > 1 and sizes[0] in (None, entries.shape[-2]) and sizes[1] == entries.shape[-1]
+
+
+def _other_outputs(mechanism: Mechanism, x: Tensor, z: Tensor, y: Tensor) -> ShapeError:
+    """What is wrong where the outputs are not the entries of z."""
+    return ShapeError("Conv", f"z must have N={y.shape[-2]} entries, the outputs to which {mechanism!r} leads from the "
+                      f"M={x.shape[-2]} entries of x", tuple(z.shape), "Leave z out: nothing reads it."
+                      if not mechanism.reads_content else "Give the outputs of the mechanism as z.")
 
 
 def _check_places(structure: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from structconv import nn as layers
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms import STRUCTURE, Adjacency, Cuboid, DotProduct
+from structconv.mechanisms import STRUCTURE, Adjacency, Context, Cuboid, DotProduct, Identity, Pool
 from structconv.nn import Conv
 from structconv.structures import Graph, Grid
 from structconv.testing.layers import LAYERS
@@ -53,3 +53,14 @@ def test_a_structure_in_the_place_of_x(name):
     use = LAYERS[name]()
     with pytest.raises((ConfigError, StructureError), match=r"must be (a|of type).*; got Graph"):
         use.layer(GRAPH, *use.args[1:], **use.kwargs)
+
+
+@pytest.mark.parametrize("expression, structure", [
+    (Cuboid(3), None), (Cuboid(3), Grid(6)), (Identity(), None), (Adjacency(), GRAPH), (Pool(2), None),
+    (Cuboid(3) @ Cuboid(3), None), (Context(queries=3).softmax(), None)])
+def test_a_z_of_other_entries_than_the_outputs_is_refused_and_not_ignored(expression, structure):
+    layer = Conv(expression, 4, 3)
+    own = layer(X, structure=structure)
+    with pytest.raises(ShapeError, match=rf"z must have N={own.shape[-2]} entries.* M=6 entries of x; got \(5, 4\)"):
+        layer(X, Z, structure)
+    torch.testing.assert_close(layer(X, X[:own.shape[-2]], structure), own)
