@@ -29,6 +29,7 @@ $(READY_BENCH): $(READY)
 	@touch $@
 
 demo: $(READY) ## learn one task through seven structures; report in runs/demo/report.html
+	@if [ -e runs/demo ]; then to=runs/demo-$$(date +%Y%m%d-%H%M%S) && mv runs/demo $$to && echo "the demo before is now $$to"; fi
 	$(BIN)/structconv compare digits --out runs/demo
 
 test: $(READY_TEST) ## run the tests

@@ -163,6 +163,8 @@ NAMED = {
     "a graph of a sparse matrix": (lambda: Graph(torch.eye(2).to_sparse()), StructureError, "from_torch_sparse"),
     "too many nodes": (lambda: Graph(INDEX, num_nodes=2 ** 70), StructureError,
                        "below 2.63; got 1180591620717411303424"),
+    "too many offsets": (lambda: sc.cuboid_offsets(2 ** 70), ConfigError, "kernel_size must have at most 4194304"),
+    "a window of a grid's size": (lambda: sc.Cuboid((2 ** 12, 2 ** 12)), ConfigError, "must have at most 4194304"),
     "weights as an array": (lambda: Graph(INDEX, edge_weight=np.ones(2)), StructureError,
                             "edge_weight must be a tensor; got ndarray"),
     "attributes as a list": (lambda: Graph(INDEX, edge_attr=[1, 2]), StructureError,

@@ -14,6 +14,8 @@ __all__ = ["CuboidSpec", "Ints", "Offset", "cuboid_offsets", "per_axis", "recogn
 
 Offset = tuple[int, ...]
 Ints = int | Sequence[int]
+#: Positions of a window, above which it was meant for something else.
+_TOO_MANY = 2 ** 22
 
 
 class CuboidSpec(NamedTuple):
@@ -55,9 +57,15 @@ def cuboid_offsets(kernel_size: Ints, dilation: Ints = 1, offset: Ints = 0) -> t
     Args:
         kernel_size: one integer for one axis, or a sequence with one an axis.
         dilation, offset: one integer for all axes, or one an axis.
+
+    Raises:
+        ConfigError: more than 2^22 offsets, each of which is a matrix with a Theta_k of its own.
     """
     sizes = per_axis("cuboid_offsets", "kernel_size", kernel_size,
                      len(kernel_size) if isinstance(kernel_size, (list, tuple)) else 1, least=1)
+    if math.prod(sizes) > _TOO_MANY:
+        raise ConfigError("cuboid_offsets", f"kernel_size must have at most {_TOO_MANY} positions", repr(kernel_size),
+                          "Give the size of the window, not of the grid.")
     dilations = per_axis("cuboid_offsets", "dilation", dilation, len(sizes), least=1)
     origins = per_axis("cuboid_offsets", "offset", offset, len(sizes))
     axes = [[origin - j * step for j in range(size)]
