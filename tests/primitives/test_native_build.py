@@ -218,3 +218,16 @@ def test_the_memory_checker_compiles_the_kernels_that_there_are():
     spec.loader.exec_module(module)
     names = {source.name for source in module.sources(module.load_build())}
     assert names == {source.name for source in build.SOURCES.glob("*.cpp")} - {"interface.cpp"}
+
+
+def test_an_editable_installation_has_the_level_of_its_processor_and_is_left_where_another_has_none():
+    class Library:
+        structconv_runs = staticmethod(lambda number: number <= 1)
+        structconv_spmm_avx2 = structconv_spmm_avx512 = None
+
+    assert loader._level(Library(), ("generic", "avx2", "avx512")) == "avx2"
+    del Library.structconv_spmm_avx2
+    with pytest.raises(OSError, match="this processor runs none"):
+        loader._level(Library(), ("generic", "avx2", "avx512"))
+    if build.compiler():
+        assert build.own_level() in build.levels()

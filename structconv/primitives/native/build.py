@@ -7,6 +7,7 @@ its symbols stay open and are bound to the one that torch brought into the proce
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 __all__ = ["FLAGS", "LEVELS", "ONCE", "SOURCES", "BuildError", "build", "compiler", "described", "digest", "installed",
-           "kernels", "levels", "version"]
+           "kernels", "levels", "own_level", "version"]
 
 SOURCES = Path(__file__).parent / "src"
 ONCE = ("isa", "interface")  # the same for all instruction sets
@@ -41,6 +42,19 @@ class BuildError(RuntimeError):
 def levels() -> tuple[str, ...]:
     """The instruction sets worth compiling for this kind of processor, slowest first."""
     return tuple(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ("generic",)
+
+
+def own_level() -> str:
+    """The fastest instruction set that this processor runs, asked of a probe that is compiled for it.
+
+    Raises:
+        BuildError: if there is no compiler, or it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder) / "probe.so"
+        build(probe, (), openmp=False)
+        runs = ctypes.CDLL(str(probe)).structconv_runs
+        return [level for number, level in enumerate(LEVELS) if runs(number)][-1]
 
 
 def compiler() -> str | None:

@@ -155,8 +155,9 @@ def _declare() -> None:
 
 
 def _level(library: ctypes.CDLL, compiled: tuple[str, ...]) -> str:
-    """The fastest of the compiled levels that this processor runs."""
-    runs = [level for level in compiled if library.structconv_runs(list(build.LEVELS).index(level))]
+    """The fastest of the compiled levels that this processor runs; an editable installation has but one."""
+    runs = [level for level in compiled if hasattr(library, f"structconv_spmm_{level}")
+            and library.structconv_runs(list(build.LEVELS).index(level))]
     if not runs:
         raise OSError(f"this processor runs none of {', '.join(compiled)}")
     return runs[-1]
