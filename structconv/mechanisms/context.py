@@ -68,7 +68,7 @@ class Context(Score):
         query = self.query if samples is None else self.query.repeat(1, samples.num_samples, 1)
         return query, inputs.x.unsqueeze(-3)
 
-    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+    def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         return None
 
     def output_structure(self, structure: Any) -> Any:

@@ -26,6 +26,7 @@ from structconv.mechanisms.samples import each_sample, left_out
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
 from structconv.primitives.segments import segment_sum
+from structconv.structures.batching import AnyStructure
 from structconv.structures.entries import Entries, show_use
 from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples
@@ -191,7 +192,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """The basis for these inputs."""
         raise NotImplementedError(f"{type(self).__name__} must define build, or forward and fill")
 
-    def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Basis:
+    def basis(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
         dtype = autocast_dtype(x)
         x, z = cast_to(x, dtype), cast_to(z, dtype)
@@ -348,7 +349,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         led = self.output_structure(structure)
         return _count(led, "num_outputs")
 
-    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+    def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         """Whose entries the outputs are: those of "z", or, whatever z is, those of "x"; `None` for others, of which
         nothing is known but how many there are (a coarser grid, edges, learnt queries)."""
         return "z"

@@ -40,7 +40,7 @@ class GraphMechanism(Mechanism):
     reads_entries = reads_content = False
     batching = "structure"
 
-    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+    def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         return "x" if getattr(structure, "is_square", True) else None
 
 
@@ -314,7 +314,7 @@ class Incidence(GraphMechanism):
         receivers = self.end == "receiver" and isinstance(structure, Graph)
         return structure.num_outputs if receivers else super().input_entries(structure)
 
-    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+    def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         return None
 
     def output_entries(self, structure: Any) -> int | None:

@@ -70,7 +70,7 @@ class GridMechanism(Mechanism):
             grid = self._grid(grid, inputs.num_inputs)
         return (self.shift(grid, inputs.x.device),)
 
-    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+    def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         grid = self._grid(structure, num_inputs)
         return "x" if self.shift(grid).output_grid == grid else None
 

@@ -43,7 +43,7 @@ class Identity(Mechanism):
     def size(self) -> int:
         return self._size
 
-    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+    def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         return "x"
 
     def forward(self, inputs: Inputs) -> Leaves:

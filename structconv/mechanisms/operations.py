@@ -6,7 +6,7 @@ algebra of values registers under its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,14 +17,14 @@ from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.normalisations import normalisation
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.spec import Function
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place, agreed, behind
-from structconv.structures.samples import Samples
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
 
@@ -228,7 +228,7 @@ class Operation(ByRole, Mechanism):
         closed, samples = self.join not in _ENTRYWISE_JOINS, inputs.samples
         basis = first._fill_next(inputs, leaves, closed)
         if others:
-            seen = _behind(first, others[0], lambda: basis, inputs) if self.join == "compose" else inputs
+            seen = behind_first(first, others[0], lambda: basis, inputs) if self.join == "compose" else inputs
             basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(seen, leaves, closed))
         before = () if samples is None else self._closings(samples)[0]
         for i, step in enumerate(self.steps):
@@ -322,11 +322,11 @@ class Operation(ByRole, Mechanism):
         counts = [(part.output_entries if outputs else part.input_entries)(part._own(structure)) for part in asked]
         return next((count for count in counts if count is not None), None)
 
-    def outputs_are(self, structure: Any, num_inputs: int) -> str | None:
+    def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         first, *others = self.mechanisms()
-        found = [first.outputs_are(first._own(structure), num_inputs)]
-        behind = first._leads(structure) if self.join == "compose" else structure
-        found += [other.outputs_are(other._own(behind), num_inputs) for other in others]
+        found = [first._outputs_are(first._own(structure), num_inputs)]
+        led = first._leads(structure) if self.join == "compose" else structure
+        found += [other._outputs_are(other._own(led), num_inputs) for other in others]
         if self.join == "compose":
             return found[0] if found[1] == "x" else found[1]
         whose = next((whose for whose in ("z", "x") if whose in found), None)
@@ -368,7 +368,7 @@ class Operation(ByRole, Mechanism):
         first, second = self.mechanisms()
         if self.join == "compose":
             leaves = first.leaves(inputs)
-            return *leaves, *second.leaves(_behind(first, second, lambda: first.filled(inputs, leaves), inputs))
+            return *leaves, *second.leaves(behind_first(first, second, lambda: first.filled(inputs, leaves), inputs))
         if self.join != "concat" or inputs.projected is None:
             return (*first.leaves(_beside(first, second, inputs), closed),
                     *second.leaves(_beside(second, first, inputs), closed))
@@ -408,48 +408,6 @@ class Operation(ByRole, Mechanism):
 def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
     """What an operand is told that may read the other one."""
     return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
-
-
-def _behind(first: Mechanism, second: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
-    """What the second of two composed mechanisms sees: it leads on from the outputs of the first.
-
-    These are the entries of x, or of z, and have their content; others have none, and the second sees their number and
-    their structure.
-
-    Raises:
-        StructureError: such others where the second reads content.
-    """
-    own = first._own(inputs.structure)
-    whose = first.outputs_are(own, inputs.x.shape[-2])
-    if whose == "x":
-        return inputs
-    counted = first.output_entries(own)
-    count = basis().num_outputs if counted is None else counted
-    known = whose == "z" and count == inputs.num_outputs
-    if known and inputs.z is inputs.x:
-        return inputs
-    structure = _led(first, second, inputs, known)
-    if known:
-        projected = inputs.projected and (inputs.projected[1], inputs.projected[1])
-        return type(inputs)(inputs.z, inputs.z, structure, projected)
-    if second.reads_content:
-        raise StructureError("a @ b", "the outputs of a must be entries of x or of z, of which b reads the content",
-                             f"{first!r} @ {second!r}", "Make two layers: the second reads what the first gives.")
-    x = inputs.x.new_zeros(()).expand(*inputs.x.shape[:-2], count, inputs.x.shape[-1])
-    return type(inputs)(x, x, structure)
-
-
-def _led(first: Mechanism, second: Mechanism, inputs: Inputs, to_z: bool) -> Any:
-    """The structure behind the first of two composed mechanisms, or the structures; its entries may be those of z."""
-    structure, samples = inputs.structure, inputs.samples
-    named = type(structure) is NamedStructures
-    led = first._leads(structure)
-    if led is structure and samples is not None and (isinstance(led, Samples) or to_z):
-        if named:
-            led = led._replace(samples=samples.of_outputs())
-        elif led is samples or not second.reads_structure:
-            led = samples.of_outputs()
-    return led.at(second._places(led)) if named else led
 
 
 def _plain(basis: Basis, step: Step, _: Any) -> Basis:

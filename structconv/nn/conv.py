@@ -29,6 +29,7 @@ from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call, Image
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
+from structconv.structures.batching import AnyStructure
 from structconv.structures.grid import Grid
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
@@ -111,7 +112,7 @@ class Conv(Layer):
         self.path, self.max_bytes = path, max_bytes
         self.to(device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0,
+    def forward(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
                 return_weights: bool = False) -> Any:
         """Compute y, and with `return_weights` the pair (y, A).
 
@@ -134,7 +135,7 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Basis:
+    def basis(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0) -> Basis:
         """The basis that the layer would apply."""
         try:
             if is_nested(x, z):
@@ -144,13 +145,13 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def plan(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Plan:
+    def plan(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0) -> Plan:
         """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
         with torch.random.fork_rng([]):
             return self._planned(x, z, structure, axes)[1]
 
     @torch.no_grad()
-    def calibrate(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Conv:
+    def calibrate(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None) -> Conv:
         """Scale Theta so that the output's variance equals that of x, for this x and structure: one forward pass.
 
         The bias is left out. A weight without numbers (`Eye`) cannot be scaled, and stays.

@@ -21,6 +21,7 @@ from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, recorded
 from structconv.planning import Plan
 from structconv.shapes import check_positive
+from structconv.structures.batching import AnyStructure
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 from structconv.weights import Full, Grouped, HeadBlocks, Separable, Weight
@@ -33,14 +34,14 @@ class _GraphLayer(Conv):
 
     kind: type = Graph
 
-    def forward(self, x: Tensor, graph: Any = None, *, structure: Any = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, graph: AnyStructure = None, *, structure: AnyStructure = None) -> Tensor:  # type: ignore[override]
         """x (..., M, P) and a graph, which may be called the structure as in `Conv` -> (..., N, Q)."""
         if type(x) is Proxy:
             return cast(Tensor, recorded(self, x, graph, structure=structure))
         y: Tensor = super().forward(x, None, _checked(self, graph, structure))
         return y
 
-    def plan(self, x: Tensor, graph: Any = None, *, structure: Any = None) -> Plan:  # type: ignore[override]
+    def plan(self, x: Tensor, graph: AnyStructure = None, *, structure: AnyStructure = None) -> Plan:  # type: ignore[override]
         """The plan that computes such a call; `print` it."""
         return super().plan(x, None, _checked(self, graph, structure))
 

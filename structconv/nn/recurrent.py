@@ -16,6 +16,7 @@ from structconv.nn.layer import Device, Layer
 from structconv.planning import Plan
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_choice, check_entries, check_positive, check_tensor
+from structconv.structures.batching import AnyStructure
 from structconv.weights import Weight
 
 __all__ = ["ConvGRUCell", "ConvLSTMCell"]
@@ -64,7 +65,7 @@ class ConvGRUCell(Layer):
             if isinstance(conv, Conv):
                 conv.reset_parameters()
 
-    def forward(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> Tensor:
+    def forward(self, x: Tensor, h: Tensor | None = None, structure: AnyStructure = None) -> Tensor:
         """h'."""
         try:
             return self._next(x, h, structure)
@@ -85,7 +86,7 @@ class ConvGRUCell(Layer):
             c = (c_x + r * c_h).tanh()
         return u * h + (1 - u) * c
 
-    def plans(self, x: Tensor, h: Tensor | None = None, structure: Any = None) -> dict[str, Plan]:
+    def plans(self, x: Tensor, h: Tensor | None = None, structure: AnyStructure = None) -> dict[str, Plan]:
         """The plans of its convolutions in such a call, by name. Random numbers stay."""
         h = self._hidden(x, h)
         if self.reset == "after":
@@ -143,7 +144,7 @@ class ConvLSTMCell(Layer):
             nn.init.zeros_(self.peephole)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None,
-                structure: Any = None) -> tuple[Tensor, Tensor]:
+                structure: AnyStructure = None) -> tuple[Tensor, Tensor]:
         """(h', c')."""
         h, c = (None, None) if state is None else _pair(state)
         try:
@@ -168,7 +169,8 @@ class ConvLSTMCell(Layer):
             o = o + peephole[2] * c
         return o.sigmoid() * c.tanh(), c
 
-    def plans(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, structure: Any = None) -> dict[str, Plan]:
+    def plans(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, structure: AnyStructure = None
+              ) -> dict[str, Plan]:
         """The plan of its convolution in such a call, by name. Random numbers stay."""
         h, c = (None, None) if state is None else _pair(state)
         both = torch.cat([x, self._states(x, h, c)[0]], -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from structconv.structures.batching import GridBatch, Structure, batch, membership, unbatch
+from structconv.structures.batching import AnyStructure, GridBatch, Structure, batch, membership, unbatch
 from structconv.structures.collating import collate
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
@@ -24,8 +24,9 @@ from structconv.structures.supports import (
     Window,
 )
 
-__all__ = ["Blocks", "Causal", "DenseMask", "EdgeSupport", "Graph", "Grid", "GridBatch", "KnowledgeGraph", "Padding",
-           "Samples", "Structure", "Support", "Window", "batch", "collate", "membership", "unbatch"]
+__all__ = ["AnyStructure", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Graph", "Grid", "GridBatch",
+           "KnowledgeGraph", "Padding", "Samples", "Structure", "Support", "Window", "batch", "collate", "membership",
+           "unbatch"]
 
 # What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
 torch.serialization.add_safe_globals([And, Blocks, Causal, DenseMask, EdgeSupport, Graph, Grid, GridBatch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -14,11 +14,12 @@ from structconv.errors import ShapeError, StructureError
 from structconv.memo import derived
 from structconv.structures.graph import Graph, check_samples, edge_axis
 from structconv.structures.grid import Grid
+from structconv.structures.masks import Support
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, structure
 
-__all__ = ["GridBatch", "Structure", "batch", "membership", "parts_of", "samples_of", "unbatch"]
+__all__ = ["AnyStructure", "GridBatch", "Structure", "batch", "membership", "parts_of", "samples_of", "unbatch"]
 
 
 @structure(eq=True)
@@ -55,6 +56,8 @@ class GridBatch(FrozenValue):
 
 
 Structure = Grid | Graph | KnowledgeGraph | GridBatch | Samples
+#: What a call takes as its structure: one, a filter of pairs, several by name, or none.
+AnyStructure = Structure | Support | Mapping[str, Structure | Support] | None
 
 
 @overload

@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed import checkpoint
 from torch.func import functional_call
 
 from structconv.errors import ConfigError
 from structconv.mechanisms import (
     ALiBi,
+    Cuboid,
     DotProduct,
     EdgeBias,
     General,
@@ -158,3 +160,15 @@ def test_files_load_for_ever(name):
             assert state.keys() == use.layer.state_dict().keys()
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoints_hold_a_layer(tmp_path):
+    expression = (DotProduct(heads=2, dim=3) + RelativeBias(2, 2)).softmax() | Cuboid(3)
+    layer, other = Conv(expression, 4, 4), Conv(expression, 4, 4)
+    checkpoint.save(layer.state_dict(), checkpoint_id=tmp_path, no_dist=True)
+    state = other.state_dict()
+    checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
+    other.load_state_dict(state)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)

@@ -1,0 +1,56 @@
+"""Composition of two mechanisms: what the second is told of the entries to which the first leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from structconv.bases.base import Basis
+from structconv.errors import StructureError
+from structconv.mechanisms.expression import Inputs, Mechanism
+from structconv.structures.named import NamedStructures
+from structconv.structures.samples import Samples
+
+__all__ = ["behind_first"]
+
+
+def behind_first(first: Mechanism, second: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
+    """What the second of two composed mechanisms sees: it leads on from the outputs of the first.
+
+    These are the entries of x, or of z, and have their content; others have none, and the second sees their number and
+    their structure.
+
+    Raises:
+        StructureError: such others where the second reads content.
+    """
+    own = first._own(inputs.structure)
+    whose = first._outputs_are(own, inputs.x.shape[-2])
+    if whose == "x":
+        return inputs
+    counted = first.output_entries(own)
+    count = basis().num_outputs if counted is None else counted
+    known = whose == "z" and count == inputs.num_outputs
+    if known and inputs.z is inputs.x:
+        return inputs
+    structure = _led(first, second, inputs, known)
+    if known:
+        projected = inputs.projected and (inputs.projected[1], inputs.projected[1])
+        return type(inputs)(inputs.z, inputs.z, structure, projected)
+    if second.reads_content:
+        raise StructureError("a @ b", "the outputs of a must be entries of x or of z, of which b reads the content",
+                             f"{first!r} @ {second!r}", "Make two layers: the second reads what the first gives.")
+    x = inputs.x.new_zeros(()).expand(*inputs.x.shape[:-2], count, inputs.x.shape[-1])
+    return type(inputs)(x, x, structure)
+
+
+def _led(first: Mechanism, second: Mechanism, inputs: Inputs, to_z: bool) -> Any:
+    """The structure behind the first of two composed mechanisms, or the structures; its entries may be those of z."""
+    structure, samples = inputs.structure, inputs.samples
+    named = type(structure) is NamedStructures
+    led = first._leads(structure)
+    if led is structure and samples is not None and (isinstance(led, Samples) or to_z):
+        if named:
+            led = led._replace(samples=samples.of_outputs())
+        elif led is samples or not second.reads_structure:
+            led = samples.of_outputs()
+    return led.at(second._places(led)) if named else led
