@@ -24,8 +24,8 @@ from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
 from structconv.structures.values import altered
 
-__all__ = ["Binary", "Dropped", "DroppedWithin", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product", "Sum", "Unary",
-           "check_sizes", "pattern_of_normalised"]
+__all__ = ["Binary", "Dropped", "DroppedWithin", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product",
+           "Sum", "Unary", "check_sizes", "pattern_of_normalised"]
 
 
 class Unary(Pairwise):
@@ -64,7 +64,7 @@ class Unary(Pairwise):
         if self.normalizes and not to.within(self.child.support()):
             return None
         child = self.child.restricted(to)
-        return None if child is None else altered(self, child=child)  # type: ignore[no-any-return]
+        return None if child is None else altered(self, child=child)
 
 
 class Binary(Pairwise):
@@ -100,7 +100,7 @@ class Binary(Pairwise):
         first, second = self.first.restricted(to), self.second.restricted(to)
         if first is None or second is None:
             return None
-        return altered(self, first=first, second=second)  # type: ignore[no-any-return]
+        return altered(self, first=first, second=second)
 
     def __post_init__(self) -> None:
         for name in ("num_inputs", "num_outputs"):

@@ -21,7 +21,7 @@ from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.restriction import Restriction
 from structconv.structures.supports import EdgeSupport, Support
-from structconv.structures.values import altered
+from structconv.structures.values import altered, map_tensors, tensors_in
 
 __all__ = ["Additive", "Affine", "Bilinear", "EdgeScore", "PairFunction", "Products", "Score", "Terms", "Uniform"]
 
@@ -140,11 +140,14 @@ class Additive(SourceTarget, Score):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         shape = (self.size, self.width, 1) if isinstance(pairs, Edges) else (self.size, 1, self.width, 1)
+        read = [self.vector, *tensors_in(self.activation)]
 
-        def score(source: Tensor, target: Tensor, vector: Tensor) -> Tensor:
-            return (self.activation(source + target) @ vector.view(shape)).squeeze(-1)
+        def score(source: Tensor, target: Tensor, vector: Tensor, *trained: Tensor) -> Tensor:
+            supply = iter(trained)
+            activation = map_tensors(self.activation, lambda _: next(supply))
+            return (activation(source + target) @ vector.view(shape)).squeeze(-1)
 
-        return _guarded(pairs, lambda source, target: pairs.combine(score, source, target, [self.vector]),
+        return _guarded(pairs, lambda source, target: pairs.combine(score, source, target, read),
                         self.source, self.target)
 
 
@@ -176,7 +179,7 @@ class PairFunction(SourceTarget, Score):
         return self.hidden
 
     def restricted(self, to: Restriction) -> PairFunction:
-        return altered(self, source=to.of_inputs(self.source, -2, 2),  # type: ignore[no-any-return]
+        return altered(self, source=to.of_inputs(self.source, -2, 2),
                        target=to.of_outputs(self.target, -2, 2))
 
     def evaluate(self, pairs: Pairs) -> Tensor:

@@ -70,7 +70,8 @@ class Samplewise(NamedTuple):
         width = max(getattr(node, "width", 1) for node in nodes(basis))
         groups = _groups(samples, math.prod(lead) * basis.size * width, self.stacks)
         if not groups or basis.restricted(Restriction(samples, groups[0][1], len(lead), Pieces())) is None:
-            return basis.apply(r) if relative is None else basis.apply(r) + shares_of(call, relative.shape[0] // 2) @ relative
+            y = basis.apply(r)
+            return y if relative is None else y + shares_of(call, relative.shape[0] // 2) @ relative
         held, rank = _held(basis), len(lead)
 
         def run(block: list[_Group], rows: Tensor, *tensors: Tensor) -> Tensor:
@@ -201,7 +202,12 @@ def _nowhere(leaves: Sequence[Any]) -> Any:
 def _held(basis: Basis) -> list[Tensor]:
     """The tensors of a basis, but for those of its structures."""
     held: list[Tensor] = []
-    map_tensors(basis, lambda t: (held.append(t), t)[1], whole=(Structure,))
+
+    def note(t: Tensor) -> Tensor:
+        held.append(t)
+        return t
+
+    map_tensors(basis, note, whole=(Structure,))
     return held
 
 
@@ -227,7 +233,8 @@ def _groups(samples: Samples, numbers: int, stacks: bool) -> list[tuple[int, _Gr
 
 def _blocks(groups: list[tuple[int, _Group]]) -> list[list[_Group]]:
     """Groups whose pairs one block holds."""
-    blocks, held = [], BLOCK_ELEMENTS + 1
+    blocks: list[list[_Group]] = []
+    held = BLOCK_ELEMENTS + 1
     for numbers, group in groups:
         if held + numbers > BLOCK_ELEMENTS:
             blocks.append([])

@@ -34,7 +34,7 @@ DIVIDED_CALLS = 4
 #: Calls that reassociated products take more where an output sees only what came before.
 CAUSAL_CALLS = 8
 
-#: Calls that a sample of a batch takes where it has a plan of its own: rows cut, a plan found and run, rows put together.
+#: Calls that a sample of a batch takes beside its kernel's own where it has a plan of its own.
 SAMPLE_CALLS = 60
 
 # -- products of few columns --------------------------------------------------------------------------------------

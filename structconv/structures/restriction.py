@@ -73,7 +73,7 @@ class Restriction:
         return t - self.first()[0].to(device=t.device, dtype=t.dtype).unsqueeze(-1)
 
     def first(self) -> tuple[Any, Any]:
-        """The number of the first input, and of the first output: (), or (G, 1, ..., 1) as leading dimensions of several."""
+        """The number of the first input, and of the first output: (), or of several (G, 1, ..., 1), to lead."""
         at: Any = self.numbers[0] if self.lead is None else torch.tensor(self.numbers).view(-1, *(1,) * self.lead)
         starts = self.samples.input_starts[at], self.samples.output_starts[at]
         return starts[::-1] if self._turned else starts

@@ -10,7 +10,8 @@ from structconv.errors import ShapeError
 from structconv.primitives.products import contract_heads, expand_heads, product
 from structconv.theta.base import Theta, check_letters, plus, repeat_head, sum_tensors
 
-__all__ = ["ApartTheta", "ConcatTheta", "DepthwiseTheta", "EyeTheta", "FullTheta", "GroupedTheta", "SharedTheta", "as_theta"]
+__all__ = ["ApartTheta", "ConcatTheta", "DepthwiseTheta", "EyeTheta", "FullTheta", "GroupedTheta", "SharedTheta",
+           "as_theta"]
 
 
 @value
