@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from structconv.shapes import broadcast
 from structconv.structures.masks import joined_by_and
 from structconv.structures.restriction import Pieces, Restriction
 from structconv.structures.samples import Samples
-from structconv.structures.values import Structure, map_tensors
+from structconv.structures.values import Structure, map_tensors, size_class
 from structconv.theta import ApartTheta
 
 __all__ = ["SampleBySample", "Samplewise"]
@@ -49,10 +49,12 @@ class Samplewise(NamedTuple):
     Args:
         stacks: whether several of equal sizes may be one with a leading dimension.
         keeps: whether a backward would keep their pairs, so that many of them are to be evaluated anew.
+        plans: those of the classes of sizes that have come, for what else is static is so of the whole call.
     """
 
     stacks: bool
     keeps: bool
+    plans: dict[Hashable, Plan]
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
@@ -78,12 +80,37 @@ class Samplewise(NamedTuple):
             supply, pieces = iter(tensors), Pieces()
             tree = map_tensors(basis, lambda _: next(supply), whole=(Structure,))
             table = next(supply, None)
-            return torch.cat([_of_group(tree, Restriction(samples, group, rank, pieces), rows, table)
+            return torch.cat([self._of_group(tree, Restriction(samples, group, rank, pieces), rows, table)
                               for group in block], -2)
 
         blocks = _blocks(groups) if self.keeps else [[group for _, group in groups]]
         y = recompute_blocks(run, [r, *held, *(() if relative is None else (relative,))], blocks, reduce="cat")
         return _in_order(y, [number for _, group in groups for number in group], samples.sizes()[1])
+
+    def _of_group(self, basis: Basis, to: Restriction, r: Tensor, relative: Tensor | None) -> Tensor:
+        """What the outputs of the group get, sample after sample."""
+        own, rows = basis.restricted(to), to.of_inputs(r, -2, 3)
+        assert own is not None
+        if to.inputs * to.outputs == 0:
+            lead = broadcast(rows.shape[:-3], own.batch_shape)
+            y = rows.new_zeros(*lead, basis.size, to.outputs, rows.shape[-1])
+        else:
+            call = Call(rows.select(-3, 0), (own,), ApartTheta(basis.size, rows.shape[-1]), None, itemgetter(0), rows,
+                        relative)
+            y = self._plan(call, to).run(call)
+        return y if to.lead is None else y.movedim(0, -3).flatten(-3, -2)
+
+    def _plan(self, call: Call, to: Restriction) -> Plan:
+        if not self.stacks:  # samples may be unlike in more than their sizes
+            return plan_for(call)
+        rows = call.projected
+        assert rows is not None
+        key = (*map(size_class, (*rows.shape[:-3], to.inputs, to.outputs)), rows.shape[-3], rows.shape[-1], rows.dtype,
+               rows.requires_grad, torch.is_grad_enabled())
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.plans[key] = plan_for(call)
+        return plan
 
 
 class _Match(NamedTuple):
@@ -154,7 +181,7 @@ class SampleBySample(Applied):
 
     def _samplewise(self, match: _Match, problem: Problem) -> Samplewise:
         kernel = match.least(problem.theta.head_channels)[0]
-        return Samplewise(match.stacks, isinstance(kernel, Primitives | Nested))
+        return Samplewise(match.stacks, isinstance(kernel, Primitives | Nested), {})
 
 
 def _samples_of(basis: Basis) -> Samples | None:
@@ -242,20 +269,6 @@ def _blocks(groups: list[tuple[int, _Group]]) -> list[list[_Group]]:
         blocks[-1].append(group)
         held += numbers
     return blocks
-
-
-def _of_group(basis: Basis, to: Restriction, r: Tensor, relative: Tensor | None) -> Tensor:
-    """What the outputs of the group get, sample after sample."""
-    own, rows = basis.restricted(to), to.of_inputs(r, -2, 3)
-    assert own is not None
-    if to.inputs * to.outputs == 0:
-        lead = broadcast(rows.shape[:-3], own.batch_shape)
-        y = rows.new_zeros(*lead, basis.size, to.outputs, rows.shape[-1])
-    else:
-        call = Call(rows.select(-3, 0), (own,), ApartTheta(basis.size, rows.shape[-1]), None, itemgetter(0), rows,
-                    relative)
-        y = plan_for(call).run(call)
-    return y if to.lead is None else y.movedim(0, -3).flatten(-3, -2)
 
 
 def _in_order(y: Tensor, numbers: list[int], sizes: list[int]) -> Tensor:

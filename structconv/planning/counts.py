@@ -99,8 +99,15 @@ def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") 
 
 
 def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """The same by one kernel, which passes over the scores once; pairs are listed as for any other."""
+    """The same by one kernel, which passes over the scores once; pairs are listed as for any other.
+
+    No native kernel takes numbers of more than 4 bytes: there each pair has its rows gathered, by separate operators.
+    """
     listed = _listing(basis, sizes)
+    if sizes.itemsize > 4:
+        pairs = nonzeros(basis, sizes) or 0
+        return application(basis, sizes, channels, mode) + Cost(
+            gathered=2 * sizes.batch * basis.size * pairs * _terms(basis) * sizes.itemsize)
     return application(basis, sizes, channels, mode).repeated(FUSED_SHARE) + listed.repeated(1 - FUSED_SHARE)
 
 
@@ -142,7 +149,12 @@ def _evaluation(basis: Basis, pairs: int) -> int:
     """Flops of evaluating an expression at its pairs."""
     if not isinstance(basis, Pairwise):
         return 0
-    return 2 * pairs * sum(node.terms if isinstance(node, Pairwise) else 1 for node in nodes(basis))
+    return 2 * pairs * _terms(basis)
+
+
+def _terms(basis: Basis) -> int:
+    """Products that are added up for one pair, for one head, and what is done to their sums."""
+    return sum(node.terms if isinstance(node, Pairwise) else 1 for node in nodes(basis))
 
 
 def _registered(register: dict[type, Any], kind: type) -> Any:
