@@ -31,10 +31,10 @@ from structconv.planning.plan import Plan, decide, plan_for
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.blocks import recompute_blocks
 from structconv.shapes import broadcast
-from structconv.structures.masks import joined_by_and
+from structconv.structures.masks import Transposed, joined_by_and
 from structconv.structures.restriction import Pieces, Restriction
 from structconv.structures.samples import Samples
-from structconv.structures.values import Structure, map_tensors, size_class
+from structconv.structures.values import Structure, altered, map_tensors, size_class
 from structconv.theta import ApartTheta
 
 __all__ = ["SampleBySample", "Samplewise"]
@@ -185,8 +185,14 @@ class SampleBySample(Applied):
 
 
 def _samples_of(basis: Basis) -> Samples | None:
-    """The samples outside which a basis is zero."""
-    return next((term for term in joined_by_and(reach(basis)) if isinstance(term, Samples)), None)
+    """The samples outside which a basis is zero; those of a spec with inputs and outputs exchanged by their counts."""
+    for term in joined_by_and(reach(basis)):
+        if isinstance(term, Samples):
+            return term
+        if isinstance(term, Transposed) and isinstance(term.of, Samples):
+            turned: Samples = altered(term.of, input_count=term.of.output_count, output_count=term.of.input_count)
+            return turned
+    return None
 
 
 class _OfSpec(Restriction):

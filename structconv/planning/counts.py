@@ -24,7 +24,7 @@ from structconv.structures.samples import Samples
 
 __all__ = ["APPLICATIONS", "NOMINAL_DEGREE", "NOMINAL_ENTRIES", "NONZEROS", "Application", "Count", "Sizes",
            "application", "application_cost", "fused_application", "nonzero_count", "nonzeros", "product_cost",
-           "samples_in"]
+           "rows_gathered", "samples_in"]
 
 NOMINAL_ENTRIES = 1024
 NOMINAL_DEGREE = 8
@@ -105,10 +105,15 @@ def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> C
     """
     listed = _listing(basis, sizes)
     if sizes.itemsize > 4:
-        pairs = nonzeros(basis, sizes) or 0
-        return application(basis, sizes, channels, mode) + Cost(
-            gathered=2 * sizes.batch * basis.size * pairs * _terms(basis) * sizes.itemsize)
+        return application(basis, sizes, channels, mode) + rows_gathered(basis, sizes)
     return application(basis, sizes, channels, mode).repeated(FUSED_SHARE) + listed.repeated(1 - FUSED_SHARE)
+
+
+def rows_gathered(basis: Basis, sizes: Sizes) -> Cost:
+    """What evaluating an expression along a list takes: the rows of both entries of each pair."""
+    pairs = nonzeros(basis, sizes) if isinstance(basis, Pairwise) else None
+    rows = sum(node.terms for node in nodes(basis) if isinstance(node, Pairwise) and node.terms > 1)
+    return Cost(gathered=2 * sizes.batch * basis.size * (pairs or 0) * rows * sizes.itemsize)
 
 
 def _listing(basis: Basis, sizes: Sizes) -> Cost:
@@ -149,12 +154,7 @@ def _evaluation(basis: Basis, pairs: int) -> int:
     """Flops of evaluating an expression at its pairs."""
     if not isinstance(basis, Pairwise):
         return 0
-    return 2 * pairs * _terms(basis)
-
-
-def _terms(basis: Basis) -> int:
-    """Products that are added up for one pair, for one head, and what is done to their sums."""
-    return sum(node.terms if isinstance(node, Pairwise) else 1 for node in nodes(basis))
+    return 2 * pairs * sum(node.terms if isinstance(node, Pairwise) else 1 for node in nodes(basis))
 
 
 def _registered(register: dict[type, Any], kind: type) -> Any:
