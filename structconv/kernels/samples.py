@@ -19,7 +19,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.block_diagonal import BlockDiagonal
-from structconv.bases.pairwise import BLOCK_ELEMENTS, nodes, reach
+from structconv.bases.pairwise import BLOCK_ELEMENTS, complete, nodes, reach
 from structconv.bases.spec import Leaf, spec_of
 from structconv.kernels.composite import Nested
 from structconv.kernels.orders import Application, Applied, Primitives, shares_of
@@ -83,9 +83,15 @@ class Samplewise(NamedTuple):
             return torch.cat([self._of_group(tree, Restriction(samples, group, rank, pieces), rows, table)
                               for group in block], -2)
 
-        blocks = _blocks(groups) if self.keeps else [[group for _, group in groups]]
-        y = recompute_blocks(run, [r, *held, *(() if relative is None else (relative,))], blocks, reduce="cat")
-        return _in_order(y, [number for _, group in groups for number in group], samples.sizes()[1])
+        # Pairs of more than a block are evaluated anew by the sample's own plan already.
+        tensors = [r, *held, *(() if relative is None else (relative,))]
+        cut = [self.keeps and (numbers <= BLOCK_ELEMENTS or len(complete(basis)) == 2) for numbers, _ in groups]
+        plain = [group for (_, group), again in zip(groups, cut, strict=True) if not again]
+        blocks = _blocks([group for group, again in zip(groups, cut, strict=True) if again])
+        found = [run(plain, *tensors)] if plain else []
+        found += [recompute_blocks(run, tensors, blocks, reduce="cat")] if blocks else []
+        order = [number for block in (plain, *blocks) for group in block for number in group]
+        return _in_order(torch.cat(found, -2) if len(found) > 1 else found[0], order, samples.sizes()[1])
 
     def _of_group(self, basis: Basis, to: Restriction, r: Tensor, relative: Tensor | None) -> Tensor:
         """What the outputs of the group get, sample after sample."""

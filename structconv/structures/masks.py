@@ -105,6 +105,10 @@ class Support(Structure, abc.ABC):
     def restricted(self, to: Any) -> list[Support] | None:
         """The supports which the pairs of some samples of a batch (`Restriction`) have to be in all of, by their places
         in these; none for all pairs, and `None` where nothing is known of that."""
+        return self._restricted(to)
+
+    def _restricted(self, to: Any) -> list[Support] | None:
+        """`restricted` of the type; a subclass of which nothing is said is not taken apart."""
         return None
 
     def transpose(self) -> Support:
@@ -177,7 +181,7 @@ class And(_Pair):
     def samples(self) -> Any:
         return self.second.samples if self.first.samples is None else self.first.samples
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         first, second = self.first.restricted(to), self.second.restricted(to)
         return None if first is None or second is None else [*first, *second]
 
@@ -245,7 +249,7 @@ class Or(_Pair):
         new = filtered(second, ~self.first.contains(second.source, second.target))
         return listed(tuple(torch.cat([first.edge_index, new.edge_index], dim=1)), num_inputs, num_outputs)
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         first, second = self.first.restricted(to), self.second.restricted(to)
         if first is None or second is None:
             return None
@@ -287,7 +291,7 @@ class Not(Support):
     def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
         self.kept.check(owner, num_inputs, num_outputs)
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         kept = self.kept.restricted(to)
         return [Not(joined(kept))] if kept else None
 
@@ -342,7 +346,7 @@ class Transposed(Support):
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         return self.of.edge_bound(num_outputs, num_inputs)
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         turned = self.of.restricted(to.turned())
         return None if turned is None else [support.transpose() for support in turned]
 

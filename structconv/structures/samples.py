@@ -102,7 +102,7 @@ class Samples(Support):
         inputs, outputs = self.members(m.device)
         return inputs[m] == outputs[n]
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         return [] if to.same(self) else None
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
@@ -165,7 +165,7 @@ class Within(_InPlaces):
         inputs, outputs = self.places.positions(m.device)
         return self.support._contains(inputs[m], outputs[n])
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         return [self.support] if to.same(self.places) else None
 
     def __repr__(self) -> str:
@@ -198,7 +198,7 @@ class EachWithin(_InPlaces):
             found = found | inside
         return found
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         if to.number is None or not to.same(self.places):
             return None
         own = self.supports[to.number]

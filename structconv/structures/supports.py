@@ -33,7 +33,7 @@ class Causal(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return m <= n
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         return [self] if to.aligned else None
 
 
@@ -95,7 +95,7 @@ class Padding(Support):
     def kept_inputs(self) -> Tensor:
         return self.keep
 
-    def restricted(self, to: Any) -> list[Support]:
+    def _restricted(self, to: Any) -> list[Support]:
         return [Padding(to.of_inputs(self.keep, -1, 1))]
 
 
@@ -133,7 +133,7 @@ class DenseMask(Support):
     def kept_inputs(self) -> Tensor:
         return self.keep.any(-1)
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         if to.number is None:
             return None
         return [DenseMask(to.of_outputs(to.of_inputs(self.keep, -2, 2), -1, 2))]

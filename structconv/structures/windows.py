@@ -111,7 +111,7 @@ class Window(Support):
             bound *= min(2 * radius + 1, size)
         return bound
 
-    def restricted(self, to: Any) -> list[Support] | None:
+    def _restricted(self, to: Any) -> list[Support] | None:
         if self.centre is not None:
             return [dataclasses.replace(self, centre=to.from_first_input(to.of_outputs(self.centre, -1, 1)))]
         return [self] if self.grid is None and to.aligned else None
