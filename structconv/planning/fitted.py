@@ -35,7 +35,7 @@ DIVIDED_CALLS = 4
 CAUSAL_CALLS = 8
 
 #: Calls that a sample of a batch takes beside its kernel's own where it has a plan of its own.
-SAMPLE_CALLS = 80
+SAMPLE_CALLS = 50
 
 # -- products of few columns --------------------------------------------------------------------------------------
 
