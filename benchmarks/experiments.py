@@ -41,13 +41,14 @@ from structconv.kernels.dense_attention import ScaledDotProduct
 from structconv.kernels.orders import Applied, DenseOperator, Primitives
 from structconv.kernels.reassociation import Reassociation
 from structconv.kernels.relational import PerRelation
+from structconv.kernels.samples import SampleBySample
 from structconv.kernels.sparse_attention import EdgeAttention
 from structconv.kernels.sparse_product import SparseProduct
 from structconv.planning import Call, Problem, Sizes
 from structconv.planning.fitted import FULL_COLUMNS
 from structconv.primitives.grouped import group_products
 from structconv.primitives.native.window import window_attention
-from structconv.structures import Causal, Graph
+from structconv.structures import Causal, Graph, Samples
 from structconv.structures.supports import EdgeSupport
 from structconv.theta import EyeTheta, FullTheta, LowRankTheta, Theta
 
@@ -127,6 +128,7 @@ def _call_works(quick: bool) -> Works:
         "nodes": application(Primitives(), Normalised(Scaled(scores, 0.5), "softmax", "inputs")),
         "alike": application(ScaledDotProduct(), softmax),
         "unlike": application(ScaledDotProduct(), softmax, 4),
+        "samples": application(SampleBySample(), Normalised(Masked(scores, Samples([2, 3])), "softmax", "inputs")),
         "undivided": reassociated(scores), "causal": reassociated(Masked(scores, Causal())),
         **{kind: reassociated(basis) for kind, basis in linear.items()}}
 
@@ -143,6 +145,7 @@ def _call_values(seconds: Seconds) -> Values:
             "FACTOR_CALLS": [calls("expand, two factors", "expand"), calls("contract, two factors", "contract"),
                              calls("join")],
             "OPERATOR_CALLS": [calls("operator", "contract")], "PADDED": [calls("unlike", "alike")],
+            "SAMPLE_CALLS": [calls("samples") / 2 - calls("alike")],
             "DIVIDED_CALLS": [calls("sum", "undivided"), calls("count", "undivided")],
             "CAUSAL_CALLS": [calls("causal", "undivided")]}
 
@@ -302,7 +305,7 @@ def _block_values(seconds: Seconds) -> Values:
 EXPERIMENTS = (
     Experiment("calls of operators", dict.fromkeys(
         ("DENSE_CALLS", "SPARSE_CALLS", "REPEAT_CALLS", "NODE_CALLS", "CHANNEL_CALLS", "FACTOR_CALLS", "OPERATOR_CALLS",
-         "PADDED", "DIVIDED_CALLS", "CAUSAL_CALLS"), "calls"), _call_works, _call_values, threads=1),
+         "PADDED", "DIVIDED_CALLS", "CAUSAL_CALLS", "SAMPLE_CALLS"), "calls"), _call_works, _call_values, threads=1),
     Experiment("products of few columns", dict.fromkeys(
         ("FULL_COLUMNS", "FEW_COLUMNS", "FEW_TAKEN", "NARROW_TAKEN"), "columns"), _column_works, _column_values),
     Experiment("fused attention", {"FUSED_SHARE": "of the time"}, _fused_works, _fused_values),

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 __all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "below_autograd", "bound_apply", "called",
-           "dispatch_modes", "flash_attention", "follows_transforms", "forward_level", "forward_mode",
-           "function_modes", "global_hooks", "in_a_mode", "intercepted", "is_wrapped", "linear_pointwise",
-           "outside_modes", "parameter", "profiling", "single_level", "tracing", "transforms_active", "version",
-           "watched", "without_autocast"]
+           "dispatch_modes", "flash_attention", "flash_attention_backward", "follows_transforms", "forward_level",
+           "forward_mode", "function_modes", "fused_choice", "global_hooks", "in_a_mode", "intercepted", "is_wrapped",
+           "linear_pointwise", "outside_modes", "parameter", "profiling", "single_level", "tracing",
+           "transforms_active", "version", "watched", "without_autocast"]
 
 T = TypeVar("T")
 
@@ -78,6 +78,8 @@ NAMES: dict[str, tuple[str, Any]] = {
     "global_hooks": ("torch.nn.modules.module._has_any_global_hook", _always),
     "linear_pointwise": ("torch.ops.mkldnn._linear_pointwise", None),
     "flash_attention": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", None),
+    "flash_attention_backward": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", None),
+    "fused_choice": ("torch._fused_sdp_choice", None),
     "any_autocast": ("torch._C._is_any_autocast_enabled", _some_autocast),
     "no_dispatch_modes": ("torch.utils._python_dispatch._disable_current_modes", None),
     "no_transforms": ("torch._C._DisableFuncTorch", None),
@@ -114,6 +116,9 @@ global_hooks: Callable[[], bool] = _found(*NAMES["global_hooks"])
 linear_pointwise: Any = _found(*NAMES["linear_pointwise"]) if torch.backends.mkldnn.is_available() else None
 #: The operator of attention on a CPU; `None` where there is none.
 flash_attention: Any = _found(*NAMES["flash_attention"])
+flash_attention_backward: Any = _found(*NAMES["flash_attention_backward"])
+#: Which operator torch takes for attention.
+fused_choice: Any = _found(*NAMES["fused_choice"])
 any_autocast: Callable[[], bool] = _found(*NAMES["any_autocast"])
 no_dispatch_modes: Any = _found(*NAMES["no_dispatch_modes"])
 no_transforms: Any = _found(*NAMES["no_transforms"])

@@ -32,6 +32,7 @@ def call_seconds() -> dict[str, float]:
     calls = {"call": 1, "dense": CONSTANTS["DENSE_CALLS"], "join": CONSTANTS["FACTOR_CALLS"],
              "operator": CONSTANTS["OPERATOR_CALLS"] + CONSTANTS["CHANNEL_CALLS"],
              "alike": 9, "unlike": 9 + CONSTANTS["PADDED"],
+             "samples": 2 * (9 + CONSTANTS["SAMPLE_CALLS"]),
              "nodes": 20 + 2 * CONSTANTS["NODE_CALLS"], "undivided": 6, "causal": 6 + CONSTANTS["CAUSAL_CALLS"]}
     return {name: 1e-6 * count for name, count in (calls | linear | factors | modes | divided | edges).items()}
 

@@ -24,6 +24,7 @@ __all__ = ["OPERATORS", "Algebra", "Basis", "ScoreMaps", "operator", "value"]
 if TYPE_CHECKING:
     from structconv.bases.pairs import Pairs
     from structconv.structures.graph import Graph
+    from structconv.structures.restriction import Restriction
     from structconv.structures.supports import Support
 
 OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -237,6 +238,10 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
     def evaluate(self, pairs: Pairs) -> Tensor:
         """The entries at `pairs`, (..., K, *pairs.shape); arbitrary where `support` says that a pair is absent."""
         return pairs.pick(self.dense(getattr(self, "dtype", None) or pairs.dtype))
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        """The basis that some samples of a batch have alone; `None` where nothing is known of that."""
+        return None
 
     def _present(self) -> Tensor | None:
         """Which entries exist, booleans (..., K or 1, M, N); `None` for all."""

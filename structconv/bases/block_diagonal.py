@@ -11,6 +11,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.errors import ShapeError
 from structconv.shapes import broadcast
+from structconv.structures.restriction import Restriction
 from structconv.structures.samples import EachWithin, Samples
 from structconv.structures.supports import Support
 
@@ -59,6 +60,9 @@ class BlockDiagonal(Basis):
         supports = tuple(part.support() for part in self.parts)
         sizes = ([part.num_inputs for part in self.parts], [part.num_outputs for part in self.parts])
         return None if not any(supports) else EachWithin(supports, Samples(*sizes))
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        return None if to.number is None else self.parts[to.number]
 
     def apply(self, r: Tensor) -> Tensor:
         return self._each([part.apply(own) for part, own in self._rows(r)])

@@ -19,10 +19,13 @@ from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph, distinct
+from structconv.structures.masks import joined
+from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
+from structconv.structures.values import altered
 
-__all__ = ["Binary", "Dropped", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product", "Sum", "Unary",
-           "check_sizes", "pattern_of_normalised"]
+__all__ = ["Binary", "Dropped", "DroppedWithin", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product",
+           "Sum", "Unary", "check_sizes", "pattern_of_normalised"]
 
 
 class Unary(Pairwise):
@@ -57,6 +60,12 @@ class Unary(Pairwise):
     def support(self) -> Support | None:
         return self.child.support()
 
+    def restricted(self, to: Restriction) -> Basis | None:
+        if self.normalizes and not to.within(self.child.support()):
+            return None
+        child = self.child.restricted(to)
+        return None if child is None else altered(self, child=child)
+
 
 class Binary(Pairwise):
     """A node over two children with equal M and N."""
@@ -86,6 +95,12 @@ class Binary(Pairwise):
 
     def support(self) -> Support | None:
         return both(self.first.support(), self.second.support())
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        first, second = self.first.restricted(to), self.second.restricted(to)
+        if first is None or second is None:
+            return None
+        return altered(self, first=first, second=second)
 
     def __post_init__(self) -> None:
         for name in ("num_inputs", "num_outputs"):
@@ -200,6 +215,12 @@ class Masked(Unary):
     def pattern(self) -> Graph | None:
         return self.child.pattern()
 
+    def restricted(self, to: Restriction) -> Basis | None:
+        child, masks = self.child.restricted(to), self.mask.restricted(to)
+        if child is None or masks is None:
+            return None
+        return Masked(child, joined(masks)) if masks else child
+
     def evaluate(self, pairs: Pairs) -> Tensor:
         return self.child.evaluate(pairs)
 
@@ -294,15 +315,75 @@ class Dropped(Unary):
     def reach(self) -> Support | None:
         return reach(self.child)
 
+    def restricted(self, to: Restriction) -> Basis | None:
+        child = self.child.restricted(to)
+        if child is None:
+            return None
+        return DroppedWithin(child, self.p, self.seed, self.stream, *to.first(), to.total_outputs)
+
     def evaluate(self, pairs: Pairs) -> Tensor:
         a = entries(self.child, pairs)
         rank = len(pairs.shape)
-        lead, heads = a.shape[:-rank - 1], a.shape[-rank - 1]
-        batch = torch.arange(math.prod(lead), device=a.device).view(*lead, 1, *(1,) * rank)
-        head = torch.arange(heads, device=a.device).view(-1, *(1,) * rank)
+        batch = _numbers(a.shape[:-rank - 1], rank, a.device)
         pair = pairs.source_index() * pairs.num_outputs + pairs.target_index()
-        kept = hash_uniform(self.seed + self.stream, batch, head, pair) >= self.p
-        return torch.where(kept, a / (1 - self.p), torch.zeros((), dtype=a.dtype, device=a.device))
+        return _dropped(a, self.p, self.seed + self.stream, batch, pair, rank)
 
     def __repr__(self) -> str:
         return f"{self.child!r}.dropout({self.p})"
+
+
+@value
+class DroppedWithin(Unary):
+    """The same for samples of a batch, where the weights fall that fall in the whole of it.
+
+    Args:
+        first_input, first_output: of the sample among all of the batch; of several, as leading dimensions.
+        outputs: how many the batch has.
+    """
+
+    ENTRY_COUNTS = ("outputs",)
+
+    child: Basis
+    p: float
+    seed: Tensor
+    stream: int
+    first_input: Tensor
+    first_output: Tensor
+    outputs: int
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.first_input.shape, self.child.batch_shape)
+
+    def pattern(self) -> Graph | None:
+        return self.child.pattern()
+
+    def reach(self) -> Support | None:
+        return reach(self.child)
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        return None
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        a = entries(self.child, pairs)
+        rank, lead = len(pairs.shape), self.first_input.shape
+        own = a.shape[:-rank - 1]
+        batch = _numbers(own[1:] if 0 < len(lead) == len(own) else own, rank, a.device)
+        m, n = (first.to(a.device).view(*lead, *(1,) * (rank + 1)) for first in (self.first_input, self.first_output))
+        pair = (pairs.source_index() + m) * self.outputs + pairs.target_index() + n
+        return _dropped(a, self.p, self.seed + self.stream, batch, pair, rank)
+
+    def __repr__(self) -> str:
+        return f"{self.child!r}.dropout({self.p})"
+
+
+def _numbers(lead: tuple[int, ...], rank: int, device: torch.device) -> Tensor:
+    """The elements of a batch, in the order of its numbers, against heads and `rank` axes of pairs."""
+    return torch.arange(math.prod(lead), device=device).view(*lead, 1, *(1,) * rank)
+
+
+def _dropped(a: Tensor, p: float, seed: Tensor, batch: Tensor, pair: Tensor, rank: int) -> Tensor:
+    """The weights whose number among (batch, k, pair) is at least p, over 1 - p."""
+    head = torch.arange(a.shape[-rank - 1], device=a.device).view(-1, *(1,) * rank)
+    kept = hash_uniform(seed, batch, head, pair) >= p
+    return torch.where(kept, a / (1 - p), torch.zeros((), dtype=a.dtype, device=a.device))

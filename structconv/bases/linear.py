@@ -16,6 +16,7 @@ from structconv.bases.pairwise import entries, reach
 from structconv.errors import ShapeError
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
+from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
 
 __all__ = ["Composed", "Concat", "LinearSum", "Operands", "Repeated", "Scaled", "Transposed"]
@@ -308,6 +309,9 @@ class Transposed(Unary):
     @property
     def num_outputs(self) -> int:
         return self.child.num_inputs
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        return super().restricted(to.turned())
 
     def support(self) -> Support | None:
         support = self.child.support()

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from structconv.bases.base import value
+from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.scores import Score
@@ -16,6 +16,7 @@ from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.grid import Grid
+from structconv.structures.restriction import Restriction
 
 __all__ = ["BUCKETS", "ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup", "bucket", "bucket_count"]
 
@@ -69,6 +70,12 @@ class Lookup(Sized, Score):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.table.shape[:-3])
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        if self.kind == "position" or not to.aligned:
+            return None
+        table = self.table if self.table.shape[-2] == 1 else to.of_outputs(self.table, -2, 3)
+        return Lookup(table, self.kind, self.clip, to.inputs, to.outputs)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
@@ -153,6 +160,9 @@ class Distance(Sized, Score):
     def size(self) -> int:
         return self.slope.shape[0]
 
+    def restricted(self, to: Restriction) -> Basis | None:
+        return self._resized(to) if to.aligned else None
+
     def evaluate(self, pairs: Pairs) -> Tensor:
         distance = (pairs.source_index() - pairs.target_index()).abs().to(pairs.dtype)
         return -self.slope.to(pairs.dtype).view(-1, *(1,) * distance.dim()) * distance
@@ -187,6 +197,10 @@ class GaussianBump(Pairwise):
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.centre.shape[:-1])
 
+    def restricted(self, to: Restriction) -> GaussianBump:
+        centre = to.from_first_input(to.of_outputs(self.centre, -1, 1))
+        return GaussianBump(centre, self.deviation, to.inputs)
+
     def evaluate(self, pairs: Pairs) -> Tensor:
         dtype = torch.promote_types(self.centre.dtype, sum_dtype(pairs.dtype))
         distance = pairs.source_index().to(dtype) - pairs.target(self.centre.to(dtype).unsqueeze(-2))
@@ -208,6 +222,9 @@ class ClippedShifts(Sized, Pairwise):
     @property
     def size(self) -> int:
         return bucket_count("clip", self.clip)
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        return self._resized(to) if to.aligned else None
 
     def index(self, pairs: Pairs) -> Tensor:
         """The one k at which each pair's entry is 1."""

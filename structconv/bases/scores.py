@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from structconv.bases.base import value
+from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
@@ -19,7 +19,9 @@ from structconv.memo import values_known
 from structconv.primitives.segments import segment_sum
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
+from structconv.structures.restriction import Restriction
 from structconv.structures.supports import EdgeSupport, Support
+from structconv.structures.values import altered, map_tensors, tensors_in
 
 __all__ = ["Additive", "Affine", "Bilinear", "EdgeScore", "PairFunction", "Products", "Score", "Terms", "Uniform"]
 
@@ -104,6 +106,9 @@ class Affine(Terms):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.source.shape[:-2], self.target.shape[:-2])
 
+    def restricted(self, to: Restriction) -> Affine:
+        return Affine(to.of_inputs(self.source, -1, 2), to.of_outputs(self.target, -1, 2))
+
 
 @value
 class Additive(SourceTarget, Score):
@@ -129,13 +134,20 @@ class Additive(SourceTarget, Score):
     def width(self) -> int:
         return self.vector.shape[-1]
 
+    def restricted(self, to: Restriction) -> Additive:
+        return Additive(to.of_inputs(self.source, -2, 3), to.of_outputs(self.target, -2, 3), self.vector,
+                        self.activation)
+
     def evaluate(self, pairs: Pairs) -> Tensor:
         shape = (self.size, self.width, 1) if isinstance(pairs, Edges) else (self.size, 1, self.width, 1)
+        read = [self.vector, *tensors_in(self.activation)]
 
-        def score(source: Tensor, target: Tensor, vector: Tensor) -> Tensor:
-            return (self.activation(source + target) @ vector.view(shape)).squeeze(-1)
+        def score(source: Tensor, target: Tensor, vector: Tensor, *trained: Tensor) -> Tensor:
+            supply = iter(trained)
+            activation = map_tensors(self.activation, lambda _: next(supply))
+            return (activation(source + target) @ vector.view(shape)).squeeze(-1)
 
-        return _guarded(pairs, lambda source, target: pairs.combine(score, source, target, [self.vector]),
+        return _guarded(pairs, lambda source, target: pairs.combine(score, source, target, read),
                         self.source, self.target)
 
 
@@ -165,6 +177,10 @@ class PairFunction(SourceTarget, Score):
     @property
     def width(self) -> int:
         return self.hidden
+
+    def restricted(self, to: Restriction) -> PairFunction:
+        return altered(self, source=to.of_inputs(self.source, -2, 2),
+                       target=to.of_outputs(self.target, -2, 2))
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         def score(source: Tensor, target: Tensor, *parameters: Tensor) -> Tensor:
@@ -220,6 +236,9 @@ class Uniform(Sized, Score):
     @property
     def size(self) -> int:
         return 1
+
+    def restricted(self, to: Restriction) -> Basis:
+        return self._resized(to)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         shape = torch.broadcast_shapes(pairs.source_index().shape, pairs.target_index().shape)

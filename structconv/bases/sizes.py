@@ -8,6 +8,8 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
+from structconv.structures.restriction import Restriction
+from structconv.structures.values import altered
 
 __all__ = ["GraphValues", "OnGraph", "QueryKey", "Sized", "SourceTarget"]
 
@@ -27,6 +29,11 @@ class Sized(Basis):
     @property
     def num_outputs(self) -> int:
         return self.outputs
+
+    def _resized(self, to: Restriction) -> Basis:
+        """The same entries at as many inputs and outputs as some samples have."""
+        resized: Basis = altered(self, inputs=to.inputs, outputs=to.outputs)
+        return resized
 
 
 class OnGraph(Basis):
@@ -84,6 +91,10 @@ class QueryKey(Basis):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.query.shape[:-3], self.key.shape[:-3])
+
+    def restricted(self, to: Restriction) -> Basis | None:
+        cut: Basis = altered(self, query=to.of_outputs(self.query, -2, 3), key=to.of_inputs(self.key, -2, 3))
+        return cut
 
 
 class SourceTarget(Basis):

@@ -18,10 +18,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.func import functional_call
 
 from structconv.primitives.products import linear, split_heads
 from structconv.structures.graph import Graph
-from structconv.structures.values import FrozenValue, altered, field_names, fields
+from structconv.structures.values import FrozenValue, altered, field_names, fields, structure
 
 __all__ = ["LAZY", "Function", "Leaf", "Leaves", "Projected", "StandIns", "Term", "Token", "filler", "getter",
            "materialised", "spec_of", "stand_ins", "tensor"]
@@ -106,26 +107,43 @@ class Term(NamedTuple):
 LAZY = frozenset((Projected, Term))
 
 
+@structure(init=False)
 class Function(FrozenValue):
     """A module that maps entries, as a leaf of a call: a plan is for any, and keeps none.
 
-    With `precision` it runs under autocast to that dtype, and gives the dtype of what it maps.
+    Its parameters are among the tensors of what holds it, so that a block that is evaluated anew sends gradients to
+    them. With `precision` it runs under autocast to that dtype, and gives the dtype of what it maps.
     """
 
     static_key = ("Function",)
     module: Callable[[Tensor], Tensor] | None
     precision: torch.dtype | None
+    parameters: tuple[Tensor, ...]
 
-    def __init__(self, module: Callable[[Tensor], Tensor] | None, precision: torch.dtype | None = None) -> None:
-        self.__dict__.update(module=module, precision=precision)
+    def __init__(self, module: Callable[[Tensor], Tensor] | None, precision: torch.dtype | None = None,
+                 parameters: tuple[Tensor, ...] | None = None) -> None:
+        if parameters is None:
+            parameters = tuple(module.parameters()) if isinstance(module, torch.nn.Module) else ()
+        self.__dict__.update(module=module, precision=precision, parameters=parameters)
 
     def __call__(self, entries: Tensor) -> Tensor:
         assert self.module is not None, "a spec computes nothing"
         if self.precision is None:
-            return self.module(entries)
+            return self._mapped(entries)
         # Casts are not kept: a forward without gradients would leave such to a backward that runs this anew.
         with torch.autocast(entries.device.type, self.precision, cache_enabled=False):
-            return self.module(entries).to(entries.dtype)
+            return self._mapped(entries).to(entries.dtype)
+
+    def _mapped(self, entries: Tensor) -> Tensor:
+        """The module's own numbers, or those of other parameters in the place of its own."""
+        module = self.module
+        assert module is not None
+        named = list(module.named_parameters()) if isinstance(module, torch.nn.Module) else []
+        if all(own is given for (_, own), given in zip(named, self.parameters, strict=True)):
+            return module(entries)
+        given = {name: t for (name, _), t in zip(named, self.parameters, strict=True)}
+        found: Tensor = functional_call(module, given, (entries,))  # type: ignore[arg-type]
+        return found
 
     def __repr__(self) -> str:
         return type(self.module).__name__

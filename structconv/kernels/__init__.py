@@ -13,6 +13,7 @@ from structconv.kernels import (
     polynomial,
     reassociation,
     relational,
+    samples,
     shifts,
     sparse_attention,
     sparse_product,
@@ -21,7 +22,7 @@ from structconv.kernels import (
 from structconv.planning.kernel import complete
 
 __all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "flex_attention", "grid",
-           "orders", "polynomial", "reassociation", "relational", "shifts", "sparse_attention", "sparse_product",
-           "window_attention"]
+           "orders", "polynomial", "reassociation", "relational", "samples", "shifts", "sparse_attention",
+           "sparse_product", "window_attention"]
 
 complete()

@@ -26,6 +26,7 @@ from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE, PADDED
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
+from structconv.primitives.fused_attention import fused_attention
 from structconv.shapes import broadcast
 from structconv.structures.values import altered
 
@@ -73,7 +74,7 @@ class Attended(NamedTuple):
         if self.bias is not None:
             held = _held(self.bias(leaves), inputs, outputs).dense(query.dtype).mT
             added = held.expand(*lead, *held.shape[-3:]).flatten(0, -4) if held.dim() > 3 else held
-        y = F.scaled_dot_product_attention(query, key, values, added, is_causal=causal, scale=self.scale)
+        y = fused_attention(query, key, values, added, causal, self.scale)
         y = y if depth <= channels else y[..., :channels]
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
         return call.basis().apply(r) if causal and not _sound(y, query, key, r) else y

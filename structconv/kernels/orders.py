@@ -17,7 +17,7 @@ from structconv.bases.dense import Dense, Identity
 from structconv.bases.pairwise import nodes
 from structconv.bases.positions import ClippedShifts
 from structconv.planning.cost import Cost
-from structconv.planning.counts import application
+from structconv.planning.counts import application, rows_gathered
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS, NODE_CALLS, OPERATOR_CALLS
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
@@ -229,7 +229,7 @@ class Primitives(Applied):
         return True
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
-        found = application(problem.basis, problem.sizes, channels, mode)
+        found = application(problem.basis, problem.sizes, channels, mode) + rows_gathered(problem.basis, problem.sizes)
         return found + Cost(calls=NODE_CALLS * (len(list(nodes(problem.basis))) - 1))
 
     def application(self, match: Any, problem: Problem) -> Application:

@@ -24,7 +24,7 @@ from structconv.structures.samples import Samples
 
 __all__ = ["APPLICATIONS", "NOMINAL_DEGREE", "NOMINAL_ENTRIES", "NONZEROS", "Application", "Count", "Sizes",
            "application", "application_cost", "fused_application", "nonzero_count", "nonzeros", "product_cost",
-           "samples_in"]
+           "rows_gathered", "samples_in"]
 
 NOMINAL_ENTRIES = 1024
 NOMINAL_DEGREE = 8
@@ -99,9 +99,21 @@ def application(basis: Basis, sizes: Sizes, channels: int, mode: str = "apply") 
 
 
 def fused_application(basis: Basis, sizes: Sizes, channels: int, mode: str) -> Cost:
-    """The same by one kernel, which passes over the scores once; pairs are listed as for any other."""
+    """The same by one kernel, which passes over the scores once; pairs are listed as for any other.
+
+    No native kernel takes numbers of more than 4 bytes: there each pair has its rows gathered, by separate operators.
+    """
     listed = _listing(basis, sizes)
+    if sizes.itemsize > 4:
+        return application(basis, sizes, channels, mode) + rows_gathered(basis, sizes)
     return application(basis, sizes, channels, mode).repeated(FUSED_SHARE) + listed.repeated(1 - FUSED_SHARE)
+
+
+def rows_gathered(basis: Basis, sizes: Sizes) -> Cost:
+    """What evaluating an expression along a list takes: the rows of both entries of each pair."""
+    pairs = nonzeros(basis, sizes) if isinstance(basis, Pairwise) else None
+    rows = sum(node.terms for node in nodes(basis) if isinstance(node, Pairwise) and node.terms > 1)
+    return Cost(gathered=2 * sizes.batch * basis.size * (pairs or 0) * rows * sizes.itemsize)
 
 
 def _listing(basis: Basis, sizes: Sizes) -> Cost:

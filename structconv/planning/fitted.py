@@ -9,7 +9,7 @@ from __future__ import annotations
 
 __all__ = ["CAUSAL_CALLS", "CHANNEL_CALLS", "DENSE_CALLS", "DIVIDED_CALLS", "FACTOR_CALLS", "FEW_COLUMNS", "FEW_TAKEN",
            "FULL_COLUMNS", "FUSED_SHARE", "IN_FAVOUR", "NARROW", "NARROW_TAKEN", "NODE_CALLS", "OPERATOR_CALLS",
-           "PADDED", "REPEAT_CALLS", "SPARSE_CALLS", "WINDOW_ENTRY"]
+           "PADDED", "REPEAT_CALLS", "SAMPLE_CALLS", "SPARSE_CALLS", "WINDOW_ENTRY"]
 
 # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -33,6 +33,9 @@ PADDED = 4
 DIVIDED_CALLS = 4
 #: Calls that reassociated products take more where an output sees only what came before.
 CAUSAL_CALLS = 8
+
+#: Calls that a sample of a batch takes beside its kernel's own where it has a plan of its own.
+SAMPLE_CALLS = 50
 
 # -- products of few columns --------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from typing import Any, Self, cast
 
 import torch
@@ -20,7 +21,8 @@ from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.values import Structure, map_tensors, structure
 
-__all__ = ["And", "Device", "Not", "Or", "Support", "Transposed", "filtered", "joined_by_and", "listed"]
+__all__ = ["And", "Device", "Not", "Or", "Support", "Transposed", "filtered", "joined", "joined_by_and",
+           "listed"]
 
 Device = torch.device | str | None
 
@@ -100,6 +102,15 @@ class Support(Structure, abc.ABC):
         """Which inputs are in some pair, (..., M) booleans, where a mask tells cheaply; `None` for all."""
         return None
 
+    def restricted(self, to: Any) -> list[Support] | None:
+        """The supports which the pairs of some samples of a batch (`Restriction`) have to be in all of, by their places
+        in these; none for all pairs, and `None` where nothing is known of that."""
+        return self._restricted(to)
+
+    def _restricted(self, to: Any) -> list[Support] | None:
+        """`restricted` of the type; a subclass of which nothing is said is not taken apart."""
+        return None
+
     def transpose(self) -> Support:
         """The pairs (n, m): inputs and outputs change places."""
         return Transposed(self)
@@ -170,6 +181,10 @@ class And(_Pair):
     def samples(self) -> Any:
         return self.second.samples if self.first.samples is None else self.first.samples
 
+    def _restricted(self, to: Any) -> list[Support] | None:
+        first, second = self.first.restricted(to), self.second.restricted(to)
+        return None if first is None or second is None else [*first, *second]
+
     def kept_inputs(self) -> Tensor | None:
         kept = [k for k in (self.first.kept_inputs(), self.second.kept_inputs()) if k is not None]
         return kept[0] & kept[-1] if kept else None
@@ -209,6 +224,11 @@ def joined_by_and(support: Support | None) -> list[Support]:
     return [] if support is None else [support]
 
 
+def joined(supports: list[Support]) -> Support:
+    """`&` of several; the inverse of `joined_by_and`."""
+    return functools.reduce(And, supports)
+
+
 @structure()
 class Or(_Pair):
     """The pairs in either: `first | second`. Sparse where both are."""
@@ -228,6 +248,12 @@ class Or(_Pair):
             return None
         new = filtered(second, ~self.first.contains(second.source, second.target))
         return listed(tuple(torch.cat([first.edge_index, new.edge_index], dim=1)), num_inputs, num_outputs)
+
+    def _restricted(self, to: Any) -> list[Support] | None:
+        first, second = self.first.restricted(to), self.second.restricted(to)
+        if first is None or second is None:
+            return None
+        return [Or(joined(first), joined(second))] if first and second else []
 
     @property
     def listed(self) -> bool:
@@ -264,6 +290,10 @@ class Not(Support):
 
     def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
         self.kept.check(owner, num_inputs, num_outputs)
+
+    def _restricted(self, to: Any) -> list[Support] | None:
+        kept = self.kept.restricted(to)
+        return [Not(joined(kept))] if kept else None
 
     def transpose(self) -> Support:
         return Not(self.kept.transpose())
@@ -315,6 +345,10 @@ class Transposed(Support):
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         return self.of.edge_bound(num_outputs, num_inputs)
+
+    def _restricted(self, to: Any) -> list[Support] | None:
+        turned = self.of.restricted(to.turned())
+        return None if turned is None else [support.transpose() for support in turned]
 
     def transpose(self) -> Support:
         return self.of

@@ -102,6 +102,9 @@ class Samples(Support):
         inputs, outputs = self.members(m.device)
         return inputs[m] == outputs[n]
 
+    def _restricted(self, to: Any) -> list[Support] | None:
+        return [] if to.same(self) else None
+
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
         sizes = self.input_starts.diff().to(device)
         sample = self.members(device)[1]
@@ -162,6 +165,9 @@ class Within(_InPlaces):
         inputs, outputs = self.places.positions(m.device)
         return self.support._contains(inputs[m], outputs[n])
 
+    def _restricted(self, to: Any) -> list[Support] | None:
+        return [self.support] if to.same(self.places) else None
+
     def __repr__(self) -> str:
         return f"{self.support!r} within {self.places!r}"
 
@@ -191,6 +197,12 @@ class EachWithin(_InPlaces):
                 inside = inside & support._contains(*own)
             found = found | inside
         return found
+
+    def _restricted(self, to: Any) -> list[Support] | None:
+        if to.number is None or not to.same(self.places):
+            return None
+        own = self.supports[to.number]
+        return [] if own is None else [own]
 
 
 def same_samples(one: Samples, other: Samples) -> bool:

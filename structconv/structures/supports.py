@@ -33,6 +33,9 @@ class Causal(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return m <= n
 
+    def _restricted(self, to: Any) -> list[Support] | None:
+        return [self] if to.aligned else None
+
 
 @structure()
 class Blocks(Support):
@@ -92,6 +95,9 @@ class Padding(Support):
     def kept_inputs(self) -> Tensor:
         return self.keep
 
+    def _restricted(self, to: Any) -> list[Support]:
+        return [Padding(to.of_inputs(self.keep, -1, 1))]
+
 
 @structure()
 class DenseMask(Support):
@@ -126,6 +132,11 @@ class DenseMask(Support):
 
     def kept_inputs(self) -> Tensor:
         return self.keep.any(-1)
+
+    def _restricted(self, to: Any) -> list[Support] | None:
+        if to.number is None:
+            return None
+        return [DenseMask(to.of_outputs(to.of_inputs(self.keep, -2, 2), -1, 2))]
 
     def transpose(self) -> DenseMask:
         return DenseMask(self.keep.mT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,6 +110,11 @@ class Window(Support):
         for (radius, _), size in zip(self.axes(), sizes, strict=True):
             bound *= min(2 * radius + 1, size)
         return bound
+
+    def _restricted(self, to: Any) -> list[Support] | None:
+        if self.centre is not None:
+            return [dataclasses.replace(self, centre=to.from_first_input(to.of_outputs(self.centre, -1, 1)))]
+        return [self] if self.grid is None and to.aligned else None
 
     def transpose(self) -> Support:
         return self if self.centre is None else Transposed(self)

@@ -16,6 +16,7 @@ from structconv.theta.factored import (
     SeparableTheta,
 )
 from structconv.theta.whole import (
+    ApartTheta,
     ConcatTheta,
     DepthwiseTheta,
     EyeTheta,
@@ -25,6 +26,6 @@ from structconv.theta.whole import (
     as_theta,
 )
 
-__all__ = ["ByHeadTheta", "ConcatTheta", "DepthwiseSeparableTheta", "DepthwiseTheta", "EyeTheta", "FullTheta",
-           "GroupedTheta", "HeadBlocksTheta", "LowRankTheta", "SeparableTheta", "SharedTheta", "Theta", "as_theta",
-           "sum_tensors", "wants_grad"]
+__all__ = ["ApartTheta", "ByHeadTheta", "ConcatTheta", "DepthwiseSeparableTheta", "DepthwiseTheta", "EyeTheta",
+           "FullTheta", "GroupedTheta", "HeadBlocksTheta", "LowRankTheta", "SeparableTheta", "SharedTheta", "Theta",
+           "as_theta", "sum_tensors", "wants_grad"]

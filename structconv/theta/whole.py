@@ -10,7 +10,8 @@ from structconv.errors import ShapeError
 from structconv.primitives.products import contract_heads, expand_heads, product
 from structconv.theta.base import Theta, check_letters, plus, repeat_head, sum_tensors
 
-__all__ = ["ConcatTheta", "DepthwiseTheta", "EyeTheta", "FullTheta", "GroupedTheta", "SharedTheta", "as_theta"]
+__all__ = ["ApartTheta", "ConcatTheta", "DepthwiseTheta", "EyeTheta", "FullTheta", "GroupedTheta", "SharedTheta",
+           "as_theta"]
 
 
 @value
@@ -215,6 +216,21 @@ class EyeTheta(Theta):
 
     def contract_flops(self) -> int:
         return self.size * self.channels
+
+
+@value
+class ApartTheta(EyeTheta):
+    """The same without the sum over k: `join` leaves the heads apart, (..., K, N, C)."""
+
+    size: int = 1
+    channels: int = 1
+    sums_heads = False
+
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return plus(r, bias)
+
+    def slice(self, start: int, stop: int) -> Theta:
+        return ApartTheta(stop - start, self.channels)
 
 
 @value

@@ -9,10 +9,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from structconv import mechanisms
 from structconv.bases import Additive, Affine, Bilinear, Dense, EdgeScore, Identity, Lookup, Sparse, pairs, pairwise
 from structconv.bases.pairs import Edges, full
 from structconv.bases.pairwise import entries, weights_at
-from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Padding, Window
+from structconv.nn import Conv
+from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Padding, Samples, Window
 
 F64 = torch.float64
 M, HEADS = 6, 2
@@ -257,3 +259,36 @@ def test_rectangles_and_edges_of_an_expression_agree():
     basis = (Bilinear(random(HEADS, M, 3), random(HEADS, M, 3)) + Dense(random(1, M, M))) * Identity(M)
     a = entries(basis, full(M, M, F64, torch.device("cpu")))
     close(entries(basis, Edges(graph, F64)), a[:, graph.source, graph.target])
+
+
+class Curve(torch.nn.Module):
+    """a t + b tanh(t), with two trained numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for value in (0.7, 0.3))
+
+    def forward(self, t):
+        return self.a * t + self.b * torch.tanh(t)
+
+
+@pytest.mark.parametrize("structure", [None, Graph.complete(5), Samples([2, 3])], ids=["pairs", "edges", "samples"])
+@pytest.mark.parametrize("part", [
+    lambda curve: mechanisms.DotProduct(heads=2, dim=3).map(curve),
+    lambda curve: mechanisms.Additive(3, heads=2, activation=curve)], ids=["map", "activation"])
+def test_a_module_of_entries_is_trained_also_where_they_are_evaluated_in_blocks(part, structure, in_blocks):
+    torch.manual_seed(0)
+    scores = part(Curve())
+    masked = scores.masked(keep=structure) if isinstance(structure, Graph) else scores
+    layer = Conv(masked.softmax(), 4, 4).double()
+    x, given = torch.randn(5, 4, dtype=torch.float64), structure if isinstance(structure, Samples) else None
+
+    def gradients():
+        return torch.autograd.grad(layer(x, structure=given).square().sum(), list(layer.parameters()))
+
+    whole = gradients()
+    in_blocks()
+    for found, wanted in zip(gradients(), whole, strict=True):
+        close(found, wanted)
+    names = [name for name, _ in layer.named_parameters()]
+    assert sum(name.endswith((".a", ".b")) and bool(grad) for name, grad in zip(names, whole, strict=True)) == 2

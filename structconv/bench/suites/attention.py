@@ -20,7 +20,7 @@ from structconv.bench.rates import Work
 from structconv.bench.suites.graph_peers import leaf
 from structconv.nn import MultiheadAttention
 from structconv.primitives.native.build import compiler
-from structconv.structures import Causal
+from structconv.structures import Causal, Samples
 
 __all__ = ["CASES", "build_multihead"]
 
@@ -211,6 +211,36 @@ def _multihead(size: Size) -> Comparison:
     return build_multihead(2, size.pick(256, 1024), 256, 8)
 
 
+def _ragged(samples: int, shortest: int, longest: int, channels: int, heads: int, size: Size) -> Comparison:
+    """The multi-head layer on samples of different lengths, others in each call as far as it knows; torch's layer takes
+    them one by one, for its attention on nested tensors has no backward on a CPU. The part is as many entries in equal
+    samples, of which the batch has the dimensions.
+    """
+    module = nn.MultiheadAttention(channels, heads, batch_first=True).eval()
+    ours = MultiheadAttention.from_torch(module)
+    count, draws = size.pick(max(samples // 4, 2), samples), torch.Generator().manual_seed(0)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=draws).tolist()
+    for _ in range(sum(lengths) % count):  # so that equal samples have as many entries
+        lengths[lengths.index(max(lengths))] -= 1
+    x, x_module = leaf(sum(lengths), channels), leaf(sum(lengths), channels)
+    x_equal = leaf(count, sum(lengths) // count, channels)
+
+    def one_by_one() -> Tensor:
+        return torch.cat([module(part, part, part, need_weights=False)[0] for part in x_module.split(lengths)])
+
+    own = tuple(ours.parameters())
+    work = [_multihead_least(1, length, channels) for length in lengths]
+    return Comparison(
+        ours=Entrant(name="ours", run=lambda: ours(x, structure=Samples(lengths)), inputs=(x,),
+                     parameters=own),
+        peers=(Entrant(name="torch mha, a loop", run=one_by_one, inputs=(x_module,),
+                       parameters=tuple(module.parameters())),),
+        parts=(Entrant(name="equal samples", run=lambda: ours(x_equal).flatten(0, 1), inputs=(x_equal,),
+                       parameters=own),),
+        size=f"{count} samples of {shortest} to {longest}, {channels} channels, {heads} heads",
+        least={phase: Work(flops=sum(each[phase].flops for each in work)) for phase in PHASES})
+
+
 CASES = (
     Case(suite="attention", name="sdpa", build=partial(_sdpa, False, 1, 8, 64)),
     Case(suite="attention", name="sdpa-causal", build=partial(_sdpa, True, 1, 8, 64), headline=False),
@@ -220,4 +250,7 @@ CASES = (
     Case(suite="attention", name="relu-sum", build=partial(_mapped, 2, 64), headline=False),
     Case(suite="attention", name="dropout", build=partial(_dropped, 8, 64), headline=False),
     Case(suite="attention", name="multihead", build=_multihead),
+    Case(suite="attention", name="ragged-molecules", build=partial(_ragged, 32, 10, 30, 64, 4)),
+    Case(suite="attention", name="ragged-sentences", build=partial(_ragged, 64, 10, 60, 256, 8), headline=False),
+    Case(suite="attention", name="ragged-long", build=partial(_ragged, 8, 100, 400, 256, 8)),
 )

@@ -1,0 +1,294 @@
+"""Samples of a batch, each by the kernel that suits it alone, those of equal sizes together.
+
+A basis that leaves pairs of different samples out is block diagonal: sample b needs its own M_b N_b pairs, or none at
+all where its kernel visits none (a fused softmax, products that are reassociated). The list of all pairs costs less
+where samples are many and small, and so does the native kernel of windows where it takes the scores; the planner weighs
+them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.bases.block_diagonal import BlockDiagonal
+from structconv.bases.pairwise import BLOCK_ELEMENTS, complete, nodes, reach
+from structconv.bases.spec import Leaf, spec_of
+from structconv.kernels.composite import Nested
+from structconv.kernels.orders import Application, Applied, Primitives, shares_of
+from structconv.planning import machine
+from structconv.planning.cost import Cost
+from structconv.planning.fitted import SAMPLE_CALLS
+from structconv.planning.kernel import matching, register
+from structconv.planning.plan import Plan, decide, plan_for
+from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.blocks import recompute_blocks
+from structconv.shapes import broadcast
+from structconv.structures.masks import Transposed, joined_by_and
+from structconv.structures.restriction import Pieces, Restriction
+from structconv.structures.samples import Samples
+from structconv.structures.values import Structure, altered, map_tensors, size_class
+from structconv.theta import ApartTheta
+
+__all__ = ["SampleBySample", "Samplewise"]
+
+#: Numbers of samples that are computed in one call.
+_Group = tuple[int, ...]
+
+
+class Samplewise(NamedTuple):
+    """How the samples of a call are computed.
+
+    Args:
+        stacks: whether several of equal sizes may be one with a leading dimension.
+        keeps: whether a backward would keep their pairs, so that many of them are to be evaluated anew.
+        plans: those of the classes of sizes that have come, for what else is static is so of the whole call.
+    """
+
+    stacks: bool
+    keeps: bool
+    plans: dict[Hashable, Plan]
+
+    def apply(self, r: Tensor, call: Call) -> Tensor:
+        """(..., K or 1, M, C) -> (..., K, N, C)."""
+        return self._run(r, call, None)
+
+    def with_relative(self, call: Call) -> Tensor:
+        """y, where vectors of relative positions are added to x by heads."""
+        r = call.theta.heads(call.x) if call.projected is None else call.projected
+        return call.theta.join(self._run(r, call, call.relative), call.bias)
+
+    def _run(self, r: Tensor, call: Call, relative: Tensor | None) -> Tensor:
+        basis = call.basis()
+        samples, lead = _samples_of(basis), broadcast(r.shape[:-3], basis.batch_shape)
+        assert samples is not None
+        width = max(getattr(node, "width", 1) for node in nodes(basis))
+        groups = _groups(samples, math.prod(lead) * basis.size * width, self.stacks)
+        if not groups or basis.restricted(Restriction(samples, groups[0][1], len(lead), Pieces())) is None:
+            y = basis.apply(r)
+            return y if relative is None else y + shares_of(call, relative.shape[0] // 2) @ relative
+        held, rank = _held(basis), len(lead)
+
+        def run(block: list[_Group], rows: Tensor, *tensors: Tensor) -> Tensor:
+            supply, pieces = iter(tensors), Pieces()
+            tree = map_tensors(basis, lambda _: next(supply), whole=(Structure,))
+            table = next(supply, None)
+            return torch.cat([self._of_group(tree, Restriction(samples, group, rank, pieces), rows, table)
+                              for group in block], -2)
+
+        # Pairs of more than a block are evaluated anew by the sample's own plan already.
+        tensors = [r, *held, *(() if relative is None else (relative,))]
+        cut = [self.keeps and (numbers <= BLOCK_ELEMENTS or len(complete(basis)) == 2) for numbers, _ in groups]
+        plain = [group for (_, group), again in zip(groups, cut, strict=True) if not again]
+        blocks = _blocks([group for group, again in zip(groups, cut, strict=True) if again])
+        found = [run(plain, *tensors)] if plain else []
+        found += [recompute_blocks(run, tensors, blocks, reduce="cat")] if blocks else []
+        order = [number for block in (plain, *blocks) for group in block for number in group]
+        return _in_order(torch.cat(found, -2) if len(found) > 1 else found[0], order, samples.sizes()[1])
+
+    def _of_group(self, basis: Basis, to: Restriction, r: Tensor, relative: Tensor | None) -> Tensor:
+        """What the outputs of the group get, sample after sample."""
+        own, rows = basis.restricted(to), to.of_inputs(r, -2, 3)
+        assert own is not None
+        if to.inputs * to.outputs == 0:
+            lead = broadcast(rows.shape[:-3], own.batch_shape)
+            y = rows.new_zeros(*lead, basis.size, to.outputs, rows.shape[-1])
+        else:
+            call = Call(rows.select(-3, 0), (own,), ApartTheta(basis.size, rows.shape[-1]), None, itemgetter(0), rows,
+                        relative)
+            y = self._plan(call, to).run(call)
+        return y if to.lead is None else y.movedim(0, -3).flatten(-3, -2)
+
+    def _plan(self, call: Call, to: Restriction) -> Plan:
+        if not self.stacks:  # samples may be unlike in more than their sizes
+            return plan_for(call)
+        rows = call.projected
+        assert rows is not None
+        key = (*map(size_class, (*rows.shape[:-3], to.inputs, to.outputs)), rows.shape[-3], rows.shape[-1], rows.dtype,
+               rows.requires_grad, torch.is_grad_enabled())
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.plans[key] = plan_for(call)
+        return plan
+
+
+class _Match(NamedTuple):
+    """A sample of the mean size as a problem, what may compute it, and how many calls all of them are."""
+
+    problem: Problem
+    kernels: tuple[tuple[Applied, Any], ...]
+    samples: Samples
+    stacks: bool
+
+    def least(self, channels: int) -> tuple[Applied, Cost]:
+        """The kernel that costs least with so many channels."""
+        rates, itemsize = machine.rates(self.problem.x.device), self.problem.sizes.itemsize
+        costs = [(kernel, kernel.application_cost(match, self.problem, channels, "apply"))
+                 for kernel, match in self.kernels]
+        return min(costs, key=lambda found: found[1].seconds(rates, itemsize))
+
+    def calls(self) -> int:
+        """One for each sample; where they stack one for all equal ones, of which sums of sizes tell a little."""
+        samples = self.samples
+        if not self.stacks:
+            return samples.num_samples
+        equal = samples.longest * samples.num_samples == samples.num_inputs == samples.num_outputs
+        return 1 if equal else min(samples.num_samples, samples.longest)
+
+
+class SampleBySample(Applied):
+    """The samples of a batch by plans of their own."""
+
+    name = "samples by plans of their own"
+
+    def match(self, problem: Problem) -> _Match | None:
+        samples = None if problem.sizes.nominal else _samples_of(problem.basis)
+        if samples is None or samples.num_samples < 2:
+            return None  # a program that is traced for any number of entries cannot be cut at some
+        alone, several = (problem.basis.restricted(_OfSpec(samples, problem.basis, lead)) for lead in (None, 0))
+        if alone is None:
+            return None
+        spec, theta = spec_of(alone, itemgetter(0)), ApartTheta(problem.basis.size, problem.theta.head_channels)
+        lead = problem.x.shape[:-2] if problem.image is None else (problem.sizes.batch,)
+        x = problem.x.new_empty(()).expand(*lead, spec.num_inputs, theta.channels)
+        inner = dataclasses.replace(problem.part(spec, theta), x=x, projected=True, theta_grad=False,
+                                    x_grad=problem.x_grad or problem.theta_grad)
+        kernels = tuple((kernel, match) for kernel, match, path in matching(inner)
+                        if isinstance(kernel, Applied) and path == "between")
+        return _Match(inner, kernels, samples, several is not None)
+
+    def application_cost(self, match: _Match, problem: Problem, channels: int, mode: str) -> Cost:
+        """As many times a sample of the mean size; rows are cut, and put together."""
+        one = match.least(channels)[1]
+        work = dataclasses.replace(one, calls=0).repeated(match.samples.num_samples)
+        moved = problem.bytes(2 * problem.basis.size * (problem.inputs + problem.outputs) * channels)
+        return work + Cost(bytes=moved, calls=match.calls() * (one.calls + SAMPLE_CALLS))
+
+    def application(self, match: _Match, problem: Problem) -> Application:
+        return Application(self._samplewise(match, problem).apply)
+
+    def compile(self, match: _Match, problem: Problem, path: str) -> Run:
+        if problem.relative is None:
+            return super().compile(match, problem, path)
+        return self._samplewise(match, problem).with_relative
+
+    def parts(self, match: _Match, problem: Problem) -> tuple[Plan, ...]:
+        return (decide(match.problem),)
+
+    def label(self, path: str) -> str:
+        return "samples, each alone"
+
+    def _samplewise(self, match: _Match, problem: Problem) -> Samplewise:
+        kernel = match.least(problem.theta.head_channels)[0]
+        return Samplewise(match.stacks, isinstance(kernel, Primitives | Nested), {})
+
+
+def _samples_of(basis: Basis) -> Samples | None:
+    """The samples outside which a basis is zero; those of a spec with inputs and outputs exchanged by their counts."""
+    for term in joined_by_and(reach(basis)):
+        if isinstance(term, Samples):
+            return term
+        if isinstance(term, Transposed) and isinstance(term.of, Samples):
+            turned: Samples = altered(term.of, input_count=term.of.output_count, output_count=term.of.input_count)
+            return turned
+    return None
+
+
+class _OfSpec(Restriction):
+    """A sample of the mean size cut out of a spec, by itself or behind one more leading dimension."""
+
+    def __init__(self, samples: Samples, spec: Basis, lead: int | None) -> None:
+        self.samples, self.lead, self._turned, self.numbers = samples, lead, False, (0,)
+        pairs = samples.pair_count / samples.num_samples
+        self.inputs = max(1, round(math.sqrt(pairs * samples.num_inputs / max(samples.num_outputs, 1))))
+        self.outputs = max(1, round(pairs / self.inputs))
+        for node in nodes(spec):
+            if isinstance(node, BlockDiagonal):
+                counts = [part.num_inputs * part.num_outputs for part in node.parts]
+                self.numbers = (min(range(len(counts)), key=lambda number: abs(counts[number] - pairs)),)
+                part = node.parts[self.numbers[0]]
+                self.inputs, self.outputs = part.num_inputs, part.num_outputs
+
+    def same(self, samples: Any) -> bool:
+        return True
+
+    def first(self) -> tuple[Any, Any]:
+        none = torch.zeros((1,) * (self.lead is not None), dtype=torch.int64)
+        return none, none
+
+    def from_first_input(self, t: Any) -> Any:
+        return t
+
+    def _taken(self, t: Any, axis: int, own: int, side: bool) -> Any:
+        shape = list(t.shape)
+        shape[axis] = self.outputs if side != self._turned else self.inputs
+        return Leaf(_nowhere, t, tuple(shape))
+
+
+def _nowhere(leaves: Sequence[Any]) -> Any:
+    raise AssertionError("a sample of a spec has a spec of its own, by which it is read")
+
+
+# -- a call -------------------------------------------------------------------------------------------------------
+
+def _held(basis: Basis) -> list[Tensor]:
+    """The tensors of a basis, but for those of its structures."""
+    held: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        held.append(t)
+        return t
+
+    map_tensors(basis, note, whole=(Structure,))
+    return held
+
+
+def _groups(samples: Samples, numbers: int, stacks: bool) -> list[tuple[int, _Group]]:
+    """Samples that are computed together, with so many numbers at each pair, after how many numbers that makes.
+
+    They are of equal sizes, and one block holds their pairs. Nothing where no sample has any pair.
+    """
+    if samples.pair_count == 0:
+        return []
+    alike: dict[Any, list[int]] = {}
+    for number, sizes in enumerate(zip(*samples.sizes(), strict=True)):
+        alike.setdefault(sizes if stacks else number, []).append(number)
+    groups = []
+    for members in alike.values():
+        inputs, outputs = (side[members[0]] for side in samples.sizes())
+        one = max(1, inputs * outputs * numbers)
+        step = max(1, BLOCK_ELEMENTS // one)
+        groups += [(one * len(part), part) for part in
+                   (tuple(members[start:start + step]) for start in range(0, len(members), step))]
+    return groups
+
+
+def _blocks(groups: list[tuple[int, _Group]]) -> list[list[_Group]]:
+    """Groups whose pairs one block holds."""
+    blocks: list[list[_Group]] = []
+    held = BLOCK_ELEMENTS + 1
+    for numbers, group in groups:
+        if held + numbers > BLOCK_ELEMENTS:
+            blocks.append([])
+            held = 0
+        blocks[-1].append(group)
+        held += numbers
+    return blocks
+
+
+def _in_order(y: Tensor, numbers: list[int], sizes: list[int]) -> Tensor:
+    """The outputs of samples in the order of their numbers."""
+    if numbers == sorted(numbers):
+        return y
+    pieces = dict(zip(numbers, y.split([sizes[number] for number in numbers], -2), strict=True))
+    return torch.cat([pieces[number] for number in sorted(numbers)], -2)
+
+
+register(SampleBySample())

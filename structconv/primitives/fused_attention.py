@@ -1,0 +1,78 @@
+"""torch's fused scaled dot product attention, with second derivatives where its own backward has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from structconv import torch_private as private
+from structconv.primitives.functions import apply, pulled_back
+
+__all__ = ["fused_attention"]
+
+
+def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
+                    ) -> Tensor:
+    """softmax_m(scale <query_n, key_m> + mask) values_m: `torch.nn.functional.scaled_dot_product_attention`.
+
+    Args:
+        query, key, values: (B, K, N, D), (B, K, M, D), (B, K, M, D).
+        mask: booleans or numbers, broadcast to (B, K, N, M), or none.
+        causal: pairs m <= n alone, where there is no mask.
+
+    On a CPU a backward that is itself differentiated computes all pairs anew, in O(M N) memory.
+    """
+    if not _by_hand(query, key, values, mask, causal, scale):
+        return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
+    found: Tensor = apply(_Fused, query, key, values, mask, causal, scale)
+    return found
+
+
+def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> bool:
+    """Whether torch would record the operator that has no second derivative."""
+    if torch.compiler.is_compiling() or not (query.is_cpu and torch.is_grad_enabled()):
+        return False
+    if None in (private.flash_attention, private.flash_attention_backward, private.fused_choice):
+        return False
+    wanted = query.requires_grad or key.requires_grad or values.requires_grad
+    choice = wanted and private.fused_choice(query, key, values, mask, 0.0, causal, scale=scale)
+    return bool(choice == SDPBackend.FLASH_ATTENTION.value)
+
+
+class _Fused(torch.autograd.Function):
+    """The operator on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float
+                ) -> Tensor:
+        y, total = private.flash_attention(query, key, values, 0.0, causal, attn_mask=mask, scale=scale)
+        ctx.save_for_backward(query, key, values, mask, y, total)
+        ctx.causal, ctx.scale = causal, scale
+        found: Tensor = y
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        query, key, values, mask, y, total = ctx.saved_tensors
+        causal, scale = ctx.causal, ctx.scale
+        if torch.is_grad_enabled():  # a second derivative will be asked for
+            def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return _all_pairs(q, k, v, mask, causal, scale)
+
+            return *pulled_back(of, (query, key, values), ctx.needs_input_grad[:3], [grad]), None, None, None
+        found = private.flash_attention_backward(grad, query, key, values, y, total, 0.0, causal, attn_mask=mask,
+                                                 scale=scale)
+        return *found, None, None, None
+
+
+def _all_pairs(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    scores = query @ key.mT * scale
+    if causal:
+        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return (scores if mask is None else scores + mask).softmax(-1) @ values

@@ -1,0 +1,104 @@
+"""`Restriction`: what some samples of a batch have of what there is for all of its entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.structures.masks import Support, joined_by_and
+from structconv.structures.samples import Samples, same_samples
+
+__all__ = ["Pieces", "Restriction"]
+
+
+class Pieces:
+    """Tensors of a batch cut at the borders of its samples, each once: its gradient is put together once too."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int, bool], tuple[Tensor, tuple[Tensor, ...]]] = {}
+
+    def of(self, t: Tensor, axis: int, sizes: list[int], side: bool) -> tuple[Tensor, ...]:
+        """What each sample has of t; the tensor is kept, so that its id stays its own."""
+        key = id(t), axis, side
+        if key not in self._made:
+            self._made[key] = t, t.split(sizes, axis)
+        return self._made[key][1]
+
+
+class Restriction:
+    """The entries of one sample, or of several of equal sizes, which then lie along a new leading dimension.
+
+    Args:
+        samples: those of the batch.
+        numbers: which of them.
+        lead: how many leading dimensions there are already, behind the new one that several samples get.
+        pieces: what was cut so far.
+    """
+
+    def __init__(self, samples: Samples, numbers: tuple[int, ...], lead: int, pieces: Pieces) -> None:
+        self.samples, self.numbers, self._pieces = samples, numbers, pieces
+        self.lead = lead if len(numbers) > 1 else None
+        self.sizes = samples.sizes()
+        self.inputs, self.outputs = (side[numbers[0]] for side in self.sizes)
+        self._turned = False
+
+    @property
+    def number(self) -> int | None:
+        """Which sample it is; `None` of several."""
+        return self.numbers[0] if self.lead is None else None
+
+    @property
+    def aligned(self) -> bool:
+        """Whether each sample's first input has the number of its first output, so that m - n is the same within."""
+        return self.samples.square
+
+    def turned(self) -> Restriction:
+        """The same samples for what has inputs and outputs exchanged."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, inputs=self.outputs, outputs=self.inputs, _turned=not self._turned)
+        return other
+
+    def of_inputs(self, t: Any, axis: int, own: int) -> Any:
+        """The rows of these samples of t, whose `own` last axes are no leading dimensions and `axis` its inputs."""
+        return self._taken(t, axis, own, self._turned)
+
+    def of_outputs(self, t: Any, axis: int, own: int) -> Any:
+        """The same where `axis` are the outputs."""
+        return self._taken(t, axis, own, not self._turned)
+
+    def from_first_input(self, t: Any) -> Any:
+        """Numbers of inputs, (..., n) as these samples have them, as places in their own samples."""
+        return t - self.first()[0].to(device=t.device, dtype=t.dtype).unsqueeze(-1)
+
+    def first(self) -> tuple[Any, Any]:
+        """The number of the first input, and of the first output: (), or of several (G, 1, ..., 1), to lead."""
+        at: Any = self.numbers[0] if self.lead is None else torch.tensor(self.numbers).view(-1, *(1,) * self.lead)
+        starts = self.samples.input_starts[at], self.samples.output_starts[at]
+        return starts[::-1] if self._turned else starts
+
+    @property
+    def total_outputs(self) -> int:
+        """The outputs of all samples."""
+        return self.samples.num_inputs if self._turned else self.samples.num_outputs
+
+    def same(self, samples: Any) -> bool:
+        """Whether a part of the batch has these samples."""
+        return same_samples(samples.turned() if self._turned else samples, self.samples)
+
+    def within(self, support: Support | None) -> bool:
+        """Whether no pair in the support is of two samples."""
+        return any(isinstance(term, Samples) for term in joined_by_and(support))
+
+    def _taken(self, t: Tensor, axis: int, own: int, side: bool) -> Tensor:
+        sizes = self.sizes[side]
+        if self.lead is None:
+            return self._pieces.of(t, axis, sizes, side)[self.numbers[0]]
+        count = len(self.numbers)
+        if count == len(sizes):
+            stacked = t.unflatten(axis, (count, sizes[0])).movedim(axis - 1, 0)
+        else:
+            pieces = self._pieces.of(t, axis, sizes, side)
+            stacked = torch.stack([pieces[number] for number in self.numbers])
+        return stacked[(slice(None), *(None,) * (self.lead - (t.dim() - own)))]
