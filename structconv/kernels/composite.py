@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -62,7 +62,8 @@ def _part_of(call: Call, number: int) -> Callable[[Sequence[Any]], Basis]:
 class PerPart(Kernel):
     """y = sum over the parts of `a | b | ...`, each with its slice of Theta and by the path that suits it."""
 
-    name, types, orders, by_heads = "parts, summed", (Concat,), ("per_part",), True
+    types: ClassVar[tuple[type, ...]] = (Concat,)
+    name, orders, by_heads = "parts, summed", ("per_part",), True
 
     def match(self, problem: Problem) -> tuple[Part, ...] | None:
         if problem.relative is not None or (problem.projected and not problem.theta.sums_heads):

@@ -21,8 +21,8 @@ from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
-from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.options import KEPT, may_change, options
+from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to

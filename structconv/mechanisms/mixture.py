@@ -20,7 +20,7 @@ from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place
 from structconv.structures.samples import Samples, same_samples
 
-__all__ = ["InputsOfParts", "Mixture"]
+__all__ = ["InputsOfParts", "Mixture", "mixed"]
 
 #: What a part is told of its x, z and which inputs it sees.
 Told = Callable[[Mechanism, Tensor, "Tensor | None", Any], "tuple[Tensor, Tensor | None, Tensor | None]"]
@@ -159,7 +159,9 @@ class Mixture(ByRole, Mechanism):
         named = type(structure) is NamedStructures
         if not structure.batched if named else getattr(structure, "samples", None) is None:
             return [part._own(structure) for part in parts]
-        found, outputs, inputs = [], [], {}
+        found: list[Any] = []
+        outputs: list[Place] = []
+        inputs: dict[str, list[Place]] = {}
         for part, name in zip(parts, names, strict=True):
             own, place = _place(part, structure)
             found.append(own)
@@ -172,6 +174,22 @@ class Mixture(ByRole, Mechanism):
 
     def __repr__(self) -> str:
         return f"({' | '.join(map(repr, self.parts()))})"
+
+
+def mixed(name: str, *operands: Any) -> Mixture | None:
+    """What an operator makes of operands some of which have a name for their x; `None` where that is no mixture.
+
+    Raises:
+        ConfigError: another operator than `|` of a mixture.
+    """
+    mechanisms = [operand for operand in operands if isinstance(operand, Mechanism)]
+    if name == "concat" and len(mechanisms) == len(operands):
+        named = any(found is not None for part in mechanisms for found in names_of_x(part))
+        return Mixture([part for operand in mechanisms for part in operand.parts()]) if named else None
+    if any(isinstance(operand, Mixture) for operand in mechanisms):
+        raise ConfigError(f"Mechanism.{name}", "its operands must read one x", " and ".join(map(repr, operands)),
+                          "Parts of | that read an x by name are joined last: apply it to each part.")
+    return None
 
 
 def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | int) -> Mapping[str, int]:
@@ -205,4 +223,4 @@ def _check_alike(places: list[Place]) -> None:
         if not same_samples(places[0].samples, place.samples):
             raise StructureError("|", "parts must speak of the same samples of their outputs, and of an x that they "
                                  "share", f"{places[0].samples!r} and {place.samples!r}",
-                                 "Name a structure for each, one whose samples are those of its x: expression.on(NAME).")
+                                 "Name one for each, whose samples are those of its x: expression.on(NAME).")

@@ -21,8 +21,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
-from structconv.mechanisms.mixture import Mixture
-from structconv.mechanisms.reading import names_of_x
+from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place, agreed, behind
@@ -50,9 +49,9 @@ _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Mechanism:
     """An operator of the algebra over mechanisms: one that joins two of them, or one more step on one."""
-    if isinstance(first, Mixture) or (others and isinstance(others[0], Mixture)) or (
-            name == "concat" and _named([first, *others])):
-        return _mixed(name, [first, *others])
+    mixture = mixed(name, first, *others)
+    if mixture is not None:
+        return mixture
     if others and isinstance(others[0], Mechanism):
         return Operation(name, (first, others[0]))
     if name == "add":
@@ -63,20 +62,6 @@ def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Mech
         first, Operation) else (None, (first,), (), [])
     step, module = _step(name, first, others, options)
     return Operation(join, tuple(operands), (*steps, step), [*held, *([] if module is None else [module])])
-
-
-def _named(operands: list[Any]) -> bool:
-    """Whether an operand has a name for its x."""
-    return all(isinstance(part, Mechanism) for part in operands) and any(
-        name is not None for part in operands for name in names_of_x(part))
-
-
-def _mixed(name: str, operands: list[Any]) -> Mixture:
-    """`a | b` of parts that read inputs of their own."""
-    if name != "concat" or not all(isinstance(part, Mechanism) for part in operands):
-        raise ConfigError(f"Mechanism.{name}", "its operands must read one x", " and ".join(map(repr, operands)),
-                          "Parts of | that read an x by name are joined last: apply it to each part.")
-    return Mixture([part for operand in operands for part in operand.parts()])
 
 
 def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[str, Any]

@@ -22,7 +22,7 @@ from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_unread
 from structconv.mechanisms.reading import called_on, names_of_x
-from structconv.nn.inputs import channels_of, check_by_name, check_options, fits, variance_of
+from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, variance_of
 from structconv.nn.layer import Device, Layer, made_on, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
@@ -115,7 +115,7 @@ class Conv(Layer):
         self.path, self.max_bytes = path, max_bytes
         self.to(device=device, dtype=dtype)
 
-    def forward(self, x: Tensor | dict[str, Tensor], z: Tensor | None = None, structure: Any = None, *, axes: int = 0,
+    def forward(self, x: Several, z: Tensor | None = None, structure: Any = None, *, axes: int = 0,
                 return_weights: bool = False) -> Any:
         """Compute y, and with `return_weights` the pair (y, A).
 
@@ -137,7 +137,7 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def basis(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Basis:
+    def basis(self, x: Several, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Basis:
         """The basis that the layer would apply."""
         try:
             if is_nested(x, z):
@@ -147,13 +147,13 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def plan(self, x: Tensor, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Plan:
+    def plan(self, x: Several, z: Tensor | None = None, structure: Any = None, *, axes: int = 0) -> Plan:
         """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
         with torch.random.fork_rng([]):
             return self._planned(x, z, structure, axes)[1]
 
     @torch.no_grad()
-    def calibrate(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Conv:
+    def calibrate(self, x: Several, z: Tensor | None = None, structure: Any = None) -> Conv:
         """Scale Theta so that the output's variance equals that of x, for this x and structure: one forward pass.
 
         The bias is left out. A weight without numbers (`Eye`) cannot be scaled, and stays.
@@ -185,7 +185,7 @@ class Conv(Layer):
         if self.relative_value is not None:
             _copy(self.relative_value.bound(self.weight()), self.relative_value)
 
-    def _nested(self, x: Tensor, z: Tensor | None, structure: Any, **options: Any) -> Any:
+    def _nested(self, x: Any, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
         entries, others, structure = unpacked(type(self).__name__, x, z, structure)
         told = _structures(self.mechanism, structure, 0)
@@ -196,7 +196,7 @@ class Conv(Layer):
         nested = packed(own, x if z is None else z, told, self.mechanism._leads(told))
         return (nested, *weights) if weights else nested
 
-    def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
+    def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
         try:
             if is_nested(x, z):
                 x, z, structure = unpacked(type(self).__name__, x, z, structure)
@@ -206,7 +206,7 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def _call(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
+    def _call(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
         """Whatever the plan and its kernel see of this call, read anew."""
         modules: Any = self._modules
         mechanism, relative = modules["mechanism"], modules.get("relative_value")
@@ -234,7 +234,7 @@ class Conv(Layer):
         """What is added to each output."""
         return self.bias
 
-    def _check(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
+    def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
         x = called_on(self.mechanism, x)
@@ -271,7 +271,7 @@ class Conv(Layer):
             raise ShapeError("Conv", expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
                              "They have changed places: say layer(keys, queries).")
 
-    def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
+    def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
         check_mechanism(type(self).__name__, self.mechanism)
         self._check(x, z, _structures(self.mechanism, structure, axes), axes)
@@ -286,7 +286,7 @@ class Conv(Layer):
         return f"{self.in_channels}, {self.out_channels}"
 
 
-def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, z: Tensor | None = None,
+def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None) -> tuple[Call, Image | None]:
     """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
 

@@ -14,7 +14,11 @@ from structconv.mechanisms.reading import by_name, names_of_x
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 
-__all__ = ["channels_of", "check_by_name", "check_options", "fits", "variance_of"]
+__all__ = ["Several", "channels_of", "check_by_name", "check_options", "fits", "variance_of"]
+
+
+#: x, or several by name.
+Several = Tensor | dict[str, Tensor]
 
 
 def channels_of(mechanism: Mechanism, given: Any) -> Any:
@@ -24,10 +28,10 @@ def channels_of(mechanism: Mechanism, given: Any) -> Any:
         if None in names and not mechanism.reads_by_name:
             raise ConfigError("Conv", "in_channels must be a number, for no part of the mechanism names an x",
                               repr(dict(given)), "Parts of | have names by expression.of(NAME).")
-        given = {name: check_positive("Conv", f"in_channels[{name!r}]", count)
-                 for name, count in by_name("Conv", "in_channels", filter(None, names), given).items()}
+        given = {name: check_positive("Conv", f"in_channels[{name!r}]", own)
+                 for name, own in by_name("Conv", "in_channels", filter(None, names), given).items()}
         return given if mechanism.reads_by_name else next(iter(given.values()))
-    count = check_positive("Conv", "in_channels", given)
+    count: int = check_positive("Conv", "in_channels", given)
     return dict.fromkeys(filter(None, names), count) if mechanism.reads_by_name else count
 
 
@@ -106,6 +110,6 @@ def _parts(mixture: Mechanism, structure: Any) -> list[tuple[Mechanism, str, Any
             for part, name in zip(mixture.parts(), mixture.__dict__["_reads"], strict=True)]
 
 
-def variance_of(x: Tensor | dict[str, Tensor]) -> Tensor:
+def variance_of(x: Several) -> Tensor:
     """The variance of all numbers of an input, or of all inputs."""
     return x.var() if isinstance(x, Tensor) else torch.cat([t.flatten() for t in x.values()]).var()

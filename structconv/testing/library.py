@@ -18,6 +18,7 @@ from structconv.bases.base import Basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.dense import Dense, Identity
+from structconv.bases.mixture import Mixture
 from structconv.bases.normalisations import TopK
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
@@ -154,7 +155,9 @@ def _leaves() -> None:
 
 
 def _algebra_of_values() -> None:
-    several((), concatenated=lambda: Dense(random(2, M, M)) | Sparse(random_graph(), random(13)) | Identity(M),
+    several((), of_two_inputs=lambda: Mixture((Sparse(random_graph(5, 4, 9), random(2, 9)), Identity(4), Dense(random(
+                2, 1, 3, 4)))),
+            concatenated=lambda: Dense(random(2, M, M)) | Sparse(random_graph(), random(13)) | Identity(M),
             composed=lambda: Sparse(random_graph(5, 6), random(2, 13)) @ Dense(random(3, 6, 4)),
             composed_thrice=lambda: Identity(M) @ (Shift(Grid(M), (0, 1)) @ Sparse(random_graph(), random(13))),
             summed=lambda: Sparse(random_graph(), random(2, 13)) + Identity(M),
