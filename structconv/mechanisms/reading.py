@@ -48,10 +48,10 @@ def called_on(mechanism: Any, x: Any) -> Any:
 def by_name(owner: str, argument: str, reads: Iterable[str], given: Mapping[str, T] | Any) -> Mapping[str, T]:
     """What is given by the names that an expression has, and by no others."""
     names = dict.fromkeys(reads)
-    if not isinstance(given, Mapping) or given.keys() != names.keys():
+    if not names or not isinstance(given, Mapping) or given.keys() != names.keys():
         held = given if isinstance(given, Mapping) else ()
         missing, left = [n for n in names if n not in held], [n for n in held if n not in names]
-        raise ConfigError(owner, f"{argument} must have what the expression names, {listed_names(names)}",
+        raise ConfigError(owner, f"{argument} must be a dict of what the expression names, {listed_names(names)}",
                           listed_names(held) if isinstance(given, Mapping) else type(given).__name__,
                           f"Missing: {listed_names(missing)}; left over: {listed_names(left)}. Parts of | have names "
                           f"by expression.of(NAME), calls and layers by {argument}={{NAME: ...}}.")

@@ -21,8 +21,8 @@ from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_unread
-from structconv.mechanisms.reading import called_on, names_of_x
-from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, variance_of
+from structconv.mechanisms.reading import names_of_x
+from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
 from structconv.nn.layer import Device, Layer, made_on, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
@@ -213,7 +213,7 @@ class Conv(Layer):
         theta = private.called(modules["weight"])
         wanted = None
         if type(x) is dict or "_reads" in mechanism.__dict__:
-            x = called_on(mechanism, x)
+            x = told_x(self, x)
         if type(structure) is dict or "_names" in mechanism.__dict__:
             structure = _structures(mechanism, structure, axes)
         if structure is not None and not axes:
@@ -237,7 +237,7 @@ class Conv(Layer):
     def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
-        x = called_on(self.mechanism, x)
+        x = told_x(self, x)
         if type(x) is dict:
             check_by_name(self, x, z, structure, axes)
             return

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Mechanism
-from structconv.mechanisms.reading import by_name, names_of_x
+from structconv.mechanisms.expression import Mechanism, check_mechanism
+from structconv.mechanisms.reading import by_name, called_on, names_of_x
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 
-__all__ = ["Several", "channels_of", "check_by_name", "check_options", "fits", "variance_of"]
+__all__ = ["Several", "channels_of", "check_by_name", "check_options", "fits", "told_x", "variance_of"]
 
 
 #: x, or several by name.
@@ -28,11 +28,18 @@ def channels_of(mechanism: Mechanism, given: Any) -> Any:
         if None in names and not mechanism.reads_by_name:
             raise ConfigError("Conv", "in_channels must be a number, for no part of the mechanism names an x",
                               repr(dict(given)), "Parts of | have names by expression.of(NAME).")
-        given = {name: check_positive("Conv", f"in_channels[{name!r}]", own)
-                 for name, own in by_name("Conv", "in_channels", filter(None, names), given).items()}
-        return given if mechanism.reads_by_name else next(iter(given.values()))
+        by: Mapping[str, int] = by_name("Conv", "in_channels", filter(None, names), given)
+        counts = {name: check_positive("Conv", f"in_channels[{name!r}]", own) for name, own in by.items()}
+        return counts if mechanism.reads_by_name else next(iter(counts.values()))
     count: int = check_positive("Conv", "in_channels", given)
     return dict.fromkeys(filter(None, names), count) if mechanism.reads_by_name else count
+
+
+def told_x(layer: Any, x: Any) -> Any:
+    """x as the mechanism of a layer is told of it; see `called_on`."""
+    if "_reads" not in layer.mechanism.__dict__:
+        check_mechanism(type(layer).__name__, layer.mechanism)
+    return called_on(layer.mechanism, x)
 
 
 def check_options(mechanism: Mechanism, relative_value: Any) -> None:
@@ -47,22 +54,26 @@ def check_by_name(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure:
     if axes:
         raise ConfigError("Conv", "an image must be the only x", ", ".join(map(repr, x)),
                           "Call it on entries, (..., M, P).")
-    first, dtype = next(iter(x)), None
+    first = next(iter(x))
     for name, own in x.items():
         check_tensor("Conv", f"x[{name!r}]", own)
         if own.is_nested:
             raise ConfigError("Conv", f"x[{name!r}] must be a plain tensor", "a nested one",
                               "Give its values(), and a batch as the structure.")
         check_entries("Conv", own, channels=layer.in_channels[name], name=f"x[{name!r}]")
-        dtype = autocast_dtype(own)
-        check_alike("Conv", cast(own, dtype), cast(x[first], dtype), name=f"x[{name!r}]", other_name=f"x[{first!r}]")
+        _check_alike(own, x[first], name, f"x[{first!r}]")
     numbers = next(layer.parameters(), None)
     if numbers is not None:
-        check_alike("Conv", cast(x[first], dtype), cast(numbers, dtype), name=f"x[{first!r}]",
-                    other_name="the layer's parameters")
+        _check_alike(x[first], numbers, first, "the layer's parameters")
     if z is not None:
         _check_z(layer, x, z)
     _check_entries(layer, x, z, structure)
+
+
+def _check_alike(x: Tensor, other: Tensor, name: str, other_name: str) -> None:
+    """Both share dtype and device, as autocast has them."""
+    dtype = autocast_dtype(x)
+    check_alike("Conv", cast(x, dtype), cast(other, dtype), name=f"x[{name!r}]", other_name=other_name)
 
 
 def _check_z(layer: Any, x: dict[str, Tensor], z: Tensor) -> None:
@@ -78,7 +89,7 @@ def _check_z(layer: Any, x: dict[str, Tensor], z: Tensor) -> None:
         counts = next(iter(reading), None)
     check_entries("Conv", z, channels=counts, name="z", letters="NP")
     for name, own in x.items():
-        check_alike("Conv", own, z, name=f"x[{name!r}]", other_name="z")
+        _check_alike(own, z, name, "z")
         check_leads("Conv", own, z)
 
 

@@ -35,7 +35,7 @@ from structconv.mechanisms.index import (
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.mechanisms.positions import ALiBi, RelativeBias
 from structconv.nn.conv import Conv
-from structconv.structures import Causal, Graph, Grid, Padding, Samples, Window
+from structconv.structures import Causal, Graph, Grid, Padding, Window
 from structconv.testing import library
 from structconv.testing.calls import Use
 from structconv.testing.specimens import SPECIMENS, Setup, Specimen, mapped, random_numbers
@@ -273,7 +273,7 @@ def _several_inputs() -> None:
                    | mechanisms.Additive(3).masked(keep="near").softmax().of("others"),
                    {"nodes": P, "others": 2}, Q, other_channels=3),
               {"nodes": x(), "others": library.random(5, 2)}, library.random(4, 3),
-              structure={"all": Samples([M], [4]), "near": graph(inputs=5, outputs=4, edges=9)}))
+              structure={"all": graph(outputs=4, edges=5), "near": graph(inputs=5, outputs=4, edges=9)}))
 
 
 def _additive(activation: Any) -> Use:
