@@ -13,7 +13,7 @@ from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.mechanisms.naming import called_with
-from structconv.mechanisms.reading import by_name, called_on, names_of_x
+from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
 from structconv.roles import ByRole
@@ -97,22 +97,13 @@ class Mixture(ByRole, Mechanism):
     def bound(self, in_channels: Any, out_channels: int | None = None, other_channels: Any = None) -> Mechanism:
         """A copy with parameters for these channel counts, P and P' of each x by its name or of all."""
         mixture = copy.deepcopy(self)
-        names = mixture._named()
+        names = all_named(mixture)
         of_x = _counts("in_channels", names, in_channels)
         of_z = of_x if other_channels is None else _counts("other_channels", names, other_channels)
         for part, name in zip(mixture.parts(), names, strict=True):
             part._bind_all(Channels(of_x[name], of_z[name], of_x[name] if out_channels is None else out_channels))
         mixture._fix_all()
         return mixture
-
-    def _named(self) -> tuple[str, ...]:
-        """The name of the x of each part."""
-        names = names_of_x(self)
-        if None in names:
-            unnamed = [repr(part) for part, name in zip(self.parts(), names, strict=True) if name is None]
-            raise ConfigError("Conv", "each part of | must name the x that it reads, as others do", ", ".join(unnamed),
-                              "Say expression.of(NAME).")
-        return cast("tuple[str, ...]", names)
 
     def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any, seen: Told) -> InputsOfParts:
         """What each part is told of a call; `seen` gives what it sees where it leaves inputs out."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from structconv.errors import ConfigError
 from structconv.structures.named import listed_names
 
-__all__ = ["by_name", "called_on", "names_of_x"]
+__all__ = ["all_named", "by_name", "called_on", "names_of_x"]
 
 T = TypeVar("T")
 
@@ -28,6 +28,20 @@ def _name_of(part: Any) -> str | None:
         raise ConfigError("of", "each part of | must read one x", listed_names(found),
                           "Parts of one softmax, sum or product read the same x; only those of | may differ.")
     return next(iter(found), None)
+
+
+def all_named(mixture: Any) -> tuple[str, ...]:
+    """The same of a mixture.
+
+    Raises:
+        ConfigError: a part without a name.
+    """
+    names = names_of_x(mixture)
+    if None in names:
+        unnamed = [repr(part) for part, name in zip(mixture.parts(), names, strict=True) if name is None]
+        raise ConfigError("Conv", "each part of | must name the x that it reads, as others do", ", ".join(unnamed),
+                          "Say expression.of(NAME).")
+    return cast("tuple[str, ...]", names)
 
 
 def called_on(mechanism: Any, x: Any) -> Any:

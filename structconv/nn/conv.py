@@ -223,7 +223,7 @@ class Conv(Layer):
             if relative is not None:
                 _check_places(structure)
         if type(x) is dict:
-            if axes or z is not None or not fits(mechanism, x, structure):
+            if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
         elif z is not None or (wanted is not None and wanted != x.shape[-2]):
             self._check(x, z, structure, axes)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism, check_mechanism
-from structconv.mechanisms.reading import by_name, called_on, names_of_x
+from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 
@@ -23,9 +23,9 @@ Several = Tensor | dict[str, Tensor]
 
 def channels_of(mechanism: Mechanism, given: Any) -> Any:
     """P, or P of each x by the names that the parts of a mixture have."""
-    names = names_of_x(mechanism)
+    names = all_named(mechanism) if mechanism.reads_by_name else names_of_x(mechanism)
     if isinstance(given, Mapping):
-        if None in names and not mechanism.reads_by_name:
+        if None in names:
             raise ConfigError("Conv", "in_channels must be a number, for no part of the mechanism names an x",
                               repr(dict(given)), "Parts of | have names by expression.of(NAME).")
         by: Mapping[str, int] = by_name("Conv", "in_channels", filter(None, names), given)
@@ -67,6 +67,9 @@ def check_by_name(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure:
         _check_alike(x[first], numbers, first, "the layer's parameters")
     if z is not None:
         _check_z(layer, x, z)
+    elif not isinstance(layer.other_channels, Mapping):
+        raise ShapeError("Conv", f"z must be given, with shape (..., N, P'={layer.other_channels})", "none",
+                         "Without other_channels the z of a part is the x that it reads.")
     _check_entries(layer, x, z, structure)
 
 
@@ -106,13 +109,15 @@ def _check_entries(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure
                          " and ".join(f"N={count} of {part!r}" for count, part in counts))
 
 
-def fits(mixture: Mechanism, x: dict[str, Tensor], structure: Any) -> bool:
-    """Whether each x has the entries that the structure of its parts has; asked in each call."""
-    for part, name, own in [] if structure is None else _parts(mixture, structure):
+def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
+    """Whether each x has its channels, the dtype of others, and the entries that the structure of its parts has; asked
+    in each call."""
+    for part, name, own in [] if structure is None else _parts(layer.mechanism, structure):
         wanted = part.input_entries(own)
         if wanted is not None and wanted != x[name].shape[-2]:
             return False
-    return True
+    counts, (first, *_) = layer.in_channels, x.values()
+    return not any(t.shape[-1] != counts[name] or t.dtype is not first.dtype or t.is_nested for name, t in x.items())
 
 
 def _parts(mixture: Mechanism, structure: Any) -> list[tuple[Mechanism, str, Any]]:

@@ -135,7 +135,7 @@ def an_index_out_of_range(use: Use) -> None:
             index = tensors_in(structure)[0]
             if not index.numel():
                 return
-            size = getattr(structure, "num_outputs", None) or structure.num_entities
+            size = structure.num_outputs if isinstance(structure, Graph) else structure.num_entities
             index[(1, 0) if isinstance(structure, Graph) else (0, 2)] = size if value is None else value
         error = refusal(own)
         assert isinstance(error, StructureError), f"an index of {size if value is None else value}: {error!r}"
