@@ -77,6 +77,12 @@ def attributed(batch: int) -> Graph:
     return dataclasses.replace(graph, edge_attr=random(batch, graph.num_edges, 2))
 
 
+def weighed(batch: int) -> Graph:
+    """A random graph whose edges have other weights in each sample."""
+    graph = random_graph()
+    return dataclasses.replace(graph, edge_weight=torch.rand(batch, graph.num_edges, dtype=F64) + 0.5)
+
+
 def repeated_graph() -> Graph:
     """Self-loops, duplicate edges and isolated nodes."""
     return Graph(torch.tensor([[0, 0, 0, 1, 1, 2, 3], [1, 1, 0, 1, 2, 2, 1]]), num_nodes=M)
@@ -198,6 +204,10 @@ def _index_based() -> None:
             relation=lambda: setup(index.Relation("genre^-1", "sym"), knowledge(), entries=5),
             relations=lambda: setup(index.Relations(2) | index.Identity(), knowledge(), entries=5),
             walks=lambda: setup(index.Walks(["played.genre", "genre.played^-1.genre"]), knowledge(), entries=5))
+    several(("permutes", *CONTENT),
+            adjacency_of_a_batch=lambda: setup(index.Adjacency(), weighed(2), lead=(2,)),
+            laplacian_of_a_batch=lambda: setup(index.Chebyshev(2, None, 9.0), weighed(2), lead=(2,)),
+            walks_of_a_batch=lambda: setup(index.Powers(2, "forward"), weighed(2), lead=(2,)))
     several(("permutes",), laplacian_by_its_spectrum=lambda: setup(
         index.Chebyshev(2, None, "computed"), random_graph()))
     several((), bipartite_adjacency=lambda: setup(index.Adjacency(), random_graph(5, 7), entries=5),
