@@ -133,6 +133,11 @@ def edges() -> dict[str, Any]:
     return {"x": torch.randn(GRAPH.num_edges, P), "structure": GRAPH}
 
 
+def nodes_and_edges() -> dict[str, Any]:
+    return {"x": {"nodes": torch.randn(GRAPH.num_nodes, P), "edges": torch.randn(GRAPH.num_edges, 3)},
+            "structure": GRAPH}
+
+
 def knowledge() -> dict[str, Any]:
     return {"x": torch.randn(KNOWLEDGE.num_entities, P), "structure": KNOWLEDGE}
 
@@ -235,6 +240,12 @@ def gat_concatenated() -> Conv:
 @row("edge update of a graph network", "Battaglia et al. 2018, section 3.2", graph)
 def edge_update() -> Conv:
     return Conv(Incidence("sender") | Incidence("receiver"), P, Q)
+
+
+@row("interaction network: an edge with its ends", "Battaglia et al. 2016, eq. 2 and 3; 2018, eq. 1", nodes_and_edges)
+def interaction() -> Conv:
+    return Conv((Incidence("sender") | Incidence("receiver")).of("nodes") | Identity().of("edges"),
+                {"nodes": P, "edges": 3}, Q)
 
 
 @row("nodes from edges", "Battaglia et al. 2018, section 3.2", edges)

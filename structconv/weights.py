@@ -32,13 +32,14 @@ from structconv.theta import (
     GroupedTheta,
     HeadBlocksTheta,
     LowRankTheta,
+    MixtureTheta,
     SeparableTheta,
     SharedTheta,
     Theta,
 )
 
-__all__ = ["Depthwise", "DepthwiseSeparable", "Eye", "Full", "Grouped", "HeadBlocks", "LowRank", "Separable",
-           "Shared", "Weight", "WeightList"]
+__all__ = ["Depthwise", "DepthwiseSeparable", "Eye", "Full", "Grouped", "HeadBlocks", "LowRank", "MixtureWeights",
+           "Separable", "Shared", "Weight", "WeightList"]
 
 Energy = float | Tensor | None
 
@@ -342,9 +343,11 @@ class WeightList(ByRole, Weight):
         if len(new.sizes) != len(self.weights):
             raise ConfigError("WeightList", f"weights must be {len(new.sizes)}, one for each part of the basis",
                               len(self.weights))
-        pairs = zip(self._parts(), new.sizes, strict=True)
-        self.weights = nn.ModuleList([weight.bound(size, self.in_channels, self.out_channels, dtype=new.dtype,
-                                                   device=new.device) for weight, size in pairs])
+        self.weights = nn.ModuleList(self._bound_parts(new))
+
+    def _bound_parts(self, new: _Maker) -> list[Weight]:
+        return [weight.bound(size, self.in_channels, self.out_channels, dtype=new.dtype, device=new.device)
+                for weight, size in zip(self._parts(), new.sizes, strict=True)]
 
     def _parts(self) -> list[Weight]:
         return cast("list[Weight]", list(self.weights))
@@ -363,6 +366,27 @@ class WeightList(ByRole, Weight):
     def scale_(self, factor: float | Tensor) -> None:
         for weight in self._parts():
             weight.scale_(factor)
+
+
+class MixtureWeights(WeightList):
+    """One weight for each part of a mixture, each with the P of the x that its part reads; P is their sum.
+
+    Args:
+        weights: one for each part, or one of which each has a copy.
+        channels: P of each part.
+    """
+
+    def __init__(self, weights: Weight | Sequence[Weight], channels: Sequence[int]) -> None:
+        super().__init__([weights] * len(channels) if isinstance(weights, Weight) else weights)
+        self.channels = tuple(channels)
+
+    def _bound_parts(self, new: _Maker) -> list[Weight]:
+        each = zip(self._parts(), new.sizes, self.channels, strict=True)
+        return [weight.bound(size, channels, self.out_channels, dtype=new.dtype, device=new.device)
+                for weight, size, channels in each]
+
+    def _theta(self) -> Theta:
+        return _over(MixtureTheta, {"parts": tuple(private.called(weight) for weight in self._parts())})
 
 
 def _over(kind: type[Theta], held: dict[str, Any]) -> Theta:

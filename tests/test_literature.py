@@ -34,6 +34,8 @@ def held(layer: torch.nn.Module, end: str) -> Tensor:
 
 
 def doubled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: doubled(part) for name, part in value.items()}
     return value.to(F64) if isinstance(value, Tensor) else value
 
 
@@ -254,6 +256,13 @@ def gat_concatenated(layer, x, structure):
 def edge_update(layer, x, structure):
     source, target = GRAPH.edge_index
     return torch.cat([x[source], x[target]], -1) @ theta(layer).flatten(0, 1) + layer.bias
+
+
+@reference
+def interaction(layer, x, structure):
+    (source, target), nodes = GRAPH.edge_index, x["nodes"]
+    stacked = torch.cat([held(weight, "theta").squeeze(0) for weight in layer.weight.weights])
+    return torch.cat([nodes[source], nodes[target], x["edges"]], -1) @ stacked + layer.bias
 
 
 @reference

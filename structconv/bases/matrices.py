@@ -23,7 +23,7 @@ _DENSE_NODES, _ITERATIONS = 512, 1000
 
 
 def adjacency(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Sparse:
-    """W, the weights of the edges, normalised. O(E).
+    """W, the weights of the edges, normalised; with weights (..., E) one W for each sample. O(E).
 
     Args:
         graph: A[m, n] is the weight of m -> n, 1 where it has none.
@@ -33,8 +33,8 @@ def adjacency(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Sparse
     """
     if normalize is None and graph.edge_weight is None:
         return Sparse(graph)
-    return Sparse(graph, derived(graph, ("adjacency", normalize, dtype),
-                                 lambda: _normalised(graph, normalize, sum_dtype(dtype)).to(dtype)))
+    return _over(graph, derived(graph, ("adjacency", normalize, dtype),
+                                lambda: _normalised(graph, normalize, sum_dtype(dtype)).to(dtype)))
 
 
 def random_walk(graph: Graph, dtype: torch.dtype) -> Sparse:
@@ -42,9 +42,9 @@ def random_walk(graph: Graph, dtype: torch.dtype) -> Sparse:
     def build() -> Tensor:
         weight = _weights(graph, sum_dtype(dtype))
         degree = _sums(graph.source, weight, graph.num_inputs)
-        return (weight * _power(degree, -1.0).index_select(0, graph.source)).to(dtype)
+        return (weight * _power(degree, -1.0).index_select(-1, graph.source)).to(dtype)
 
-    return Sparse(graph, derived(graph, ("random walk", dtype), build))
+    return _over(graph, derived(graph, ("random walk", dtype), build))
 
 
 def scaled_laplacian(graph: Graph, normalize: str | None, lambda_max: float, dtype: torch.dtype) -> Sparse:
@@ -59,18 +59,24 @@ def scaled_laplacian(graph: Graph, normalize: str | None, lambda_max: float, dty
         values = _normalised(graph, normalize, sum_dtype(dtype))
         if bare:
             return -values.to(dtype)
-        diagonal = values.new_full((graph.num_nodes,), scale - 1.0)
+        diagonal = values.new_full((*values.shape[:-1], graph.num_nodes), scale - 1.0)
         if normalize is None:
             diagonal = scale * _sums(graph.target, values, graph.num_outputs) - 1.0
-        return torch.cat([-scale * values, diagonal]).to(dtype)
+        return torch.cat([-scale * values, diagonal], -1).to(dtype)
 
     values = derived(graph, ("laplacian", normalize, lambda_max, dtype), build)
-    return Sparse(graph if bare else graph.with_self_loops(), values)
+    return _over(graph if bare else graph.with_self_loops(), values)
+
+
+def _over(graph: Graph, values: Tensor) -> Sparse:
+    """One matrix of values (E,), or of (..., E) one for each sample."""
+    return Sparse(graph, values if values.dim() == 1 else values.unsqueeze(-2))
 
 
 @torch.no_grad()
 def laplacian_bound(graph: Graph, normalize: str | None) -> float:
-    """The largest absolute value of an eigenvalue of L, remembered with the graph; 2 of one without edges.
+    """The largest absolute value of an eigenvalue of L, remembered with the graph; 2 of one without edges. Where
+    samples have their own weights it is that of all.
 
     Of up to 512 nodes it is that of the dense matrix; beyond, at most 1000 products with L by power iteration, whose
     result, which is reached from below, is raised by 1e-5.
@@ -78,10 +84,12 @@ def laplacian_bound(graph: Graph, normalize: str | None) -> float:
     def build() -> float:
         laplacian = scaled_laplacian(graph, normalize, 2.0, torch.float64)  # L - I
         if graph.num_nodes <= _DENSE_NODES:
-            a = laplacian.dense(torch.float64)[0]
-            eigenvalues = torch.linalg.eigvals(a + torch.eye(len(a), dtype=a.dtype, device=a.device))
-            return float(eigenvalues.abs().max()) if len(a) else 0.0
-        return _largest(laplacian)
+            a = laplacian.dense(torch.float64).squeeze(-3)
+            eigenvalues = torch.linalg.eigvals(a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device))
+            return float(eigenvalues.abs().max()) if a.numel() else 0.0
+        assert laplacian.values is not None
+        rows = laplacian.values.reshape(-1, laplacian.values.shape[-1])
+        return max(_largest(Sparse(laplacian.graph, row)) for row in rows)
 
     return derived(graph, ("lambda", normalize), build) or 2.0
 
@@ -106,11 +114,11 @@ def _normalised(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Tens
         return weight
     target = _sums(graph.target, weight, graph.num_outputs)
     if normalize == "row":
-        return weight * _power(target, -1.0).index_select(0, graph.target)
+        return weight * _power(target, -1.0).index_select(-1, graph.target)
     of_target = _power(target, -0.5)
     of_source = (of_target if graph.is_square
                  else _power(_sums(graph.source, weight, graph.num_inputs), -0.5))
-    return of_source.index_select(0, graph.source) * weight * of_target.index_select(0, graph.target)
+    return of_source.index_select(-1, graph.source) * weight * of_target.index_select(-1, graph.target)
 
 
 def _weights(graph: Graph, dtype: torch.dtype) -> Tensor:
@@ -122,7 +130,7 @@ def _weights(graph: Graph, dtype: torch.dtype) -> Tensor:
 
 
 def _sums(entries: Tensor, weight: Tensor, size: int) -> Tensor:
-    return weight.new_zeros(size).index_add(0, entries, weight)
+    return weight.new_zeros(*weight.shape[:-1], size).index_add(-1, entries, weight)
 
 
 def _power(degree: Tensor, exponent: float) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
+from structconv.bases.mixture import Mixture
 from structconv.bases.spec import filler
 from structconv.kernels.orders import Application, Applied
 from structconv.planning import machine
@@ -18,11 +19,11 @@ from structconv.planning.cost import Cost
 from structconv.planning.fitted import NODE_CALLS
 from structconv.planning.kernel import Kernel, matching, register
 from structconv.planning.plan import Plan, decide
-from structconv.planning.problem import Call, Problem, Run
+from structconv.planning.problem import Call, PartInputs, Problem, Run
 from structconv.structures.values import altered
-from structconv.theta import sum_tensors
+from structconv.theta import MixtureTheta, sum_tensors
 
-__all__ = ["Nested", "PerPart"]
+__all__ = ["Nested", "PerInput", "PerPart"]
 
 
 class Part(NamedTuple):
@@ -33,21 +34,36 @@ class Part(NamedTuple):
     start: int
     stop: int
 
+    def of(self, call: Call, bias: Tensor | None) -> Call:
+        """The call of this part alone."""
+        projected = None if call.projected is None else call.projected[..., self.start:self.stop, :, :]
+        theta = call.theta.slice(self.start, self.stop)
+        return Call(call.x, call.leaves, theta, bias, _part_of(call, self.number), projected)
+
     def run(self, call: Call, bias: Tensor | None) -> Tensor:
         """Its term of y, and b."""
-        projected = None if call.projected is None else call.projected[..., self.start:self.stop, :, :]
-        theta, build, number = call.theta.slice(self.start, self.stop), call.build, self.number
+        return self.plan.run(self.of(call, bias))
 
-        def part(leaves: Sequence[Any]) -> Basis:
-            return cast(Concat, build(leaves)).parts[number]
 
-        return self.plan.run(Call(call.x, call.leaves, theta, bias, part, projected))
+class OwnPart(Part):
+    """A part with an x of its own."""
+
+    def of(self, call: Call, bias: Tensor | None) -> Call:
+        x, theta = cast(Any, call.x).parts[self.number], cast(MixtureTheta, call.theta).parts[self.number]
+        return Call(x, call.leaves, theta, bias, _part_of(call, self.number))
+
+
+def _part_of(call: Call, number: int) -> Callable[[Sequence[Any]], Basis]:
+    """What builds a part of the basis of a call."""
+    build = call.build
+    return lambda leaves: cast(Concat | Mixture, build(leaves)).parts[number]
 
 
 class PerPart(Kernel):
     """y = sum over the parts of `a | b | ...`, each with its slice of Theta and by the path that suits it."""
 
-    name, types, orders, by_heads = "parts, summed", (Concat,), ("per_part",), True
+    types: ClassVar[tuple[type, ...]] = (Concat,)
+    name, orders, by_heads = "parts, summed", ("per_part",), True
 
     def match(self, problem: Problem) -> tuple[Part, ...] | None:
         if problem.relative is not None or (problem.projected and not problem.theta.sums_heads):
@@ -76,6 +92,24 @@ class PerPart(Kernel):
 
     def parts(self, match: tuple[Part, ...], problem: Problem) -> tuple[Plan, ...]:
         return tuple(part.plan for part in match)
+
+
+class PerInput(PerPart):
+    """The same for a mixture, each part with its own x; the entries of the basis are those of each part."""
+
+    name, types, by_heads, separate = "parts of their own x, summed", (Mixture,), False, True
+
+    def match(self, problem: Problem) -> tuple[Part, ...] | None:
+        found: list[Part] = []
+        thetas, xs = cast(MixtureTheta, problem.theta).parts, cast(PartInputs, problem.x).parts
+        for number, part in enumerate(cast(Mixture, problem.basis).parts):
+            at = found[-1].stop if found else 0
+            plan = decide(problem.part(part, thetas[number], xs[number]))
+            found.append(OwnPart(number, plan, at, at + part.size))
+        return tuple(found)
+
+    def weights(self, match: tuple[Part, ...], problem: Problem) -> Run:
+        return lambda call: tuple(part.plan.weights(part.of(call, None)) for part in match)  # type: ignore[return-value]
 
 
 class _Operand(Basis):
@@ -170,5 +204,5 @@ def _item_of(find: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:
     return lambda basis: find(basis)[number]
 
 
-for _kernel in (PerPart(), Nested()):
+for _kernel in (PerPart(), PerInput(), Nested()):
     register(_kernel)

@@ -10,6 +10,7 @@ from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool, Shifts
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
+from structconv.mechanisms.mixture import Mixture
 from structconv.mechanisms.operations import Operation
 from structconv.mechanisms.positions import (
     ALiBi,
@@ -64,6 +65,7 @@ __all__ = [
     "Leaves",
     "Location",
     "Mechanism",
+    "Mixture",
     "Operation",
     "Pair",
     "Pool",

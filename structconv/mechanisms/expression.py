@@ -22,6 +22,7 @@ from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
 from structconv.mechanisms.options import KEPT, may_change, options
+from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
@@ -157,12 +158,31 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     batching: str = "apart"
     #: What an operator of the algebra makes of mechanisms (`operations`).
     operation: ClassVar[Callable[..., Mechanism]]
+    #: Whether its parts read inputs of their own, so that a call gives them by name.
+    reads_by_name: bool = False
+    #: The name of the x that it reads, in a call with several; `of` gives it.
+    input_name: str | None = None
     #: Stands for the type and the options among the leaves of a call.
     token: Any = _TokenAttribute()
 
     def __init__(self, *, structure: str | None = None) -> None:
         super().__init__()
         self.structure_name = None if structure is None else check_name(type(self).__name__, structure)
+        self.input_name = None
+
+    def of(self, x: str) -> Self:
+        """A copy that reads the x of this name, in calls with several: in an expression all parts that have no name yet
+        do. Parts of `|` may read different ones: `(Incidence("sender") | Incidence("receiver")).of("nodes") |
+        Identity().of("edges")` is called as `layer({"nodes": nodes, "edges": edges}, structure=graph)`.
+        """
+        if not isinstance(x, str) or not x:
+            raise ConfigError(type(self).__name__, "of must be given the name of an x of the call", type(x).__name__,
+                              "The tensor itself goes to the layer: layer(x={name: tensor, ...}).")
+        twin = copy.deepcopy(self)
+        for part in twin.modules():
+            if isinstance(part, Mechanism) and part.input_name is None and not part.hands_on:
+                part.input_name = x
+        return twin
 
     def __init_subclass__(cls, **options: Any) -> None:
         """A class that gives one of the two ways to make a basis does not inherit the other."""
@@ -194,6 +214,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
+        x = called_on(self, x)
         dtype = autocast_dtype(x)
         x, z = cast_to(x, dtype), cast_to(z, dtype)
         structure = called_with(self, structure)
@@ -276,19 +297,29 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def bound(self, in_channels: int, out_channels: int | None = None, other_channels: int | None = None) -> Mechanism:
         """A copy of the expression with parameters for these channel counts; shared parts stay shared."""
-        channels = Channels(in_channels, in_channels if other_channels is None else other_channels,
-                            in_channels if out_channels is None else out_channels)
         mechanism = copy.deepcopy(self)
-        modules = [module for module in mechanism.modules() if isinstance(module, Mechanism | Position)]
-        for module in modules:
-            module.__dict__.pop("_bound", None)
-            module.bind(channels)
-        for module in modules:
+        mechanism._bind_all(Channels(in_channels, in_channels if other_channels is None else other_channels,
+                                     in_channels if out_channels is None else out_channels))
+        return mechanism
+
+    def _bind_all(self, channels: Channels) -> None:
+        """Make the parameters of all parts, and fix their options."""
+        for module in self.modules():
+            if isinstance(module, Mechanism | Position):
+                module.__dict__.pop("_bound", None)
+                module.bind(channels)
+        self._fix_all()
+
+    def _fix_all(self) -> None:
+        """Fix the options of all parts, and note what they name."""
+        for module in self.modules():
             if isinstance(module, Mechanism):
                 module._fix_options()
-        if names_structures(mechanism):
-            mechanism.__dict__["_names"] = True
-        return mechanism
+        if names_structures(self):
+            self.__dict__["_names"] = True
+        names = names_of_x(self)
+        if names[0] is not None:
+            self.__dict__["_reads"] = names
 
     def _gives_basis(self) -> bool:
         """Whether the leaf is the basis itself."""
@@ -368,7 +399,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def __repr__(self) -> str:
         named = [] if self.structure_name is None else [f"structure={self.structure_name!r}"]
-        return f"{type(self).__name__}({', '.join([*filter(None, [self.extra_repr()]), *named])})"
+        of = "" if self.input_name is None else f".of({self.input_name!r})"
+        return f"{type(self).__name__}({', '.join([*filter(None, [self.extra_repr()]), *named])}){of}"
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism.operation(name, *args, **options)

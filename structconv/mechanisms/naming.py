@@ -57,6 +57,10 @@ class Named:
         led = self.output_structure(own)
         return led if own is structure else structure if led is own else structure.leading(self.structure_name, led)
 
+    def _at_its_place(self, structures: NamedStructures) -> NamedStructures:
+        """The structures of a call, with the samples of which its own speaks."""
+        return structures.at(self._places(structures))
+
     def _places(self, structures: NamedStructures) -> list[Place]:
         """What the structure that it reads tells of the samples of its inputs and outputs, if it is a batch."""
         untold = self.structure_name is None and len(structures.held) > 1
@@ -106,7 +110,7 @@ def called_with(mechanism: Any, structure: Any) -> Any:
         if not read:
             check_unread(given[name])
     named = NamedStructures.of(given)
-    return mechanism._own(named.at(mechanism._places(named)) if named.batched else named)
+    return mechanism._own(mechanism._at_its_place(named) if named.batched else named)
 
 
 def check_unread(structure: Any) -> None:

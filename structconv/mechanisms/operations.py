@@ -22,6 +22,7 @@ from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
+from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place, agreed, behind
@@ -46,8 +47,11 @@ _OF_SCORES = ("softmax_with_sink", "log_softmax")
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
-def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Operation:
+def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Mechanism:
     """An operator of the algebra over mechanisms: one that joins two of them, or one more step on one."""
+    mixture = mixed(name, first, *others)
+    if mixture is not None:
+        return mixture
     if others and isinstance(others[0], Mechanism):
         return Operation(name, (first, others[0]))
     if name == "add":

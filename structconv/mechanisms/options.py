@@ -16,7 +16,7 @@ from structconv.structures.values import VALUES, FrozenValue
 __all__ = ["KEPT", "may_change", "options"]
 
 #: What torch keeps in every module, and what is noted here.
-KEPT = frozenset((*nn.Module().__dict__, "token", "_bound", "_names"))
+KEPT = frozenset((*nn.Module().__dict__, "token", "_bound", "_names", "_reads"))
 #: Objects that never change, but are known by their identity, or by what they hold.
 _FIXED = (Token, float, complex, type, enum.Enum, np.generic, FunctionType, MethodType, partial, FrozenValue, nn.Module,
           Tensor)

@@ -16,6 +16,7 @@ from structconv.mechanisms.grids import Cuboid, Pool, Shifts
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.operations import Operation
+from structconv.mechanisms.reading import names_of_x
 from structconv.nn.conv import Conv
 from structconv.nn.grids import Conv1d, Conv2d, Conv3d, OnGrid
 from structconv.structures.grid import Grid
@@ -139,6 +140,8 @@ def _columns_sum_to_one(mechanism: Mechanism) -> bool:
 
 
 def _check_linear(name: str, layer: Conv) -> None:
+    if any(found is not None for found in names_of_x(layer.mechanism)):
+        raise ConfigError("compose", f"{name} must read an x without a name", repr(layer.mechanism))
     parts = [module for module in layer.mechanism.modules() if isinstance(module, Mechanism | Mask)]
     content = [part for part in parts if part.reads_content and not isinstance(part, Operation)]
     if content:

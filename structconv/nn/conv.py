@@ -6,7 +6,7 @@ Nothing is kept in the layer, so that nothing in it can be stale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -21,19 +21,21 @@ from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_unread
+from structconv.mechanisms.reading import names_of_x
+from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
 from structconv.nn.layer import Device, Layer, made_on, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast, cast_call
-from structconv.planning.problem import Call, Image
+from structconv.planning.problem import Call, Image, PartInputs
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
 from structconv.structures.grid import Grid
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
-from structconv.weights import Full, Weight, WeightList
+from structconv.weights import Full, MixtureWeights, Weight, WeightList
 
 __all__ = ["Conv", "call_of", "to_entries", "to_image"]
 
@@ -64,7 +66,7 @@ class Conv(Layer):
 
     Args:
         mechanism: any mechanism or expression of mechanisms; the layer binds its own copy, whose options are fixed.
-        in_channels: P. out_channels: Q.
+        in_channels: P; by the names of x where there are several, {"nodes": P, "edges": P'}. out_channels: Q.
         weight: how Theta is parametrised, `Full()` if absent; a list gives one to each part of a `|`.
         bias: whether b (Q) is added.
         other_channels: P' of z where it differs from P.
@@ -73,7 +75,9 @@ class Conv(Layer):
         device, dtype: of all parameters, and of the masks and graphs in the expression.
 
     A call has a structure, or several by the names that parts of the expression have for them: `layer(x,
-    structure={"bonds": graph, "line": grid})`; see `Mechanism.on`.
+    structure={"bonds": graph, "line": grid})`; see `Mechanism.on`. It has one x, or several by the names that parts of
+    `|` have for them, `layer({"nodes": x, "edges": e}, structure=graph)`; see `Mechanism.of`. Each part then has a
+    Theta of its own, z stands for all, and without it a part's z is the x that it reads.
 
     Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
     (..., Q, *S'). A layer takes float64, float32, bfloat16 or float16; under `torch.autocast` its products are taken
@@ -91,7 +95,7 @@ class Conv(Layer):
     reserved: ClassVar[tuple[str, ...]] = ("bias",)
     bias: nn.Parameter | None = private.parameter()
 
-    def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *,
+    def __init__(self, mechanism: Mechanism, in_channels: int | Mapping[str, int], out_channels: int, *,
                  weight: Weight | Sequence[Weight] | None = None, bias: bool = True,
                  other_channels: int | None = None, relative_value: RelativeValue | None = None,
                  path: str | None = None, max_bytes: int | None = None, device: Device = None,
@@ -100,25 +104,26 @@ class Conv(Layer):
         if not isinstance(mechanism, Mechanism):
             raise ConfigError("Conv", "mechanism must be a Mechanism", repr(mechanism),
                               "For a basis that is a value, use structconv.conv(x, basis, theta).")
-        self.in_channels = check_positive("Conv", "in_channels", in_channels)
+        self.in_channels = channels_of(mechanism, in_channels)
         self.out_channels = check_positive("Conv", "out_channels", out_channels)
-        self.other_channels = in_channels if other_channels is None else other_channels
-        sizes = [part.size for part in mechanism.parts()]
+        self.other_channels = self.in_channels if other_channels is None else other_channels
+        check_options(mechanism, relative_value)
         with made_on(device):
-            self.weight = _weight(weight).bound(sizes, in_channels, out_channels)
-            self.mechanism = mechanism.bound(in_channels, self.weight().head_channels, other_channels)
+            self.weight = _weight(weight, mechanism, self.in_channels, out_channels)
+            self.mechanism = mechanism.bound(self.in_channels, self.weight().head_channels, other_channels)
             self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
             self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.path, self.max_bytes = path, max_bytes
         self.to(device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
+    def forward(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
                 return_weights: bool = False) -> Any:
         """Compute y, and with `return_weights` the pair (y, A).
 
         With `axes`, x is an image with so many axes S, whose grid is the structure, and so is y. A comes as (..., K, E)
         in the order of the input edges where the basis is a list of edges (a graph, a window), else as (..., K, M, N);
-        after the dropout, where there is one. Nested tensors (torch.jagged) of sequences give nested tensors.
+        after the dropout, where there is one; where parts read an x by name it is a tuple, that of each part. Nested
+        tensors (torch.jagged) of sequences give nested tensors.
         """
         if type(x) is Proxy:
             return recorded(self, x, z, structure, axes=axes, return_weights=return_weights)
@@ -135,7 +140,7 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def basis(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0) -> Basis:
+    def basis(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0) -> Basis:
         """The basis that the layer would apply."""
         try:
             if is_nested(x, z):
@@ -145,13 +150,13 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def plan(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0) -> Plan:
+    def plan(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0) -> Plan:
         """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
         with torch.random.fork_rng([]):
             return self._planned(x, z, structure, axes)[1]
 
     @torch.no_grad()
-    def calibrate(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None) -> Conv:
+    def calibrate(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None) -> Conv:
         """Scale Theta so that the output's variance equals that of x, for this x and structure: one forward pass.
 
         The bias is left out. A weight without numbers (`Eye`) cannot be scaled, and stays.
@@ -161,7 +166,7 @@ class Conv(Layer):
         call, plan = self._planned(x, z, structure, 0)
         variance = plan.run(call._replace(bias=None)).var()
         if variance > 0:
-            self.weight.scale_(float((x.var() / variance).sqrt()))
+            self.weight.scale_(float((variance_of(x) / variance).sqrt()))
         return self
 
     @torch.no_grad()
@@ -183,7 +188,7 @@ class Conv(Layer):
         if self.relative_value is not None:
             _copy(self.relative_value.bound(self.weight()), self.relative_value)
 
-    def _nested(self, x: Tensor, z: Tensor | None, structure: Any, **options: Any) -> Any:
+    def _nested(self, x: Any, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
         entries, others, structure = unpacked(type(self).__name__, x, z, structure)
         told = _structures(self.mechanism, structure, 0)
@@ -194,7 +199,7 @@ class Conv(Layer):
         nested = packed(own, x if z is None else z, told, self.mechanism._leads(told))
         return (nested, *weights) if weights else nested
 
-    def _planned(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
+    def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
         try:
             if is_nested(x, z):
                 x, z, structure = unpacked(type(self).__name__, x, z, structure)
@@ -204,12 +209,14 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def _call(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
+    def _call(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
         """Whatever the plan and its kernel see of this call, read anew."""
         modules: Any = self._modules
         mechanism, relative = modules["mechanism"], modules.get("relative_value")
         theta = private.called(modules["weight"])
         wanted = None
+        if type(x) is dict or "_reads" in mechanism.__dict__:
+            x = told_x(self, x)
         if type(structure) is dict or "_names" in mechanism.__dict__:
             structure = _structures(mechanism, structure, axes)
         if structure is not None and not axes:
@@ -218,7 +225,10 @@ class Conv(Layer):
                 check_unread(structure)
             if relative is not None:
                 _check_places(structure)
-        if z is not None or (wanted is not None and wanted != x.shape[-2]):
+        if type(x) is dict:
+            if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
+                check_by_name(self, x, z, structure, axes)
+        elif z is not None or (wanted is not None and wanted != x.shape[-2]):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
                        None if relative is None else private.called(relative))
@@ -227,9 +237,13 @@ class Conv(Layer):
         """What is added to each output."""
         return self.bias
 
-    def _check(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
+    def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
+        x = told_x(self, x)
+        if type(x) is dict:
+            check_by_name(self, x, z, structure, axes)
+            return
         if any(isinstance(t, Tensor) and t.is_nested for t in (x, z)):
             unpacked(type(self).__name__, x, z, structure)
         check_tensor("Conv", "x", x)
@@ -260,7 +274,7 @@ class Conv(Layer):
             raise ShapeError("Conv", expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
                              "They have changed places: say layer(keys, queries).")
 
-    def _explain(self, x: Tensor, z: Tensor | None, structure: Any, axes: int) -> None:
+    def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
         check_mechanism(type(self).__name__, self.mechanism)
         self._check(x, z, _structures(self.mechanism, structure, axes), axes)
@@ -268,20 +282,22 @@ class Conv(Layer):
         if z is None and self.other_channels != self.in_channels:
             raise ShapeError("Conv", f"z must be given, with shape (..., N, P'={self.other_channels})", "none",
                              f"x has P={self.in_channels} channels and cannot stand for it.")
-        if z is not None and not axes:
+        if z is not None and not axes and isinstance(x, Tensor):
             check_leads("Conv", x, z)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
 
 
-def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, z: Tensor | None = None,
+def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None) -> tuple[Call, Image | None]:
     """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
 
     Under autocast all of it is cast (`planning.precision`), unless nothing is multiplied but fixed numbers, as torch's
     pooling.
     """
+    if type(x) is dict:
+        return _call_by_name(mechanism, theta, bias, x, z, structure), None
     dtype = _autocast(mechanism, theta, x) if private.any_autocast() else None
     if dtype is not None:
         x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
@@ -300,6 +316,17 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Tensor, 
     call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
                 None if projected is None else projected[0], relative)
     return call if dtype is None else cast_call(call, dtype), image
+
+
+def _call_by_name(mixture: Any, theta: Theta, bias: Tensor | None, x: dict[str, Tensor], z: Tensor | None,
+                  structure: Any) -> Call:
+    """The same where parts have each the x of its name."""
+    dtype = _autocast(mixture, theta, next(iter(x.values()))) if private.any_autocast() else None
+    if dtype is not None:
+        x, z, theta = {name: cast(t, dtype) for name, t in x.items()}, cast(z, dtype), cast(theta, dtype)
+    inputs = mixture.told(x, z, structure, _seen)
+    own: Any = PartInputs(tuple([part.x for part in inputs.parts]))
+    return cast_call(Call(own, mixture.leaves(inputs), theta, bias, partial(mixture.filled, inputs)), dtype)
 
 
 def _autocast(mechanism: Mechanism, theta: Theta, x: Tensor) -> torch.dtype | None:
@@ -370,7 +397,10 @@ def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any
     return torch.where(kept, x, zero), z, exist
 
 
-def _weight(weight: Weight | Sequence[Weight] | None) -> Weight:
-    if weight is None:
-        return Full()
-    return weight if isinstance(weight, Weight) else WeightList(weight)
+def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, channels: Any, outputs: int) -> Weight:
+    """The weight for the parts of a mechanism."""
+    weight, sizes = Full() if weight is None else weight, [part.size for part in mechanism.parts()]
+    if mechanism.reads_by_name:
+        own = [channels[name] for name in names_of_x(mechanism)]
+        return MixtureWeights(weight, own).bound(sizes, sum(own), outputs)
+    return (weight if isinstance(weight, Weight) else WeightList(weight)).bound(sizes, channels, outputs)

@@ -50,6 +50,8 @@ class Kernel(abc.ABC):
     images: ClassVar[bool] = False
     #: Whether the heads may come projected, and values have relative terms.
     by_heads: ClassVar[bool] = False
+    #: Whether the parts of the basis have each an x of their own, in calls whose x is `PartInputs`.
+    separate: ClassVar[bool] = False
 
     @abc.abstractmethod
     def match(self, problem: Problem) -> Any:
@@ -162,6 +164,8 @@ def matching(problem: Problem) -> Iterator[tuple[Kernel, Any, str]]:
     special = problem.projected or problem.relative is not None
     for kernel in _ORDERED:
         if not isinstance(problem.basis, kernel.types) or (special and not kernel.by_heads):
+            continue
+        if kernel.separate is not problem.separate:
             continue
         match = kernel.match(problem)
         for path in () if match is None or match is False else kernel.paths(match, problem):

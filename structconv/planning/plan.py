@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
 from structconv.planning.kernel import FORGET, Kernel, matching
 from structconv.planning.precision import without_autocast
-from structconv.planning.problem import Call, Image, Problem, Run
+from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
 from structconv.structures.entries import Entries
@@ -145,8 +145,11 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
             facts += [field.shape, field.dtype, field.requires_grad]
         else:
             facts.append(key_of(field))
-    shape: tuple[int, ...] = x.shape
-    if image is None and max_bytes is None and shape and max(shape) > EXACT:
+    shape: tuple[Any, ...] = x.shape
+    if type(x) is PartInputs:
+        shape = tuple([(part.shape if max_bytes is not None else _class(part.shape), part.dtype, part.requires_grad)
+                       for part in x.parts])
+    elif image is None and max_bytes is None and shape and max(shape) > EXACT:
         shape = _class(shape)
     key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),
            type(call.theta), *facts, call.projected is None, relative if relative is None else relative.shape,
@@ -241,21 +244,35 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
 
 def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | None, nominal: bool) -> Problem:
     x, theta = call.x, call.theta
-    _check(call, basis, image)
-    batch = 1
-    if not nominal:
-        if image is None and x.shape[-2] != basis.num_inputs:
-            raise ShapeError("Conv", f"x must have shape (..., M={basis.num_inputs}, P={theta.in_channels})",
-                             tuple(x.shape), "Entries are dim -2, channels dim -1.")
-        lead = x.shape[:-2] if image is None else x.shape[:-1 - image.axes]
-        batch = math.prod(_broadcast(x, lead, basis))
+    parts = _apart(call, basis)
+    for own, part in parts:
+        _check(own, part, image)
+    batch = 1 if nominal else math.prod(torch.broadcast_shapes(*[_lead(own, part, image) for own, part in parts]))
     grad = torch.is_grad_enabled()
     relative = None if call.relative is None else call.relative.shape[0] // 2
     return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,
                    grad and wants_grad(theta), max_bytes, call.projected is not None, relative, image)
 
 
-def _broadcast(x: Tensor, lead: torch.Size, basis: Basis) -> torch.Size:
+def _apart(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:
+    """The call and the basis; of a mixture those of each part with its own x and Theta."""
+    if type(call.x) is not PartInputs:
+        return [(call, basis)]
+    theta: Any = call.theta
+    theta.check()
+    for x in call.x.parts[1:]:
+        check_alike("Conv", call.x.parts[0], x, other_name="that of other parts")
+    each = zip(call.x.parts, theta.parts, cast(Any, basis).parts, strict=True)
+    return [(call._replace(x=x, theta=own), part) for x, own, part in each]
+
+
+def _lead(call: Call, basis: Basis, image: Image | None) -> torch.Size:
+    """The leading dimensions of the result of such entries or images."""
+    x = call.x
+    if image is None and x.shape[-2] != basis.num_inputs:
+        raise ShapeError("Conv", f"x must have shape (..., M={basis.num_inputs}, P={call.theta.in_channels})",
+                         tuple(x.shape), "Entries are dim -2, channels dim -1.")
+    lead = x.shape[:-2] if image is None else x.shape[:-1 - image.axes]
     try:
         return torch.broadcast_shapes(lead, basis.batch_shape)
     except RuntimeError:

@@ -9,6 +9,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
@@ -18,17 +19,43 @@ from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
 from structconv.theta import Theta
 
-__all__ = ["Call", "Image", "Problem", "Run"]
+__all__ = ["Call", "Image", "PartInputs", "Problem", "Run"]
 
 #: The leaves of a call -> its basis.
 Build = Callable[[Sequence[Any]], Basis]
+
+
+class PartInputs(NamedTuple):
+    """The x of each part of a mixture, (..., M_i, P_i), in the place of the one x of a call."""
+
+    parts: tuple[Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all."""
+        return tuple(tuple(x.shape) for x in self.parts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the first; a plan checks that all share it."""
+        return self.parts[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """That of the first."""
+        return self.parts[0].device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient of any is wanted."""
+        return True in [x.requires_grad for x in self.parts]
 
 
 class Call(NamedTuple):
     """The dynamic side of eq. 8: the arguments of a plan.
 
     Args:
-        x: (..., M, P), or an image (..., P, *S) where the problem says so.
+        x: (..., M, P), or an image (..., P, *S) where the problem says so, or `PartInputs`.
         leaves: what the spec's leaves are found in.
         theta, bias: Theta, and b (Q) or none.
         build: makes the basis itself of leaves, and its spec of their stand-ins; a partial of a mechanism's inputs,
@@ -122,9 +149,15 @@ class Problem:
         """Bytes of so many numbers for each element of the batch."""
         return self.sizes.batch * numbers * self.sizes.itemsize
 
-    def part(self, basis: Basis, theta: Theta) -> Problem:
-        """The entries of the same x with another basis and Theta."""
-        return dataclasses.replace(self, basis=basis, theta=theta, image=None)
+    @property
+    def separate(self) -> bool:
+        """Whether parts have each an x of their own."""
+        return type(self.x) is PartInputs
+
+    def part(self, basis: Basis, theta: Theta, x: Tensor | None = None) -> Problem:
+        """The entries of the same x, or of that of a part, with another basis and Theta."""
+        own = self if x is None else dataclasses.replace(self, x=x, x_grad=self.x_grad and x.requires_grad)
+        return dataclasses.replace(own, basis=basis, theta=theta, image=None)
 
     def channel_product(self, flops: int, entries: int, heads: int, before: int, after: int,
                         columns: int = 0, products: int = 1, calls: int = CHANNEL_CALLS) -> Cost:

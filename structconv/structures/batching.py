@@ -135,8 +135,8 @@ def _graph_parts(graph: Graph) -> tuple[Graph, ...]:
     order, counts = _by_sample(samples, graph.target)
     index = graph.edge_index.index_select(1, order)
     index = torch.stack([position[own] for position, own in zip(samples.positions(device), index, strict=True)])
-    weight, attr = (None if t is None else t.index_select(edge_axis(t), order).split(counts, edge_axis(t))
-                    for t in (graph.edge_weight, graph.edge_attr))
+    weight, attr = (None if t is None else t.index_select(axis, order).split(counts, axis)
+                    for t, axis in ((graph.edge_weight, -1), (graph.edge_attr, _axis(graph.edge_attr))))
     sizes = zip(*samples.sizes(), strict=True)
     return tuple(Graph(own.to(graph.edge_index.dtype), num_inputs=m, num_outputs=n,
                        edge_weight=None if weight is None else weight[i], edge_attr=None if attr is None else attr[i])
@@ -163,13 +163,14 @@ def _by_sample(samples: Samples, target: Tensor) -> tuple[Tensor, list[int]]:
 def _batch_graphs(graphs: list[Graph]) -> Graph:
     inputs = _offsets([graph.num_inputs for graph in graphs])
     outputs = _offsets([graph.num_outputs for graph in graphs])
+    attributes = [graph.edge_attr for graph in graphs]
     index = [graph.edge_index for graph in graphs]
     _check_alike("edge_index", index)
     moved = [t + torch.tensor([[m], [n]], dtype=t.dtype, device=t.device)
              for t, m, n in zip(index, inputs, outputs, strict=False)]
     return Graph(torch.cat(moved, dim=1), num_inputs=inputs[-1], num_outputs=outputs[-1],
-                 edge_weight=_joined("edge_weight", [graph.edge_weight for graph in graphs]),
-                 edge_attr=_joined("edge_attr", [graph.edge_attr for graph in graphs]), samples=_samples(graphs))
+                 edge_weight=_joined("edge_weight", [graph.edge_weight for graph in graphs], -1),
+                 edge_attr=_joined("edge_attr", attributes, _axis(attributes[0])), samples=_samples(graphs))
 
 
 def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
@@ -217,7 +218,12 @@ def samples_of(structure: Any) -> Samples:
     return Samples(_output_sizes([structure]))
 
 
-def _joined(name: str, values: list[Tensor | None]) -> Tensor | None:
+def _axis(attr: Tensor | None) -> int:
+    return 0 if attr is None else edge_axis(attr)
+
+
+def _joined(name: str, values: list[Tensor | None], axis: int) -> Tensor | None:
+    """The numbers of all edges, which `axis` counts."""
     present = [value for value in values if value is not None]
     if not present:
         return None
@@ -225,10 +231,10 @@ def _joined(name: str, values: list[Tensor | None]) -> Tensor | None:
         raise StructureError("batch", f"either all graphs or none must have {name}",
                              f"{len(present)} of {len(values)} with")
     _check_alike(name, present)
-    axis = edge_axis(present[0])
-    if len({(value.dim(), value.shape[:axis], value.shape[axis + 1:]) for value in present}) > 1:
-        raise StructureError("batch", f"the {name} of all graphs must have one number of channels",
-                             [tuple(value.shape) for value in present])
+    others = [(*value.shape[:axis], *value.shape[axis:][1:]) for value in present]
+    if len({(value.dim(), other) for value, other in zip(present, others, strict=True)}) > 1:
+        expected = f"the {name} of all graphs must have one number of channels, and the same samples"
+        raise StructureError("batch", expected, [tuple(value.shape) for value in present])
     return torch.cat(present, axis)
 
 

@@ -66,7 +66,7 @@ class Exchange:
             offset = self.num_inputs
             graph.add_nodes_from(range(offset), bipartite=0)
             graph.add_nodes_from(range(offset, offset + self.num_outputs), bipartite=1)
-        weights = [None] * len(sources) if self.edge_weight is None else self.edge_weight.tolist()
+        weights = [None] * len(sources) if self.edge_weight is None else self._weights(None).tolist()
         graph.add_edges_from((m, n + offset, {} if w is None else {weight: w})
                              for m, n, w in zip(sources, targets, weights, strict=True))
         return graph
@@ -136,6 +136,10 @@ class Exchange:
         return cls(index, num_inputs=inputs, num_outputs=outputs, edge_weight=weight)
 
     def _weights(self, dtype: torch.dtype | None) -> Tensor:
+        """One weight an edge; `StructureError` where samples of a batch have their own."""
+        if self.edge_weight is not None and self.edge_weight.dim() > 1:
+            raise StructureError("Graph", "edge_weight must be one number an edge for another library",
+                                 tuple(self.edge_weight.shape), "dataclasses.replace(graph, edge_weight=weight[i]).")
         if self.edge_weight is None:
             return torch.ones(self.edge_index.shape[1], dtype=dtype, device=self.edge_index.device)
         return self.edge_weight.to(dtype)

@@ -28,7 +28,7 @@ class Graph(Exchange, Structure):
     Args:
         edge_index: (2, E), int32 or int64; row 0 holds the input entries m, row 1 the output entries n.
         num_nodes: M = N. When no size is given it is the largest index + 1 (0 without edges).
-        edge_weight: (E,), floating, or none.
+        edge_weight: (E,) or (..., E), floating, or none; leading dimensions are those of x, as of `edge_attr`.
         edge_attr: (..., E, A) or (E,), any dtype, or none: what content-based mechanisms may read on an edge; leading
             dimensions are those of x, where the samples of a batch share the edges.
         num_inputs, num_outputs: M and N of a bipartite graph; either takes precedence over `num_nodes`.
@@ -127,11 +127,11 @@ class Graph(Exchange, Structure):
         return self.layouts()[1]
 
     def in_degree(self) -> Tensor:
-        """(N,): the sum over m of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
+        """(..., N): the sum over m of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
         return derived(self, "in degree", lambda: self._degree(1, self.num_outputs))
 
     def out_degree(self) -> Tensor:
-        """(M,): the sum over n of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
+        """(..., M): the sum over n of A[m, n], in the dtype of `edge_weight`; int64 counts without one. O(E)."""
         return derived(self, "out degree", lambda: self._degree(0, self.num_inputs))
 
     def reversed(self) -> Graph:
@@ -161,7 +161,7 @@ class Graph(Exchange, Structure):
                                  tuple(keep.shape))
         return dataclasses.replace(
             self, edge_index=self.edge_index[:, keep],
-            edge_weight=None if self.edge_weight is None else self.edge_weight[keep],
+            edge_weight=None if self.edge_weight is None else self.edge_weight[..., keep],
             edge_attr=None if self.edge_attr is None else _selected(self.edge_attr, keep))
 
     def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Graph:
@@ -192,7 +192,7 @@ class Graph(Exchange, Structure):
         entries, weight = self.target if row else self.source, self.edge_weight
         if weight is None:
             weight = torch.ones(entries.shape, dtype=torch.int64, device=entries.device)
-        return weight.new_zeros(size).index_add(0, entries, weight)
+        return weight.new_zeros(*weight.shape[:-1], size).index_add(-1, entries, weight)
 
     @property
     def is_square(self) -> bool:
@@ -328,8 +328,9 @@ def _check_edge_values(graph: Graph) -> None:
             raise StructureError("Graph", f"{name} must be a tensor", type(value).__name__,
                                  f"Convert it, for example torch.as_tensor({name}, dtype=torch.float32).")
     if weight is not None:
-        if weight.shape != (edges,):
-            raise StructureError("Graph", f"edge_weight must have shape (E={edges},)", tuple(weight.shape))
+        if weight.dim() < 1 or weight.shape[-1] != edges:
+            raise StructureError("Graph", f"edge_weight must have shape (E={edges},) or (..., E={edges})",
+                                 tuple(weight.shape))
         if not weight.is_floating_point():
             raise StructureError("Graph", "edge_weight must be floating", weight.dtype, "Convert it with .float().")
     if attr is not None and (attr.dim() < 1 or attr.shape[edge_axis(attr)] != edges):
@@ -341,7 +342,7 @@ def _check_edge_values(graph: Graph) -> None:
 
 
 def edge_axis(attr: Tensor) -> int:
-    """Which axis of `edge_attr` or `edge_weight` counts the edges: only one of channels comes after it."""
+    """Which axis of `edge_attr` counts the edges: only one of channels comes after it."""
     return max(attr.dim() - 2, 0)
 
 
@@ -360,7 +361,7 @@ def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
     if edge_weight is None and weight != 1.0:
         edge_weight = torch.ones(graph.num_edges, device=index.device)
     if edge_weight is not None:
-        edge_weight = torch.cat([edge_weight, edge_weight.new_full((nodes,), weight)])
+        edge_weight = torch.cat([edge_weight, edge_weight.new_full((*edge_weight.shape[:-1], nodes), weight)], -1)
     if edge_attr is not None:
         axis = edge_axis(edge_attr)
         loops = edge_attr.new_full((), attr).expand(*edge_attr.shape[:axis], nodes, *edge_attr.shape[axis:][1:])

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from structconv import memo
 from structconv.planning import plan as planning
 from structconv.planning.plan import Plan, plan_for
-from structconv.planning.problem import Call, Image
+from structconv.planning.problem import Call, Image, PartInputs
 from structconv.testing.checks import same_gradients
 from structconv.testing.specimens import random_numbers
 
@@ -58,7 +58,7 @@ class Use:
     @property
     def arguments(self) -> list[Tensor]:
         """The floating tensors among the arguments that are no part of a structure."""
-        return [t for t in (*self.args, *self.kwargs.values()) if isinstance(t, Tensor) and t.is_floating_point()]
+        return [t for t in self._held() if isinstance(t, Tensor) and t.is_floating_point()]
 
     @property
     def variables(self) -> list[Tensor]:
@@ -68,6 +68,8 @@ class Use:
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Use:
         """The same layer on mapped arguments; structures are not looked into."""
         def of(t: Any) -> Any:
+            if isinstance(t, dict):
+                return {name: of(held) for name, held in t.items()}
             return fn(t) if isinstance(t, Tensor) else t
 
         return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(t) for name, t in self.kwargs.items()})
@@ -76,7 +78,7 @@ class Use:
         """The same layer with fn of each structure among the arguments."""
         def of(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: fn(structure) for name, structure in value.items()}
+                return {name: of(held) for name, held in value.items()}
             return value if value is None or isinstance(value, Tensor) else fn(value)
 
         return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(v) for name, v in self.kwargs.items()})
@@ -84,8 +86,12 @@ class Use:
     @property
     def structures(self) -> list[Any]:
         """The arguments that are structures."""
-        given = [v for v in (*self.args, *self.kwargs.values()) if v is not None and not isinstance(v, Tensor)]
-        return [s for v in given for s in (v.values() if isinstance(v, dict) else (v,))]
+        return [held for held in self._held() if held is not None and not isinstance(held, Tensor)]
+
+    def _held(self) -> list[Any]:
+        """The arguments, those by name too."""
+        given = (*self.args, *self.kwargs.values())
+        return [held for value in given for held in (value.values() if isinstance(value, dict) else (value,))]
 
     def copied(self) -> Use:
         """A deep copy of the layer on the same arguments."""
@@ -124,7 +130,7 @@ def _planning_modules() -> list[ModuleType]:
 
 def _dense_plan(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
     def run(call: Call) -> Tensor:
-        x = call.x if image is None else call.x.flatten(-image.axes).mT
+        x = _joined_inputs(call.x) if image is None else call.x.flatten(-image.axes).mT
         a = call.basis().dense(x.dtype)
         y = torch.einsum("...kmn,...mp,kpq->...nq", a, x, call.theta.dense().to(x.dtype))
         if call.relative is not None:
@@ -133,6 +139,18 @@ def _dense_plan(call: Call, path: str | None = None, max_bytes: int | None = Non
         return y if image is None else y.mT.unflatten(-1, image.outputs())
 
     return Plan(run, run, "as it is written", (), "")
+
+
+def _joined_inputs(x: Tensor | PartInputs) -> Tensor:
+    """x; of a mixture that of each part at its own entries and channels, (..., M_1 + M_2 + ..., P_1 + P_2 + ...)."""
+    if not isinstance(x, PartInputs):
+        return x
+    lead, rows, before = torch.broadcast_shapes(*(own.shape[:-2] for own in x.parts)), [], 0
+    for own in x.parts:
+        after = sum(part.shape[-1] for part in x.parts) - before - own.shape[-1]
+        rows.append(torch.nn.functional.pad(own, (before, after)).expand(*lead, -1, -1))
+        before += own.shape[-1]
+    return torch.cat(rows, -2)
 
 
 def _relative(table: Tensor, inputs: int, outputs: int) -> Tensor:

@@ -22,7 +22,16 @@ from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.given import Given
 from structconv.mechanisms.grids import Cuboid
-from structconv.mechanisms.index import Adjacency, Chebyshev, Pool, Powers, Relations, Shifts
+from structconv.mechanisms.index import (
+    Adjacency,
+    Chebyshev,
+    Identity,
+    Incidence,
+    Pool,
+    Powers,
+    Relations,
+    Shifts,
+)
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.mechanisms.positions import ALiBi, RelativeBias
 from structconv.nn.conv import Conv
@@ -30,7 +39,7 @@ from structconv.structures import Causal, Graph, Grid, Padding, Window
 from structconv.testing import library
 from structconv.testing.calls import Use
 from structconv.testing.specimens import SPECIMENS, Setup, Specimen, mapped, random_numbers
-from structconv.weights import Depthwise, Grouped, HeadBlocks, LowRank, Separable, Shared
+from structconv.weights import Depthwise, Full, Grouped, HeadBlocks, LowRank, Separable, Shared
 
 __all__ = ["LAYERS", "in_float32", "layer_over", "over_specimens", "uses"]
 
@@ -250,6 +259,23 @@ def _several_structures() -> None:
                                   structure={"bonds": graph(), "roads": graph(edges=7)}))
 
 
+def _several_inputs() -> None:
+    dot = mechanisms.DotProduct(heads=2, dim=3).scaled()
+    ends = (Incidence("sender") | Incidence("receiver")).of("nodes")
+    of_edges = Incidence("receiver").transpose().of("edges")
+    named(edge_update=lambda: use(Conv(ends | Identity().of("edges"), {"nodes": P, "edges": 2}, Q),
+                                  {"nodes": x(), "edges": library.random(13, 2)}, structure=graph()),
+          node_update=lambda: use(Conv(dot.masked(keep=STRUCTURE).softmax().of("nodes") | of_edges,
+                                       {"nodes": P, "edges": 2}, Q, weight=[LowRank(3), Full()]),
+                                  {"nodes": xs(), "edges": library.random(2, 13, 2)}, structure=graph()),
+          edges_to_given_outputs=lambda: use(
+              Conv(dot.softmax().on("all").of("nodes")
+                   | mechanisms.Additive(3).masked(keep="near").softmax().of("others"),
+                   {"nodes": P, "others": 2}, Q, other_channels=3),
+              {"nodes": x(), "others": library.random(5, 2)}, library.random(4, 3),
+              structure={"all": graph(outputs=4, edges=5), "near": graph(inputs=5, outputs=4, edges=9)}))
+
+
 def _additive(activation: Any) -> Use:
     return use(Conv(mechanisms.Additive(3, 2, activation=activation).softmax(), P, Q), xs())
 
@@ -277,5 +303,5 @@ def in_float32(make: Make) -> Use:
         lambda t: t.detach().to(torch.float32).requires_grad_() if t.is_floating_point() else t)
 
 
-for _register in (_graphs, _attention, _grids, _expressions, _several_structures):
+for _register in (_graphs, _attention, _grids, _expressions, _several_structures, _several_inputs):
     _register()

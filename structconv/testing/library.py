@@ -18,6 +18,7 @@ from structconv.bases.base import Basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.dense import Dense, Identity
+from structconv.bases.mixture import Mixture
 from structconv.bases.normalisations import TopK
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
@@ -74,6 +75,12 @@ def attributed(batch: int) -> Graph:
     """A random graph whose edges have other attributes in each sample."""
     graph = random_graph()
     return dataclasses.replace(graph, edge_attr=random(batch, graph.num_edges, 2))
+
+
+def weighed(batch: int) -> Graph:
+    """A random graph whose edges have other weights in each sample."""
+    graph = random_graph()
+    return dataclasses.replace(graph, edge_weight=torch.rand(batch, graph.num_edges, dtype=F64) + 0.5)
 
 
 def repeated_graph() -> Graph:
@@ -154,7 +161,9 @@ def _leaves() -> None:
 
 
 def _algebra_of_values() -> None:
-    several((), concatenated=lambda: Dense(random(2, M, M)) | Sparse(random_graph(), random(13)) | Identity(M),
+    several((), of_two_inputs=lambda: Mixture((Sparse(random_graph(5, 4, 9), random(2, 9)), Identity(4), Dense(random(
+                2, 1, 3, 4)))),
+            concatenated=lambda: Dense(random(2, M, M)) | Sparse(random_graph(), random(13)) | Identity(M),
             composed=lambda: Sparse(random_graph(5, 6), random(2, 13)) @ Dense(random(3, 6, 4)),
             composed_thrice=lambda: Identity(M) @ (Shift(Grid(M), (0, 1)) @ Sparse(random_graph(), random(13))),
             summed=lambda: Sparse(random_graph(), random(2, 13)) + Identity(M),
@@ -195,6 +204,10 @@ def _index_based() -> None:
             relation=lambda: setup(index.Relation("genre^-1", "sym"), knowledge(), entries=5),
             relations=lambda: setup(index.Relations(2) | index.Identity(), knowledge(), entries=5),
             walks=lambda: setup(index.Walks(["played.genre", "genre.played^-1.genre"]), knowledge(), entries=5))
+    several(("permutes", *CONTENT),
+            adjacency_of_a_batch=lambda: setup(index.Adjacency(), weighed(2), lead=(2,)),
+            laplacian_of_a_batch=lambda: setup(index.Chebyshev(2, None, 9.0), weighed(2), lead=(2,)),
+            walks_of_a_batch=lambda: setup(index.Powers(2, "forward"), weighed(2), lead=(2,)))
     several(("permutes",), laplacian_by_its_spectrum=lambda: setup(
         index.Chebyshev(2, None, "computed"), random_graph()))
     several((), bipartite_adjacency=lambda: setup(index.Adjacency(), random_graph(5, 7), entries=5),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from structconv.bases.matrices import laplacian_bound
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.nn import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
+from structconv.mechanisms import Adjacency
+from structconv.nn import ChebConv, Conv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
 from structconv.structures import Graph, KnowledgeGraph, batch
 
 F64 = torch.float64
@@ -285,3 +289,53 @@ def test_the_graph_may_be_called_the_structure(layer):
     graph, x = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3), torch.randn(3, 4)
     assert torch.equal(layer(x, structure=graph), layer(x, graph))
     assert str(layer.plan(x, structure=graph)) == str(layer.plan(x, graph))
+
+
+#: Layers whose graph may have other weights in each sample of a batch.
+WEIGHED = {
+    "gcn": lambda: GCNConv(P, Q), "plain": lambda: GCNConv(P, Q, normalize=False),
+    "by rows": lambda: Conv(Adjacency("row"), P, Q), "cheb": lambda: ChebConv(P, Q, 3),
+    "cheb by rows": lambda: ChebConv(P, Q, 3, normalize="row", lambda_max=3.0),
+    "cheb plain": lambda: ChebConv(P, Q, 3, normalize=None, lambda_max=9.0), "walks": lambda: DiffusionConv(P, Q, 3),
+    "transposed": lambda: Conv(Adjacency().transpose(), P, Q),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_each_sample_has_its_own_weights_on_one_graph(name):
+    layer = WEIGHED[name]().to(F64)
+    weights = torch.stack([WEIGHTS, WEIGHTS.flip(0), WEIGHTS.square()]).requires_grad_()
+    x = torch.randn(3, M, P, dtype=F64)
+    shared = Graph(EDGES, num_nodes=M, edge_weight=weights)
+    alone = [dataclasses.replace(shared, edge_weight=own) for own in weights]
+    y, each = layer(x, structure=shared), torch.stack([layer(t, structure=g) for t, g in zip(x, alone, strict=True)])
+    close(y, each)
+    close(*(torch.autograd.grad(t.cos().sum(), weights)[0] for t in (y, each)))
+    close(layer(x[0], structure=shared)[1], layer(x[0], structure=alone[1]))
+    twice = batch([shared, shared])
+    close(layer(torch.cat([x, x.flip(1)], 1), structure=twice)[:, :M], y)
+    few = torch.arange(4)
+    close(layer(x, structure=shared.select(few))[2], layer(x[2], structure=alone[2].select(few)))
+    with pytest.raises(ShapeError, match="must broadcast"):
+        layer(x[:2], structure=shared)
+
+
+def test_the_largest_eigenvalue_is_that_of_all_samples():
+    weights = torch.stack([WEIGHTS, 4 * WEIGHTS])
+    shared = Graph(EDGES, num_nodes=M, edge_weight=weights)
+    large = Graph(torch.arange(600).repeat(2, 1), num_nodes=600, edge_weight=torch.ones(2, 600, dtype=F64))
+    a = [matrix(), 4 * matrix()]
+    wanted = max(float(torch.linalg.eigvals(torch.diag(one.sum(0)) - one).abs().max()) for one in a)
+    assert laplacian_bound(shared, None) == pytest.approx(wanted)
+    assert laplacian_bound(large, "row") == 2.0, "L = I - I is zero"
+
+
+def test_weights_of_a_batch_are_degrees_of_each_and_nothing_for_other_libraries():
+    shared = Graph(EDGES, num_nodes=M, edge_weight=torch.stack([WEIGHTS, 4 * WEIGHTS]))
+    close(shared.in_degree(), torch.stack([matrix().sum(0), 4 * matrix().sum(0)]))
+    close(shared.reversed().in_degree(), shared.out_degree())
+    for made in (shared.to_scipy, shared.to_networkx, shared.to_torch_sparse):
+        with pytest.raises(StructureError, match=r"one number an edge.*got \(2, 8\)"):
+            made()
+    with pytest.raises(StructureError, match="the same samples"):
+        batch([shared, dataclasses.replace(shared, edge_weight=shared.edge_weight[:1])])

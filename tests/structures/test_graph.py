@@ -61,7 +61,7 @@ BAD = {
     "bipartite range": (lambda: Graph(INDEX, num_inputs=2, num_outputs=9), r"num_inputs=2\) in row 0; got 2 at edge 2"),
     "negative size": (lambda: Graph(INDEX[:, :0], num_nodes=-1), r"num_inputs must be an integer >= 0; got -1"),
     "float size": (lambda: Graph(INDEX, num_nodes=4.0), r"must be an integer >= 0; got 4.0"),
-    "weight shape": (lambda: Graph(INDEX, num_nodes=4, edge_weight=torch.ones(4)), r"\(E=5,\); got \(4,\)"),
+    "weight shape": (lambda: Graph(INDEX, num_nodes=4, edge_weight=torch.ones(4)), r"\(\.\.\., E=5\); got \(4,\)"),
     "weight dtype": (lambda: Graph(INDEX, num_nodes=4, edge_weight=torch.ones(5).int()), r"floating; got torch.int32"),
     "attr shape": (lambda: Graph(INDEX, num_nodes=4, edge_attr=torch.ones(2, 5)), r"E=5, A\).*got \(2, 5\)"),
     "attr rank": (lambda: Graph(INDEX, num_nodes=4, edge_attr=torch.ones(5, 2, 2)), r"got \(5, 2, 2\)"),

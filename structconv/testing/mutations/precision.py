@@ -36,26 +36,41 @@ RUNS, UNITS, LINEAR = 4, 4, 12
 
 
 class Chain(nn.Module):
-    """Linear -> layer -> ReLU -> layer, on the first argument of a call; the same numbers in the shape of the next."""
+    """Linear -> layer -> ReLU -> layer, on the first argument of a call, or the first x by name; the same numbers in
+    the shape of the next."""
 
-    def __init__(self, layer: nn.Module, x: Tensor) -> None:
+    def __init__(self, layer: nn.Module, x: Any) -> None:
         super().__init__()
-        self.linear = nn.Linear(x.shape[-1], x.shape[-1], dtype=x.dtype)
+        first = _first(x)
+        self.linear = nn.Linear(first.shape[-1], first.shape[-1], dtype=first.dtype)
         self.first, self.second = layer, copy.deepcopy(layer)
 
-    def forward(self, x: Tensor, *others: Any, **options: Any) -> Tensor:
+    def forward(self, x: Any, *others: Any, **options: Any) -> Tensor:
         """The result of the second layer."""
-        y = joined(self.first(self.linear(x), *others, **options)).relu()
-        places = torch.arange(x.numel(), device=y.device).remainder(max(y.numel(), 1))
-        following = y.flatten()[places].view(x.shape) if y.numel() else y.new_zeros(x.shape)
-        return joined(self.second(following, *others, **options))
+        y, first = joined(self.first(self.before(x), *others, **options)).relu(), _first(x)
+        places = torch.arange(first.numel(), device=y.device).remainder(max(y.numel(), 1))
+        following = y.flatten()[places].view(first.shape) if y.numel() else y.new_zeros(first.shape)
+        return joined(self.second(_with_first(x, following), *others, **options))
+
+    def before(self, x: Any) -> Any:
+        """What the first layer is given."""
+        return _with_first(x, self.linear(_first(x)))
+
+
+def _first(x: Any) -> Tensor:
+    found: Tensor = next(iter(x.values())) if isinstance(x, dict) else x
+    return found
+
+
+def _with_first(x: Any, first: Tensor) -> Any:
+    return {**x, next(iter(x)): first} if isinstance(x, dict) else first
 
 
 def _nearest(layer: nn.Module, use: Use) -> float:
     """The smallest number but zero that ReLU gets, as a share of the largest."""
     assert isinstance(layer, Chain)
     with torch.no_grad(), as_written():
-        sizes = replace(use, layer=layer.first, args=(layer.linear(use.args[0]), *use.args[1:]))().abs()
+        sizes = replace(use, layer=layer.first, args=(layer.before(use.args[0]), *use.args[1:]))().abs()
     return float(sizes[sizes > 0].min() / sizes.max()) if sizes.any() else 1.0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.errors import StructureError
+from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.masks import Mask
 from structconv.nn.conv import Conv
 from structconv.structures import Graph, KnowledgeGraph, Padding, Support, batch
@@ -129,11 +129,13 @@ def an_index_out_of_range(use: Use) -> None:
     for value in (10**9, -1, None):  # and one beyond the last
         own = own_structures(use)
         own()
-        for structure in filter(tensors_in, own.structures):
+        for structure in own.structures:
+            if not isinstance(structure, Graph | KnowledgeGraph):
+                continue
             index = tensors_in(structure)[0]
             if not index.numel():
                 return
-            size = getattr(structure, "num_outputs", None) or structure.num_entities
+            size = structure.num_outputs if isinstance(structure, Graph) else structure.num_entities
             index[(1, 0) if isinstance(structure, Graph) else (0, 2)] = size if value is None else value
         error = refusal(own)
         assert isinstance(error, StructureError), f"an index of {size if value is None else value}: {error!r}"
@@ -144,7 +146,7 @@ def an_index_out_of_range(use: Use) -> None:
 def structures_that_nothing_reads(use: Use) -> None:
     """A support counts or is refused, whatever the expression; what is no structure is refused."""
     x, z = (*use.args, None)[:2]
-    nothing = Padding(torch.zeros(x.shape[-2], dtype=torch.bool))
+    nothing = Padding(torch.zeros(use.arguments[0].shape[-2], dtype=torch.bool))
     for structure in (nothing, torch.ones(3), "a graph"):
         try:
             y = joined(use.layer(x, z, structure))
@@ -157,7 +159,8 @@ def structures_that_nothing_reads(use: Use) -> None:
 
 def by_name(use: Use) -> dict[str, Any]:
     """The structures of a call with several."""
-    return next((v for v in (*use.args, *use.kwargs.values()) if isinstance(v, dict)), {})
+    given = use.kwargs.get("structure")
+    return given if isinstance(given, dict) else {}
 
 
 @mutation(lambda use: bool(by_name(use)))
@@ -173,6 +176,19 @@ def names_that_do_not_fit(use: Use) -> None:
         names = (*given, *(structures if isinstance(structures, dict) else ()))
         assert all(repr(name) in str(error) for name in names), f"{error} does not list {names}"
     check_now(use, "after names that do not fit")
+
+
+@mutation(lambda use: isinstance(use.args[0], dict))
+def names_of_x_that_do_not_fit(use: Use) -> None:
+    """The same of the names of x."""
+    given, others = use.args[0], use.args[1:]
+    first, *left = given
+    for x in ({name: given[name] for name in left}, {**given, "more": given[first]}, {}, given[first]):
+        error = refusal(replace(use, args=(x, *others)))
+        assert isinstance(error, ConfigError), f"{x!r} for {list(given)} gave {error!r}"
+        names = (*given, *(x if isinstance(x, dict) else ()))
+        assert all(repr(name) in str(error) for name in names), f"{error} does not list {names}"
+    check_now(use, "after names of x that do not fit")
 
 
 def _tables(use: Use) -> list[tuple[Tensor, Callable[[Tensor], Use]]]:

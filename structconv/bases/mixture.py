@@ -1,0 +1,89 @@
+"""`Mixture`: heads side by side, each part over inputs of its own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from structconv.bases.base import Basis, value
+from structconv.errors import ShapeError
+from structconv.shapes import broadcast
+
+__all__ = ["Mixture"]
+
+
+@value
+class Mixture(Basis):
+    """The K matrices of each part, in order, over the inputs of all parts one after the other: M = M_1 + M_2 + ...
+
+    A matrix of a part is zero at the inputs of the others. The parts share their outputs.
+
+    Raises:
+        ShapeError: if the parts have different numbers of outputs, or there are none.
+    """
+
+    parts: tuple[Basis, ...]
+
+    def __post_init__(self) -> None:
+        counts = [part.num_outputs for part in self.parts]
+        if not counts or any(count != counts[0] for count in counts):
+            raise ShapeError("Mixture", "all parts of a | must have the same outputs N",
+                             " and ".join(f"N={count}" for count in counts) or "none")
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(part.num_inputs for part in self.parts)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.parts[0].num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(*(part.batch_shape for part in self.parts))
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first part that has one."""
+        return next((dtype for part in self.parts if (dtype := getattr(part, "dtype", None)) is not None), None)
+
+    def apply(self, r: Tensor) -> Tensor:
+        return self._beside([part.apply(own) for part, own in self._own(r)])
+
+    def analysis(self, x: Tensor) -> Tensor:
+        own = x.split([part.num_inputs for part in self.parts], -2)
+        return self._beside([part.analysis(rows) for part, rows in zip(self.parts, own, strict=True)])
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return torch.stack([part.synthesis(own) for part, own in self._own(r)]).sum(0)
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        blocks, before = [], 0
+        for part in self.parts:
+            after = self.num_inputs - before - part.num_inputs
+            blocks.append(F.pad(part.dense(dtype or self.dtype), (0, 0, before, after)))
+            before += part.num_inputs
+        return self._beside(blocks)
+
+    def _own(self, r: Tensor) -> list[tuple[Basis, Tensor]]:
+        """Each part with what its heads take at its inputs."""
+        heads = r.split([part.size for part in self.parts], -3)
+        sizes = [part.num_inputs for part in self.parts]
+        return [(part, own.split(sizes, -2)[i]) for i, (part, own) in enumerate(zip(self.parts, heads, strict=True))]
+
+    @staticmethod
+    def _beside(heads: list[Tensor]) -> Tensor:
+        lead = torch.broadcast_shapes(*(t.shape[:-3] for t in heads))
+        return torch.cat([t.expand(*lead, *t.shape[-3:]) for t in heads], -3)
+
+    def __repr__(self) -> str:
+        return f"({' | '.join(map(repr, self.parts))})"

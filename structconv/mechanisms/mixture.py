@@ -1,0 +1,217 @@
+"""`Mixture`: what `a | b` becomes where its parts read inputs of their own, each the x of its name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor, nn
+
+from structconv.bases import mixture as bases
+from structconv.bases.base import Basis
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.mechanisms.naming import called_with
+from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
+from structconv.planning.precision import autocast_dtype, cast_leaves
+from structconv.planning.precision import cast as cast_to
+from structconv.roles import ByRole
+from structconv.structures.named import NamedStructures, Place
+from structconv.structures.samples import Samples, same_samples
+
+__all__ = ["InputsOfParts", "Mixture", "mixed"]
+
+#: What a part is told of its x, z and which inputs it sees.
+Told = Callable[[Mechanism, Tensor, "Tensor | None", Any], "tuple[Tensor, Tensor | None, Tensor | None]"]
+
+
+class InputsOfParts(NamedTuple):
+    """What a mixture is told of its call: what each part is told, z as it was given, the structure."""
+
+    parts: tuple[Inputs, ...]
+    z: Tensor | None
+    structure: Any
+
+    @property
+    def samples(self) -> Samples | None:
+        """Which entries are of one sample, where the structure is a batch."""
+        return getattr(self.structure, "samples", None)
+
+    @property
+    def num_inputs(self) -> tuple[int, ...]:
+        """M of each part."""
+        return tuple([part.num_inputs for part in self.parts])
+
+    @property
+    def num_outputs(self) -> tuple[int, ...]:
+        """N as each part is told of it."""
+        return tuple([part.num_outputs for part in self.parts])
+
+    def of_spec(self) -> InputsOfParts:
+        """The same, whose M and N show where a spec holds them."""
+        return self._replace(parts=tuple([part.of_spec() for part in self.parts]))
+
+
+class Mixture(ByRole, Mechanism):
+    """Heads side by side of parts that read inputs of their own: y = sum_i sum_k A_ik^T x_i Theta_ik.
+
+    The rows of its basis are the inputs of all parts, one after the other. Where z is not given, that of a part is the
+    x that it reads.
+
+    Args:
+        operands: the parts; `|` makes one where a part has a name for its x (`Mechanism.of`).
+
+    Raises:
+        ConfigError: a part whose scores are of x Theta, or with names of several x.
+    """
+
+    nameless = ("operands",)
+    hands_on = True
+    batching = "structure"
+    reads_by_name = True
+
+    def __init__(self, operands: Sequence[Mechanism]) -> None:
+        super().__init__()
+        self.operands = nn.ModuleList(operands)
+        names_of_x(self)
+        if any(part.sees_projection for part in operands):
+            raise ConfigError("on='projected'", "it must be in a layer of one x", repr(self),
+                              "Scores of x itself may read an x by name.")
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts())
+
+    @property
+    def reads_structure(self) -> bool:  # type: ignore[override]
+        return any(part.reads_structure for part in self.parts())
+
+    @property
+    def reads_content(self) -> bool:  # type: ignore[override]
+        return any(part.reads_content for part in self.parts())
+
+    def parts(self) -> list[Mechanism]:
+        return cast("list[Mechanism]", list(self.operands))
+
+    def bound(self, in_channels: Any, out_channels: int | None = None, other_channels: Any = None) -> Mechanism:
+        """A copy with parameters for these channel counts, P and P' of each x by its name or of all."""
+        mixture = copy.deepcopy(self)
+        names = all_named(mixture)
+        of_x = _counts("in_channels", names, in_channels)
+        of_z = of_x if other_channels is None else _counts("other_channels", names, other_channels)
+        for part, name in zip(mixture.parts(), names, strict=True):
+            part._bind_all(Channels(of_x[name], of_z[name], of_x[name] if out_channels is None else out_channels))
+        mixture._fix_all()
+        return mixture
+
+    def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any, seen: Told) -> InputsOfParts:
+        """What each part is told of a call; `seen` gives what it sees where it leaves inputs out."""
+        parts, names = self.parts(), self.__dict__["_reads"]
+        placed = self._placed(parts, names, structure)
+        return InputsOfParts(tuple([_told(part, x[name], z, own, seen) for part, name, own in
+                                    zip(parts, names, placed, strict=True)]), z, structure)
+
+    def basis(self, x: Any, z: Tensor | None = None, structure: Any = None) -> Basis:
+        """The basis for inputs x (..., M_i, P_i) by name; see `Mechanism.basis`."""
+        x = called_on(self, x)
+        dtype = autocast_dtype(next(iter(x.values())))
+        x, z = {name: cast_to(t, dtype) for name, t in x.items()}, cast_to(z, dtype)
+        inputs = self.told(x, z, called_with(self, structure), _kept)
+        return self.filled(cast(Any, inputs), cast_leaves(self.leaves(cast(Any, inputs)), dtype))
+
+    def forward(self, inputs: Any) -> Leaves:
+        told: tuple[Inputs, ...] = inputs.parts
+        return tuple([leaf for part, own in zip(self.parts(), told, strict=True) for leaf in part.leaves(own)])
+
+    def fill(self, inputs: Any, leaves: Iterator[Any]) -> Basis:
+        told: tuple[Inputs, ...] = inputs.parts
+        return bases.Mixture(tuple([part._fill_next(own, leaves)
+                                    for part, own in zip(self.parts(), told, strict=True)]))
+
+    def _inside(self) -> list[Mechanism]:
+        """None: the leaves of the parts bring their tokens."""
+        return []
+
+    def input_entries(self, structure: Any) -> int | None:
+        return None
+
+    def output_entries(self, structure: Any) -> int | None:
+        counts = [part.output_entries(part._own(structure)) for part in self.parts()]
+        return next((count for count in counts if count is not None), None)
+
+    def _at_its_place(self, structure: NamedStructures) -> NamedStructures:
+        """Each part has its own place, of which `told` asks."""
+        return structure
+
+    def _placed(self, parts: list[Mechanism], names: tuple[str, ...], structure: Any) -> list[Any]:
+        """The structure that each part is told of. Of batches, parts must speak of the same samples of their outputs,
+        and of those of an x that they share."""
+        named = type(structure) is NamedStructures
+        if not structure.batched if named else getattr(structure, "samples", None) is None:
+            return [part._own(structure) for part in parts]
+        found: list[Any] = []
+        outputs: list[Place] = []
+        inputs: dict[str, list[Place]] = {}
+        for part, name in zip(parts, names, strict=True):
+            own, place = _place(part, structure)
+            found.append(own)
+            if place is not None:
+                outputs.append(Place(place.name, place.samples.of_outputs()))
+                inputs.setdefault(name, []).append(Place(place.name, place.samples.turned().of_outputs()))
+        for alike in (outputs, *inputs.values()):
+            _check_alike(alike)
+        return found
+
+    def __repr__(self) -> str:
+        return f"({' | '.join(map(repr, self.parts()))})"
+
+
+def mixed(name: str, *operands: Any) -> Mixture | None:
+    """What an operator makes of operands some of which have a name for their x; `None` where that is no mixture.
+
+    Raises:
+        ConfigError: another operator than `|` of a mixture.
+    """
+    mechanisms = [operand for operand in operands if isinstance(operand, Mechanism)]
+    if name == "concat" and len(mechanisms) == len(operands):
+        named = any(found is not None for part in mechanisms for found in names_of_x(part))
+        return Mixture([part for operand in mechanisms for part in operand.parts()]) if named else None
+    if any(isinstance(operand, Mixture) for operand in mechanisms):
+        raise ConfigError(f"Mechanism.{name}", "its operands must read one x", " and ".join(map(repr, operands)),
+                          "Parts of | that read an x by name are joined last: apply it to each part.")
+    return None
+
+
+def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | int) -> Mapping[str, int]:
+    """Channel counts by the names of x."""
+    return by_name("Conv", argument, names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
+
+
+def _told(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any, seen: Told) -> Inputs:
+    own, other, kept = seen(part, x, z, structure) if part.hides(structure) else (x, z, None)
+    return Inputs(own, own if other is None else other, structure, None, None, kept)
+
+
+def _kept(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    return x, z, part.kept_inputs(Inputs(x, x if z is None else z, structure))
+
+
+def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
+    """The structure that a part is told of, and what it says of the samples; none to one that needs none."""
+    free = not part.reads_structure and all(inner.batching == "structure" for inner in part.modules()
+                                            if isinstance(inner, Mechanism) and not inner.hands_on)
+    if free:
+        return None, None
+    if type(structure) is not NamedStructures:
+        return structure, Place("structure", part._pairs_of(structure))
+    places = part._places(structure)
+    return part._own(structure.at(places)), places[0] if places else None
+
+
+def _check_alike(places: list[Place]) -> None:
+    for place in places[1:]:
+        if not same_samples(places[0].samples, place.samples):
+            raise StructureError("|", "parts must speak of the same samples of their outputs, and of an x that they "
+                                 "share", f"{places[0].samples!r} and {place.samples!r}",
+                                 "Name one for each, whose samples are those of its x: expression.on(NAME).")

@@ -1,0 +1,72 @@
+"""Names of x: which of several inputs of a call each part of `|` reads, and whether a call gives what they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+from structconv.errors import ConfigError
+from structconv.structures.named import listed_names
+
+__all__ = ["all_named", "by_name", "called_on", "names_of_x"]
+
+T = TypeVar("T")
+
+
+def names_of_x(mechanism: Any) -> tuple[str | None, ...]:
+    """The name of the x that each part of `|` reads, in order; `None` for one without a name.
+
+    Raises:
+        ConfigError: a part with two names.
+    """
+    return tuple(_name_of(part) for part in mechanism.parts())
+
+
+def _name_of(part: Any) -> str | None:
+    found = dict.fromkeys(name for module in part.modules() if (name := getattr(module, "input_name", None)))
+    if len(found) > 1:
+        raise ConfigError("of", "each part of | must read one x", listed_names(found),
+                          "Parts of one softmax, sum or product read the same x; only those of | may differ.")
+    return next(iter(found), None)
+
+
+def all_named(mixture: Any) -> tuple[str, ...]:
+    """The same of a mixture.
+
+    Raises:
+        ConfigError: a part without a name.
+    """
+    names = names_of_x(mixture)
+    if None in names:
+        unnamed = [repr(part) for part, name in zip(mixture.parts(), names, strict=True) if name is None]
+        raise ConfigError("Conv", "each part of | must name the x that it reads, as others do", ", ".join(unnamed),
+                          "Say expression.of(NAME).")
+    return cast("tuple[str, ...]", names)
+
+
+def called_on(mechanism: Any, x: Any) -> Any:
+    """x as a bound mechanism is told of it: the tensor, or by name where its parts read several.
+
+    Raises:
+        ConfigError: a name in the expression that the call does not give, or one of the call that nothing reads.
+    """
+    reads: tuple[str, ...] = mechanism.__dict__.get("_reads", ())
+    if type(x) is not dict and not reads:
+        return x
+    if not reads and len(x) == 1:
+        return next(iter(x.values()))
+    given = by_name("Conv", "x", reads, x)
+    return given if mechanism.reads_by_name else next(iter(given.values()))
+
+
+def by_name(owner: str, argument: str, reads: Iterable[str], given: Mapping[str, T] | Any) -> Mapping[str, T]:
+    """What is given by the names that an expression has, and by no others."""
+    names = dict.fromkeys(reads)
+    if not names or not isinstance(given, Mapping) or given.keys() != names.keys():
+        held = given if isinstance(given, Mapping) else ()
+        missing, left = [n for n in names if n not in held], [n for n in held if n not in names]
+        raise ConfigError(owner, f"{argument} must be a dict of what the expression names, {listed_names(names)}",
+                          listed_names(held) if isinstance(given, Mapping) else type(given).__name__,
+                          f"Missing: {listed_names(missing)}; left over: {listed_names(left)}. Parts of | have names "
+                          f"by expression.of(NAME), calls and layers by {argument}={{NAME: ...}}.")
+    return given

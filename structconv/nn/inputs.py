@@ -1,0 +1,131 @@
+"""Several x in a call of a `Conv`, by name: its channel counts, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms.expression import Mechanism, check_mechanism
+from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
+from structconv.planning.precision import autocast_dtype, cast
+from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
+
+__all__ = ["Several", "channels_of", "check_by_name", "check_options", "fits", "told_x", "variance_of"]
+
+
+#: x, or several by name.
+Several = Tensor | dict[str, Tensor]
+
+
+def channels_of(mechanism: Mechanism, given: Any) -> Any:
+    """P, or P of each x by the names that the parts of a mixture have."""
+    names = all_named(mechanism) if mechanism.reads_by_name else names_of_x(mechanism)
+    if isinstance(given, Mapping):
+        if None in names:
+            raise ConfigError("Conv", "in_channels must be a number, for no part of the mechanism names an x",
+                              repr(dict(given)), "Parts of | have names by expression.of(NAME).")
+        by: Mapping[str, int] = by_name("Conv", "in_channels", filter(None, names), given)
+        counts = {name: check_positive("Conv", f"in_channels[{name!r}]", own) for name, own in by.items()}
+        return counts if mechanism.reads_by_name else next(iter(counts.values()))
+    count: int = check_positive("Conv", "in_channels", given)
+    return dict.fromkeys(filter(None, names), count) if mechanism.reads_by_name else count
+
+
+def told_x(layer: Any, x: Any) -> Any:
+    """x as the mechanism of a layer is told of it; see `called_on`."""
+    if "_reads" not in layer.mechanism.__dict__:
+        check_mechanism(type(layer).__name__, layer.mechanism)
+    return called_on(layer.mechanism, x)
+
+
+def check_options(mechanism: Mechanism, relative_value: Any) -> None:
+    """Raise `ConfigError` for what a layer of several x does not take."""
+    if mechanism.reads_by_name and relative_value is not None:
+        raise ConfigError("Conv", "relative_value must be in a layer of one x", repr(mechanism),
+                          "Make a layer of the part that has it, and add both.")
+
+
+def check_by_name(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure: Any, axes: int) -> None:
+    """Raise an error for what does not fit in a call of a mixture, with the name of the x."""
+    if axes:
+        raise ConfigError("Conv", "an image must be the only x", ", ".join(map(repr, x)),
+                          "Call it on entries, (..., M, P).")
+    first = next(iter(x))
+    for name, own in x.items():
+        check_tensor("Conv", f"x[{name!r}]", own)
+        if own.is_nested:
+            raise ConfigError("Conv", f"x[{name!r}] must be a plain tensor", "a nested one",
+                              "Give its values(), and a batch as the structure.")
+        check_entries("Conv", own, channels=layer.in_channels[name], name=f"x[{name!r}]")
+        _check_alike(own, x[first], name, f"x[{first!r}]")
+    numbers = next(layer.parameters(), None)
+    if numbers is not None:
+        _check_alike(x[first], numbers, first, "the layer's parameters")
+    if z is not None:
+        _check_z(layer, x, z)
+    elif not isinstance(layer.other_channels, Mapping):
+        raise ShapeError("Conv", f"z must be given, with shape (..., N, P'={layer.other_channels})", "none",
+                         "Without other_channels the z of a part is the x that it reads.")
+    _check_entries(layer, x, z, structure)
+
+
+def _check_alike(x: Tensor, other: Tensor, name: str, other_name: str) -> None:
+    """Both share dtype and device, as autocast has them."""
+    dtype = autocast_dtype(x)
+    check_alike("Conv", cast(x, dtype), cast(other, dtype), name=f"x[{name!r}]", other_name=other_name)
+
+
+def _check_z(layer: Any, x: dict[str, Tensor], z: Tensor) -> None:
+    """z has the channels for which the parts that read it were made."""
+    check_tensor("Conv", "z", z)
+    counts = layer.other_channels
+    if isinstance(counts, Mapping):
+        reading = {counts[name] for part, name in zip(layer.mechanism.parts(), names_of_x(layer.mechanism), strict=True)
+                   if part.reads_content}
+        if len(reading) > 1:
+            raise ConfigError("Conv", "other_channels must be given for a z that parts with different x read",
+                              f"P'={tuple(z.shape)[-1]} for {sorted(reading)}", "Say Conv(..., other_channels=P').")
+        counts = next(iter(reading), None)
+    check_entries("Conv", z, channels=counts, name="z", letters="NP")
+    for name, own in x.items():
+        _check_alike(own, z, name, "z")
+        check_leads("Conv", own, z)
+
+
+def _check_entries(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure: Any) -> None:
+    """Each x has the entries that the structure of its part has, and all parts have as many outputs."""
+    outputs = []
+    for part, name, own in _parts(layer.mechanism, structure):
+        check_entries("Conv", x[name], entries=part.input_entries(own), name=f"x[{name!r}]")
+        count = part.output_entries(own)
+        outputs.append((x[name] if z is None else z).shape[-2] if count is None else count)
+    if any(count != outputs[0] for count in outputs):
+        counts = zip(outputs, layer.mechanism.parts(), strict=True)
+        raise ShapeError("Conv", "all parts of | must have the same outputs N",
+                         " and ".join(f"N={count} of {part!r}" for count, part in counts))
+
+
+def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
+    """Whether each x has its channels, the dtype of others, and the entries that the structure of its parts has; asked
+    in each call."""
+    for part, name, own in [] if structure is None else _parts(layer.mechanism, structure):
+        wanted = part.input_entries(own)
+        if wanted is not None and wanted != x[name].shape[-2]:
+            return False
+    counts, (first, *_) = layer.in_channels, x.values()
+    return not any(t.shape[-1] != counts[name] or t.dtype is not first.dtype or t.is_nested for name, t in x.items())
+
+
+def _parts(mixture: Mechanism, structure: Any) -> list[tuple[Mechanism, str, Any]]:
+    """The parts, each with the name of its x and the structure that it reads, if it reads one."""
+    return [(part, name, part._own(structure) if part.reads_structure else None)
+            for part, name in zip(mixture.parts(), mixture.__dict__["_reads"], strict=True)]
+
+
+def variance_of(x: Several) -> Tensor:
+    """The variance of all numbers of an input, or of all inputs."""
+    return x.var() if isinstance(x, Tensor) else torch.cat([t.flatten() for t in x.values()]).var()

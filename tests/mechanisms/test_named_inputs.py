@@ -1,0 +1,418 @@
+"""Several x in one call: each part of `|` reads the one whose name it has, against loops in plain torch."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms import (
+    STRUCTURE,
+    Additive,
+    Adjacency,
+    DotProduct,
+    Identity,
+    Incidence,
+    Mechanism,
+    Mixture,
+    Shifts,
+)
+from structconv.nn import Conv, RelativeValue, compose
+from structconv.planning.problem import PartInputs
+from structconv.structures import Graph, Grid, Padding, Samples, batch
+from structconv.testing.checks import same
+from structconv.weights import Depthwise, Eye, Full, HeadBlocks, LowRank, Separable
+
+F64, P, A, Q = torch.float64, 4, 3, 5
+COUNTS = {"nodes": P, "edges": A}
+ENDS = (Incidence("sender") | Incidence("receiver")).of("nodes")
+EDGE_UPDATE = ENDS | Identity().of("edges")
+TO_NODES = Incidence("receiver").transpose().of("edges")
+DOT = DotProduct(heads=2, dim=3).scaled()
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(sum(shape) + seed))
+
+
+def graph(nodes: int, edges: int) -> Graph:
+    ends = torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(nodes))
+    return Graph(ends, num_nodes=nodes)
+
+
+def inputs(structure: Graph, *lead: int) -> dict[str, torch.Tensor]:
+    return {"nodes": numbers(*lead, structure.num_nodes, P), "edges": numbers(*lead, structure.num_edges, A)}
+
+
+def conv(mechanism: Mechanism, channels=COUNTS, outputs: int = Q, **options) -> Conv:
+    torch.manual_seed(0)
+    return Conv(mechanism, channels, outputs, **options).to(F64)
+
+
+def thetas(layer: Conv) -> list[torch.Tensor]:
+    """Theta of each part, (K, P, Q)."""
+    return [part().dense() for part in layer.weight.weights]
+
+
+def looped(layer: Conv, x: dict[str, torch.Tensor], structure: Graph) -> torch.Tensor:
+    """The edge update, edge by edge."""
+    (sender,), (receiver,), (own,) = thetas(layer)
+    rows = [x["nodes"][..., m, :] @ sender + x["nodes"][..., n, :] @ receiver + x["edges"][..., e, :] @ own
+            for e, (m, n) in enumerate(structure.edge_index.T.tolist())]
+    return torch.stack(rows, -2) + layer.bias
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+def test_the_update_of_edges_reads_both_ends_and_the_edge(lead):
+    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
+    x = inputs(structure, *lead)
+    for t in x.values():
+        t.requires_grad_()
+    y, wanted = layer(x, structure=structure), looped(layer, x, structure)
+    same(y, wanted, "edge by edge")
+    variables = [*x.values(), *layer.parameters()]
+    for own, other in zip(*(torch.autograd.grad(t.sin().sum(), variables) for t in (y, wanted)), strict=True):
+        same(own, other, "gradients")
+
+
+def test_an_update_of_nodes_sums_over_their_edges():
+    layer, structure = conv(Identity().of("nodes") | TO_NODES), graph(6, 11)
+    x = inputs(structure)
+    (own,), (message,) = thetas(layer)
+    wanted = x["nodes"] @ own + layer.bias
+    for e, n in enumerate(structure.edge_index[1].tolist()):
+        wanted = wanted.index_add(0, torch.tensor([n]), (x["edges"][e] @ message).unsqueeze(0))
+    same(layer(x, structure=structure), wanted, "node by node")
+
+
+PARTS = {
+    "edges": (EDGE_UPDATE, ENDS, Identity()),
+    "nodes": (DOT.masked(keep=STRUCTURE).softmax().of("nodes") | TO_NODES, DOT.masked(keep=STRUCTURE).softmax(),
+              Incidence("receiver").transpose()),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_it_is_the_sum_of_two_layers(case):
+    expression, of_nodes, of_edges = PARTS[case]
+    layer, structure = conv(expression), graph(6, 11)
+    one = Conv(of_nodes, P if case == "nodes" else {"nodes": P}, Q).to(F64)
+    two = Conv(of_edges, A, Q, bias=False).to(F64)
+    own = layer.mechanism.parts()
+    with torch.no_grad():
+        one.weight.theta.copy_(torch.cat(thetas(layer)[:-1]))
+        one.bias.copy_(layer.bias)
+        two.weight.theta.copy_(thetas(layer)[-1])
+    if case == "nodes":
+        one.mechanism.load_state_dict(own[0].state_dict())
+    x = inputs(structure)
+    wanted = one(x["nodes"] if case == "nodes" else {"nodes": x["nodes"]}, structure=structure) + two(
+        x["edges"], structure=structure if case == "nodes" else None)
+    assert (layer(x, structure=structure) - wanted).abs().max() < 1e-12
+    low = copy.deepcopy(layer).float()
+    assert (low({name: t.float() for name, t in x.items()}, structure=structure) - wanted).abs().max() < 1e-5
+
+
+def test_it_is_equation_8_over_the_inputs_one_after_the_other():
+    layer, structure = conv(EDGE_UPDATE, weight=[LowRank(2), Separable(1), Full()]), graph(6, 11)
+    x = inputs(structure)
+    rows = torch.block_diag(x["nodes"], x["nodes"], x["edges"])
+    a, theta = layer.basis(x, structure=structure).dense(F64), layer.weight().dense()
+    assert a.shape == (3, 6 + 6 + 11, 11) and theta.shape == (3, P + P + A, Q)
+    same(layer(x, structure=structure), torch.einsum("kmn,mp,kpq->nq", a, rows, theta) + layer.bias, "eq. 8")
+    same(layer.mechanism.basis(x, structure=structure).dense(F64), a, "the mechanism's basis")
+
+
+def test_a_plan_is_what_runs_and_has_one_for_each_part():
+    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
+    x = inputs(structure)
+    plan = layer.plan(x, structure=structure)
+    assert plan is layer.plan(dict(reversed(x.items())), structure=structure) and len(plan.parts) == 3
+    assert "x ((6, 4), (6, 4), (11, 3))" in str(plan) and plan.path == "per_part"
+    seen = []
+    run = plan.run
+    object.__setattr__(plan, "run", lambda call: seen.append(call) or run(call))
+    y = layer(x, structure=structure)
+    object.__setattr__(plan, "run", run)
+    same(y, looped(layer, x, structure), "by the plan")
+    (call,) = seen
+    assert isinstance(call.x, PartInputs) and call.x.parts[0] is call.x.parts[1] is x["nodes"]
+    assert layer.plan(x, structure=graph(6, 11)) is plan, "a new graph of the same sizes compiles nothing anew"
+    with torch.no_grad():
+        assert layer.plan(x, structure=structure) is not plan
+    assert conv(EDGE_UPDATE, max_bytes=0).plan(x, structure=structure).reason.startswith("smallest")
+
+
+def test_a_new_graph_of_other_sizes_has_the_plan_of_its_class():
+    layer = conv(DOT.masked(keep=STRUCTURE).softmax().of("nodes") | TO_NODES)
+    first = layer.plan(inputs(graph(120, 700)), structure=graph(120, 700))
+    assert first is layer.plan(inputs(graph(118, 690)), structure=graph(118, 690))
+    assert first is not layer.plan(inputs(graph(118, 300)), structure=graph(118, 300))
+
+
+def test_gradients_that_are_wanted_of_one_x_alone():
+    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
+    for p in layer.parameters():
+        p.requires_grad_(False)
+    for name in COUNTS:
+        x = inputs(structure)
+        x[name].requires_grad_()
+        gradients = [torch.autograd.grad(t.cos().sum(), x[name])[0]
+                     for t in (layer(x, structure=structure), looped(layer, x, structure))]
+        same(*gradients, name)
+    assert not layer(inputs(structure), structure=structure).requires_grad
+
+
+def test_a_batch_gives_what_each_graph_gives_alone():
+    graphs = [graph(6, 11), graph(4, 5), graph(7, 9)]
+    xs = [inputs(each) for each in graphs]
+    both = {name: torch.cat([x[name] for x in xs]) for name in COUNTS}
+    for mechanism in (EDGE_UPDATE, PARTS["nodes"][0], DOT.softmax().of("nodes") | TO_NODES):
+        layer = conv(mechanism)
+        alone = torch.cat([layer(x, structure=each) for x, each in zip(xs, graphs, strict=True)])
+        same(layer(both, structure=batch(graphs)), alone, repr(mechanism))
+
+
+def test_attention_among_edges_names_their_samples():
+    graphs = [graph(6, 11), graph(4, 5)]
+    xs = [inputs(each) for each in graphs]
+    both = {name: torch.cat([x[name] for x in xs]) for name in COUNTS}
+    unnamed = conv(ENDS | DOT.softmax().of("edges"))
+    with pytest.raises(StructureError, match="the same samples of their outputs"):
+        unnamed(both, structure=batch(graphs))
+    layer = conv(ENDS.on("graph") | DOT.softmax().of("edges").on("rows") | Identity().of("edges"))
+    alone = torch.cat([layer(x, structure={"graph": each, "rows": Samples([each.num_edges])})
+                       for x, each in zip(xs, graphs, strict=True)])
+    given = {"graph": batch(graphs), "rows": Samples([11, 5])}
+    same(layer(both, structure=given), alone, "batched")
+    with pytest.raises(StructureError, match="the same samples of their outputs"):
+        layer(both, structure={**given, "rows": Samples([10, 6])})
+    with pytest.raises(StructureError, match="some part names must tell"):
+        conv(ENDS.on("graph") | DOT.softmax().of("edges") | DOT.softmax().on("rows").of("edges"))(
+            both, structure=given)
+
+
+def test_keys_of_a_named_x_and_queries_that_are_given():
+    attention = DotProduct(heads=2, dim=3).softmax()
+    layer = conv(attention.of("nodes") | Additive(dim=3).softmax().of("edges"), other_channels=2)
+    structure, z = graph(6, 11), numbers(7, 2)
+    x = inputs(structure)
+    one, two = layer.mechanism.parts()
+    wanted = layer.bias
+    for part, name, theta in zip((one, two), COUNTS, thetas(layer), strict=True):
+        a = part.basis(x[name] if part.input_name else {name: x[name]}, z).dense(F64)
+        wanted = wanted + torch.einsum("kmn,mp,kpq->nq", a, x[name], theta)
+    same(layer(x, z), wanted, "queries given")
+    with pytest.raises(ShapeError, match="z must be given"):
+        layer(x)
+    with pytest.raises(ConfigError, match=r"other_channels must be given .*P'=2 for \[3, 4\]"):
+        conv(attention.of("nodes") | attention.of("edges"))(x, z)
+    alone = conv(attention.of("nodes") | TO_NODES)
+    same(alone(x, x["nodes"], structure), alone(x, structure=structure), "z is the x that is read")
+    with pytest.raises(ShapeError, match=r"same outputs N; got N=5 of .* and N=6 of Incidence"):
+        alone(x, x["nodes"][:5], structure)
+
+
+def test_padding_of_one_input_leaves_the_others():
+    layer = conv(DOT.masked(keep="padding").softmax().of("nodes") | TO_NODES.on("graph"))
+    small = graph(4, 5)
+    large = Graph(small.edge_index, num_nodes=6)
+    x, keep = inputs(large), torch.arange(6) < 4
+    alone = layer({"nodes": x["nodes"][:4], "edges": x["edges"]},
+                  structure={"padding": Padding(keep[:4]), "graph": small})
+    x["nodes"][4:] = torch.nan
+    same(layer(x, structure={"padding": Padding(keep), "graph": large})[:4], alone, "nothing leaks")
+
+
+def test_structures_by_name_too():
+    expression = Incidence("sender", structure="bonds").of("nodes") | Shifts([0, 1], structure="line").of("edges")
+    layer, structure = conv(expression), graph(6, 11)
+    x = inputs(structure)
+    given = {"bonds": structure, "line": Grid(11)}
+    (sender,), (own, before) = thetas(layer)
+    moved = torch.cat([torch.zeros(1, A, dtype=F64), x["edges"][:-1]])
+    wanted = x["nodes"][structure.source] @ sender + x["edges"] @ own + moved @ before + layer.bias
+    same(layer(x, structure=given), wanted, "both by name")
+    with pytest.raises(StructureError, match="Missing: 'line'"):
+        layer(x, structure={"bonds": structure})
+
+
+def test_weights_of_each_part():
+    structure = graph(6, 11)
+    x = inputs(structure)
+    layer = conv(EDGE_UPDATE, outputs=P, weight=[Eye(), Depthwise(), Full()])
+    assert set(layer.state_dict()) == {"bias", "depthwise", "theta"}
+    wanted = x["nodes"][structure.source] + x["nodes"][structure.target] * layer.weight.weights[1].depthwise.flatten()
+    same(layer(x, structure=structure), wanted + x["edges"] @ thetas(layer)[2][0] + layer.bias, "three kinds")
+    assert [tuple(theta.shape) for theta in thetas(conv(EDGE_UPDATE, weight=HeadBlocks()))] == [
+        (1, P, Q), (1, P, Q), (1, A, Q)]
+    with pytest.raises(ConfigError, match="weights must be 3"):
+        conv(EDGE_UPDATE, weight=[Full(), Full()])
+
+
+def test_weights_come_back_part_by_part():
+    layer, structure = conv(PARTS["nodes"][0]), graph(6, 11)
+    x = inputs(structure)
+    y, (attention, incidence) = layer(x, structure=structure, return_weights=True)
+    same(y, layer(x, structure=structure), "the result")
+    part = layer.mechanism.parts()[0].basis({"nodes": x["nodes"]}, structure=structure).dense(F64)
+    assert attention.shape == (2, 11) and incidence.shape[0] == 1
+    for e, (m, n) in enumerate(structure.edge_index.T.tolist()):
+        copies = structure.edge_index.T.tolist().count([m, n])
+        same(attention[:, e] * copies, part[:, m, n], "along the edges")
+
+
+def test_modes_of_torch():
+    layer, structure = conv(PARTS["nodes"][0]), graph(6, 11)
+    x = inputs(structure)
+    y = layer(x, structure=structure)
+    same(torch.compile(layer, fullgraph=True)(x, structure=structure), y, "compiled")
+    twice = {name: 2 * t for name, t in layer.named_parameters()}
+    again = copy.deepcopy(layer)
+    again.load_state_dict({name: 2 * t for name, t in layer.state_dict().items()})
+    same(functional_call(layer, twice, (x,), {"structure": structure}), again(x, structure=structure), "functional")
+    low = copy.deepcopy(layer).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = low({name: t.float() for name, t in x.items()}, structure=structure)
+    assert found.dtype == torch.bfloat16 and (found - y).abs().max() < 0.1
+    torch.autograd.gradcheck(lambda *xs: layer(dict(zip(COUNTS, xs, strict=True)), structure=structure),
+                             tuple(t.requires_grad_() for t in x.values()))
+
+
+def test_a_copy_a_file_and_the_meta_device():
+    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
+    x = inputs(structure)
+    y, file = layer(x, structure=structure), io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        same(twin(x, structure=structure), y, "a copy")
+        with pytest.raises(ConfigError, match="Missing"):
+            twin(x["nodes"], structure=structure)
+    with torch.device("meta"):
+        made = Conv(EDGE_UPDATE, COUNTS, Q, dtype=F64)
+    on_meta = made({name: t.to("meta") for name, t in x.items()}, structure=structure.to("meta"))
+    assert on_meta.is_meta and on_meta.shape == (11, Q)
+    made = made.to_empty(device="cpu")
+    made.reset_parameters()
+    made.load_state_dict(layer.state_dict())
+    same(made(x, structure=structure), y, "from meta")
+    assert set(layer.state_dict()) == {"theta", "theta_1", "theta_2", "bias"}
+
+
+def test_numbers_are_drawn_for_each_x():
+    torch.manual_seed(0)
+    structure = graph(60, 4000)
+    layer = Conv(EDGE_UPDATE, {"nodes": 64, "edges": 8}, 64, bias=False)
+    x = {"nodes": torch.randn(60, 64), "edges": torch.randn(4000, 8)}
+    assert 0.7 < layer(x, structure=structure).var() < 1.4
+    before = layer.state_dict()["theta"].clone()
+    layer.reset_parameters()
+    assert not torch.equal(before, layer.state_dict()["theta"])
+    layer.calibrate({name: 3 * t for name, t in x.items()}, structure=structure)
+    y = layer({name: 3 * t for name, t in x.items()}, structure=structure)
+    spread = torch.cat([3 * t.flatten() for t in x.values()]).var()
+    same(y.detach().var(), spread, "calibrated", torch.tensor(1e-3))
+
+
+def test_names_that_do_not_fit_are_told():
+    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
+    x = inputs(structure)
+    for given, text in {
+        "nodes": r"'nodes', 'edges'; got 'nodes'\. Missing: 'edges'; left over: none",
+        "nodes edges more": "Missing: none; left over: 'more'",
+        "node edges": "Missing: 'nodes'; left over: 'node'",
+        "": "Missing: 'nodes', 'edges'; left over: none",
+    }.items():
+        with pytest.raises(ConfigError, match=text):
+            layer({name: x.get(name, x["nodes"]) for name in given.split()}, structure=structure)
+    with pytest.raises(ConfigError, match=r"got Tensor\. Missing"):
+        layer(x["nodes"], structure=structure)
+    with pytest.raises(ConfigError, match=r"in_channels must be .*Missing: 'edges'; left over: 'edge'"):
+        conv(EDGE_UPDATE, {"nodes": P, "edge": A})
+    with pytest.raises(ConfigError, match=r"in_channels\['edges'\] must be a positive integer"):
+        conv(EDGE_UPDATE, {"nodes": P, "edges": 0})
+    with pytest.raises(ConfigError, match="no part of the mechanism names an x"):
+        conv(Adjacency(), {"nodes": P})
+    with pytest.raises(ConfigError, match=r"must name the x that it reads.*got Incidence\('receiver'\)"):
+        conv(Incidence("sender").of("nodes") | Incidence("receiver") | Identity().of("edges"))
+    for name in ("", 3, x["nodes"]):
+        with pytest.raises(ConfigError, match="the name of an x"):
+            Identity().of(name)
+
+
+def test_wrong_shapes_are_told_with_the_name():
+    layer, structure = conv(EDGE_UPDATE), graph(6, 11)
+    x = inputs(structure)
+    for wrong, error, text in [
+        ({"edges": numbers(11, A + 1)}, ShapeError, r"x\['edges'\] must have shape \(..., M, P=3\); got \(11, 4\)"),
+        ({"nodes": numbers(5, P)}, ShapeError, r"x\['nodes'\] must have shape \(..., M=6, P\); got \(5, 4\)"),
+        ({"edges": numbers(10, A)}, ShapeError, "same outputs N; got N=11 and N=11 and N=10"),
+        ({"edges": numbers(1, A)}, ShapeError, "same outputs N"),
+        ({"edges": x["edges"].float()}, ShapeError, r"x\['edges'\] and x\['nodes'\] must share one dtype"),
+        ({"edges": [1.0]}, ConfigError, r"x\['edges'\] must be a tensor; got list"),
+        ({"edges": None}, ConfigError, r"x\['edges'\] must be a tensor; got NoneType"),
+    ]:
+        with pytest.raises(error, match=text):
+            layer({**x, **wrong}, structure=structure)
+    with pytest.raises(ShapeError, match="x and theta must share one dtype"):
+        layer({name: t.float() for name, t in x.items()}, structure=structure)
+    with pytest.raises(StructureError, match="must be a Graph"):
+        layer(x)
+    with pytest.raises(ConfigError, match="an image must be the only x"):
+        layer(x, structure=structure, axes=1)
+
+
+def test_one_x_needs_no_name_and_one_name_no_mixture():
+    structure = graph(6, 11)
+    x = inputs(structure)
+    plain = conv(Incidence("sender") | Incidence("receiver"), P)
+    same(plain({"any": x["nodes"]}, structure=structure), plain(x["nodes"], structure=structure), "one entry")
+    with pytest.raises(ConfigError, match=r"expression names, none; got 'nodes', 'edges'"):
+        plain(x, structure=structure)
+    named = conv(ENDS, {"nodes": P})
+    named.load_state_dict(plain.state_dict())
+    same(named({"nodes": x["nodes"]}, structure=structure), plain(x["nodes"], structure=structure), "one name")
+    assert named.in_channels == P and conv(ENDS, P).in_channels == P
+    with pytest.raises(ConfigError, match="Missing: 'nodes'"):
+        named(x["nodes"], structure=structure)
+    assert conv(EDGE_UPDATE, P).in_channels == {"nodes": P, "edges": P}
+
+
+def test_of_names_what_has_no_name():
+    explicit = Incidence("sender").of("nodes") | Incidence("receiver").of("nodes") | Identity().of("edges")
+    implied = (Incidence("sender") | Incidence("receiver") | Identity().of("edges")).of("nodes")
+    assert isinstance(implied, Mixture) and repr(implied) == repr(explicit) == repr(EDGE_UPDATE)
+    assert repr(implied.parts()[0]) == "Incidence('sender').of('nodes')"
+    late = (DOT.of("nodes") + 1.0 * DotProduct(heads=2, dim=2)).softmax() | TO_NODES
+    layer, structure = conv(late), graph(6, 11)
+    early = conv((DOT + 1.0 * DotProduct(heads=2, dim=2)).softmax().of("nodes") | TO_NODES)
+    same(layer(inputs(structure), structure=structure), early(inputs(structure), structure=structure), "of, softmax")
+    assert Identity().input_name is None
+    with pytest.raises(ConfigError, match="input_name is fixed"):
+        layer.mechanism.parts()[1].operands[0].input_name = "nodes"
+
+
+def test_what_reads_two_inputs_or_one_after_theta_is_refused():
+    mixed = EDGE_UPDATE
+    for make in (mixed.softmax, mixed.transpose, lambda: mixed @ Identity(), lambda: Identity() @ mixed,
+                 lambda: mixed + Identity(), lambda: 2.0 * mixed, lambda: mixed.masked(keep=STRUCTURE),
+                 lambda: mixed.outer(Identity())):
+        with pytest.raises(ConfigError, match="operands must read one x"):
+            make()
+    with pytest.raises(ConfigError, match=r"each part of \| must read one x; got 'nodes', 'edges'"):
+        conv((DOT.of("nodes") + DOT.of("edges")).softmax())
+    with pytest.raises(ConfigError, match="in a layer of one x"):
+        DotProduct(2, on="projected").softmax().of("nodes") | Identity().of("edges")
+    with pytest.raises(ConfigError, match="relative_value must be in a layer of one x"):
+        conv(EDGE_UPDATE, relative_value=RelativeValue(1))
+    for layer in (conv(EDGE_UPDATE, bias=False), conv(Identity().of("edges"), {"edges": A}, bias=False)):
+        with pytest.raises(ConfigError, match="first must read an x without a name"):
+            compose(layer, Conv(Identity(), Q, 2, bias=False).to(F64))
+    nested = torch.nested.nested_tensor([numbers(3, P), numbers(2, P)], layout=torch.jagged)
+    with pytest.raises(ConfigError, match=r"x\['nodes'\] must be a plain tensor"):
+        conv(DOT.softmax().of("nodes") | Identity().of("edges"))({"nodes": nested, "edges": numbers(5, A)})
