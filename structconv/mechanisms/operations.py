@@ -150,6 +150,7 @@ class Operation(ByRole, Mechanism):
 
     nameless = ("operands", "held")
     hands_on = True
+    reads_places = True
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  held: list[nn.Module] | None = None) -> None:
@@ -209,6 +210,9 @@ class Operation(ByRole, Mechanism):
         return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
     def forward(self, inputs: Inputs) -> Leaves:
+        if inputs[6] is not None and (self.join == "compose" or self._turned):
+            raise ConfigError("positions", "positions must be left out where outputs do not stand among the inputs, "
+                              "behind @ or a transpose", repr(self))
         closed = self.join not in _ENTRYWISE_JOINS
         leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
         held, pairs = iter(self._held()), None if inputs[2] is None or inputs.samples is None else self._pairs_joined(
