@@ -40,7 +40,6 @@ class Context(Score):
                               f"{score!r} and heads={heads}")
         self.score = score
         self.batching = "pairs" if score is None else "apart"
-        self.reads_places = True
 
     @property
     def operands(self) -> tuple[Mechanism, ...]:
@@ -62,9 +61,12 @@ class Context(Score):
         else:
             self.query = drawn((self.queries, channels.others), channels.others)
 
+    def _is_moved(self, samples: Samples | None) -> bool:
+        raise ConfigError("Context", "positions must be left out, for its outputs are its queries", repr(self))
+
     def forward(self, inputs: Inputs) -> Leaves:
         if self.score is not None:
-            return self.score.leaves(inputs._replace(z=self.query, places=None))
+            return self.score.leaves(inputs._replace(z=self.query))
         samples = inputs.samples
         query = self.query if samples is None else self.query.repeat(1, samples.num_samples, 1)
         return query, inputs.x.unsqueeze(-3)
@@ -91,14 +93,14 @@ class Context(Score):
         if self.score is None:
             return values.Bilinear(next(leaves), next(leaves))
         outputs = inputs.z.new_zeros(()).expand(self.queries, inputs.z.shape[-1])
-        return self.score._fill_next(inputs._replace(z=outputs, places=None), leaves)
+        return self.score._fill_next(inputs._replace(z=outputs), leaves)
 
     def _inside(self) -> list[Mechanism]:
         """None: the leaves of the score bring its token."""
         return []
 
     def kept_inputs(self, inputs: Inputs) -> Tensor | None:
-        return None if self.score is None else self.score.kept_inputs(self.score._told(inputs._replace(z=self.query, places=None)))
+        return None if self.score is None else self.score.kept_inputs(self.score._told(inputs._replace(z=self.query)))
 
     def hides(self, structure: Any) -> bool:
         return self.score is not None and self.score.hides(self.score._own(structure))

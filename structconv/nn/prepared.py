@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,14 @@ class Rows:
     def drop(self, count: int) -> None:
         """Forget so many of the first."""
         self._start, self._view = self._start + count, None
+
+    def cut(self, count: int) -> None:
+        """Forget all but so many of the first."""
+        self._stop, self._view = self._start + count, None
+
+    def copy(self) -> Rows:
+        """The same in other memory."""
+        return Rows(self.entries().clone(), self._axis)
 
     def reorder(self, index: Tensor) -> None:
         """Those of other samples of the batch."""
@@ -139,6 +148,27 @@ class Prepared:
         for rows in (self._x, *self._made.values()):
             rows.reorder(index)
         return self
+
+    def truncate(self, length: int) -> Prepared:
+        """Forget all entries from place `length` on, in place: what a draft had put there and was not accepted.
+
+        Raises:
+            ConfigError: a length that is not there.
+        """
+        if not self.dropped <= length <= self.length:
+            raise ConfigError("Prepared.truncate", f"length must be in [{self.dropped}, {self.length}]", length)
+        for rows in (self._x, *self._made.values()):
+            rows.cut(length - self.dropped)
+        return self
+
+    def copy(self) -> Prepared:
+        """Another of the same layer, which goes on by itself."""
+        twin = copy.copy(self)
+        twin._x, twin._made = self._x.copy(), {key: rows.copy() for key, rows in self._made.items()}
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        return self.copy()
 
     def of(self, function: Callable[[Tensor, int], Any]) -> Any:
         """What a method of a mechanism makes of each input."""
