@@ -37,7 +37,7 @@ _ENTRIES: dict[int, _Entry] = {}
 _MARKS: dict[int, tuple[weakref.ref[Any], object]] = {}
 
 
-def derived(owner: Any, key: Hashable, build: Callable[[], T]) -> T:
+def derived(owner: Any, key: Hashable, build: Callable[[], T], *, numbers: bool = False) -> T:
     """`build()`, remembered under `key` for as long as `owner` lives unchanged.
 
     Args:
@@ -46,6 +46,8 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T]) -> T:
             what is derived; one without tensors by its own identity.
         build: what it computes must not hold the owner's first tensor, else neither would ever be freed. It runs
             without gradients and outside of every mode of the caller: inference, transforms, fake tensors, autocast.
+        numbers: whether only the numbers of what is derived count, which are the same if a gradient is wanted of the
+            owner: for what a kernel reads, never for what is part of an expression.
 
     Nothing is remembered while a compiler traces, nor when a tensor of the owner requires a gradient or is a stand-in;
     `build` then runs as it is. O(1) when remembered.
@@ -62,15 +64,15 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T]) -> T:
     first: Any = tensors[0] if tensors else owner
     entry = _ENTRIES.get(id(first))
     if entry is not None and entry.ref() is first and (not tensors or (
-            entry.version == private.version(tensors[0]) and not tensors[0].requires_grad)):
+            entry.version == private.version(tensors[0]) and (numbers or not tensors[0].requires_grad))):
         known = entry.values.get(key)
         if known is not None and (len(tensors) < 2 if not known[0] else _same(known[0], tensors[1:])):
             return known[1]
-    return _made(first, tensors, key, build)
+    return _made(first, tensors, key, build, numbers)
 
 
-def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T]) -> T:
-    if any(t.requires_grad for t in tensors) or not all(map(is_plain, tensors)):
+def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T], numbers: bool) -> T:
+    if (not numbers and any(t.requires_grad for t in tensors)) or not all(map(is_plain, tensors)):
         return build()
     versions = [private.version(t) for t in tensors]
     value = private.outside_modes(build)

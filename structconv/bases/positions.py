@@ -165,7 +165,7 @@ class Distance(Sized, Score):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         distance = (pairs.source_index() - pairs.target_index()).abs().to(pairs.dtype)
-        return -self.slope.to(pairs.dtype).view(-1, *(1,) * distance.dim()) * distance
+        return -self.slope.to(pairs.dtype).view(-1, *(1,) * len(pairs.shape)) * distance
 
 
 @value
@@ -232,5 +232,5 @@ class ClippedShifts(Sized, Pairwise):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         index = self.index(pairs)
-        k = torch.arange(self.size, device=index.device).view(-1, *(1,) * index.dim())
+        k = torch.arange(self.size, device=index.device).view(-1, *(1,) * len(pairs.shape))
         return (index == k).to(pairs.dtype)

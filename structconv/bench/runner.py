@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from structconv.bench import memory
-from structconv.bench.case import PHASES, Case, Comparison, Entrant, Size
+from structconv.bench.case import Case, Comparison, Entrant, Size
 from structconv.bench.records import Line
 from structconv.bench.timing import Times, added, alternate
 
@@ -90,7 +90,7 @@ def run(case: Case | Probe, settings: Settings, edges: int | None = None) -> Ite
     torch.manual_seed(_SEED)
     comparison = case.build(settings.size(edges))
     upstream = _upstream(comparison.ours)
-    for phase in PHASES:
+    for phase in comparison.ours.phases:
         for line in _phase(case, comparison, phase, upstream, settings):
             yield line if edges is None or line.ours_ms is None else _with_growth(line)
 

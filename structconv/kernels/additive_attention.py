@@ -25,18 +25,22 @@ from structconv.kernels.expressions import (
 )
 from structconv.kernels.orders import Application, Applied
 from structconv.kernels.sparse_attention import Edges
+from structconv.memo import derived, values_known
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.additive import additive_attention
-from structconv.primitives.native.additive_dense import dense_additive_attention
+from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.calls import usable
 from structconv.primitives.native.weights import additive_weights
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal
 
 __all__ = ["AdditiveAttention", "AdditiveScores", "known"]
+
+#: Inputs for one output from which on what is made of them is remembered.
+FEW = 8
 
 _NAMED: dict[Callable[..., Tensor], tuple[str, float]] = {
     torch.tanh: ("tanh", 0.0), F.tanh: ("tanh", 0.0), Tensor.tanh: ("tanh", 0.0),
@@ -78,8 +82,18 @@ class AdditiveScores(NamedTuple):
         elif self.causal and usable(r, target.shape[-2]) is None and not all(map(finite, (source, target, r))):
             return call.basis().apply(r)  # without native kernels a NaN would pass a causal mask
         else:
-            y = dense_additive_attention(q, k, v, vector, causal=self.causal, **options)
+            y = dense_additive_attention(q, k, v, vector, causal=self.causal, factor=self._factor(source, target, lead),
+                                         **options)
         return heads_first(y, lead, size)
+
+    def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
+        """What the kernel makes of the inputs before it sees the outputs; remembered where these are few, so that the
+        same inputs may come again, as in decoding."""
+        few = target.shape[-2] * FEW <= source.shape[-2] and values_known(source) and source.is_cpu
+        if not few:
+            return None
+        return derived(source, ("factor", self.activation, self.slope, lead), lambda: factor_of(
+            entries_first(source.detach(), lead, self.size), self.activation, self.slope), numbers=True)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""

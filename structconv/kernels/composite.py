@@ -71,7 +71,10 @@ class PerPart(Kernel):
         found: list[Part] = []
         for number, part in enumerate(cast(Concat, problem.basis).parts):
             at = found[-1].stop if found else 0
-            plan = decide(problem.part(part, problem.theta.slice(at, at + part.size)))
+            theta = problem.theta.slice(at, at + part.size)
+            if problem.projected and not theta.sums_heads:
+                return None  # what is projected are the channels of y, not those between two factors
+            plan = decide(problem.part(part, theta))
             found.append(Part(number, plan, at, at + part.size))
         return tuple(found)
 

@@ -13,8 +13,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from structconv.bases.base import Basis
 from structconv.bases.dense import Dense, Identity
 from structconv.bases.pairwise import nodes
+from structconv.bases.placed import placed
 from structconv.bases.positions import ClippedShifts
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application, rows_gathered
@@ -148,7 +150,7 @@ def _between(applied: Application, problem: Problem) -> Run:
 
 def _with_relative_values(applied: Application, problem: Problem) -> Run:
     """A_k^T (x V_k) and the sums of the weights over each relative position, times its vector."""
-    clip, shares, apply = problem.relative, applied.shares, applied.apply
+    clip, shares, apply = problem.relative, None if problem.moved else applied.shares, applied.apply
     assert clip is not None
 
     def run(call: Call) -> Tensor:
@@ -163,7 +165,8 @@ def shares_of(call: Call, clip: int) -> Tensor:
     """The sums of the weights over each relative position, (..., K, N, L): `ClippedShifts` applied to ones."""
     basis, table = call.basis(), call.relative
     assert table is not None
-    shifts = ClippedShifts(table, clip, basis.num_inputs, basis.num_outputs)
+    shifts: Basis = ClippedShifts(table, clip, basis.num_inputs, basis.num_outputs)
+    shifts = shifts if call.places is None else placed(shifts, call.places, basis.num_outputs)
     found = basis.outer(shifts).analysis(table.new_ones(basis.num_inputs, 1)).squeeze(-1)
     return found.unflatten(-2, (basis.size, 2 * clip + 1)).mT
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from structconv.mechanisms.context import Context
-from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
+from structconv.mechanisms.encodings import LearntEncoding, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.given import Given
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers, Relation, Relations, Walks
@@ -22,6 +22,7 @@ from structconv.mechanisms.positions import (
     RelativeKey,
     Term,
 )
+from structconv.mechanisms.rotary import Rotary
 from structconv.mechanisms.scores import (
     Additive,
     BiAffine,

@@ -61,6 +61,9 @@ class Context(Score):
         else:
             self.query = drawn((self.queries, channels.others), channels.others)
 
+    def _is_moved(self, samples: Samples | None) -> bool:
+        raise ConfigError("Context", "positions must be left out, for its outputs are its queries", repr(self))
+
     def forward(self, inputs: Inputs) -> Leaves:
         if self.score is not None:
             return self.score.leaves(inputs._replace(z=self.query))

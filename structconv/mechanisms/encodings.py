@@ -1,4 +1,4 @@
-"""Positional encodings: sinusoidal for any number of axes, learnt, rotary."""
+"""Positional encodings that are added to entries: sinusoidal for any number of axes, learnt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from structconv.errors import ConfigError
 from structconv.shapes import check_positive
 
-__all__ = ["LearntEncoding", "Rotary", "SinusoidalEncoding", "sinusoidal"]
+__all__ = ["LearntEncoding", "SinusoidalEncoding", "sinusoidal"]
 
 
 def sinusoidal(positions: Tensor, channels: int, base: float = 10000.0) -> Tensor:
@@ -40,10 +40,10 @@ class SinusoidalEncoding(nn.Module):
         super().__init__()
         self.channels, self.shape, self.base = check_positive("SinusoidalEncoding", "channels", channels), shape, base
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., M, P) -> (..., M, P)."""
+    def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
+        """(..., M, P) -> (..., M, P); of a sequence the place of the first entry may be given, or those of all."""
         if self.shape is None:
-            positions = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32).unsqueeze(-1)
+            positions = _placed(x, positions).to(torch.float32).unsqueeze(-1)
         else:
             axes = [torch.arange(size, device=x.device, dtype=torch.float32) for size in self.shape]
             positions = torch.cartesian_prod(*axes).reshape(-1, len(axes))
@@ -65,28 +65,17 @@ class LearntEncoding(nn.Module):
         """Draw the vectors anew, in place."""
         nn.init.normal_(self.embedding, std=0.02)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., M, P) -> (..., M, P), M at most `length`."""
-        return x + self.embedding[: x.shape[-2]]
+    def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
+        """(..., M, P) -> (..., M, P), at places below `length`: from that of the first entry on, or at given ones."""
+        if not isinstance(positions, Tensor):
+            return x + self.embedding[positions : positions + x.shape[-2]]
+        return x + self.embedding[positions]
 
 
-class Rotary(nn.Module):
-    """Rotates channel pairs (2j, 2j+1) of entry i by the angle i / base^(2j/d) (Su et al. 2021, eq. 34).
+def _placed(x: Tensor, positions: int | Tensor) -> Tensor:
+    """The place of each entry."""
+    if isinstance(positions, Tensor):
+        return positions
+    return torch.arange(positions, positions + x.shape[-2], device=x.device)
 
-    Scores of rotated queries and keys depend on the offset of their positions alone.
-    """
 
-    def __init__(self, base: float = 10000.0) -> None:
-        super().__init__()
-        self.base = base
-
-    def forward(self, t: Tensor) -> Tensor:
-        """(..., M, D) -> (..., M, D), D even."""
-        entries, dim = t.shape[-2:]
-        if dim % 2:
-            raise ConfigError("Rotary", "the channels of a head must be even", dim)
-        rate = self.base ** (-torch.arange(0, dim, 2, device=t.device, dtype=torch.float64) / dim)
-        angle = torch.arange(entries, device=t.device, dtype=torch.float64).unsqueeze(-1) * rate
-        cos, sin = angle.cos().to(t.dtype), angle.sin().to(t.dtype)
-        even, odd = t[..., 0::2], t[..., 1::2]
-        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)

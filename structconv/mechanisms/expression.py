@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from structconv import torch_private as private
 from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.block_diagonal import BlockDiagonal
+from structconv.bases.placed import placed
 from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
@@ -30,6 +31,7 @@ from structconv.primitives.segments import segment_sum
 from structconv.structures.batching import AnyStructure
 from structconv.structures.entries import Entries, show_use
 from structconv.structures.named import NamedStructures
+from structconv.structures.places import Places
 from structconv.structures.samples import Samples
 from structconv.structures.values import static, tensors_in
 
@@ -52,7 +54,9 @@ class Inputs(NamedTuple):
 
     `projected` holds x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q) where some mechanism asks for them,
     `sibling` the other operand of a sum or a product for one that reads it, `kept` (..., M) which inputs some output
-    sees, where a mask leaves any out. A mechanism that reads no entries may get images (..., P, *S) for x and z.
+    sees, where a mask leaves any out, `places` where the outputs stand among the inputs, where output n does not stand
+    at input n, and `prepared` what was made of x before. A mechanism that reads no entries may get images (..., P, *S)
+    for x and z.
     """
 
     x: Tensor
@@ -61,6 +65,8 @@ class Inputs(NamedTuple):
     projected: tuple[Tensor, Tensor] | None = None
     sibling: Any = None
     kept: Tensor | None = None
+    places: Places | None = None
+    prepared: Any = None
 
     def showing(self) -> Inputs:
         """The same, whose M and N show where they are used."""
@@ -90,6 +96,21 @@ class Inputs(NamedTuple):
     def num_outputs(self) -> int:
         """N."""
         return self.z.shape[-2]
+
+    def of_x(self, function: Callable[[Tensor, int], Any]) -> Any:
+        """function(x, 0), one of a mechanism's `sources`; of a prepared x it is made already."""
+        return function(self.x, 0) if self.prepared is None else self.prepared.of(function)
+
+    @property
+    def start(self) -> int:
+        """The place of the first input: 0 unless x is prepared and what came before is gone."""
+        return 0 if self.prepared is None else self.prepared.dropped
+
+    def output_positions(self) -> Tensor:
+        """The place of each output among all inputs there were, (..., N) integers."""
+        if self.places is None:
+            return torch.arange(self.num_outputs, device=self.device)
+        return self.places.of_outputs(self.num_outputs, self.device) + self.start
 
     def existing(self) -> int | Tensor:
         """How many inputs there are, M, or without those that are masked out (..., 1); of a batch of samples, those of
@@ -156,6 +177,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     #: batch tells it all. "pairs": an entry depends on its own input and output alone, so that it makes those of the
     #: whole batch, and pairs of different samples are left out. "offsets": so too, and on how far apart they are.
     batching: str = "apart"
+    #: Whether it heeds `inputs.places` itself. Else what it makes by offsets is moved to where the outputs stand, and
+    #: of what it makes by the structure the outputs there are taken.
+    reads_places: bool = False
     #: What an operator of the algebra makes of mechanisms (`operations`).
     operation: ClassVar[Callable[..., Mechanism]]
     #: Whether its parts read inputs of their own, so that a call gives them by name.
@@ -200,6 +224,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""
 
+    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
+        """Methods (x (..., M, P), place of the first) -> (..., K, M, D) or (..., K, M), a tensor or a lazy leaf, whose
+        entry at m comes of input m and its place alone; `forward` asks for them by `inputs.of_x`, `Conv.prepare` ahead.
+        """
+        return ()
+
     def forward(self, inputs: Inputs) -> Leaves:
         """The leaves of the basis for these inputs, in the order in which `fill` takes them."""
         return (self.build(inputs),)
@@ -233,6 +263,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             inputs = self._told(inputs)
             structure = inputs[2]
         samples = None if structure is None else getattr(structure, "samples", None)
+        if inputs.places is not None and self._is_moved(samples):
+            return self.token, *private.called(self, inputs), inputs.places
         if samples is None:
             return self.token, *private.called(self, inputs)
         if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
@@ -273,12 +305,28 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             inputs = self._told(inputs)
         samples = inputs.samples
         if samples is None:
-            return self.fill(inputs, leaves)
+            basis = self.fill(inputs, leaves)
+            if inputs.places is not None and self._is_moved(None):
+                return placed(basis, next(leaves), inputs.num_outputs)
+            return basis
         if self._asked_apart(samples):
-            basis: Basis = BlockDiagonal(tuple(self.fill(part, leaves) for part in each_sample(inputs)))
+            basis = BlockDiagonal(tuple(self.fill(part, leaves) for part in each_sample(inputs)))
         else:
             basis = self.fill(inputs, leaves)
         return left_out(basis, next(leaves)) if closed and self._is_open(samples) else basis
+
+    def _is_moved(self, samples: Samples | None) -> bool:
+        """Whether what it makes is still to be moved to where the outputs stand."""
+        if samples is not None:
+            raise StructureError("positions", "positions must be left out in a batch of samples", repr(samples),
+                                 "Give x as (B, M, P), with a Padding mask.")
+        if self.batching == "pairs" or self.reads_places:
+            return False
+        if self.batching == "apart" or (self.batching == "structure" and self.has_scores):
+            raise ConfigError(type(self).__name__, "positions must be left out, for what it makes is not known to "
+                              "depend on offsets alone", repr(self), "A mechanism says so by batching, or heeds "
+                              "inputs.places and says reads_places = True.")
+        return True
 
     def _pairs_of(self, structure: Any) -> Samples:
         """Which pairs are of one sample."""

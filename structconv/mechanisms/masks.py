@@ -16,6 +16,7 @@ from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.named import NamedStructures
+from structconv.structures.places import at_places
 from structconv.structures.samples import Samples
 from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
@@ -79,6 +80,16 @@ class Mask(Named, nn.Module):
         #: Whether the pairs depend on the numbers in x or z.
         self.reads_content = bool(self._modules)
 
+    @property
+    def mask(self) -> Any:
+        """What it was given, as it is."""
+        return self._mask
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it says what exists, or what does not."""
+        return self._kept
+
     def forward(self, inputs: Any, samples: Samples | None = None) -> Any:
         """The support, or the graph, of a call with these inputs; `None` for all pairs. Of a batch, which inputs and
         outputs are of one of its `samples`."""
@@ -95,6 +106,8 @@ class Mask(Named, nn.Module):
         if isinstance(inputs.structure, Grid):
             mask = _on(mask, inputs.structure)
         sizes = inputs.num_inputs, inputs.num_outputs
+        if inputs.places is not None:
+            mask = at_places(mask, inputs.places, *sizes)
         if samples is not None:
             mask, sizes = within(mask, inputs, samples), (samples.num_inputs, samples.num_outputs)
         if isinstance(mask, Support):

@@ -38,6 +38,9 @@ class InputsOfParts(NamedTuple):
         """Which entries are of one sample, where the structure is a batch."""
         return getattr(self.structure, "samples", None)
 
+    #: Positions are told to layers of one x.
+    places = None
+
     @property
     def num_inputs(self) -> tuple[int, ...]:
         """M of each part."""
@@ -48,9 +51,9 @@ class InputsOfParts(NamedTuple):
         """N as each part is told of it."""
         return tuple([part.num_outputs for part in self.parts])
 
-    def of_spec(self) -> InputsOfParts:
-        """The same, whose M and N show where a spec holds them."""
-        return self._replace(parts=tuple([part.of_spec() for part in self.parts]))
+    def showing(self) -> InputsOfParts:
+        """The same, whose M and N show where they are used."""
+        return self._replace(parts=tuple([part.showing() for part in self.parts]))
 
 
 class Mixture(ByRole, Mechanism):

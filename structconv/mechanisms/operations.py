@@ -154,6 +154,7 @@ class Operation(ByRole, Mechanism):
 
     nameless = ("operands", "held")
     hands_on = True
+    reads_places = True
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  held: list[nn.Module] | None = None) -> None:
@@ -213,6 +214,8 @@ class Operation(ByRole, Mechanism):
         return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
     def forward(self, inputs: Inputs) -> Leaves:
+        if inputs.places is not None:
+            self._check_places()
         closed = self.join not in _ENTRYWISE_JOINS
         leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
         held, pairs = iter(self._held()), None if inputs[2] is None or inputs.samples is None else self._pairs_joined(
@@ -240,6 +243,15 @@ class Operation(ByRole, Mechanism):
                 basis = left_out(basis, next(leaves))
             basis = _STEPS.get(step.name, _plain)(basis, step, next(leaves) if step.dynamic else None)
         return basis
+
+    def _check_places(self) -> None:
+        """Raise `ConfigError` where some outputs alone are not what they are among all."""
+        if self.join == "compose" or self._turned:
+            raise ConfigError("positions", "positions must be left out where outputs do not stand among the inputs, "
+                              "behind @ or a transpose", repr(self))
+        if any(dict(step.options).get("over") == "outputs" for step in self.steps):
+            raise ConfigError("positions", "positions must be left out where weights are normalised over all outputs",
+                              repr(self))
 
     def _closings(self, samples: Any) -> tuple[frozenset[int], bool]:
         """Before which steps pairs of different samples are left out, and whether there may be some in the end."""

@@ -142,7 +142,7 @@ class RelativeKey(Term):
         beside = _product_in(inputs.sibling)
         if beside is None:
             raise ConfigError("RelativeKey", "a DotProduct must stand beside it", repr(inputs.sibling))
-        return (beside.queries(inputs.z) @ self.table.mT,)
+        return (beside.queries(inputs) @ self.table.mT,)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Lookup(next(leaves), "clip", self.clip, inputs.num_inputs, inputs.num_outputs)
@@ -244,6 +244,7 @@ class GaussianWindow(Mechanism):
     """
 
     batching = "offsets"
+    reads_places = True
 
     def __init__(self, deviation: float, centre: Position | None = None) -> None:
         super().__init__()
@@ -255,7 +256,7 @@ class GaussianWindow(Mechanism):
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
-            return (torch.arange(inputs.num_outputs, device=inputs.device),)
+            return (inputs.output_positions(),)
         return (positions(self.centre, inputs),)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:

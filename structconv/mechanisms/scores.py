@@ -22,10 +22,11 @@ from structconv.bases.entrywise import Mapped, Masked
 from structconv.bases.positions import Lookup
 from structconv.bases.spec import Function, Projected, Term, Token, tensor
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.encodings import Rotary
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.mechanisms.rotary import Rotary
 from structconv.primitives.products import linear, split_heads
 from structconv.shapes import check_choice, check_divides, check_positive
+from structconv.structures.places import at_places
 from structconv.structures.supports import Window
 
 __all__ = ["Additive", "BiAffine", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian", "General",
@@ -103,6 +104,7 @@ class DotProduct(Score):
     """
 
     batching = "pairs"
+    reads_places = True
 
     def __init__(self, heads: int | None = None, dim: int | None = None, *, shared_by: int = 1, bias: bool = False,
                  rotary: Rotary | None = None, feature: Callable[[Tensor], Tensor] | None = None,
@@ -131,30 +133,43 @@ class DotProduct(Score):
         self.query = Projection(channels.others, self.heads, self.dim, self.bias)
         self.key = Projection(channels.inputs, self.key_heads, self.dim, self.bias)
 
-    def queries(self, z: Tensor) -> Tensor:
-        """(..., N, P') -> (..., K, N, D)."""
+    def queries(self, inputs: Inputs) -> Tensor:
+        """Of z (..., N, P'): (..., K, N, D)."""
         if self.sees_projection:
             raise ConfigError("RelativeKey", "the DotProduct beside it must have queries of its own",
                               "on='projected'", "Give RelativeKey another DotProduct.")
-        return self._mapped(heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3))
+        query = heads_of(self.query, inputs.z, self.heads) if self.projects else inputs.z.unsqueeze(-3)
+        return self._mapped(query, inputs.output_positions)
 
-    def _mapped(self, query: Tensor) -> Tensor:
-        """Queries or keys, rotated and through the feature map."""
-        query = query if self.rotary is None else self.rotary(query)
+    def keys(self, x: Tensor, start: int = 0) -> Any:
+        """(..., M, P), of which the first is at place `start` -> (..., K, M, D)."""
+        if self._plain:
+            return by_heads(self.key, x, self.heads)
+        key = heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3)
+        key = self._mapped(key, lambda: torch.arange(start, start + x.shape[-2], device=x.device))
+        return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
+
+    def _mapped(self, query: Tensor, places: Callable[[], Tensor]) -> Tensor:
+        """Queries or keys at these places, rotated and through the feature map."""
+        query = query if self.rotary is None else self.rotary(query, places())
         return query if self.feature is None else self.feature(query)
 
-    def keys(self, x: Tensor) -> Tensor:
-        """(..., M, P) -> (..., K, M, D)."""
-        key = self._mapped(heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3))
-        return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
+    @property
+    def _plain(self) -> bool:
+        """Whether nothing happens to queries and keys once they are projected."""
+        return self.projects and self.rotary is self.feature is None and self.shared_by == 1
+
+    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
+        return (self.keys,) if self.projects else ()
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.sees_projection:
             key, query = _projected("DotProduct", inputs)
-            return self._mapped(query), self._mapped(key)
-        if self.projects and self.rotary is self.feature is None and self.shared_by == 1:
-            return by_heads(self.query, inputs.z, self.heads), by_heads(self.key, inputs.x, self.heads)
-        return self.queries(inputs.z), self.keys(inputs.x)
+            return (self._mapped(query, inputs.output_positions),
+                    self._mapped(key, lambda: torch.arange(key.shape[-2], device=key.device) + inputs.start))
+        if self._plain:
+            return by_heads(self.query, inputs.z, self.heads), inputs.of_x(self.keys)
+        return self.queries(inputs), inputs.of_x(self.keys)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Bilinear(next(leaves), next(leaves))
@@ -168,8 +183,15 @@ class General(Score):
     def bind(self, channels: Channels) -> None:
         self.key = Projection(channels.inputs, self.heads, channels.others)
 
+    def keys(self, x: Tensor, start: int = 0) -> Any:
+        """(..., M, P) -> (..., K, M, P')."""
+        return by_heads(self.key, x, self.heads)
+
+    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
+        return (self.keys,)
+
     def forward(self, inputs: Inputs) -> Leaves:
-        return inputs.z.unsqueeze(-3), by_heads(self.key, inputs.x, self.heads)
+        return inputs.z.unsqueeze(-3), inputs.of_x(self.keys)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Bilinear(next(leaves), next(leaves))
@@ -210,11 +232,27 @@ class BiAffine(Score):
         self.vector_target = drawn((self.heads, q), q) if self.target else None
         self.offset = nn.Parameter(torch.zeros(self.heads)) if self.constant else None
 
+    def keys(self, x: Tensor, start: int = 0) -> Tensor:
+        """x W_k of x (..., M, P), or its product with the factor that is x's: (..., K, M, D)."""
+        return self._keys(x.unsqueeze(-3))
+
+    def terms(self, x: Tensor, start: int = 0) -> Tensor | Term:
+        """u_k^T x of x (..., M, P): (..., K, M)."""
+        return _term(x.unsqueeze(-3), self.vector_source, self.heads)
+
+    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
+        if self.sees_projection:
+            return ()
+        return *((self.keys,) if self.bilinear else ()), *((self.terms,) if self._affine else ())
+
     def forward(self, inputs: Inputs) -> Leaves:
-        x, z = inputs.x.unsqueeze(-3), inputs.z.unsqueeze(-3)
         if self.sees_projection:
             x, z = _projected("BiAffine", inputs)
-        return *(self._products(x, z) if self.bilinear else ()), *(self._terms(x, z) if self._affine else ())
+            keys, terms = (lambda: self._keys(x)), (lambda: _term(x, self.vector_source, self.heads))
+        else:
+            z, keys, terms = inputs.z.unsqueeze(-3), partial(inputs.of_x, self.keys), partial(inputs.of_x, self.terms)
+        return *((self._queries(z), keys()) if self.bilinear else ()), *((terms(), self._terms(z)) if self._affine
+                                                                          else ())
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         terms: list[Basis] = [values.Bilinear(next(leaves), next(leaves))] if self.bilinear else []
@@ -226,14 +264,19 @@ class BiAffine(Score):
     def _affine(self) -> bool:
         return self.source or self.target or self.constant
 
-    def _products(self, x: Tensor, z: Tensor) -> Leaves:
-        if self.rank is None:
-            return z.expand(*z.shape[:-3], self.heads, *z.shape[-2:]), x @ self.weight
-        return z @ self.weight_target, x @ self.weight_source
+    def _keys(self, x: Tensor) -> Tensor:
+        return x @ (self.weight if self.rank is None else self.weight_source)
 
-    def _terms(self, x: Tensor, z: Tensor) -> Leaves:
-        source, target = _term(x, self.vector_source, self.heads), _term(z, self.vector_target, self.heads)
-        return source, target if self.offset is None else tensor(target) + self.offset.unsqueeze(-1)
+    def _queries(self, z: Tensor) -> Tensor:
+        """z of all heads, or its product with the factor that is z's."""
+        if self.rank is None:
+            return z.expand(*z.shape[:-3], self.heads, *z.shape[-2:])
+        return z @ self.weight_target
+
+    def _terms(self, z: Tensor) -> Tensor | Term:
+        """v_k^T z + c_k."""
+        target = _term(z, self.vector_target, self.heads)
+        return target if self.offset is None else tensor(target) + self.offset.unsqueeze(-1)
 
 
 class Additive(Score):
@@ -271,9 +314,15 @@ class Additive(Score):
             self.source = Projection(channels.inputs, self.heads, dim)
         self.vector = drawn((self.heads, dim), dim)
 
+    def keys(self, x: Tensor, start: int = 0) -> Any:
+        """U_k x of x (..., M, P): (..., K, M, D)."""
+        return by_heads(self.source, x, self.heads)
+
+    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
+        return () if self.sees_projection else (self.keys,)
+
     def forward(self, inputs: Inputs) -> Leaves:
-        source = (_projected("Additive", inputs)[0] if self.sees_projection
-                  else by_heads(self.source, inputs.x, self.heads))
+        source = _projected("Additive", inputs)[0] if self.sees_projection else inputs.of_x(self.keys)
         return source, by_heads(self.target, inputs.z, self.heads), self.vector, _module(self.activation)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
@@ -289,6 +338,7 @@ class Location(Score):
 
     def __init__(self, length: int, heads: int = 1) -> None:
         super().__init__(heads)
+        self.reads_places = True
         self.length = check_positive("Location", "length", length)
 
     def bind(self, channels: Channels) -> None:
@@ -320,10 +370,15 @@ class Concatenation(Score):
         self.phi = Projection(channels.others, self.heads, self.dim, bias=True)
         self.vector = drawn((self.heads, 2 * self.dim), 2 * self.dim)
 
+    def terms(self, x: Tensor, start: int = 0) -> Term:
+        """The term of each input, of x (..., M, P): (..., K, M)."""
+        return Term(heads_of(self.theta, x, self.heads), self.vector[:, :self.dim])
+
+    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
+        return (self.terms,)
+
     def forward(self, inputs: Inputs) -> Leaves:
-        source, target = self.vector.split(self.dim, -1)
-        return (Term(heads_of(self.theta, inputs.x, self.heads), source),
-                Term(heads_of(self.phi, inputs.z, self.heads), target))
+        return inputs.of_x(self.terms), Term(heads_of(self.phi, inputs.z, self.heads), self.vector[:, self.dim:])
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Affine(next(leaves), next(leaves))
@@ -391,17 +446,21 @@ class Uniform(Score):
 
     reads_content = False
     batching = "offsets"
+    reads_places = True
 
     def __init__(self, window: int | tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.window = None if window is None else Window(window)
 
     def forward(self, inputs: Inputs) -> Leaves:
-        return (inputs.x.new_ones(()),)
+        places, window = inputs.places, self.window
+        sizes = inputs.num_inputs, inputs.num_outputs
+        return inputs.x.new_ones(()), window if None in (places, window) else at_places(window, places, *sizes)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         uniform = values.Uniform(next(leaves), inputs.num_inputs, inputs.num_outputs)
-        return uniform if self.window is None else Masked(uniform, self.window)
+        window = next(leaves)
+        return uniform if window is None else Masked(uniform, window)
 
 
 def _module(activation: Any) -> Token | Function | None:

@@ -16,6 +16,7 @@ from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaus
 from structconv.nn.conv import ERRORS, Conv
 from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.nn.nested import is_nested, unpacked
+from structconv.nn.prepared import Prepared
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
@@ -67,8 +68,9 @@ class MultiheadAttention(Conv):
         values = torch.zeros(num_heads // shared_by, dim, device=device, dtype=dtype)
         self.value_bias = nn.Parameter(values) if bias else None
 
-    def forward(self, x: Tensor, z: Tensor | None = None, *others: Any, keep: Any = None,  # type: ignore[override]
-                drop: Any = None, structure: Graph | Support | None = None, return_weights: bool = False) -> Any:
+    def forward(self, x: Tensor | Prepared, z: Tensor | None = None, *others: Any,  # type: ignore[override]
+                keep: Any = None, drop: Any = None, structure: Graph | Support | None = None,
+                positions: int | Tensor | None = None, return_weights: bool = False) -> Any:
         """y, or (y, weights (..., K, M, N); (..., K, E) where the pairs are listed).
 
         Args:
@@ -76,24 +78,26 @@ class MultiheadAttention(Conv):
             keep, drop: the pairs (m, n) that exist, or that do not: a `Support` such as `Causal()`, a `Graph`, or
                 booleans (..., M) of the inputs, as `Padding`; a table of pairs goes as `DenseMask(table_MN)`.
             structure: a `Graph`, a `Support`, or a batch, outside which no pair exists, beside the mask.
+            positions: where the queries stand among the keys; see `Conv.forward`.
             return_weights: give the weights too.
         """
         if type(x) is Proxy:
-            return recorded(self, x, z, *others, keep=keep, drop=drop, structure=structure,
+            return recorded(self, x, z, *others, keep=keep, drop=drop, structure=structure, positions=positions,
                             return_weights=return_weights)
         if others:
             raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
                               f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")
         if type(x) is not Tensor and is_nested(x, z):
             return self._nested(x, z, structure, keep=keep, drop=drop, return_weights=return_weights)
-        return super().forward(x, z, self._pairs(x, z, keep, drop, structure), return_weights=return_weights)
+        return super().forward(x, z, self._pairs(x, z, keep, drop, structure), positions=positions,
+                               return_weights=return_weights)
 
-    def plan(self, x: Tensor, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
-             drop: Any = None, structure: Graph | Support | None = None) -> Plan:
+    def plan(self, x: Tensor | Prepared, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
+             drop: Any = None, structure: Graph | Support | None = None, positions: int | Tensor | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""
         if is_nested(x, z):
             x, z, structure = unpacked("MultiheadAttention", x, z, structure)
-        return super().plan(x, z, self._pairs(x, z, keep, drop, structure))
+        return super().plan(x, z, self._pairs(x, z, keep, drop, structure), positions=positions)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -151,8 +155,9 @@ class MultiheadAttention(Conv):
             take(self.value_bias, value_bias.view_as(self.value_bias), bias)
             take(self.bias, module.out_proj.bias, module.out_proj.bias)
 
-    def _pairs(self, x: Tensor, z: Tensor | None, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
+    def _pairs(self, x: Any, z: Tensor | None, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
         """The pairs that exist by the mask and by the structure, `None` for all."""
+        x = x.x if type(x) is Prepared else x
         if structure is not None and not isinstance(structure, Graph | Support):
             samples = getattr(structure, "samples", None)
             if samples is None:

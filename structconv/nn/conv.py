@@ -22,9 +22,11 @@ from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_unread
 from structconv.mechanisms.reading import names_of_x
+from structconv.mechanisms.sight import sight
 from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
 from structconv.nn.layer import Device, Layer, made_on, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
+from structconv.nn.prepared import Prepared
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -33,6 +35,7 @@ from structconv.planning.problem import Call, Image, PartInputs
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
 from structconv.structures.grid import Grid
+from structconv.structures.places import Places
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, MixtureWeights, Weight, WeightList
@@ -116,21 +119,25 @@ class Conv(Layer):
         self.path, self.max_bytes = path, max_bytes
         self.to(device=device, dtype=dtype)
 
-    def forward(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
-                return_weights: bool = False) -> Any:
+    def forward(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
+                positions: int | Tensor | None = None, return_weights: bool = False) -> Any:
         """Compute y, and with `return_weights` the pair (y, A).
 
         With `axes`, x is an image with so many axes S, whose grid is the structure, and so is y. A comes as (..., K, E)
         in the order of the input edges where the basis is a list of edges (a graph, a window), else as (..., K, M, N);
         after the dropout, where there is one; where parts read an x by name it is a tuple, that of each part. Nested
         tensors (torch.jagged) of sequences give nested tensors.
+
+        `positions` says where the outputs stand among the inputs, for masks and terms that count positions: the place
+        of the first, or those of all, (..., N) integers; output n stands at input n where they are left out. x may be
+        what `prepare` made of it.
         """
         if type(x) is Proxy:
-            return recorded(self, x, z, structure, axes=axes, return_weights=return_weights)
+            return recorded(self, x, z, structure, axes=axes, positions=positions, return_weights=return_weights)
         try:
             if type(x) is not Tensor and is_nested(x, z):
                 return self._nested(x, z, structure, return_weights=return_weights)
-            call, image = self._call(x, z, structure, axes)
+            call, image = self._call(x, z, structure, axes, positions)
             plan = plan_for(call, self.path, self.max_bytes, image)
             y = plan.run(call)
             if z is not None and not axes and y.shape[-2] != z.shape[-2]:
@@ -140,20 +147,39 @@ class Conv(Layer):
             self._explain(x, z, structure, axes)
             raise
 
-    def basis(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0) -> Basis:
+    def basis(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
+              positions: int | Tensor | None = None) -> Basis:
         """The basis that the layer would apply."""
-        try:
-            if is_nested(x, z):
-                x, z, structure = unpacked(type(self).__name__, x, z, structure)
-            return self._call(x, z, structure, axes)[0].basis()
-        except ERRORS:
-            self._explain(x, z, structure, axes)
-            raise
+        return self._called(x, z, structure, axes, positions)[0].basis()
 
-    def plan(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0) -> Plan:
+    def plan(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
+             positions: int | Tensor | None = None) -> Plan:
         """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
         with torch.random.fork_rng([]):
-            return self._planned(x, z, structure, axes)[1]
+            return self._planned(x, z, structure, axes, positions)[1]
+
+    def prepare(self, x: Tensor, structure: Any = None) -> Prepared:
+        """What the layer makes of x (..., M, P) alone, for calls `layer(prepared, z)` that equal `layer(x, z)`.
+
+        Those are keys, values, and whatever else `Mechanism.sources` names, and the structure, for calls that give
+        none. `prepared.append` and `step` put entries behind. Where windows leave out what is far behind (`Window`, with
+        `Causal` or not) and nothing counts places from the first input, what no later output sees is dropped.
+
+        O(M) memory: x, K D numbers of keys and values an entry. It is of the parameters as they are: a call after they
+        have changed raises an error. Gradients reach x and the parameters through each call, if they are enabled while
+        it is made.
+        """
+        check_mechanism(type(self).__name__, self.mechanism)
+        if self.mechanism.reads_by_name:
+            raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
+                              repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
+        check_entries("Conv", x, channels=self.in_channels)
+        return Prepared(self, x, structure, sight(self.mechanism, structure))
+
+    def step(self, prepared: Prepared, x: Tensor, z: Tensor | None = None, **options: Any) -> Any:
+        """Append entries x (..., m, P) to the prepared ones and compute the outputs that stand there, of z or x."""
+        first = prepared.append(x).length - x.shape[-2]
+        return self(prepared, x if z is None else z, positions=first, **options)
 
     @torch.no_grad()
     def calibrate(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None) -> Conv:
@@ -163,7 +189,7 @@ class Conv(Layer):
         """
         if is_nested(x, z):
             x, z, structure = unpacked(type(self).__name__, x, z, structure)
-        call, plan = self._planned(x, z, structure, 0)
+        call, plan = self._planned(x, z, structure, 0, None)
         variance = plan.run(call._replace(bias=None)).var()
         if variance > 0:
             self.weight.scale_(float((variance_of(x) / variance).sqrt()))
@@ -199,19 +225,28 @@ class Conv(Layer):
         nested = packed(own, x if z is None else z, told, self.mechanism._leads(told))
         return (nested, *weights) if weights else nested
 
-    def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Plan]:
+    def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any) -> tuple[Call, Plan]:
+        call, image = self._called(x, z, structure, axes, positions)
+        return call, plan_for(call, self.path, self.max_bytes, image)
+
+    def _called(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any
+                ) -> tuple[Call, Image | None]:
+        """`_call`, with nested tensors unpacked and errors explained."""
         try:
             if is_nested(x, z):
                 x, z, structure = unpacked(type(self).__name__, x, z, structure)
-            call, image = self._call(x, z, structure, axes)
-            return call, plan_for(call, self.path, self.max_bytes, image)
+            return self._call(x, z, structure, axes, positions)
         except ERRORS:
             self._explain(x, z, structure, axes)
             raise
 
-    def _call(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> tuple[Call, Image | None]:
+    def _call(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any = None
+              ) -> tuple[Call, Image | None]:
         """Whatever the plan and its kernel see of this call, read anew."""
         modules: Any = self._modules
+        prepared = None
+        if type(x) is Prepared:
+            prepared, x, structure = x, *self._of_prepared(x, structure, axes)
         mechanism, relative = modules["mechanism"], modules.get("relative_value")
         theta = private.called(modules["weight"])
         wanted = None
@@ -231,7 +266,15 @@ class Conv(Layer):
         elif z is not None or (wanted is not None and wanted != x.shape[-2]):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
-                       None if relative is None else private.called(relative))
+                       None if relative is None else private.called(relative), positions, prepared)
+
+    def _of_prepared(self, prepared: Prepared, structure: Any, axes: int) -> tuple[Tensor, Any]:
+        """x, and the structure of the call, or that for which it was prepared."""
+        if prepared.layer is not self or axes:
+            raise ConfigError(type(self).__name__, "x must be prepared by this layer, as entries", repr(prepared),
+                              "Prepare it by layer.prepare(x).")
+        prepared.check()
+        return prepared.x, prepared.structure if structure is None else structure
 
     def _bias(self, theta: Theta) -> Tensor | None:
         """What is added to each output."""
@@ -276,6 +319,8 @@ class Conv(Layer):
 
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
+        if type(x) is Prepared:
+            x, structure = self._of_prepared(x, structure, axes)
         check_mechanism(type(self).__name__, self.mechanism)
         self._check(x, z, _structures(self.mechanism, structure, axes), axes)
         check_bound(type(self).__name__, self.mechanism)
@@ -290,31 +335,39 @@ class Conv(Layer):
 
 
 def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: Tensor | None = None,
-            structure: Any = None, axes: int = 0, relative: Tensor | None = None) -> tuple[Call, Image | None]:
+            structure: Any = None, axes: int = 0, relative: Tensor | None = None, positions: Any = None,
+            prepared: Prepared | None = None) -> tuple[Call, Image | None]:
     """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
 
     Under autocast all of it is cast (`planning.precision`), unless nothing is multiplied but fixed numbers, as torch's
     pooling.
     """
     if type(x) is dict:
+        if positions is not None:
+            raise ConfigError("positions", "positions must be left out where parts read an x of their own",
+                              ", ".join(map(repr, x)))
         return _call_by_name(mechanism, theta, bias, x, z, structure), None
     dtype = _autocast(mechanism, theta, x) if private.any_autocast() else None
     if dtype is not None:
         x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
-    entries, image, projected, kept = x, None, None, None
+    entries, image, projected, kept, places = x, None, None, None, None
     if axes:
         structure = _grid_of(x, axes)
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
     if mechanism.hides(structure):
-        entries, z, kept = _seen(mechanism, entries, z, structure)
-        x = x if axes else entries
+        seen, others, kept = _seen(mechanism, entries, z, structure)
+        if prepared is None:
+            entries, z = seen, others
+            x = x if axes else entries
+    heads = None if prepared is None else prepared.heads
     if mechanism.sees_projection:
-        source = theta.heads(entries)
-        projected = source, source if z is None else theta.heads(z)
-    inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept)
-    call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs),
-                None if projected is None else projected[0], relative)
+        heads = theta.heads(entries) if heads is None else heads
+        projected = heads, heads if z is None else theta.heads(z)
+    if positions is not None or (prepared is not None and prepared.dropped):
+        places = _places(positions, prepared, entries if z is None else z)
+    inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
+    call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs), heads, relative, places)
     return call if dtype is None else cast_call(call, dtype), image
 
 
@@ -327,6 +380,19 @@ def _call_by_name(mixture: Any, theta: Theta, bias: Tensor | None, x: dict[str, 
     inputs = mixture.told(x, z, structure, _seen)
     own: Any = PartInputs(tuple([part.x for part in inputs.parts]))
     return cast_call(Call(own, mixture.leaves(inputs), theta, bias, partial(mixture.filled, inputs)), dtype)
+
+
+def _places(positions: Any, prepared: Prepared | None, z: Tensor) -> Places | None:
+    """Where the outputs of a call stand among the inputs that are there."""
+    found = Places.of(positions)
+    if found is not None:
+        found.check(z.shape[-2])
+    if prepared is None or not prepared.dropped:
+        return found
+    if found is None:
+        raise ConfigError("Conv", "positions must be given where inputs are gone that no later output sees",
+                          repr(prepared), "Outputs that stand at the last inputs: layer.step(prepared, x).")
+    return found.moved(prepared.dropped)
 
 
 def _autocast(mechanism: Mechanism, theta: Theta, x: Tensor) -> torch.dtype | None:

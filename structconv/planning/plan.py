@@ -152,8 +152,9 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     elif image is None and max_bytes is None and shape and max(shape) > EXACT:
         shape = _class(shape)
     key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),
-           type(call.theta), *facts, call.projected is None, relative if relative is None else relative.shape,
-           path, max_bytes, image and image.axes, Autotuning.enabled, machine.Measured.times)
+           type(call.theta), *facts, call.projected is None,
+           relative if relative is None else (relative.shape, call.places is None), path, max_bytes,
+           image and image.axes, Autotuning.enabled, machine.Measured.times)
     try:
         plan = _PLANS.get(key)
     except TypeError:
@@ -251,7 +252,8 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
     grad = torch.is_grad_enabled()
     relative = None if call.relative is None else call.relative.shape[0] // 2
     return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,
-                   grad and wants_grad(theta), max_bytes, call.projected is not None, relative, image)
+                   grad and wants_grad(theta), max_bytes, call.projected is not None, relative, image,
+                   call.places is not None)
 
 
 def _apart(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:

@@ -17,6 +17,7 @@ from structconv.bases.spec import stand_ins
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
+from structconv.structures.places import Places
 from structconv.theta import Theta
 
 __all__ = ["Call", "Image", "PartInputs", "Problem", "Run"]
@@ -62,6 +63,7 @@ class Call(NamedTuple):
             or any function of leaves where the basis is one of them.
         projected: x Theta_k by heads (..., K, M, D), where scores read it and it is made already.
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
+        places: where the outputs stand among the inputs, from which relative positions count; none for output n at n.
     """
 
     x: Tensor
@@ -71,6 +73,7 @@ class Call(NamedTuple):
     build: Build
     projected: Tensor | None = None
     relative: Tensor | None = None
+    places: Places | None = None
 
     @classmethod
     def of(cls, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None = None,
@@ -120,7 +123,7 @@ class Problem:
         x_grad, theta_grad: whether a gradient is wanted of x, and of Theta.
         max_bytes: bytes that a path may hold beside its arguments and its result, or `None`.
         projected: whether x Theta_k is made already.
-        relative: the clip of relative values, or `None`.
+        relative: the clip of relative values, or `None`. moved: whether outputs stand elsewhere than their numbers say.
         image: what x and y are, if they are images.
     """
 
@@ -134,6 +137,7 @@ class Problem:
     projected: bool = False
     relative: int | None = None
     image: Image | None = None
+    moved: bool = False
 
     @property
     def inputs(self) -> int:

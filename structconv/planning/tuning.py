@@ -152,7 +152,7 @@ def _work(run: Run, call: Call) -> Callable[[], None]:
         given = map_tensors(given, lambda t: copies.setdefault(id(t), _detached(t)))
         leaves = [t for t in copies.values() if t.requires_grad]
     x, parts, theta, bias, projected, relative = given
-    own = Call(x, parts, theta, bias, call.build, projected, relative)
+    own = Call(x, parts, theta, bias, call.build, projected, relative, call.places)
 
     def forward() -> None:
         with torch.no_grad():

@@ -28,5 +28,5 @@ from structconv.theta.whole import (
 )
 
 __all__ = ["ApartTheta", "ByHeadTheta", "ConcatTheta", "DepthwiseSeparableTheta", "DepthwiseTheta", "EyeTheta",
-           "FullTheta", "GroupedTheta", "HeadBlocksTheta", "LowRankTheta", "MixtureTheta", "SeparableTheta", "SharedTheta",
-           "Theta", "as_theta", "sum_tensors", "wants_grad"]
+           "FullTheta", "GroupedTheta", "HeadBlocksTheta", "LowRankTheta", "MixtureTheta", "SeparableTheta",
+           "SharedTheta", "Theta", "as_theta", "sum_tensors", "wants_grad"]

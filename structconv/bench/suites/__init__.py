@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "cases"]
 
-SUITES = ("grid", "graph", "attention", "windows", "relational", "planner", "dispatch", "precision",
-          "models")
+SUITES = ("grid", "graph", "attention", "windows", "relational", "planner", "dispatch", "decode",
+          "precision", "models")
 
 
 def cases(suite: str) -> tuple[Case | Probe, ...]:

@@ -32,7 +32,7 @@ from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
 
-__all__ = ["dense_additive_attention"]
+__all__ = ["dense_additive_attention", "factor_of"]
 
 #: Exponents up to which a factor exp(-rate k) is a normal number, so that a product of two is right or saturates.
 _FACTOR = 80.0
@@ -40,13 +40,15 @@ _FACTOR = 80.0
 
 def dense_additive_attention(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, *, activation: str = "tanh",
                              slope: float = 0.2, causal: bool = False, dropout: float = 0.0,
-                             seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
+                             seed: Tensor | None = None, batch_heads: int | None = None,
+                             factor: Tensor | None = None) -> Tensor:
     """y_nh = sum_m p_hmn x_mh, p = softmax over m of <v_h, act(q_nh + k_mh)> (Bahdanau et al. 2015, appendix A.1.2).
 
     Args:
         q, k, x, vector, activation, slope: as for `additive_attention`.
         causal: only the inputs m <= n.
         dropout, seed, batch_heads: as for `affine_attention`.
+        factor: `factor_of(k, ...)` where it is at hand, as in many calls of the same k; its numbers alone are read.
 
     Returns:
         (N, K, C) of the dtype of x; exactly zero without inputs.
@@ -67,11 +69,17 @@ def dense_additive_attention(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, *,
     """
     _check(q, k, x, vector, activation, slope, dropout, seed, batch_heads, causal)
     return _dense_additive_attention(q, k, x, vector, activation, slope, dropout, seed,
-                                     q.shape[1] if batch_heads is None else batch_heads, causal)[0]
+                                     q.shape[1] if batch_heads is None else batch_heads, causal, factor)[0]
+
+
+def factor_of(k: Tensor, activation: str, slope: float) -> Tensor | None:
+    """exp(-rate k), of which and that of q the activation is made; `None` where it is no normal number, or not used."""
+    kind, rate, _ = as_logistic(activation, slope)
+    return torch.exp(k.float() * -rate) if kind == LOGISTIC and _small(k, rate) else None
 
 
 def _check(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, dropout: float,
-           seed: Tensor | None, batch_heads: int | None, causal: bool) -> None:
+           seed: Tensor | None, batch_heads: int | None, causal: bool, factor: Tensor | None = None) -> None:
     owner = "dense_additive_attention"
     if min(q.dim(), k.dim()) < 1:
         raise ShapeError(owner, "q and k must have three dimensions", f"{tuple(q.shape)} and {tuple(k.shape)}")
@@ -90,11 +98,12 @@ def _small(t: Tensor, rate: float) -> bool:
     return t.numel() == 0 or bool(t.abs().amax() * rate <= _FACTOR)
 
 
-def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float) -> tuple[Tensor, Tensor, Tensor, int]:
+def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float, factor: Tensor | None
+              ) -> tuple[Tensor, Tensor, Tensor, int]:
     """What the kernel reads of q, k and x, and how: factors in float32 where they can be had."""
-    if kind != LOGISTIC or not (_small(q, rate) and _small(k, rate)):
+    if kind != LOGISTIC or not (_small(q, rate) and (factor is not None or _small(k, rate))):
         return q, k, x, kind
-    return torch.exp(q.float() * -rate), torch.exp(k.float() * -rate), x.float(), PRODUCT
+    return torch.exp(q.float() * -rate), torch.exp(k.float() * -rate) if factor is None else factor, x.float(), PRODUCT
 
 
 def _sides(q: Tensor, k: Tensor, causal: bool) -> tuple[Dense, Dense]:
@@ -103,11 +112,11 @@ def _sides(q: Tensor, k: Tensor, causal: bool) -> tuple[Dense, Dense]:
 
 
 def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, p: float,
-             seed: Tensor | None, batch_heads: int, causal: bool) -> tuple[Tensor, Tensor]:
+             seed: Tensor | None, batch_heads: int, causal: bool, factor: Tensor | None) -> tuple[Tensor, Tensor]:
     drop, kernels = Drop(p, seed, batch_heads), _usable(q, x)
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
-        a, b, values, kind = _operands(q, k, x, kind, parameter)
+        a, b, values, kind = _operands(q, k, x, kind, parameter, factor)
         y, lse = additive_forward(kernels, _sides(q, k, causal)[0], a, b, values, vector * amplitude, kind,
                                         parameter, calls.drop_of(*drop))
         return y.to(x.dtype), lse
@@ -123,12 +132,12 @@ def _forward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, s
 
 
 def _backward(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, y: Tensor, lse: Tensor, grad: Tensor, activation: str,
-              slope: float, p: float, seed: Tensor | None, batch_heads: int,
-              causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+              slope: float, p: float, seed: Tensor | None, batch_heads: int, causal: bool,
+              factor: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     drop, kernels, stored = Drop(p, seed, batch_heads), _usable(q, x), (q, k, x, vector)
     if kernels is not None:
         kind, parameter, amplitude = as_logistic(activation, slope)
-        q, k, x, kind = _operands(q, k, x, kind, parameter)
+        q, k, x, kind = _operands(q, k, x, kind, parameter, factor)
         saved = y.to(x.dtype), lse
         found = additive_backward(kernels, *_sides(q, k, causal), q, k, x, vector * amplitude, saved,
                                         grad.to(x.dtype), kind, parameter, calls.drop_of(*drop))
@@ -192,7 +201,7 @@ def _kept(rows: slice, q: Tensor, k: Tensor, drop: Drop) -> Tensor | float:
 
 
 def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slope: float, p: float,
-              seed: Tensor | None, batch_heads: int, causal: bool) -> Tensor:
+              seed: Tensor | None, batch_heads: int, causal: bool, factor: Tensor | None) -> Tensor:
     """The same numbers by differentiable operators: what a second derivative is taken of."""
     drop = Drop(p, seed, batch_heads)
 
@@ -211,5 +220,6 @@ def _fake(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 _dense_additive_attention = differentiable_operator(
-    "dense_additive_attention", "Tensor q, Tensor k, Tensor x, Tensor vector", f"{OPTIONS}, bool causal", "y, lse",
-    forward=_forward, fake=_fake, backward=_backward, composed=_composed, check=_check, edges=False)
+    "dense_additive_attention", "Tensor q, Tensor k, Tensor x, Tensor vector",
+    f"{OPTIONS}, bool causal, Tensor? factor", "y, lse", forward=_forward, fake=_fake, backward=_backward,
+    composed=_composed, check=_check, edges=False)

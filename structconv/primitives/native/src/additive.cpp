@@ -6,6 +6,7 @@
 // and adds up grad q_n and grad v, and a pass by source does so for grad k_m and grad x_m.
 #include "activations.h"
 #include "dropout.h"
+#include "few.h"
 #include "parallel.h"
 #include "rows.h"
 #include "softmax.h"
@@ -38,17 +39,27 @@ struct Side {
     int64_t limit(int64_t last) const { return dense() ? layout.slots : layout.indptr[last]; }
 };
 
-// body(range, first row, last row) over a number of ranges of equal work that no number of threads changes.
-template <class Body> void for_ranges(const Side& side, int64_t bytes, int64_t threads, const Body& body) {
+// Entries and rows that a pass goes through.
+int64_t work_of(const Side& side) {
     const int64_t rows = side.layout.rows;
-    const int64_t work = side.dense() ? rows * (side.layout.slots + 1) : side.layout.slots + rows;
-    const auto bound = [&](int64_t range) {
-        if (side.dense()) return rows * range / kRanges;
-        return range == kRanges ? rows : row_at(side.layout.indptr, rows, work * range / kRanges);
-    };
-    const bool together = threads > 1 && work * bytes >= 1 << 20;
+    return side.dense() ? rows * (side.layout.slots + 1) : side.layout.slots + rows;
+}
+
+// The first row of a range: of a number of ranges of equal work that no number of threads changes.
+int64_t range_start(const Side& side, int64_t range) {
+    const int64_t rows = side.layout.rows;
+    if (side.dense()) return rows * range / kRanges;
+    return range == kRanges ? rows : row_at(side.layout.indptr, rows, work_of(side) * range / kRanges);
+}
+
+// body(range, first row, last row) over the ranges that have rows.
+template <class Body> void for_ranges(const Side& side, int64_t bytes, int64_t threads, const Body& body) {
+    const bool together = threads > 1 && work_of(side) * bytes >= 1 << 20;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(together ? threads : 1))
-    for (int64_t range = 0; range < kRanges; ++range) body(range, bound(range), bound(range + 1));
+    for (int64_t range = 0; range < kRanges; ++range) {
+        const int64_t first = range_start(side, range), last = range_start(side, range + 1);
+        if (first < last) body(range, first, last);
+    }
 }
 
 // visit(row, first slot, count) for rows [first, last), chunk by chunk.
@@ -164,6 +175,11 @@ template <class T> void forward(const AdditiveForwardArgs& a) {
     const int64_t width = a.depth > a.channels ? a.depth : a.channels;
     const Side side = {a.layout, a.causal != 0, true};
     expect_writes(a.y.x, a.layout.rows * a.heads * a.channels * static_cast<int64_t>(sizeof(T)));
+    if (side.dense() && few_outputs(a, a.layout.rows, a.layout.slots)) {
+        const int64_t bytes = a.heads * a.layout.slots * (a.depth + a.channels) * int64_t{sizeof(T)};
+        for_heads(a.heads, bytes, a.threads, [&](int64_t head) { few_forward(a, head); });
+        return;
+    }
     for_head_blocks(a.heads, width, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
         const Channels<T> channels(HB, a.depth, a.channels, a.activation, a.parameter, side.dense());
@@ -278,6 +294,11 @@ template <class T> void backward(const AdditiveBackwardArgs& a) {
     expect_writes(a.grad_q.x, a.by_target.rows * size * a.depth);
     expect_writes(a.grad_k.x, inputs * size * a.depth);
     expect_writes(a.grad_x.x, inputs * size * a.channels);
+    if (by_target.dense() && few_outputs(a, a.by_target.rows, a.by_target.slots)) {
+        for_heads(a.heads, inputs * size * (a.depth + a.channels), a.threads,
+                  [&](int64_t head) { few_backward(a, head); });
+        return;
+    }
     for_head_blocks(a.heads, width, [&](auto heads, int64_t head) {
         constexpr int HB = decltype(heads)::value;
         const Channels<T> channels(HB, a.depth, a.channels, a.activation, a.parameter, by_target.dense());
@@ -289,9 +310,12 @@ template <class T> void backward(const AdditiveBackwardArgs& a) {
         for_ranges(by_source, bytes, a.threads,
                    [&](int64_t range, int64_t first, int64_t last) { source.run(range, first, last); });
     });
+    int64_t ranges[kRanges], count = 0;
+    for (int64_t range = 0; range < kRanges; ++range)
+        if (range_start(by_target, range) < range_start(by_target, range + 1)) ranges[count++] = range;
     for (int64_t c = 0; c < a.heads * a.depth; ++c) {
         double sum = 0;
-        for (int64_t range = 0; range < kRanges; ++range) sum += a.partial[range * a.heads * a.depth + c];
+        for (int64_t i = 0; i < count; ++i) sum += a.partial[ranges[i] * a.heads * a.depth + c];
         a.grad_vector[c] = static_cast<float>(sum);
     }
 }

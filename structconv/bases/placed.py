@@ -1,0 +1,132 @@
+"""Bases whose outputs stand at other places among the inputs than their numbers say."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis, value
+from structconv.bases.pairs import Pairs
+from structconv.bases.pairwise import Pairwise
+from structconv.errors import StructureError
+from structconv.shapes import broadcast
+from structconv.structures.places import Places
+
+__all__ = ["Moved", "Selected", "placed"]
+
+
+def placed(basis: Basis, places: Places, outputs: int) -> Basis:
+    """A basis for outputs at these places: by its offsets from there, or of its own outputs those that are there.
+
+    Raises:
+        StructureError: entries some of which are absent, or outputs that are not the inputs.
+    """
+    if isinstance(basis, Pairwise):
+        if basis.support() is not None:
+            raise StructureError("positions", "positions must be left out where a mechanism masks what it makes",
+                                 repr(basis), "Mask it in the expression: mechanism.masked(keep=...).")
+        return Moved(basis, places, outputs)
+    if basis.num_inputs != basis.num_outputs:
+        raise StructureError("positions", "positions must be left out where the structure leads to other entries",
+                             repr(basis))
+    return Selected(basis, places, outputs)
+
+
+class _AtPlaces:
+    """The same pairs, whose outputs are known by their places."""
+
+    def __init__(self, pairs: Pairs, places: Places) -> None:
+        self._pairs, self._places = pairs, places
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pairs, name)
+
+    def target_index(self) -> Tensor:
+        """The place of the output of each pair, with an axis for heads where positions have leading dimensions."""
+        if self._places.positions is None:
+            return self._pairs.target_index() + self._places.first
+        positions = self._places.positions.to(self._pairs.device)
+        return self._pairs.target(positions.unsqueeze(-2) if positions.dim() > 1 else positions)
+
+
+class _Placed(Basis):
+    """What both have of their child."""
+
+    ENTRY_COUNTS = ("outputs",)
+
+    child: Basis
+    places: Places
+    outputs: int
+
+    @property
+    def has_scores(self) -> bool:
+        return self.child.has_scores
+
+    @property
+    def size(self) -> int:
+        return self.child.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.child.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.child.batch_shape, self.places.batch_shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.child.device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """That of the child, which x must share."""
+        return getattr(self.child, "dtype", None)
+
+
+@value
+class Moved(_Placed, Pairwise):
+    """a_kmn of `child`, which depends on places alone, with n the place of the output."""
+
+    child: Basis
+    places: Places
+    outputs: int
+
+    def evaluate(self, pairs: Pairs) -> Tensor:
+        return cast(Pairwise, self.child).evaluate(cast(Pairs, _AtPlaces(pairs, self.places)))
+
+
+@value
+class Selected(_Placed):
+    """Of the outputs of `child` those at the places, in their order; costs what all of them cost."""
+
+    child: Basis
+    places: Places
+    outputs: int
+
+    def apply(self, r: Tensor) -> Tensor:
+        return self._taken(self.child.apply(r), -2, heads=True)
+
+    def analysis(self, x: Tensor) -> Tensor:
+        return self._taken(self.child.analysis(x), -2, heads=True)
+
+    def synthesis(self, r: Tensor) -> Tensor:
+        return self._taken(self.child.synthesis(r), -2, heads=False)
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self._taken(self.child.dense(dtype), -1, heads=True)
+
+    def _taken(self, y: Tensor, axis: int, heads: bool) -> Tensor:
+        """The outputs there, of all that lie along an axis."""
+        if self.places.positions is None:
+            return y.narrow(axis, self.places.first, self.outputs)
+        index = self.places.positions.to(y.device, torch.int64).unsqueeze(-3 - axis)
+        index = index.unsqueeze(-3) if heads else index
+        axes = max(y.dim(), index.dim())
+        return torch.take_along_dim(*(t[(None,) * (axes - t.dim())] for t in (y, index)), axis)

@@ -1,0 +1,120 @@
+"""`Rotary`: queries and keys turned by their positions, as checkpoints of language models have it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError
+from structconv.shapes import check_choice
+
+__all__ = ["Rotary"]
+
+#: What each kind of scaling must be told, and what it may be.
+_NEEDS = {"default": (), "linear": ("factor",),
+          "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+          "yarn": ("factor", "original_max_position_embeddings")}
+_MAY = {"default": (), "linear": (), "llama3": (), "yarn": ("beta_fast", "beta_slow", "attention_factor")}
+
+
+class Rotary(nn.Module):
+    """Turns pairs of channels of the entry at place i by the angles i r_j, r_j = base^(-2j/d) (Su et al. 2021, eq. 34).
+
+    Scores of turned queries and keys depend on the offset of their places alone.
+
+    Args:
+        base: 10000 in the paper; `rope_theta` of a checkpoint.
+        layout: which channels are pairs: "interleaved", (2j, 2j + 1), as in the paper, or "half", (j, j + d/2), as in
+            the checkpoints of Hugging Face.
+        channels: d, of the first channels of a head, the others stay; all where absent.
+        scaling: how a longer context than that of training is reached, a mapping as `rope_scaling` of a checkpoint:
+            {"rope_type": "linear", "factor"} divides all r_j (Chen et al. 2023); "llama3" those of long waves (Dubey et
+            al. 2024), "yarn" too, and multiplies queries and keys (Peng et al. 2023, section 3.4).
+
+    Raises:
+        ConfigError: a layout or a kind of scaling that is not known, numbers that it needs, an odd number of channels.
+    """
+
+    def __init__(self, base: float = 10000.0, layout: str = "interleaved", *, channels: int | None = None,
+                 scaling: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        check_choice("Rotary", "layout", layout, ("interleaved", "half"))
+        self.base, self.layout, self.channels = base, layout, channels
+        self.scaling = None if scaling is None else _checked(dict(scaling))
+
+    def forward(self, t: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(..., M, D) whose entries are at these places, (M,) or (B, M) before an axis of heads -> (..., M, D)."""
+        turned = t.shape[-1] if self.channels is None else self.channels
+        if turned % 2 or not 0 < turned <= t.shape[-1]:
+            raise ConfigError("Rotary", f"channels must be an even number of at most D={t.shape[-1]}", turned)
+        if positions is None:
+            positions = torch.arange(t.shape[-2], device=t.device)
+        positions = positions.unsqueeze(-2) if positions.dim() > 1 else positions
+        rate, gain = self._rates(turned, t.device)
+        angle = positions.to(torch.float64).unsqueeze(-1) * rate
+        cos, sin = ((gain * part).to(t.dtype) for part in (angle.cos(), angle.sin()))
+        y = self._turned(t[..., :turned], cos, sin)
+        return y if turned == t.shape[-1] else torch.cat([y, t[..., turned:]], -1)
+
+    def _turned(self, t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.layout == "half":
+            first, second = t.chunk(2, -1)
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        even, odd = t[..., 0::2], t[..., 1::2]
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+
+    def _rates(self, turned: int, device: torch.device) -> tuple[Tensor, float]:
+        """r_j, and what queries and keys are multiplied by."""
+        rate = self.base ** (-torch.arange(0, turned, 2, device=device, dtype=torch.float64) / turned)
+        if self.scaling is None:
+            return rate, 1.0
+        kind, factor = self.scaling["rope_type"], self.scaling.get("factor", 1.0)
+        if kind == "yarn":
+            own = self.scaling.get("attention_factor")
+            gain = (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0) if own is None else own
+            kept = 1 - _ramp(*self._turns(turned), turned // 2, device)
+        else:
+            gain, kept = 1.0, self._short(rate) if kind == "llama3" else torch.zeros_like(rate)
+        return rate * (kept + (1 - kept) / factor), gain
+
+    def _short(self, rate: Tensor) -> Tensor:
+        """1 for waves that are short against the context of training, 0 for long ones, and what is between between."""
+        assert self.scaling is not None
+        low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
+        turns = self.scaling["original_max_position_embeddings"] * rate / (2 * math.pi)
+        return ((turns - low) / (high - low)).clamp(0, 1)
+
+    def _turns(self, turned: int) -> tuple[int, int]:
+        """The j of waves that turn `beta_fast`, and `beta_slow`, times in the context of training."""
+        assert self.scaling is not None
+        length = self.scaling["original_max_position_embeddings"]
+        fast, slow = (turned * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+                      for turns in (self.scaling.get("beta_fast", 32), self.scaling.get("beta_slow", 1)))
+        return max(math.floor(fast), 0), min(math.ceil(slow), turned - 1)
+
+    def extra_repr(self) -> str:
+        return f"base={self.base:g}, layout={self.layout!r}"
+
+
+def _ramp(low: float, high: float, count: int, device: torch.device) -> Tensor:
+    """0 up to `low`, 1 from `high` on."""
+    high = high + 0.001 if low == high else high
+    return ((torch.arange(count, device=device, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+
+
+def _checked(scaling: dict[str, Any]) -> dict[str, Any]:
+    """The mapping with its kind as "rope_type"."""
+    kind = scaling.pop("rope_type", scaling.pop("type", "default"))
+    if kind not in _NEEDS:
+        raise ConfigError("Rotary", f"scaling must have a rope_type among {', '.join(_NEEDS)}", repr(kind),
+                          "Others change the angles with the length of the text, so that no key could be kept.")
+    missing = [name for name in _NEEDS[kind] if name not in scaling]
+    unknown = sorted(scaling.keys() - {*_NEEDS[kind], *_MAY[kind]})
+    if missing or unknown:
+        raise ConfigError("Rotary", f"scaling of rope_type {kind!r} must have {', '.join(_NEEDS[kind]) or 'nothing'}",
+                          ", ".join(scaling) or "nothing")
+    return {"rope_type": kind, **scaling}

@@ -1,0 +1,138 @@
+"""`Places`: where the outputs of a call stand among its inputs, as in decoding step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures.masks import And, Device, Not, Or, Support
+from structconv.structures.supports import Causal
+from structconv.structures.values import Structure, altered, key_of, structure
+from structconv.structures.windows import Window
+
+__all__ = ["At", "Places", "at_places"]
+
+
+@structure()
+class Places(Structure):
+    """Output n stands where input `first` + n does, or `positions[..., n]`.
+
+    Args:
+        first: the place of the first output, where they follow one another.
+        positions: (..., N) integers, the place of each.
+    """
+
+    first: int = 0
+    positions: Tensor | None = None
+
+    def _static(self) -> Any:
+        """A plan serves all first places."""
+        return type(self), key_of(self.positions)
+
+    @classmethod
+    def of(cls, positions: int | Tensor | None) -> Places | None:
+        """The places that a call is told of; none where output n stands at input n.
+
+        Raises:
+            StructureError: a number that is negative or no integer.
+        """
+        if positions is None or (type(positions) is int and positions == 0):
+            return None
+        if isinstance(positions, Tensor):
+            if positions.dtype in (torch.int64, torch.int32) and positions.dim() > 0:
+                return cls(0, positions)
+        elif (type(positions) is int and positions > 0) or isinstance(positions, torch.SymInt):
+            return cls(positions)
+        given = f"{positions.dtype} {tuple(positions.shape)}" if isinstance(positions, Tensor) else repr(positions)
+        raise StructureError("positions", "positions must be that of the first output, an integer >= 0, or those of "
+                             "all, an integer tensor (..., N)", given)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Leading dimensions of the positions."""
+        return () if self.positions is None else tuple(self.positions.shape[:-1])
+
+    def check(self, outputs: int) -> None:
+        """Raise `StructureError` where there are not as many positions as outputs."""
+        if self.positions is not None and self.positions.shape[-1] != outputs:
+            raise StructureError("positions", f"positions must have shape (..., N={outputs})",
+                                 tuple(self.positions.shape))
+
+    def of_outputs(self, outputs: int, device: Device = None) -> Tensor:
+        """The place of each of so many outputs, (..., N)."""
+        if self.positions is None:
+            return torch.arange(self.first, self.first + outputs, device=device)
+        return self.positions.to(device)
+
+    def behind(self, inputs: int) -> bool:
+        """Whether no input is known to stand behind an output."""
+        return self.positions is None and self.first >= inputs - 1
+
+    def moved(self, by: int) -> Places:
+        """The places among inputs of which so many have gone."""
+        if self.positions is None:
+            return Places(self.first - by)
+        return Places(0, self.positions - by) if by else self
+
+
+@structure()
+class At(Support):
+    """The pairs whose input, and the place of whose output, are in `support`."""
+
+    support: Support
+    places: Places
+
+    @property
+    def num_inputs(self) -> int | None:
+        return self.support.num_inputs
+
+    @property
+    def num_outputs(self) -> int | None:
+        return None if self.places.positions is None else self.places.positions.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.places.batch_shape
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        positions = self.places.positions
+        return self.support._contains(m, n + self.places.first if positions is None else positions.to(n.device)[..., n])
+
+    def __repr__(self) -> str:
+        return f"{self.support!r} at {self.places.first if self.places.positions is None else 'positions'}"
+
+
+def at_places(mask: Any, places: Places, inputs: int, outputs: int) -> Any:
+    """A mask for outputs at these places; `None` where all pairs are in it.
+
+    What was made for as many outputs as there are stays as it is: its rows are theirs.
+    """
+    if isinstance(mask, And):
+        first, second = (at_places(side, places, inputs, outputs) for side in (mask.first, mask.second))
+        return altered(mask, first=first, second=second) if None not in (first, second) else (
+            second if first is None else first)
+    if isinstance(mask, Or):
+        first, second = (at_places(side, places, inputs, outputs) for side in (mask.first, mask.second))
+        return None if first is None or second is None else altered(mask, first=first, second=second)
+    if isinstance(mask, Not):
+        kept = at_places(mask.kept, places, inputs, outputs)
+        return altered(mask, kept=At(mask.kept, places) if kept is None else kept)
+    if not isinstance(mask, Support) or mask.num_inputs is not None or mask.num_outputs is not None:
+        return mask
+    if isinstance(mask, Causal) and places.behind(inputs):
+        return None
+    if isinstance(mask, Window) and _inside(mask, places, inputs, outputs):
+        return None
+    return At(mask, places)
+
+
+def _inside(window: Window, places: Places, inputs: int, outputs: int) -> bool:
+    """Whether all inputs are known to be in the windows around all outputs."""
+    (radius, dilation), *others = window.axes()
+    if others or dilation != 1 or places.positions is not None:
+        return False
+    last = places.first + outputs - 1
+    return last <= radius and inputs - 1 - places.first <= radius
