@@ -318,6 +318,11 @@ def zero_sink() -> Conv:
     return Conv(DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax(sink=0.0), P, Q, weight=LowRank(64))
 
 
+@row("talking heads", "Shazeer et al. 2020, section 3", sequences)
+def talking_heads() -> Conv:
+    return Conv(DotProduct(heads=4, dim=16).scaled().mix(6).softmax().mix(4), P, Q, weight=LowRank(16))
+
+
 @row("sparsemax attention", "Martins and Astudillo 2016, eq. 2", sequences)
 def sparsemax_attention() -> Conv:
     return Conv(General().normalize("sparsemax"), P, P, weight=Eye())

@@ -429,6 +429,14 @@ def zero_sink(layer, x):
 
 
 @reference
+def talking_heads(layer, x, z):
+    names = dict(layer.named_parameters())
+    before, after = (names[f"mechanism.held.{step}.mixing"] for step in (0, 1))
+    scores = torch.einsum("bknm,kj->bjnm", products(layer, x, z, heads=4) / 4, before)
+    return attended(layer, x, torch.einsum("bjnm,ji->binm", scores.softmax(-1), after))
+
+
+@reference
 def sparsemax_attention(layer, x, z):
     scores = z @ held(layer, "key.weight") @ x.mT
     low, high = scores.amax(-1, keepdim=True) - 1, scores.amax(-1, keepdim=True)

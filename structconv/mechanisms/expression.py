@@ -20,6 +20,7 @@ from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.mixing import Mixing
 from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
 from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.samples import each_sample, left_out
@@ -277,7 +278,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         channels = Channels(in_channels, in_channels if other_channels is None else other_channels,
                             in_channels if out_channels is None else out_channels)
         mechanism = copy.deepcopy(self)
-        modules = [module for module in mechanism.modules() if isinstance(module, Mechanism | Position)]
+        modules = [module for module in mechanism.modules() if isinstance(module, Mechanism | Mixing | Position)]
         for module in modules:
             module.__dict__.pop("_bound", None)
             module.bind(channels)

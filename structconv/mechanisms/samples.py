@@ -57,7 +57,7 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
 
 
 #: Steps that read one pair at a time and leave a zero zero; those that make weights of scores.
-_ENTRYWISE = frozenset(("masked", "multiply", "leaky_relu", "scaled", "softcap", "dropout"))
+_ENTRYWISE = frozenset(("masked", "multiply", "mix", "leaky_relu", "scaled", "softcap", "dropout"))
 NORMALISING = frozenset(("normalize", "softmax_with_sink"))
 
 

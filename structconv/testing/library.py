@@ -166,6 +166,7 @@ def _algebra_of_values() -> None:
             transposed_product=lambda: (Dense(random(2, M, M)).softmax() * Sparse(random_graph(), random(13)))
             .transpose(),
             normalised_matrix=lambda: Sparse(random_graph(), torch.rand(2, 13, dtype=F64)).normalize("sum"),
+            mixed_matrices=lambda: (Dense(random(2, M, M)) | Shift(Grid(M), (0, 1))).mix(random(4, 3)),
             difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0,
             sparsemax=lambda: Dense(random(2, M, 5)).normalize("sparsemax"),
             entmax_over_outputs=lambda: Dense(random(2, M, 5)).normalize("entmax", over="outputs"),
@@ -227,6 +228,7 @@ def _attention() -> None:
             concatenation=lambda: setup(mechanisms.Concatenation(3).relu().normalize("count")),
             gaussian=lambda: setup(mechanisms.Gaussian().normalize("sum")),
             softcapped=lambda: setup(dot.softcap(3.0).softmax()),
+            talking_heads=lambda: setup(dot.scaled().mix(4).softmax().mix(3), outputs=5),
             pair=lambda: setup(mechanisms.Pair(heads=HEADS, hidden=5).softmax(), outputs=5))
     several(("permutes",),
             grouped_queries=lambda: setup(mechanisms.DotProduct(heads=4, dim=2, shared_by=2).scaled().softmax()),
@@ -304,7 +306,9 @@ def _attention_on_structures() -> None:
     several((*GRAPH, "exports", "masks"), graph_attention=lambda: setup(on_graph, random_graph()))
     several(GRAPH, graph_concatenation=lambda: setup(mechanisms.Concatenation(3).relu().masked(keep=STRUCTURE)
                                                      .normalize("sum"), random_graph()))
-    several((*GRAPH, "masks"), graph_attention_over_outputs=lambda: setup(
+    several((*GRAPH, "masks"), talking_heads_on_a_graph=lambda: setup(
+                dot.masked(keep=STRUCTURE).mix(3).softmax().mix(HEADS), random_graph()),
+            graph_attention_over_outputs=lambda: setup(
                 dot.masked(keep=STRUCTURE).softmax(over="outputs"), random_graph(dtype=torch.int32)),
             graph_pair=lambda: setup(mechanisms.Pair(hidden=5).masked(keep=STRUCTURE).softmax(), random_graph()),
             graph_additive_of_another_map=lambda: setup(
