@@ -46,6 +46,7 @@ from structconv import (
     Identity,
     Incidence,
     KnowledgeGraph,
+    Learnt,
     Location,
     LowRank,
     Pool,
@@ -61,6 +62,8 @@ from structconv import (
     Uniform,
     Walks,
     Window,
+    fourier_basis,
+    haar_basis,
 )
 
 P, Q = 16, 24
@@ -73,6 +76,8 @@ KNOWLEDGE = KnowledgeGraph.from_labels([
     ("Obi-Wan Kenobi", "characterIn", "Star Wars"), ("Star Trek", "genre", "science fiction"),
     ("Star Wars", "genre", "science fiction"), ("Star Wars", "genre", "fantasy")])
 LINKS = Graph(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 5, 6, 7, 8, 9]]), num_nodes=10)
+SCALES = torch.diag_embed(torch.stack([torch.tensor([0, *(i.bit_length() for i in range(1, 16))]) == k
+                                       for k in range(5)]).float())
 REGIONS = Graph(torch.tensor([[0, 5, 5, 2, 11, 7], [5, 0, 2, 9, 7, 3]]), num_nodes=12)
 
 
@@ -107,6 +112,10 @@ def row(title: str, source: str, inputs: Callable[[], dict[str, Any]]) -> Callab
 
 def sequence() -> dict[str, Any]:
     return {"x": torch.randn(2, 12, P)}
+
+
+def long_sequence() -> dict[str, Any]:
+    return {"x": torch.randn(2, 16, P)}
 
 
 def sequences() -> dict[str, Any]:
@@ -330,7 +339,22 @@ def sparsemax_attention() -> Conv:
 
 @row("MLP-Mixer, one layer of token mixing", "Tolstikhin et al. 2021, eq. 1", sequence)
 def token_mixing() -> Conv:
-    return Conv(Given(torch.nn.Parameter(torch.randn(1, 12, 12))), P, P, weight=Eye())
+    return Conv(Learnt(12), P, P, weight=Eye())
+
+
+@row("random Synthesizer", "Tay et al. 2021, section 3.3", sequence)
+def random_synthesizer() -> Conv:
+    return Conv(Learnt(20, size=4).masked(keep=Causal()).softmax(), P, Q, weight=LowRank(8))
+
+
+@row("Fourier mixing of tokens", "Lee-Thorp et al. 2022, eq. 3, with learnt channels", sequence)
+def fourier_mixing() -> Conv:
+    return Conv(Given(fourier_basis(12)), P, Q)
+
+
+@row("Haar wavelets, a matrix for each scale", "Mallat 1989, section III", long_sequence)
+def wavelets() -> Conv:
+    return Conv(Given(haar_basis(16)) @ Given(SCALES) @ Given(haar_basis(16)).transpose(), P, Q)
 
 
 @row("non-local, Gaussian", "Wang et al. 2018, eq. 2", pixels)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         Sparse,
         TopK,
         cuboid_offsets,
+        fourier_basis,
+        haar_basis,
         register_normalisation,
     )
     from structconv.errors import ConfigError, ShapeError, StructureError
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
         Given,
         Identity,
         Incidence,
+        Learnt,
         LearntEncoding,
         Location,
         Mechanism,
@@ -163,6 +166,7 @@ __all__ = [
     "Identity",
     "Incidence",
     "KnowledgeGraph",
+    "Learnt",
     "LearntEncoding",
     "Location",
     "LowRank",
@@ -205,6 +209,8 @@ __all__ = [
     "cuboid_offsets",
     "decompose",
     "factorise",
+    "fourier_basis",
+    "haar_basis",
     "keep_memory",
     "kept_memory",
     "plan",

@@ -449,7 +449,36 @@ def sparsemax_attention(layer, x, z):
 
 @reference
 def token_mixing(layer, x):
-    return held(layer, "tensor0")[0].mT @ x + layer.bias
+    return held(layer, "table")[0].mT @ x + layer.bias
+
+
+@reference
+def random_synthesizer(layer, x):
+    scores = held(layer, "table")[:, :12, :12].masked_fill(torch.ones(12, 12, dtype=torch.bool).tril(-1), -torch.inf)
+    return attended(layer, x, scores.softmax(-2).mT.expand(2, -1, -1, -1))
+
+
+@reference
+def fourier_mixing(layer, x):
+    transform = torch.fft.fft(torch.eye(12, dtype=F64))
+    parts = (part.float().double() for part in (transform.real, transform.imag))
+    return sum(part @ x @ theta(layer)[k] for k, part in enumerate(parts)) + layer.bias
+
+
+@reference
+def wavelets(layer, x):
+    columns = [(0, torch.ones(16, dtype=F64) / 4)]
+    for scale in range(1, 5):
+        length = 32 >> scale
+        for start in range(0, 16, length):
+            wave = torch.zeros(16, dtype=F64)
+            wave[start:start + length // 2], wave[start + length // 2:start + length] = length ** -0.5, -length ** -0.5
+            columns.append((scale, wave))
+    y = layer.bias
+    for scale, wave in columns:
+        wave = wave.float().double()
+        y = y + wave[:, None] * (wave @ x)[:, None] @ theta(layer)[scale]
+    return y
 
 
 @reference

@@ -32,6 +32,7 @@ from structconv.bases.scores import (
 )
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
+from structconv.bases.transforms import fourier_basis, haar_basis
 from structconv.bases.typed import Typed
 
 __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
@@ -39,5 +40,5 @@ __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "Clipp
            "LeakyReLU", "LinearSum", "LogSoftmax", "Lookup", "Mapped", "Masked", "Mixed", "Normalised", "NormalisedBy",
            "Outer", "PairFunction", "Pairs", "Pairwise", "Polynomial", "Pooling", "Product", "Repeated", "Scaled",
            "Score", "Shift", "ShiftTransposed", "SinkSoftmax", "Sparse", "Sum", "TopK", "Transposed", "Typed",
-           "Uniform", "adjacency", "cuboid_offsets", "operator", "random_walk", "register_normalisation",
-           "scaled_laplacian", "value", "weights_at"]
+           "Uniform", "adjacency", "cuboid_offsets", "fourier_basis", "haar_basis", "operator", "random_walk",
+           "register_normalisation", "scaled_laplacian", "value", "weights_at"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from structconv.mechanisms.context import Context
 from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
-from structconv.mechanisms.given import Given
+from structconv.mechanisms.given import Given, Learnt
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers, Relation, Relations, Walks
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool, Shifts
 from structconv.mechanisms.index import Identity
@@ -60,6 +60,7 @@ __all__ = [
     "Identity",
     "Incidence",
     "Inputs",
+    "Learnt",
     "LearntEncoding",
     "Leaves",
     "Location",

@@ -1,7 +1,9 @@
-"""`Given`: a basis, or a tensor, that is at hand, as a mechanism: fixed, or learnt where it is a parameter."""
+"""`Given`: a basis, or a tensor, that is at hand, as a mechanism: fixed, or learnt where it is a parameter. `Learnt`: a
+learnt table of given sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,13 +13,14 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.logdomain import taken_apart
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Inputs, Mechanism
+from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.memo import derived
+from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import map_tensors, tensors_in
 
-__all__ = ["Given", "added"]
+__all__ = ["Given", "Learnt", "added"]
 
 
 class Given(Mechanism):
@@ -75,13 +78,83 @@ class Given(Mechanism):
         return self._given.num_outputs * _count(structure)
 
     def output_structure(self, structure: Any) -> Any:
-        samples: Samples | None = getattr(structure, "samples", None)
-        outputs = self._given.num_outputs
-        return structure if samples is None or outputs == self._given.num_inputs else derived(
-            samples, ("given", outputs), lambda: Samples([outputs] * samples.num_samples))
+        return _with_outputs(structure, self._given.num_inputs, self._given.num_outputs)
 
     def extra_repr(self) -> str:
         return repr(self._given)
+
+
+class Learnt(Mechanism):
+    """K learnt matrices A (K, M, N), the same in every call: the token mixing of MLP-Mixer (Tolstikhin et al. 2021, eq.
+    1), and with `.softmax()` the random Synthesizer (Tay et al. 2021, section 3.3).
+
+    With N = M sequences of any length up to M are taken: the leading rows and columns of the table say how their
+    entries meet. Otherwise there are N outputs for any number of inputs up to M. Numbers are drawn normal with variance
+    1/M; K M N of them are held, and 2 K M N C flops spent on C channels.
+
+    Args:
+        inputs: M, the largest number of inputs.
+        outputs: N; M where absent.
+        size: K.
+
+    Raises:
+        ConfigError: if a size is not a positive integer.
+        ShapeError: in a call with more than M inputs, or more than N outputs.
+    """
+
+    role = "learnt"
+    has_scores = True
+    reads_structure = False
+    reads_content = False
+
+    def __init__(self, inputs: int, outputs: int | None = None, *, size: int = 1) -> None:
+        super().__init__()
+        self.inputs = check_positive("Learnt", "inputs", inputs)
+        self.outputs = self.inputs if outputs is None else check_positive("Learnt", "outputs", outputs)
+        self._size = check_positive("Learnt", "size", size)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def bind(self, channels: Channels) -> None:
+        self.table = nn.Parameter(torch.empty(self._size, self.inputs, self.outputs))
+        nn.init.normal_(self.table, std=self.inputs ** -0.5)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        m, n = inputs.num_inputs, inputs.num_outputs if self.inputs == self.outputs else self.outputs
+        if not torch.compiler.is_compiling():
+            for name, letter, count, most in (("x", "M", m, self.inputs), ("z", "N", n, self.outputs)):
+                if count > most:
+                    raise ShapeError("Learnt", f"{name} must have at most {letter}={most} entries", count,
+                                     f"Learn a larger table: {self._written(m, n)}.")
+        table: Tensor = self.table
+        return (table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n],)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Dense(next(leaves))
+
+    def output_entries(self, structure: Any) -> int | None:
+        square = self.inputs == self.outputs
+        return super().output_entries(structure) if square else self.outputs * _count(structure)
+
+    def output_structure(self, structure: Any) -> Any:
+        return _with_outputs(structure, self.inputs, self.outputs)
+
+    def _written(self, m: int, n: int) -> str:
+        """The mechanism with at least these sizes."""
+        m, n = max(m, self.inputs), max(n, self.outputs)
+        return f"Learnt({m}{'' if m == n else f', {n}'}{'' if self._size == 1 else f', size={self._size}'})"
+
+    def extra_repr(self) -> str:
+        return self._written(0, 0).removeprefix("Learnt(").removesuffix(")")
+
+
+def _with_outputs(structure: Any, inputs: int, outputs: int) -> Any:
+    """The structure of a call, or what there is of a batch where the outputs are not the inputs."""
+    samples: Samples | None = getattr(structure, "samples", None)
+    return structure if samples is None or outputs == inputs else derived(
+        samples, ("given", outputs), lambda: Samples([outputs] * samples.num_samples))
 
 
 def _count(structure: Any) -> int:

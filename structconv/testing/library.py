@@ -29,7 +29,7 @@ from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.context import Context
 from structconv.mechanisms.expression import Mechanism
-from structconv.mechanisms.given import Given
+from structconv.mechanisms.given import Given, Learnt
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import (
     Blocks,
@@ -182,6 +182,7 @@ def _algebra_of_values() -> None:
 
 def _index_based() -> None:
     several((), given=lambda: setup(Given(Shift(Grid(M), (0, 2, -3)))),
+            learnt_onto_others=lambda: setup(Learnt(9, 4, size=2)),
             given_table=lambda: setup(Given(torch.nn.Parameter(random(2, M, 4))) | Given(random(M, 4))))
     several(GRAPH, adjacency=lambda: setup(index.Adjacency(), random_graph(weighted=True)),
             adjacency_by_rows=lambda: setup(index.Adjacency("row"), random_graph(dtype=torch.int32)),
@@ -202,6 +203,8 @@ def _index_based() -> None:
             senders_and_receivers=lambda: setup(index.Incidence("sender") | index.Incidence("receiver"),
                                                 random_graph()),
             nodes_from_edges=lambda: setup(index.Incidence("receiver").transpose(), random_graph(), entries=13))
+    several(("compiles",), learnt=lambda: setup(Learnt(9, size=2)), learnt_scores=lambda: setup(Learnt(9, size=2)
+            .masked(keep=Causal()).softmax()))
     several(FREE, identity_mechanism=lambda: setup(index.Identity(2)))
     several(CONTENT, shifts=lambda: setup(index.Shifts([-1, 0, 2])))
     several(("compiles",), cuboid=lambda: setup(index.Cuboid((3, 3)), Grid((4, 5)), entries=20),
