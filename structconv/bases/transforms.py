@@ -39,10 +39,11 @@ def _circle(part: int, whole: int) -> tuple[float, float]:
 
 
 def haar_basis(num_entries: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The orthonormal wavelets of Haar on M entries, a power of two, as one matrix (1, M, M): A^T x are the coefficients.
+    """The orthonormal wavelets of Haar on M entries, a power of two, as one matrix (1, M, M).
 
-    The first is the mean times sqrt(M); then come differences of halves, of quarters, ... each level from left to
-    right. A is orthogonal, so that A^T goes there and A comes back: `Given(haar).transpose()`. (A. Haar 1910.)
+    A^T x are the coefficients. The first is the mean times sqrt(M); then come differences of halves, of quarters, ...
+    each level from left to right. A is orthogonal, so that A^T goes there and A comes back:
+    `Given(haar).transpose()`. (A. Haar 1910.)
 
     Raises:
         ConfigError: if M is not a power of two.

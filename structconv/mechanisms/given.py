@@ -28,7 +28,7 @@ class Given(Mechanism):
 
     `Given(a)` with a tensor (M, N) or (..., K, M, N) is `Given(Dense(a))`. Tensors are buffers, those that are an
     `nn.Parameter` are trained, with the layer's own copy of them. `state_dict` names them tensor0, tensor1, ... in the
-    order of the basis's fields.
+    order of the basis's fields. `Given(a).transpose()` shares them.
 
     Raises:
         ConfigError: if it is neither a basis nor a floating tensor.
@@ -52,6 +52,7 @@ class Given(Mechanism):
             else:
                 self.register_buffer(f"tensor{number}", tensor)
         self._count = len(tensors_in(basis))
+        self._turned = False
 
     @property
     def size(self) -> int:
@@ -62,26 +63,39 @@ class Given(Mechanism):
         return self._given.has_scores
 
     def build(self, inputs: Inputs) -> Basis:
-        sizes = self._given.num_inputs, inputs.num_inputs
-        if sizes[0] != sizes[1] and not torch.compiler.is_compiling():
-            raise ShapeError("Given", f"x must have M={sizes[0]} entries, as the basis", tuple(inputs.x.shape))
+        if not torch.compiler.is_compiling():
+            own, outputs = self._sizes()
+            if own != inputs.num_inputs:
+                raise ShapeError("Given", f"x must have M={own} entries, as the basis", tuple(inputs.x.shape))
+            _check_outputs("Given", inputs, outputs)
         held = (getattr(self, f"tensor{number}") for number in range(self._count))
         given: Basis = map_tensors(self._given, lambda t: next(held))
         if given is not self._given:  # one and the same object until a tensor is replaced
             self._given = given
-        return given
+        return given.transpose() if self._turned else given
+
+    def transpose(self) -> Given:
+        """The transposed basis, over the same tensors."""
+        turned = Given(self._given)
+        turned._turned = not self._turned
+        return turned
 
     def input_entries(self, structure: Any) -> int | None:
-        return self._given.num_inputs * _count(structure)
+        return self._sizes()[0] * _count(structure)
 
     def output_entries(self, structure: Any) -> int | None:
-        return self._given.num_outputs * _count(structure)
+        return self._sizes()[1] * _count(structure)
 
     def output_structure(self, structure: Any) -> Any:
-        return _with_outputs(structure, self._given.num_inputs, self._given.num_outputs)
+        return _with_outputs(structure, *self._sizes())
+
+    def _sizes(self) -> tuple[int, int]:
+        """M and N."""
+        sizes = self._given.num_inputs, self._given.num_outputs
+        return sizes[::-1] if self._turned else sizes
 
     def extra_repr(self) -> str:
-        return repr(self._given)
+        return f"{self._given!r}{'.transpose()' if self._turned else ''}"
 
 
 class Learnt(Mechanism):
@@ -128,11 +142,20 @@ class Learnt(Mechanism):
                 if count > most:
                     raise ShapeError("Learnt", f"{name} must have at most {letter}={most} entries", count,
                                      f"Learn a larger table: {self._written(m, n)}.")
+            if self.inputs != self.outputs:
+                _check_outputs("Learnt", inputs, self.outputs)
         table: Tensor = self.table
         return (table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n],)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return Dense(next(leaves))
+
+    def transpose(self) -> Mechanism:
+        """The transposed square table; one of other sizes is written so."""
+        if self.inputs != self.outputs:
+            raise ConfigError("Learnt.transpose", "the table must be square", self.extra_repr(),
+                              f"Write Learnt({self.outputs}, {self.inputs}), or Given(parameter) to share a table.")
+        return super().transpose()
 
     def output_entries(self, structure: Any) -> int | None:
         square = self.inputs == self.outputs
@@ -148,6 +171,13 @@ class Learnt(Mechanism):
 
     def extra_repr(self) -> str:
         return self._written(0, 0).removeprefix("Learnt(").removesuffix(")")
+
+
+def _check_outputs(owner: str, inputs: Inputs, outputs: int) -> None:
+    """Raise `ShapeError` where z is given with other entries than the N outputs of a table."""
+    if inputs.z is not inputs.x and inputs.num_outputs != outputs:
+        raise ShapeError(owner, f"z must have N={outputs} entries, as the outputs of the basis", tuple(inputs.z.shape),
+                         "It need not be given.")
 
 
 def _with_outputs(structure: Any, inputs: int, outputs: int) -> Any:

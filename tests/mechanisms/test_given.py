@@ -75,6 +75,8 @@ def test_what_does_not_fit():
     layer = Conv(Given(random(2, M, N)), P, Q).to(F64)
     with pytest.raises(ShapeError, match=r"M=6"):
         layer(random(M + 1, P))
+    with pytest.raises(ShapeError, match=r"Given: z must have N=4 entries"):
+        layer(random(M, P), random(N + 1, P))
     for wrong in (torch.ones(2, 2, dtype=torch.int64), torch.ones(3)):
         with pytest.raises(ShapeError, match="floating tensor"):
             Given(wrong)
@@ -205,3 +207,22 @@ def test_fixed_bases_name_their_sizes():
     with pytest.raises(ConfigError, match="fourier_basis"):
         fourier_basis(0)
     assert fourier_basis(4).dtype == torch.float32
+
+
+def test_a_given_basis_turns_around_with_its_tensors():
+    table = nn.Parameter(random(2, M, N))
+    layer, x = Conv(Given(table).transpose(), P, Q).to(F64), random(5, N, P)
+    assert [name for name, _ in layer.named_parameters() if "mechanism" in name] == ["mechanism.tensor0"]
+    for _ in range(2):
+        held = layer.mechanism.tensor0
+        close(layer(x), torch.einsum("knm,bmp,kpq->bnq", held, x, layer.weight.theta) + layer.bias)
+        layer.mechanism.tensor0 = nn.Parameter(random(2, M, N))
+    autoencoder = Conv(Given(table) @ Given(table).transpose(), P, Q).to(F64)
+    assert len(list(autoencoder.mechanism.parameters())) == 1
+    a = next(autoencoder.mechanism.parameters())
+    theta = autoencoder.weight.theta.unflatten(0, (2, 2))
+    x = random(M, P)
+    close(autoencoder(x), torch.einsum("kmr,jnr,mp,kjpq->nq", a, a, x, theta) + autoencoder.bias)
+    assert Given(table).transpose().transpose().basis(x).num_inputs == M
+    with pytest.raises(ConfigError, match=r"the table must be square; got 6, 4. Write Learnt\(4, 6\)"):
+        Learnt(M, N).transpose()
