@@ -40,6 +40,7 @@ from structconv import (
     GaussianWindow,
     General,
     Given,
+    Global,
     Graph,
     Grid,
     HeadBlocks,
@@ -390,6 +391,11 @@ def context_attention() -> Conv:
 @row("neighbourhood attention on an image", "Hassani et al. 2023", image)
 def neighbourhood_attention() -> Conv:
     return Conv(DotProduct(heads=4, dim=32).scaled().masked(keep=Window((7, 7), dilation=2)).softmax(), P, Q)
+
+
+@row("a window with global tokens (Longformer)", "Beltagy et al. 2020, section 3.1", sequence)
+def global_tokens() -> Conv:
+    return Conv(DotProduct(heads=4, dim=32).scaled().masked(keep=Window(2) | Global(1)).softmax(), P, Q)
 
 
 @row("attention heads beside shift heads", "Andreoli 2019", sequence)

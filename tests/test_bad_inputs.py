@@ -93,6 +93,7 @@ CALLS = {
     "EdgeSupport": (EdgeSupport, {"graph": GRAPH}),
     "Window": (sc.Window, {"radius": 2, "dilation": 1}),
     "Blocks": (sc.Blocks, {"size": 2}),
+    "Global": (sc.Global, {"entries": 2}),
     "batch": (sc.batch, {"structures": [GRAPH, GRAPH]}),
     "unbatch": (unbatch, {"y": X, "parts": [2, 2]}),
     "membership": (membership, {"parts": [2, 2]}),

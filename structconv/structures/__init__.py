@@ -16,6 +16,7 @@ from structconv.structures.supports import (
     Causal,
     DenseMask,
     EdgeSupport,
+    Global,
     Not,
     Or,
     Padding,
@@ -24,10 +25,10 @@ from structconv.structures.supports import (
     Window,
 )
 
-__all__ = ["Blocks", "Causal", "DenseMask", "EdgeSupport", "Graph", "Grid", "GridBatch", "KnowledgeGraph", "Padding",
-           "Samples", "Structure", "Support", "Window", "batch", "collate", "membership", "unbatch"]
+__all__ = ["Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Graph", "Grid", "GridBatch", "KnowledgeGraph",
+           "Padding", "Samples", "Structure", "Support", "Window", "batch", "collate", "membership", "unbatch"]
 
 # What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
-torch.serialization.add_safe_globals([And, Blocks, Causal, DenseMask, EdgeSupport, Graph, Grid, GridBatch,
-                                      KnowledgeGraph, Not, Or, Padding, Samples, Transposed, Within, EachWithin,
-                                      Window])
+torch.serialization.add_safe_globals([And, Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid,
+                                      GridBatch, KnowledgeGraph, Not, Or, Padding, Samples, Transposed, Within,
+                                      EachWithin, Window])

@@ -21,7 +21,7 @@ from structconv.bases.dense import Dense, Identity
 from structconv.bases.linear import Concat
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
-from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, Padding, Window
+from structconv.structures import Blocks, Causal, DenseMask, Global, Graph, Grid, Padding, Window
 
 __all__ = ["F64", "Drawn", "expressions", "leaves_of_scores", "masks", "matrices"]
 
@@ -118,6 +118,7 @@ def masks(draw: st.DrawFn, m: int, n: int) -> tuple[Any, Tensor]:
         (Causal(), i <= j), (Window(1), (i - j).abs() <= 1), (Blocks(2), i // 2 == j // 2),
         (Padding(kept), kept[:, None].expand(m, n)), (DenseMask(table), table),
         (Graph(pairs, num_inputs=m, num_outputs=n), table),
+        (Window(1) | Global((0, 3)), ((i - j).abs() <= 1) | (i == 0) | (i == 3) | (j == 0) | (j == 3)),
         (Window(2, dilation=2) | Causal(), ((i - j).abs() <= 4) & ((i - j) % 2 == 0) | (i <= j)),
         (Window(1) & Padding(kept), ((i - j).abs() <= 1) & kept[:, None])]
     return draw(st.sampled_from(options))

@@ -35,6 +35,7 @@ from structconv.structures import (
     Blocks,
     Causal,
     DenseMask,
+    Global,
     Graph,
     Grid,
     KnowledgeGraph,
@@ -244,6 +245,7 @@ def _attention() -> None:
             causal_over_outputs=lambda: setup(dot.scaled().masked(keep=Causal()).softmax(over="outputs")),
             window_attention=lambda: setup(dot.scaled().masked(keep=Window(1)).softmax()),
             block_attention=lambda: setup(dot.masked(keep=Blocks(4)).softmax()),
+            global_tokens=lambda: setup(dot.scaled().masked(keep=Window(1) | Global(1)).softmax()),
             causal_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=Causal()).softmax()),
             average=lambda: setup(mechanisms.Uniform(window=2).normalize("sum")),
             alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()))
@@ -340,6 +342,8 @@ def _attention_on_structures() -> None:
                 keep=Padding(torch.arange(M) < 4)).softmax()))
     several((), samples_of_attention=lambda: setup(dot.scaled().softmax(), Samples([3, 2, 1])),
             samples_by_position=lambda: setup(mechanisms.Location(9).softmax(), Samples([4, 2])),
+            samples_of_global_tokens=lambda: setup(dot.masked(keep=Window(1) | Global((0, 2))).softmax(),
+                                                   Samples([4, 2])),
             samples_of_blocks=lambda: setup(dot.masked(keep=Blocks(2)).softmax(), Samples([3, 3])),
             samples_of_two_sides=lambda: setup((dot + terms.RelativeBias(2)).masked(keep=Causal()).softmax(),
                                                Samples([4, 2], [1, 4]), outputs=5),
