@@ -31,10 +31,14 @@ from structconv import (
     ConvGRUCell,
     ConvLSTMCell,
     Cuboid,
+    Deformable,
+    Depthwise,
     DepthwiseSeparable,
     DotProduct,
+    DynamicShifts,
     EmbeddedGaussian,
     Eye,
+    EyeBlocks,
     Full,
     Gaussian,
     GaussianWindow,
@@ -190,6 +194,21 @@ def separable() -> Conv:
 @row("depthwise separable convolution (Xception)", "Chollet 2017", image)
 def depthwise_separable() -> Conv:
     return Conv(Cuboid((3, 3)), P, Q, weight=DepthwiseSeparable())
+
+
+@row("lightweight convolution", "Wu et al. 2019, eq. 4 and 5", sequence)
+def lightweight() -> Conv:
+    return Conv(Shifts([-2, -1, 0, 1, 2]), P, P, weight=Depthwise(heads=4, normalize="softmax"))
+
+
+@row("dynamic convolution", "Wu et al. 2019, eq. 6 and 7", sequence)
+def dynamic() -> Conv:
+    return Conv(DynamicShifts([-2, -1, 0, 1, 2], heads=4), P, P, weight=EyeBlocks())
+
+
+@row("deformable convolution", "Dai et al. 2017, eq. 2", image)
+def deformable() -> Conv:
+    return Conv(Deformable((3, 3)), P, Q)
 
 
 @row("average pooling", "LeCun et al. 1998", image)

@@ -144,6 +144,40 @@ def depthwise_separable(layer, x, structure):
 
 
 @reference
+def lightweight(layer, x):
+    taps = held(layer, "depthwise").squeeze(-1).softmax(0)
+    filters = torch.stack([taps[:, c * 4 // 16].flip(0) for c in range(16)]).unsqueeze(1)
+    return F.conv1d(x.mT, filters, layer.bias, padding=2, groups=16).mT
+
+
+@reference
+def dynamic(layer, x):
+    taps = by_heads(x, held(layer, "taps.weight"), 4).softmax(-1)
+    padded = F.pad(x, (0, 0, 2, 2))
+    y = torch.zeros_like(x)
+    for c in range(16):
+        for j, offset in enumerate([-2, -1, 0, 1, 2]):
+            y[..., c] += taps[:, c * 4 // 16, :, j] * padded[:, 2 - offset:14 - offset, c]
+    return y + layer.bias
+
+
+@reference
+def deformable(layer, x, structure):
+    height, width = GRID.shape
+    offsets = (x @ held(layer, "offsets.weight").T + held(layer, "offsets.bias")).unflatten(-1, (9, 2))
+    assert offsets.abs().max() > 0.1
+    down, right = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    y = layer.bias
+    for k in range(9):
+        places = torch.stack([right.flatten() + k % 3 - 1 + offsets[:, :, k, 1],
+                              down.flatten() + k // 3 - 1 + offsets[:, :, k, 0]], -1)
+        places = 2 * places / torch.tensor([width - 1, height - 1]) - 1
+        sampled = F.grid_sample(x.mT.unflatten(-1, GRID.shape), places.unsqueeze(1), align_corners=True)
+        y = y + sampled.squeeze(2).mT @ theta(layer)[k]
+    return y
+
+
+@reference
 def average_pooling(layer, x, structure):
     return on_image(x, lambda image: F.avg_pool2d(image, 2)) + layer.bias
 

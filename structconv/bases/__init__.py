@@ -32,6 +32,7 @@ from structconv.bases.scores import (
 )
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
+from structconv.bases.taps import Taps
 from structconv.bases.transforms import fourier_basis, haar_basis
 from structconv.bases.typed import Typed
 
@@ -39,6 +40,6 @@ __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "Clipp
            "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "GridLookup", "Identity",
            "LeakyReLU", "LinearSum", "LogSoftmax", "Lookup", "Mapped", "Masked", "Mixed", "Normalised", "NormalisedBy",
            "Outer", "PairFunction", "Pairs", "Pairwise", "Polynomial", "Pooling", "Product", "Repeated", "Scaled",
-           "Score", "Shift", "ShiftTransposed", "SinkSoftmax", "Sparse", "Sum", "TopK", "Transposed", "Typed",
+           "Score", "Shift", "ShiftTransposed", "SinkSoftmax", "Sparse", "Sum", "Taps", "TopK", "Transposed", "Typed",
            "Uniform", "adjacency", "cuboid_offsets", "fourier_basis", "haar_basis", "operator", "random_walk",
            "register_normalisation", "scaled_laplacian", "value", "weights_at"]

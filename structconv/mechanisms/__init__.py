@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from structconv.mechanisms.context import Context
+from structconv.mechanisms.dynamic import Deformable, DynamicShifts
 from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.given import Given, Learnt
@@ -49,7 +50,9 @@ __all__ = [
     "Concatenation",
     "Context",
     "Cuboid",
+    "Deformable",
     "DotProduct",
+    "DynamicShifts",
     "EdgeBias",
     "EmbeddedGaussian",
     "Gaussian",

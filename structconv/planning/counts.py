@@ -17,6 +17,7 @@ from structconv.bases.pooling import Pooling
 from structconv.bases.scores import EdgeScore
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
+from structconv.bases.taps import Taps
 from structconv.bases.typed import Typed
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.fitted import DENSE_CALLS, FUSED_SHARE, REPEAT_CALLS, SPARSE_CALLS
@@ -172,6 +173,11 @@ def _one_an_output(basis: Basis, sizes: Sizes) -> int:
 @nonzero_count(ShiftTransposed)
 def _one_an_input(basis: ShiftTransposed, sizes: Sizes) -> int:
     return sizes.entries(basis)[0]
+
+
+@nonzero_count(Taps)
+def _taps(basis: Taps, sizes: Sizes) -> int:
+    return basis.taps * sizes.entries(basis)[1]
 
 
 @nonzero_count(Pooling)

@@ -23,11 +23,13 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
+from structconv.bases.taps import Taps
 from structconv.bases.typed import Typed
 from structconv.mechanisms import grids, index
 from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.context import Context
+from structconv.mechanisms.dynamic import Deformable, DynamicShifts
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.given import Given, Learnt
 from structconv.mechanisms.masks import STRUCTURE
@@ -121,6 +123,9 @@ def _values() -> None:
             sparse_batched=lambda: Sparse(random_graph(), random(2, 1, 13)),
             sparse_without_edges=lambda: Sparse(empty_graph(), random(2, 0)),
             sparse_of_nothing=lambda: Sparse(empty_graph(0)))
+    several((), taps=lambda: Taps(torch.randint(-1, M, (HEADS, 5, 3)), random(2, HEADS, 5, 3), M),
+            shared_taps=lambda: Taps(torch.randint(-1, M, (1, 5, 2)), random(HEADS, 5, 2), M),
+            taps_of_nothing=lambda: Taps(torch.full((1, 3, 1), -1), random(HEADS, 3, 1), 0))
     several(("repeats",), sparse_with_repeated_edges=lambda: Sparse(repeated_graph(), random(2, 7)))
     several((), typed=lambda: Typed(random_graph(5, 7), torch.arange(13) % 3, 4, random(13)),
             typed_ones=lambda: Typed(random_graph(dtype=torch.int32), torch.arange(13) % 2, 2),
@@ -222,6 +227,15 @@ def _index_based() -> None:
                                                       Grid(5, periodic=True), entries=5))
 
 
+def _deformable(kernel: Any, structure: Grid | None, entries: int, **options: Any) -> Setup:
+    """Taps that move by other than whole numbers."""
+    outputs = options.pop("outputs", None)
+    made = setup(Deformable(kernel, **options), structure, entries=entries, outputs=outputs)
+    for parameter in made.mechanism.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return made
+
+
 def _attention() -> None:
     dot = mechanisms.DotProduct(heads=HEADS, dim=3)
     several((*FREE, "exports"), self_attention=lambda: setup(dot.scaled().softmax()),
@@ -269,6 +283,16 @@ def _attention() -> None:
             shaw_values=lambda: setup(dot.scaled().softmax().outer(terms.ClippedShifts(2))),
             masked_after_softmax=lambda: setup(dot.softmax().masked(keep=Window(1))),
             mixed_heads=lambda: setup(dot.scaled().softmax() | index.Shifts([-1, 1])))
+
+
+def _moving_shifts() -> None:
+    several((), dynamic_shifts=lambda: setup(DynamicShifts([-1, 0, 2], heads=HEADS)),
+            dynamic_shifts_on_a_torus=lambda: setup(DynamicShifts([(0, 1), (2, 0)]), Grid((3, 4), periodic=True),
+                                                    entries=12),
+            deformable=lambda: _deformable(3, None, M),
+            deformable_on_a_grid=lambda: _deformable((3, 2), Grid((4, 5)), 20),
+            deformable_on_a_circle=lambda: _deformable(3, Grid(7, periodic=True), 7),
+            deformable_strided=lambda: _deformable(3, Grid(7), 7, stride=2, outputs=4))
 
 
 def _other_normalisations() -> None:
@@ -355,6 +379,6 @@ def _attention_on_structures() -> None:
             attention_to_nothing=lambda: setup(dot.softmax(), outputs=0))
 
 
-for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _other_normalisations,
+for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _moving_shifts, _other_normalisations,
                   _attention_on_structures):
     _register()

@@ -52,8 +52,8 @@ def test_global_entries_see_all_and_are_seen_by_all(entries):
 def test_causal_and_padded():
     x, kept = torch.randn(12, 8, dtype=F64), torch.arange(12) < 9
     of = layer((Window(2) | Global(1)) & Causal() & Padding(kept))
-    near = (lambda m, n: m <= n and m < 9 and (n - m <= 2 or m == 0))
-    torch.testing.assert_close(of(x), looped(of, x, near))
+    expected = looped(of, x, lambda m, n: m <= n and m < 9 and (n - m <= 2 or m == 0))
+    torch.testing.assert_close(of(x), expected)
 
 
 def test_each_sample_has_its_own_global_entries():
