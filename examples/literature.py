@@ -75,6 +75,8 @@ P, Q = 16, 24
 D, T = 4, 5  # half of a window, learnt outputs
 GRID = Grid((6, 8))
 GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 5, 0, 6], [1, 0, 2, 1, 2, 0, 5, 4, 3, 0]]), num_nodes=7)
+HYPERGRAPH = Graph(torch.tensor([[0, 1, 2, 1, 3, 4, 5, 5, 0], [0, 0, 0, 1, 1, 2, 2, 3, 3]]), num_inputs=6,
+                   num_outputs=4, edge_weight=torch.tensor([1.0, 2.0, 0.5, 4.0])[torch.tensor([0, 0, 0, 1, 1, 2, 2, 3, 3])])
 KNOWLEDGE = KnowledgeGraph.from_labels([
     ("Leonard Nimoy", "played", "Spock"), ("Alec Guinness", "played", "Obi-Wan Kenobi"),
     ("William Shatner", "played", "Kirk"), ("Kirk", "characterIn", "Star Trek"), ("Spock", "characterIn", "Star Trek"),
@@ -137,6 +139,10 @@ def pixels() -> dict[str, Any]:
 
 def graph() -> dict[str, Any]:
     return {"x": torch.randn(GRAPH.num_nodes, P), "structure": GRAPH}
+
+
+def hypergraph() -> dict[str, Any]:
+    return {"x": torch.randn(HYPERGRAPH.num_inputs, P), "structure": HYPERGRAPH}
 
 
 def looped_graph() -> dict[str, Any]:
@@ -222,6 +228,11 @@ def average_pooling() -> Conv:
 @row("GCN", "Kipf and Welling 2017, eq. 2", graph)
 def gcn() -> Conv:
     return Conv(Adjacency(normalize="sym", self_loops=True), P, Q)
+
+
+@row("hypergraph convolution", "Bai et al. 2021, eq. 6", hypergraph)
+def hypergraph_convolution() -> Conv:
+    return Conv(Adjacency(("sqrt", "count"), weighted=False) @ Adjacency(("sqrt", None)).transpose(), P, Q)
 
 
 @row("ChebNet", "Defferrard et al. 2016, eq. 4", graph)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from examples.literature import GRAPH, GRID, KNOWLEDGE, LINKS, REGIONS, ROWS, D
+from examples.literature import GRAPH, GRID, HYPERGRAPH, KNOWLEDGE, LINKS, REGIONS, ROWS, D
 
 F64 = torch.float64
 REFERENCES: dict[str, Callable[..., Any]] = {}
@@ -201,6 +201,15 @@ def gcn(layer, x, structure):
     a = adjacency() + torch.eye(7, dtype=F64)
     d = torch.diag(a.sum(0).rsqrt())
     return (d @ a @ d).T @ x @ theta(layer)[0] + layer.bias
+
+
+@reference
+def hypergraph_convolution(layer, x, structure):
+    h = torch.zeros(6, 4, dtype=F64)
+    h[HYPERGRAPH.source, HYPERGRAPH.target] = 1
+    w = torch.diag(torch.tensor([1.0, 2.0, 0.5, 4.0], dtype=F64))
+    d, b = torch.diag((h @ w).sum(1).rsqrt()), torch.diag(1 / h.sum(0))
+    return d @ h @ w @ b @ h.T @ d @ x @ theta(layer)[0] + layer.bias
 
 
 @reference

@@ -206,6 +206,8 @@ def _index_based() -> None:
     several(("permutes",), laplacian_by_its_spectrum=lambda: setup(
         index.Chebyshev(2, None, "computed"), random_graph()))
     several((), bipartite_adjacency=lambda: setup(index.Adjacency(), random_graph(5, 7), entries=5),
+            hypergraph=lambda: setup(index.Adjacency(("sqrt", "count"), weighted=False) @ index.Adjacency(
+                ("sqrt", None)).transpose(), random_graph(6, 4, 11, weighted=True)),
             senders_and_receivers=lambda: setup(index.Incidence("sender") | index.Incidence("receiver"),
                                                 random_graph()),
             nodes_from_edges=lambda: setup(index.Incidence("receiver").transpose(), random_graph(), entries=13))
