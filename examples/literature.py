@@ -24,6 +24,7 @@ from structconv import (
     ALiBi,
     BiAffine,
     Causal,
+    Channelwise,
     Chebyshev,
     Concatenation,
     Context,
@@ -76,7 +77,7 @@ D, T = 4, 5  # half of a window, learnt outputs
 GRID = Grid((6, 8))
 GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 5, 0, 6], [1, 0, 2, 1, 2, 0, 5, 4, 3, 0]]), num_nodes=7)
 HYPERGRAPH = Graph(torch.tensor([[0, 1, 2, 1, 3, 4, 5, 5, 0], [0, 0, 0, 1, 1, 2, 2, 3, 3]]), num_inputs=6,
-                   num_outputs=4, edge_weight=torch.tensor([1.0, 2.0, 0.5, 4.0])[torch.tensor([0, 0, 0, 1, 1, 2, 2, 3, 3])])
+                   num_outputs=4, edge_weight=torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0, 0.5, 0.5, 4.0, 4.0]))
 KNOWLEDGE = KnowledgeGraph.from_labels([
     ("Leonard Nimoy", "played", "Spock"), ("Alec Guinness", "played", "Obi-Wan Kenobi"),
     ("William Shatner", "played", "Kirk"), ("Kirk", "characterIn", "Star Trek"), ("Spock", "characterIn", "Star Trek"),
@@ -270,6 +271,17 @@ def gat() -> Conv:
 def gat_concatenated() -> Conv:
     return Conv(BiAffine(heads=8, bilinear=False, on="projected").leaky_relu(0.2).masked(keep=STRUCTURE).softmax(),
                 P, Q, weight=HeadBlocks())
+
+
+@row("maximum over neighbours", "Hamilton et al. 2017, eq. 3, the pooling of features", graph)
+def max_aggregation() -> Conv:
+    return Conv(Channelwise(P).masked(keep=STRUCTURE).normalize("hard"), P, P, weight=EyeBlocks())
+
+
+@row("softmax aggregation", "Li et al. 2020, eq. 3", graph)
+def softmax_aggregation() -> Conv:
+    return Conv((Channelwise(P) * torch.nn.Parameter(torch.tensor(2.0))).masked(keep=STRUCTURE).softmax(), P, P,
+                weight=EyeBlocks())
 
 
 @row("edge update of a graph network", "Battaglia et al. 2018, section 3.2", graph)

@@ -294,6 +294,23 @@ def gat_concatenated(layer, x, structure):
 
 
 @reference
+def max_aggregation(layer, x, structure):
+    source, target = GRAPH.edge_index
+    expected = torch.zeros_like(x).scatter_reduce(0, target[:, None].expand(-1, 16), x[source], "amax",
+                                                  include_self=False)
+    return expected + layer.bias
+
+
+@reference
+def softmax_aggregation(layer, x, structure):
+    y = torch.zeros_like(x)
+    for n in range(7):
+        near = x[GRAPH.source[GRAPH.target == n]]
+        y[n] = ((near * held(layer, "factor")).softmax(0) * near).sum(0)
+    return y + layer.bias
+
+
+@reference
 def edge_update(layer, x, structure):
     source, target = GRAPH.edge_index
     return torch.cat([x[source], x[target]], -1) @ theta(layer).flatten(0, 1) + layer.bias

@@ -25,6 +25,7 @@ from structconv.mechanisms.positions import (
 from structconv.mechanisms.scores import (
     Additive,
     BiAffine,
+    Channelwise,
     Concatenation,
     DotProduct,
     EmbeddedGaussian,
@@ -45,6 +46,7 @@ __all__ = [
     "Adjacency",
     "BiAffine",
     "Channels",
+    "Channelwise",
     "Chebyshev",
     "ClippedShifts",
     "Concatenation",

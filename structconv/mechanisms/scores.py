@@ -28,9 +28,8 @@ from structconv.primitives.products import linear, split_heads
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.supports import Window
 
-__all__ = ["Additive", "BiAffine", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian", "General",
-           "Location", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn",
-           "heads_of"]
+__all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
+           "General", "Location", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn", "heads_of"]
 
 #: Modules without options that compute what a function does.
 _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
@@ -324,6 +323,39 @@ class Concatenation(Score):
         source, target = self.vector.split(self.dim, -1)
         return (Term(heads_of(self.theta, inputs.x, self.heads), source),
                 Term(heads_of(self.phi, inputs.z, self.heads), target))
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Affine(next(leaves), next(leaves))
+
+
+class Channelwise(Score):
+    """a_kmn = x_mk: a head for each channel, whose score is the channel itself.
+
+    With `weight=EyeBlocks()`, which gives head k the channel k, `Channelwise(P).masked(keep=STRUCTURE)` aggregates the
+    neighbours channel by channel: `.normalize("hard")` takes their **maximum** (Hamilton et al. 2017, eq. 3), and
+    `* beta` before `.softmax()` the softmax aggregation whose limit that is (Li et al. 2020, eq. 3). A maximum is
+    linear in no matrix shared by channels, so K is P: E P numbers are held along E edges. Of equal largest neighbours
+    the first in the list has the gradient; an output without neighbours is zero.
+
+    Args:
+        channels: P, which is K.
+
+    Raises:
+        ConfigError: if x has other channels.
+    """
+
+    batching = "pairs"
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(check_positive("Channelwise", "channels", channels))
+
+    def bind(self, channels: Channels) -> None:
+        if channels.inputs != self.heads:
+            raise ConfigError("Channelwise", f"channels must be those of x, P={channels.inputs}", self.heads)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        x = inputs.x
+        return x.mT, x.new_zeros(()).expand(*x.shape[:-2], self.heads, inputs.num_outputs)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Affine(next(leaves), next(leaves))

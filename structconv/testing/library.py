@@ -337,6 +337,10 @@ def _attention_on_structures() -> None:
     several((*GRAPH, "exports", "masks"), graph_attention=lambda: setup(on_graph, random_graph()))
     several(GRAPH, graph_concatenation=lambda: setup(mechanisms.Concatenation(3).relu().masked(keep=STRUCTURE)
                                                      .normalize("sum"), random_graph()))
+    several((*GRAPH, "masks"), softmax_by_channel=lambda: setup((mechanisms.Channelwise(P) * 2.0).masked(
+                keep=STRUCTURE).softmax(), random_graph()))
+    several(("permutes", "blockwise", "resizes"), maximum=lambda: setup(mechanisms.Channelwise(P).masked(
+                keep=STRUCTURE).normalize("hard"), random_graph()))
     several((*GRAPH, "masks"), talking_heads_on_a_graph=lambda: setup(
                 dot.masked(keep=STRUCTURE).mix(3).softmax().mix(HEADS), random_graph()),
             graph_attention_over_outputs=lambda: setup(
