@@ -90,7 +90,8 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
 
 
 @explained
-def factorise(phi: Tensor, *, size: int, axes: int | None = None, method: Method = "auto", seed: int = 0) -> Factorisation:
+def factorise(phi: Tensor, *, size: int, axes: int | None = None, method: Method = "auto",
+              seed: int = 0) -> Factorisation:
     """Basis *and* Theta of size K that come nearest to a linear map: its principal components (eq. 7 read backwards).
 
     The nearest sum of K Kronecker products (C. Van Loan and N. Pitsianis, 1993): with Phi rearranged to an (M N, P Q)
