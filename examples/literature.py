@@ -24,6 +24,7 @@ from structconv import (
     ALiBi,
     BiAffine,
     Causal,
+    Channelwise,
     Chebyshev,
     Concatenation,
     Context,
@@ -31,21 +32,27 @@ from structconv import (
     ConvGRUCell,
     ConvLSTMCell,
     Cuboid,
+    Deformable,
+    Depthwise,
     DepthwiseSeparable,
     DotProduct,
+    DynamicShifts,
     EmbeddedGaussian,
     Eye,
+    EyeBlocks,
     Full,
     Gaussian,
     GaussianWindow,
     General,
     Given,
+    Global,
     Graph,
     Grid,
     HeadBlocks,
     Identity,
     Incidence,
     KnowledgeGraph,
+    Learnt,
     Location,
     LowRank,
     Pool,
@@ -61,18 +68,24 @@ from structconv import (
     Uniform,
     Walks,
     Window,
+    fourier_basis,
+    haar_basis,
 )
 
 P, Q = 16, 24
 D, T = 4, 5  # half of a window, learnt outputs
 GRID = Grid((6, 8))
 GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 5, 0, 6], [1, 0, 2, 1, 2, 0, 5, 4, 3, 0]]), num_nodes=7)
+HYPERGRAPH = Graph(torch.tensor([[0, 1, 2, 1, 3, 4, 5, 5, 0], [0, 0, 0, 1, 1, 2, 2, 3, 3]]), num_inputs=6,
+                   num_outputs=4, edge_weight=torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0, 0.5, 0.5, 4.0, 4.0]))
 KNOWLEDGE = KnowledgeGraph.from_labels([
     ("Leonard Nimoy", "played", "Spock"), ("Alec Guinness", "played", "Obi-Wan Kenobi"),
     ("William Shatner", "played", "Kirk"), ("Kirk", "characterIn", "Star Trek"), ("Spock", "characterIn", "Star Trek"),
     ("Obi-Wan Kenobi", "characterIn", "Star Wars"), ("Star Trek", "genre", "science fiction"),
     ("Star Wars", "genre", "science fiction"), ("Star Wars", "genre", "fantasy")])
 LINKS = Graph(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 5, 6, 7, 8, 9]]), num_nodes=10)
+SCALES = torch.diag_embed(torch.stack([torch.tensor([0, *(i.bit_length() for i in range(1, 16))]) == k
+                                       for k in range(5)]).float())
 REGIONS = Graph(torch.tensor([[0, 5, 5, 2, 11, 7], [5, 0, 2, 9, 7, 3]]), num_nodes=12)
 
 
@@ -109,6 +122,10 @@ def sequence() -> dict[str, Any]:
     return {"x": torch.randn(2, 12, P)}
 
 
+def long_sequence() -> dict[str, Any]:
+    return {"x": torch.randn(2, 16, P)}
+
+
 def sequences() -> dict[str, Any]:
     return {"x": torch.randn(2, 12, P), "z": torch.randn(2, 9, P)}
 
@@ -123,6 +140,10 @@ def pixels() -> dict[str, Any]:
 
 def graph() -> dict[str, Any]:
     return {"x": torch.randn(GRAPH.num_nodes, P), "structure": GRAPH}
+
+
+def hypergraph() -> dict[str, Any]:
+    return {"x": torch.randn(HYPERGRAPH.num_inputs, P), "structure": HYPERGRAPH}
 
 
 def looped_graph() -> dict[str, Any]:
@@ -187,6 +208,21 @@ def depthwise_separable() -> Conv:
     return Conv(Cuboid((3, 3)), P, Q, weight=DepthwiseSeparable())
 
 
+@row("lightweight convolution", "Wu et al. 2019, eq. 4 and 5", sequence)
+def lightweight() -> Conv:
+    return Conv(Shifts([-2, -1, 0, 1, 2]), P, P, weight=Depthwise(heads=4, normalize="softmax"))
+
+
+@row("dynamic convolution", "Wu et al. 2019, eq. 6 and 7", sequence)
+def dynamic() -> Conv:
+    return Conv(DynamicShifts([-2, -1, 0, 1, 2], heads=4), P, P, weight=EyeBlocks())
+
+
+@row("deformable convolution", "Dai et al. 2017, eq. 2", image)
+def deformable() -> Conv:
+    return Conv(Deformable((3, 3)), P, Q)
+
+
 @row("average pooling", "LeCun et al. 1998", image)
 def average_pooling() -> Conv:
     return Conv(Pool(2), P, P, weight=Eye())
@@ -198,6 +234,11 @@ def average_pooling() -> Conv:
 @row("GCN", "Kipf and Welling 2017, eq. 2", graph)
 def gcn() -> Conv:
     return Conv(Adjacency(normalize="sym", self_loops=True), P, Q)
+
+
+@row("hypergraph convolution", "Bai et al. 2021, eq. 6", hypergraph)
+def hypergraph_convolution() -> Conv:
+    return Conv(Adjacency(("sqrt", "count"), weighted=False) @ Adjacency(("sqrt", None)).transpose(), P, Q)
 
 
 @row("ChebNet", "Defferrard et al. 2016, eq. 4", graph)
@@ -235,6 +276,17 @@ def gat() -> Conv:
 def gat_concatenated() -> Conv:
     return Conv(BiAffine(heads=8, bilinear=False, on="projected").leaky_relu(0.2).masked(keep=STRUCTURE).softmax(),
                 P, Q, weight=HeadBlocks())
+
+
+@row("maximum over neighbours", "Hamilton et al. 2017, eq. 3, the pooling of features", graph)
+def max_aggregation() -> Conv:
+    return Conv(Channelwise(P).masked(keep=STRUCTURE).normalize("hard"), P, P, weight=EyeBlocks())
+
+
+@row("softmax aggregation", "Li et al. 2020, eq. 3", graph)
+def softmax_aggregation() -> Conv:
+    return Conv((Channelwise(P) * torch.nn.Parameter(torch.tensor(2.0))).masked(keep=STRUCTURE).softmax(), P, P,
+                weight=EyeBlocks())
 
 
 @row("edge update of a graph network", "Battaglia et al. 2018, section 3.2", graph)
@@ -329,6 +381,11 @@ def zero_sink() -> Conv:
     return Conv(DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax(sink=0.0), P, Q, weight=LowRank(64))
 
 
+@row("talking heads", "Shazeer et al. 2020, section 3", sequences)
+def talking_heads() -> Conv:
+    return Conv(DotProduct(heads=4, dim=16).scaled().mix(6).softmax().mix(4), P, Q, weight=LowRank(16))
+
+
 @row("sparsemax attention", "Martins and Astudillo 2016, eq. 2", sequences)
 def sparsemax_attention() -> Conv:
     return Conv(General().normalize("sparsemax"), P, P, weight=Eye())
@@ -336,7 +393,22 @@ def sparsemax_attention() -> Conv:
 
 @row("MLP-Mixer, one layer of token mixing", "Tolstikhin et al. 2021, eq. 1", sequence)
 def token_mixing() -> Conv:
-    return Conv(Given(torch.nn.Parameter(torch.randn(1, 12, 12))), P, P, weight=Eye())
+    return Conv(Learnt(12), P, P, weight=Eye())
+
+
+@row("random Synthesizer", "Tay et al. 2021, section 3.3", sequence)
+def random_synthesizer() -> Conv:
+    return Conv(Learnt(20, size=4).masked(keep=Causal()).softmax(), P, Q, weight=LowRank(8))
+
+
+@row("Fourier mixing of tokens", "Lee-Thorp et al. 2022, eq. 3, with learnt channels", sequence)
+def fourier_mixing() -> Conv:
+    return Conv(Given(fourier_basis(12)), P, Q)
+
+
+@row("Haar wavelets, a matrix for each scale", "Mallat 1989, section III", long_sequence)
+def wavelets() -> Conv:
+    return Conv(Given(haar_basis(16)) @ Given(SCALES) @ Given(haar_basis(16)).transpose(), P, Q)
 
 
 @row("non-local, Gaussian", "Wang et al. 2018, eq. 2", pixels)
@@ -372,6 +444,11 @@ def context_attention() -> Conv:
 @row("neighbourhood attention on an image", "Hassani et al. 2023", image)
 def neighbourhood_attention() -> Conv:
     return Conv(DotProduct(heads=4, dim=32).scaled().masked(keep=Window((7, 7), dilation=2)).softmax(), P, Q)
+
+
+@row("a window with global tokens (Longformer)", "Beltagy et al. 2020, section 3.1", sequence)
+def global_tokens() -> Conv:
+    return Conv(DotProduct(heads=4, dim=32).scaled().masked(keep=Window(2) | Global(1)).softmax(), P, Q)
 
 
 @row("attention heads beside shift heads", "Andreoli 2019", sequence)

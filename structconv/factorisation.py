@@ -90,38 +90,42 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
 
 
 @explained
-def factorise(phi: Tensor, *, size: int, method: Method = "auto", seed: int = 0) -> Factorisation:
+def factorise(phi: Tensor, *, size: int, axes: int | None = None, method: Method = "auto",
+              seed: int = 0) -> Factorisation:
     """Basis *and* Theta of size K that come nearest to a linear map: its principal components (eq. 7 read backwards).
 
     The nearest sum of K Kronecker products (C. Van Loan and N. Pitsianis, 1993): with Phi rearranged to an (M N, P Q)
-    matrix U S V^T, A_k = sqrt(s_k) u_k and Theta_k = sqrt(s_k) v_k, signed so that the largest entry of A_k is
-    positive. No other pair of size K has a smaller residual, sqrt(sum over k > K of s_k^2) / ||Phi|| (Eckart, Young).
+    matrix U S V^T, or a tensor over any index shapes S and T to an (|S|, |T|) one, A_k = sqrt(s_k) u_k and
+    Theta_k = sqrt(s_k) v_k, signed so that the largest entry of A_k is positive. No other pair of size K has a smaller
+    residual, sqrt(sum over k > K of s_k^2) / ||Phi|| (Eckart, Young).
 
     Args:
-        phi: (M, N, P, Q), floating point; 16-bit types are computed in float32.
-        size: K, at most min(M N, P Q).
+        phi: (*S, *T), floating point; (M, N, P, Q) for a linear map. 16-bit types are computed in float32.
+        size: K, at most min(|S|, |T|), which is min(M N, P Q).
+        axes: how many of the first axes are those of S; a linear map has 2, and 2 for T, where it is absent.
         method: "svd", exact; "randomized", the range finder of N. Halko, P. Martinsson and J. Tropp (2011, algorithm
             4.4) with 10 extra columns and 4 power iterations, near the optimum to about (s_(K+1) / s_K)^9; "auto":
-            the latter where min(M N, P Q) > 512 and more than 4 (K + 10).
+            the latter where min(|S|, |T|) > 512 and more than 4 (K + 10).
         seed: of the randomised method; the same seed gives the same factors.
 
     Returns:
-        basis (K, M, N) and theta (K, P, Q) of the dtype of `phi`, and the relative residual as a Python float.
+        basis (K, *S) and theta (K, *T) of the dtype of `phi`, and the relative residual as a Python float.
 
-    Cost: O(M N P Q min(M N, P Q)) flops by "svd", O(10 M N P Q (K + 10)) by "randomized".
+    Cost: O(|S| |T| min(|S|, |T|)) flops by "svd", O(10 |S| |T| (K + 10)) by "randomized".
 
     Raises:
-        ShapeError: if `phi` is not a floating (M, N, P, Q) tensor.
-        ConfigError: if K is not in 1 .. min(M N, P Q), or the method is unknown.
+        ShapeError: if `phi` is not a floating tensor (*S, *T), (M, N, P, Q) without `axes`.
+        ConfigError: if K is not in 1 .. min(|S|, |T|), `axes` is not a number of axes, or the method is unknown.
     """
-    m, n, p, q = _check_map("factorise", phi)
+    s_shape, t_shape = _index_shapes("factorise", phi, axes)
     check_choice("factorise", "method", method, ("auto", "svd", "randomized"))
     check_positive("factorise", "size", size)
-    rank = min(m * n, p * q)
+    rank = min(math.prod(s_shape), math.prod(t_shape))
     if size > rank:
-        raise ConfigError("factorise", f"size must be at most min(M N, P Q) = {rank}", size)
+        sizes = "min(M N, P Q)" if axes is None else "min(|S|, |T|)"
+        raise ConfigError("factorise", f"size must be at most {sizes} = {rank}", size)
     wide, dtype = phi.to(sum_dtype(phi.dtype)), phi.dtype
-    flat = wide.reshape(m * n, p * q)
+    flat = wide.reshape(math.prod(s_shape), math.prod(t_shape))
     columns = size + _OVERSAMPLING
     if method == "auto":
         method = "randomized" if rank > _FULL_LIMIT and rank > 4 * columns else "svd"
@@ -135,7 +139,7 @@ def factorise(phi: Tensor, *, size: int, method: Method = "auto", seed: int = 0)
     sign = torch.where(largest < 0, -1, 1).to(left.dtype)
     left, right = left * sign, right * sign
     residual = _residual(flat, left, right)
-    return Factorisation(left.reshape(-1, m, n).to(dtype), right.reshape(-1, p, q).to(dtype), residual)
+    return Factorisation(left.reshape(-1, *s_shape).to(dtype), right.reshape(-1, *t_shape).to(dtype), residual)
 
 
 def _randomized_svd(matrix: Tensor, columns: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,12 +158,17 @@ def _residual(flat: Tensor, basis: Tensor, theta: Tensor) -> float:
     return float(torch.linalg.vector_norm((flat - basis.t() @ theta).detach())) / norm if norm else 0.0
 
 
-def _check_map(owner: str, phi: Tensor) -> tuple[int, int, int, int]:
-    if phi.dim() != 4 or not phi.is_floating_point():
-        raise ShapeError(owner, "phi must be a floating-point tensor of shape (M, N, P, Q)",
-                         f"{tuple(phi.shape)} {phi.dtype}")
-    m, n, p, q = phi.shape
-    return m, n, p, q
+def _index_shapes(owner: str, phi: Tensor, axes: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """S, the first `axes` axes, and T; (M, N) and (P, Q) of a linear map."""
+    if axes is not None and (type(axes) is not int or axes < 0):
+        raise ConfigError(owner, "axes must be an integer >= 0, the number of axes of S", repr(axes))
+    if not phi.is_floating_point() or (phi.dim() != 4 if axes is None else phi.dim() < axes):
+        wanted = "(M, N, P, Q)" if axes is None else f"(*S, *T) with {axes} axes of S"
+        raise ShapeError(owner, f"phi must be a floating-point tensor of shape {wanted}",
+                         f"{tuple(phi.shape)} {phi.dtype}",
+                         "Other index shapes are told by axes=, the number of axes of S." if axes is None else "")
+    first = 2 if axes is None else axes
+    return tuple(phi.shape[:first]), tuple(phi.shape[first:])
 
 
 def _sizes(letters: str, tensor: Tensor) -> str:

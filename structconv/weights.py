@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from structconv import torch_private as private
 from structconv.errors import ConfigError, ShapeError
 from structconv.roles import ByRole
-from structconv.shapes import check_divides, check_positive
+from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.theta import (
     ConcatTheta,
     DepthwiseSeparableTheta,
     DepthwiseTheta,
+    EyeBlocksTheta,
     EyeTheta,
     FullTheta,
     GroupedTheta,
@@ -38,8 +39,8 @@ from structconv.theta import (
     Theta,
 )
 
-__all__ = ["Depthwise", "DepthwiseSeparable", "Eye", "Full", "Grouped", "HeadBlocks", "LowRank", "MixtureWeights",
-           "Separable", "Shared", "Weight", "WeightList"]
+__all__ = ["Depthwise", "DepthwiseSeparable", "Eye", "EyeBlocks", "Full", "Grouped", "HeadBlocks", "LowRank",
+           "MixtureWeights", "Separable", "Shared", "Weight", "WeightList"]
 
 Energy = float | Tensor | None
 
@@ -282,33 +283,57 @@ class HeadBlocks(_Whole):
 
 
 class Depthwise(Weight):
-    """Every channel by itself: K Q numbers; Q = `multiplier` P, outputs of one channel beside each other."""
+    """Every channel by itself: K Q numbers; Q = `multiplier` P, outputs of one channel beside each other.
+
+    Args:
+        multiplier: outputs of a channel.
+        heads: H patterns over k, each shared by P / H consecutive channels (K H `multiplier` numbers); P of them if
+            absent.
+        normalize: "softmax" for weights e^w_k / sum_k e^w_k, so that each output is a mean over k: lightweight
+            convolution (Wu et al. 2019, eq. 4 and 5). The variance of y then follows from the basis.
+    """
 
     depthwise: nn.Parameter = private.parameter()
 
-    def __init__(self, multiplier: int = 1) -> None:
+    def __init__(self, multiplier: int = 1, *, heads: int | None = None, normalize: str = "none") -> None:
         super().__init__()
         self.multiplier = check_positive("Depthwise", "multiplier", multiplier)
+        self.heads = None if heads is None else check_positive("Depthwise", "heads", heads)
+        check_choice("Depthwise", "normalize", normalize, ("none", "softmax"))
+        self.normalize = normalize
 
     def _make(self, new: _Maker) -> None:
         wanted = self.multiplier * self.in_channels
         if self.out_channels != wanted:
             raise ConfigError("Depthwise", f"out_channels must be multiplier * in_channels = {wanted}",
                               self.out_channels)
-        self.depthwise = new(self.size, self.in_channels, self.multiplier)
+        if self.heads is not None:
+            check_divides("Depthwise", "heads", self.heads, "in_channels", self.in_channels)
+        self.depthwise = new(self.size, self.heads or self.in_channels, self.multiplier)
 
     def _theta(self) -> Theta:
-        return _over(DepthwiseTheta, {"depthwise": self.depthwise})
+        depthwise: Tensor = self.depthwise
+        if self.normalize == "softmax":
+            depthwise = depthwise.softmax(0)
+        if self.heads is not None:
+            depthwise = depthwise.repeat_interleave(self.in_channels // self.heads, 1)
+        return _over(DepthwiseTheta, {"depthwise": depthwise})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
-        _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
-        _scale(self.depthwise, variance ** 0.5)
+        if self.normalize == "softmax":
+            _draw(self.depthwise, 1 / self.size)
+        else:
+            _draw_mixing(self.depthwise, _energies(energy, self.size), dims=(0,))
+            _scale(self.depthwise, variance ** 0.5)
 
     def scale_(self, factor: float | Tensor) -> None:
-        _scale(self.depthwise, factor)
+        if self.normalize == "none":
+            _scale(self.depthwise, factor)
 
     def _options(self) -> list[str]:
-        return [f"multiplier={self.multiplier}"]
+        heads = [] if self.heads is None else [f"heads={self.heads}"]
+        return [f"multiplier={self.multiplier}", *heads,
+                *([] if self.normalize == "none" else [f"normalize={self.normalize!r}"])]
 
 
 class Eye(Weight):
@@ -316,7 +341,8 @@ class Eye(Weight):
 
     def _make(self, new: _Maker) -> None:
         if self.in_channels != self.out_channels:
-            raise ConfigError("Eye", f"out_channels must equal in_channels={self.in_channels}", self.out_channels)
+            raise ConfigError(type(self).__name__, f"out_channels must equal in_channels={self.in_channels}",
+                              self.out_channels)
 
     def _theta(self) -> Theta:
         return EyeTheta(self.size, self.in_channels)
@@ -326,6 +352,17 @@ class Eye(Weight):
 
     def scale_(self, factor: float | Tensor) -> None:
         """Nothing is scaled."""
+
+
+class EyeBlocks(Eye):
+    """Head k hands on the k-th of K blocks of P / K channels, P = Q: nothing to draw, to scale or to train."""
+
+    def _make(self, new: _Maker) -> None:
+        super()._make(new)
+        check_divides("EyeBlocks", "size", self.size, "in_channels", self.in_channels)
+
+    def _theta(self) -> Theta:
+        return EyeBlocksTheta(self.size, self.in_channels)
 
 
 class WeightList(ByRole, Weight):

@@ -5,27 +5,54 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     Additive,
     ALiBi,
     DotProduct,
+    GaussianWindow,
     Identity,
+    PredictedPosition,
     RelativeBias,
     RelativeKey,
     Rotary,
 )
-from structconv.nn import Conv, RelativeValue
+from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, Window
-from structconv.testing.decoding import check_positions, check_prepared, takes_positions
+from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
 from structconv.testing.layers import uses
 from structconv.weights import LowRank
 
 USES = uses()
-PREPARED = sorted(name for name, make in USES.items() if isinstance(make().layer, Conv) and "axes" not in make().kwargs)
+PREPARED = sorted(name for name, make in USES.items() if takes_prepared(make()))
 POSITIONS = sorted(name for name in PREPARED if takes_positions(USES[name]()))
-#: What has no outputs of its own among its inputs, or is given as a whole: matrices, graphs, samples, other entries.
-REFUSED = {"edges", "given", "graph", "grid", "samples"}
+#: What is given as a whole (matrices, graphs and masks of one size), or has outputs that do not stand among its inputs.
+SPECIMENS_REFUSED = """
+additive affine attention_of_attention attention_over_repeated_edges attention_without_edges bilinear
+bipartite_adjacency bipartite_attention causal_over_outputs clipped_shifts composed composed_thrice concatenated
+context_attention context_by_additive_scores context_by_masked_scores cuboid_strided deformable deformable_on_a_circle
+deformable_on_a_grid deformable_strided dense dense_batched dense_without_entries dense_without_outputs difference
+distance dropped dynamic_shifts dynamic_shifts_on_a_torus edge_bias edge_bias_by_a_module edge_bias_of_a_batch
+edge_score entmax_over_outputs entmax_over_repeated_edges everything_masked factorised_biaffine gaussian_bump given
+given_table graph_additive graph_additive_of_another_map graph_attention graph_attention_over_outputs
+graph_concatenation graph_logarithm graph_pair graph_sparsemax grid_bias hypergraph identity identity_of_nothing
+identity_of_three laplacian_by_its_spectrum learnt learnt_onto_others learnt_scores log_softmax
+log_softmax_over_outputs lookup lookup_by_output lookup_by_position lookup_on_a_grid mapped_matrix masked_columns
+masked_matrix maximum mixed_matrices nodes_from_edges normalised_matrix of_two_inputs one_term_learnt outer
+plus_a_table polynomial_chebyshev polynomial_monomial polynomial_of_degree_zero pool pool_padded pooling product
+product_over_repeated_edges samples_by_position samples_of_attention samples_of_blocks samples_of_global_tokens
+samples_of_two_sides scaled scaled_by_head senders_and_receivers shared_taps shift_circular shift_in_space
+shift_off_the_grid shift_on_a_batch shift_on_a_torus shift_reflect shift_replicate shift_shrinking shift_strided
+shift_strided_transposed shift_zeros shifts_composed_on_a_circle side_by_side sink_by_head sink_over_repeated_edges
+softmax_by_channel sparse sparse_batched sparse_of_nothing sparse_ones sparse_with_repeated_edges sparse_without_edges
+sparsemax summed table_with_infinities talking_heads_on_a_graph taps taps_of_nothing transposed_product
+transposed_scores typed typed_ones typed_with_repeated_edges typed_without_edges uniform unpool
+"""
+LAYERS_REFUSED = """
+masked_by_graph mha_graph named_bias named_grid_then_graph named_mask named_users on_graph_or_not swin users
+users_masked users_options
+"""
+REFUSED = {"over_" + name for name in SPECIMENS_REFUSED.split()} | set(LAYERS_REFUSED.split())
 DOT = DotProduct(heads=2, dim=4).scaled()
 CAUSAL = {
     "plain": DOT, "relative_bias": DOT + RelativeBias(2), "relative_key": DOT + RelativeKey(2), "alibi": DOT + ALiBi(),
@@ -42,9 +69,15 @@ def test_prepared_inputs_give_what_the_inputs_give(name):
     check_prepared(USES[name]())
 
 
-@pytest.mark.parametrize("name", POSITIONS)
-def test_outputs_that_are_told_their_places_are_those_of_the_whole_call_or_refused(name):
+@pytest.mark.parametrize("name", sorted(set(POSITIONS) - REFUSED))
+def test_outputs_that_are_told_their_places_are_those_of_the_whole_call(name):
     check_positions(USES[name]())
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_has_no_places_refuses_to_be_told_them(name):
+    with pytest.raises((ConfigError, ShapeError, StructureError)):
+        check_positions(USES[name]())
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -72,3 +105,101 @@ def test_relative_values_count_from_the_places_of_the_outputs():
         prepared = layer.prepare(x[:, :3])
         steps = [layer.step(prepared, x[:, i:i + 1]) for i in range(3, 6)]
     torch.testing.assert_close(torch.cat(steps, 1), layer(x)[:, 3:])
+
+
+def test_beams_are_reordered_and_drafts_taken_back():
+    torch.manual_seed(0)
+    layer, x = MultiheadAttention(8, 2).double(), torch.randn(3, 7, 8, dtype=torch.float64)
+    with torch.no_grad():
+        prepared = layer.prepare(x[:, :5], Causal())
+        draft = prepared.copy()
+        layer.step(draft, x[:, 5:].flip(0))
+        best = torch.tensor([2, 2, 0])
+        draft.truncate(5).reorder(best)
+        found = layer.step(draft, x[:, 5:])
+        torch.testing.assert_close(layer.step(prepared, x[:, 5:]), layer(x, keep=Causal())[:, 5:])
+    mixed = torch.cat([x[best, :5], x[:, 5:]], 1)
+    torch.testing.assert_close(found, layer(mixed, keep=Causal())[:, 5:])
+
+
+def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
+    torch.manual_seed(0)
+    layer = Conv(Additive(5).softmax(), 4, 3, other_channels=6).double()
+    x, z = (torch.randn(2, n, c, dtype=torch.float64, requires_grad=True) for n, c in ((20, 4), (3, 6)))
+    leaves = [x, z, *layer.parameters()]
+    prepared = layer.prepare(x)
+    steps = torch.cat([layer(prepared, z[:, t:t + 1]) for t in range(3)], 1)
+    for found, wanted in zip(torch.autograd.grad(steps.square().sum(), leaves),
+                             torch.autograd.grad(layer(x, z).square().sum(), leaves), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 8])
+@pytest.mark.parametrize("channels", [5, 16, 70])
+def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, channels):
+    torch.manual_seed(0)
+    layer = Conv(Additive(channels, heads=2).softmax(), channels, 4, other_channels=6)
+    x, z = (torch.randn(3, n, c, requires_grad=True) for n, c in ((70, channels), (outputs, 6)))
+    wide = [t.detach().double().requires_grad_() for t in (x, z)]
+    twin = layer.double()
+    expected = torch.autograd.grad(twin(*wide).cos().sum(), [*wide, *twin.parameters()])
+    layer = layer.float()
+    for found, wanted in zip(torch.autograd.grad(layer(x, z).cos().sum(), [x, z, *layer.parameters()]), expected,
+                             strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_sliding_windows_hold_what_a_later_step_sees():
+    layer, x = Conv(DOT.masked(keep=Window(3) & Causal()).softmax(), 8, 8), torch.randn(1, 50, 8)
+    with torch.no_grad():
+        prepared = layer.prepare(x[:, :0])
+        for t in range(50):
+            layer.step(prepared, x[:, t:t + 1])
+    assert prepared.x.shape[-2] == 4
+    assert prepared.dropped == 46
+    with pytest.raises(ConfigError, match="positions must be given"):
+        layer(prepared, x[:, :1])
+
+
+def test_a_window_around_predicted_positions_and_one_without_them_keep_their_places():
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 8)
+    for weights in (GaussianWindow(1.5), GaussianWindow(1.5, PredictedPosition())):
+        layer = Conv(DOT.softmax() * weights, 8, 6)
+        torch.testing.assert_close(layer(x, x[:, 4:], positions=4), layer(x)[:, 4:])
+
+
+@pytest.mark.parametrize(("positions", "error"), [
+    (-1, StructureError), (1.5, StructureError), (torch.tensor([0.5]), StructureError), (True, StructureError),
+    (torch.tensor([1, 2, 3]), StructureError), ("last", StructureError)])
+def test_positions_that_are_none_are_told(positions, error):
+    layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
+    with pytest.raises(error, match="positions"):
+        layer(x, x[:, :2], keep=Causal(), positions=positions)
+
+
+def test_what_was_prepared_otherwise_is_refused():
+    layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
+    prepared = layer.prepare(x)
+    with pytest.raises(ConfigError, match="prepared by this layer"):
+        MultiheadAttention(8, 2)(prepared, x)
+    with pytest.raises(ShapeError, match=r"m, P=8"):
+        prepared.append(x[:1])
+    with pytest.raises(ShapeError, match="P=8"):
+        prepared.append(x[..., :3])
+    with pytest.raises(ConfigError, match="length"):
+        prepared.truncate(6)
+    with pytest.raises(ShapeError, match=r"\(B"):
+        layer.prepare(x[0]).reorder(torch.tensor([0]))
+    with torch.no_grad():
+        layer.bias.add_(1)
+    with pytest.raises(ConfigError, match="Prepare x again"):
+        layer(prepared, x)
+
+
+def test_a_plan_of_prepared_inputs_is_what_runs():
+    layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
+    prepared = layer.prepare(x)
+    plan = layer.plan(prepared, x[:, :1], positions=4, keep=Causal())
+    assert plan is layer.plan(prepared, x[:, :1], positions=4, keep=Causal())
+    assert plan.kernel == "torch.sdpa"

@@ -163,3 +163,34 @@ def test_results_print_their_sizes(phi):
 def test_what_does_not_fit(phi, call, error):
     with pytest.raises(error, match=r"; got "):
         call(phi)
+
+
+@pytest.mark.parametrize(("s", "t"), [((6,), (5,)), ((2, 3, 2), (4,)), ((12,), (2, 2, 3)), ((), ()), ((3, 2, 1), ()),
+                                   ((3, 2), (5,)), ((3, 2), (2, 5, 2))])
+def test_a_tensor_over_any_index_shapes_is_factorised(s, t):
+    phi = torch.randn((*s, *t), dtype=F64)
+    rank = min(phi.new_empty(s).numel(), phi.new_empty(t).numel())
+    whole = factorise(phi, size=rank, axes=len(s))
+    assert whole.basis.shape == (rank, *s)
+    assert whole.theta.shape == (rank, *t)
+    assert whole.residual < 1e-12
+    torch.testing.assert_close(compose(whole.basis, whole.theta), phi, rtol=1e-10, atol=1e-10)
+    if rank > 1:
+        near = factorise(phi, size=rank - 1, axes=len(s))
+        values = torch.linalg.svdvals(phi.reshape(phi.new_empty(s).numel(), -1))
+        assert near.residual == pytest.approx(float(values[-1] / phi.norm()), abs=1e-12)
+
+
+def test_linear_maps_with_more_than_two_axes_of_indices():
+    basis, theta = torch.randn(2, 3, 2, 4, dtype=F64), torch.randn(2, 2, 3, dtype=F64)
+    found = factorise(compose(basis, theta), size=2, axes=3)
+    assert found.residual < 1e-12
+    torch.testing.assert_close(compose(found.basis, found.theta), compose(basis, theta), rtol=1e-10, atol=1e-10)
+    with pytest.raises(ShapeError, match=r"\(M, N, P, Q\); got \(3, 2, 4, 2, 3\).* axes="):
+        factorise(compose(basis, theta), size=2)
+    with pytest.raises(ShapeError, match=r"\(\*S, \*T\) with 6 axes of S"):
+        factorise(compose(basis, theta), size=2, axes=6)
+    with pytest.raises(ConfigError, match="axes must be an integer >= 0"):
+        factorise(compose(basis, theta), size=2, axes=-1)
+    with pytest.raises(ConfigError, match=r"at most min\(\|S\|, \|T\|\) = 6; got 7"):
+        factorise(compose(basis, theta), size=7, axes=3)

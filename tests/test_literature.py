@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from examples.literature import GRAPH, GRID, KNOWLEDGE, LINKS, REGIONS, ROWS, D
+from examples.literature import GRAPH, GRID, HYPERGRAPH, KNOWLEDGE, LINKS, REGIONS, ROWS, D
 
 F64 = torch.float64
 REFERENCES: dict[str, Callable[..., Any]] = {}
@@ -146,6 +146,40 @@ def depthwise_separable(layer, x, structure):
 
 
 @reference
+def lightweight(layer, x):
+    taps = held(layer, "depthwise").squeeze(-1).softmax(0)
+    filters = torch.stack([taps[:, c * 4 // 16].flip(0) for c in range(16)]).unsqueeze(1)
+    return F.conv1d(x.mT, filters, layer.bias, padding=2, groups=16).mT
+
+
+@reference
+def dynamic(layer, x):
+    taps = by_heads(x, held(layer, "taps.weight"), 4).softmax(-1)
+    padded = F.pad(x, (0, 0, 2, 2))
+    y = torch.zeros_like(x)
+    for c in range(16):
+        for j, offset in enumerate([-2, -1, 0, 1, 2]):
+            y[..., c] += taps[:, c * 4 // 16, :, j] * padded[:, 2 - offset:14 - offset, c]
+    return y + layer.bias
+
+
+@reference
+def deformable(layer, x, structure):
+    height, width = GRID.shape
+    offsets = (x @ held(layer, "offsets.weight").T + held(layer, "offsets.bias")).unflatten(-1, (9, 2))
+    assert offsets.abs().max() > 0.1
+    down, right = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    y = layer.bias
+    for k in range(9):
+        places = torch.stack([right.flatten() + k % 3 - 1 + offsets[:, :, k, 1],
+                              down.flatten() + k // 3 - 1 + offsets[:, :, k, 0]], -1)
+        places = 2 * places / torch.tensor([width - 1, height - 1]) - 1
+        sampled = F.grid_sample(x.mT.unflatten(-1, GRID.shape), places.unsqueeze(1), align_corners=True)
+        y = y + sampled.squeeze(2).mT @ theta(layer)[k]
+    return y
+
+
+@reference
 def average_pooling(layer, x, structure):
     return on_image(x, lambda image: F.avg_pool2d(image, 2)) + layer.bias
 
@@ -169,6 +203,15 @@ def gcn(layer, x, structure):
     a = adjacency() + torch.eye(7, dtype=F64)
     d = torch.diag(a.sum(0).rsqrt())
     return (d @ a @ d).T @ x @ theta(layer)[0] + layer.bias
+
+
+@reference
+def hypergraph_convolution(layer, x, structure):
+    h = torch.zeros(6, 4, dtype=F64)
+    h[HYPERGRAPH.source, HYPERGRAPH.target] = 1
+    w = torch.diag(torch.tensor([1.0, 2.0, 0.5, 4.0], dtype=F64))
+    d, b = torch.diag((h @ w).sum(1).rsqrt()), torch.diag(1 / h.sum(0))
+    return d @ h @ w @ b @ h.T @ d @ x @ theta(layer)[0] + layer.bias
 
 
 @reference
@@ -250,6 +293,23 @@ def gat(layer, x, structure):
 @reference
 def gat_concatenated(layer, x, structure):
     return torch.cat(gat_heads(layer, x, held(layer, "theta")), -1) + layer.bias
+
+
+@reference
+def max_aggregation(layer, x, structure):
+    source, target = GRAPH.edge_index
+    expected = torch.zeros_like(x).scatter_reduce(0, target[:, None].expand(-1, 16), x[source], "amax",
+                                                  include_self=False)
+    return expected + layer.bias
+
+
+@reference
+def softmax_aggregation(layer, x, structure):
+    y = torch.zeros_like(x)
+    for n in range(7):
+        near = x[GRAPH.source[GRAPH.target == n]]
+        y[n] = ((near * held(layer, "factor")).softmax(0) * near).sum(0)
+    return y + layer.bias
 
 
 @reference
@@ -438,6 +498,14 @@ def zero_sink(layer, x):
 
 
 @reference
+def talking_heads(layer, x, z):
+    names = dict(layer.named_parameters())
+    before, after = (names[f"mechanism.held.{step}.mixing"] for step in (0, 1))
+    scores = torch.einsum("bknm,kj->bjnm", products(layer, x, z, heads=4) / 4, before)
+    return attended(layer, x, torch.einsum("bjnm,ji->binm", scores.softmax(-1), after))
+
+
+@reference
 def sparsemax_attention(layer, x, z):
     scores = z @ held(layer, "key.weight") @ x.mT
     low, high = scores.amax(-1, keepdim=True) - 1, scores.amax(-1, keepdim=True)
@@ -450,7 +518,36 @@ def sparsemax_attention(layer, x, z):
 
 @reference
 def token_mixing(layer, x):
-    return held(layer, "tensor0")[0].mT @ x + layer.bias
+    return held(layer, "table")[0].mT @ x + layer.bias
+
+
+@reference
+def random_synthesizer(layer, x):
+    scores = held(layer, "table")[:, :12, :12].masked_fill(torch.ones(12, 12, dtype=torch.bool).tril(-1), -torch.inf)
+    return attended(layer, x, scores.softmax(-2).mT.expand(2, -1, -1, -1))
+
+
+@reference
+def fourier_mixing(layer, x):
+    transform = torch.fft.fft(torch.eye(12, dtype=F64))
+    parts = (part.float().double() for part in (transform.real, transform.imag))
+    return sum(part @ x @ theta(layer)[k] for k, part in enumerate(parts)) + layer.bias
+
+
+@reference
+def wavelets(layer, x):
+    columns = [(0, torch.ones(16, dtype=F64) / 4)]
+    for scale in range(1, 5):
+        length = 32 >> scale
+        for start in range(0, 16, length):
+            wave = torch.zeros(16, dtype=F64)
+            wave[start:start + length // 2], wave[start + length // 2:start + length] = length ** -0.5, -length ** -0.5
+            columns.append((scale, wave))
+    y = layer.bias
+    for scale, wave in columns:
+        wave = wave.float().double()
+        y = y + wave[:, None] * (wave @ x)[:, None] @ theta(layer)[scale]
+    return y
 
 
 @reference
@@ -465,6 +562,15 @@ def neighbourhood_attention(layer, x, structure):
     offset = point[:, None] - point
     near = ((offset.abs() <= 6) & (offset % 2 == 0)).all(-1)
     a = scores.masked_fill(~near, -torch.inf).softmax(-1)
+    return torch.einsum("bknm,bmp,kpq->bnq", a, x, theta(layer)) + layer.bias
+
+
+@reference
+def global_tokens(layer, x):
+    place = torch.arange(12)
+    near = (place[:, None] - place).abs() <= 2
+    near[0], near[:, 0] = True, True
+    a = (products(layer, x, heads=4) / math.sqrt(32)).masked_fill(~near, -torch.inf).softmax(-1)
     return torch.einsum("bknm,bmp,kpq->bnq", a, x, theta(layer)) + layer.bias
 
 

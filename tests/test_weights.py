@@ -15,6 +15,7 @@ from structconv.weights import (
     Depthwise,
     DepthwiseSeparable,
     Eye,
+    EyeBlocks,
     Full,
     Grouped,
     HeadBlocks,
@@ -33,6 +34,7 @@ WEIGHTS = {
     "low rank": (lambda: LowRank(8), K * 8 * (P + Q)),
     "grouped queries": (lambda: LowRank(8, shared_by=2), 8 * (2 * P + K * Q)),
     "depthwise": (lambda: Depthwise(), K * Q),
+    "depthwise, shared": (lambda: Depthwise(heads=8), K * 8),
     "grouped": (lambda: Grouped(4), K * P * Q // 4),
     "shared": (lambda: Shared(), P * Q),
     "concatenated heads": (lambda: HeadBlocks(), P * Q),
@@ -131,6 +133,10 @@ def test_a_basis_of_zeros_gives_finite_numbers():
     (lambda: LowRank(2, shared_by=3).bound(4, P, Q), "shared_by must divide size=4; got shared_by=3"),
     (lambda: Grouped(3).bound(K, P, Q), "groups must divide in_channels=32; got groups=3"),
     (lambda: Depthwise(2).bound(K, P, Q), r"out_channels must be multiplier \* in_channels = 64; got 32"),
+    (lambda: Depthwise(heads=5).bound(K, P, Q), "heads must divide in_channels=32; got heads=5"),
+    (lambda: Depthwise(normalize="sum"), "normalize must be one of 'none', 'softmax'; got 'sum'"),
+    (lambda: EyeBlocks().bound(5, P, Q), "size must divide in_channels=32; got size=5"),
+    (lambda: EyeBlocks().bound(K, 3, 4), "EyeBlocks: out_channels must equal in_channels=3; got 4"),
     (lambda: Eye().bound(K, 3, 4), "out_channels must equal in_channels=3; got 4"),
     (lambda: Full().bound(0, P, Q), "size must be a positive integer; got 0"),
     (lambda: Full().bound(K, P, 0), "out_channels must be a positive integer; got 0"),
@@ -141,3 +147,30 @@ def test_a_basis_of_zeros_gives_finite_numbers():
 def test_errors(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_patterns_shared_by_channels_and_normalised_over_k():
+    weight = Depthwise(2, heads=4, normalize="softmax").bound(K, 8, 16)
+    assert weight.depthwise.shape == (K, 4, 2)
+    dense = weight().dense()
+    for p in range(8):
+        for j in range(2):
+            expected = weight.depthwise[:, p // 2, j].exp() / weight.depthwise[:, p // 2, j].exp().sum()
+            torch.testing.assert_close(dense[:, p, 2 * p + j], expected)
+    assert dense.count_nonzero() == K * 16
+    before = weight.depthwise.clone()
+    weight.scale_(3.0)
+    assert torch.equal(weight.depthwise, before)
+    assert repr(weight).startswith("Depthwise(multiplier=2, heads=4, normalize='softmax'")
+
+
+def test_heads_hand_on_their_blocks():
+    theta, x = EyeBlocks().bound(2, 6, 6)(), torch.randn(3, 5, 6)
+    dense = torch.zeros(2, 6, 6)
+    dense[0, :3, :3] = dense[1, 3:, 3:] = torch.eye(3)
+    assert torch.equal(theta.dense(), dense)
+    assert torch.equal(theta.expand(x), torch.einsum("bmp,kpq->bkmq", x, dense))
+    r = torch.randn(3, 2, 5, 6)
+    assert torch.equal(theta.contract(r), torch.einsum("bknp,kpq->bnq", r, dense))
+    assert torch.equal(theta.join(theta.heads(x)), x)
+    assert torch.equal(theta.slice(1, 2).dense(), dense[1:])

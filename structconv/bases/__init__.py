@@ -8,6 +8,7 @@ from structconv.bases.dense import Dense, Identity
 from structconv.bases.entrywise import Dropped, LeakyReLU, Mapped, Masked, Normalised, Outer, Product, Sum
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
 from structconv.bases.matrices import adjacency, random_walk, scaled_laplacian
+from structconv.bases.mixing import Mixed
 from structconv.bases.mixture import Mixture
 from structconv.bases.normalisations import (
     LogSoftmax,
@@ -32,12 +33,14 @@ from structconv.bases.scores import (
 )
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
+from structconv.bases.taps import Taps
+from structconv.bases.transforms import fourier_basis, haar_basis
 from structconv.bases.typed import Typed
 
 __all__ = ["Additive", "Affine", "Algebra", "Basis", "Bilinear", "Block", "ClippedShifts", "Composed", "Concat",
            "CuboidSpec", "Dense", "Distance", "Dropped", "EdgeScore", "Edges", "GaussianBump", "GridLookup", "Identity",
-           "LeakyReLU", "LinearSum", "LogSoftmax", "Lookup", "Mapped", "Masked", "Mixture", "Normalised",
+           "LeakyReLU", "LinearSum", "LogSoftmax", "Lookup", "Mapped", "Masked", "Mixed", "Mixture", "Normalised",
            "NormalisedBy", "Outer", "PairFunction", "Pairs", "Pairwise", "Polynomial", "Pooling", "Product", "Repeated",
-           "Scaled", "Score", "Shift", "ShiftTransposed", "SinkSoftmax", "Sparse", "Sum", "TopK", "Transposed", "Typed",
-           "Uniform", "adjacency", "cuboid_offsets", "operator", "random_walk", "register_normalisation",
-           "scaled_laplacian", "value", "weights_at"]
+           "Scaled", "Score", "Shift", "ShiftTransposed", "SinkSoftmax", "Sparse", "Sum", "Taps", "TopK", "Transposed",
+           "Typed", "Uniform", "adjacency", "cuboid_offsets", "fourier_basis", "haar_basis", "operator", "random_walk",
+           "register_normalisation", "scaled_laplacian", "value", "weights_at"]

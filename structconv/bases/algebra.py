@@ -28,9 +28,10 @@ from structconv.bases.entrywise import (
 )
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
 from structconv.bases.logdomain import taken_apart
+from structconv.bases.mixing import Mixed
 from structconv.bases.normalisations import LogSoftmax, NormalisedBy, SinkSoftmax, normalisation
 from structconv.bases.pairs import NORMALIZATIONS
-from structconv.bases.pairwise import nodes
+from structconv.bases.pairwise import both, nodes
 from structconv.bases.spec import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.shapes import check_choice
@@ -38,7 +39,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Padding, Support
 
 __all__ = ["Sizes", "add", "as_support", "compose", "concat", "depth", "draw_seed", "dropout", "entrywise",
-           "leaky_relu", "log_softmax", "masked", "multiply", "normalize", "outer", "scaled", "softcap",
+           "leaky_relu", "log_softmax", "masked", "mix", "multiply", "normalize", "outer", "scaled", "softcap",
            "softmax_with_sink", "transpose"]
 
 
@@ -142,6 +143,22 @@ def multiply(first: Basis, second: Basis | Tensor | float) -> Basis:
         return _over_parts(first, lambda part: Scaled(part, factor))
     factors = factor.split([part.size for part in first.parts])
     return Concat(tuple(multiply(part, piece) for part, piece in zip(first.parts, factors, strict=True)))
+
+
+@operator("mix")
+def mix(basis: Basis, matrix: Tensor) -> Basis:
+    """Linear combinations of heads; of scores where those of all heads exist."""
+    if not isinstance(matrix, Tensor | Leaf):
+        raise ConfigError("mix", "a basis must be given a matrix (K, J); a mechanism takes a number of heads too",
+                          type(matrix).__name__)
+    if matrix.dim() != 2 or matrix.shape[0] != basis.size or not matrix.is_floating_point():
+        raise ShapeError("mix", f"the matrix must be floating, of shape (K={basis.size}, J)", tuple(matrix.shape))
+    if not isinstance(basis, Concat) or not basis.has_scores:
+        return Mixed(basis, matrix)
+    common: Support | None = None
+    for part in basis.parts:
+        common = both(common, part.support())
+    return Mixed(basis, matrix) if common is None else Masked(Mixed(masked(basis, keep=common), matrix), common)
 
 
 @operator("outer")

@@ -89,6 +89,20 @@ class Algebra(Generic[T]):
         """Term by term, every pair of heads: A_(k'K''+k'')mn = A'_k'mn A''_k''mn, K = K' K''."""
         return self._operate("outer", self, other)
 
+    def mix(self, heads: int | Tensor) -> T:
+        """Linear combinations of heads: A_jmn = sum_k W_kj A_kmn (talking heads, Shazeer et al. 2020, section 3).
+
+        W is a matrix (K, J), trained where it is a parameter; of a mechanism also a number J, for a learnt W (K, J)
+        that is drawn with the layer, normal with variance 1/K. Before a softmax it maps scores, and a pair exists where
+        it does for all heads; after it, weights. J K multiplications a pair before a softmax; after it none, since
+        what is mixed is x Theta.
+
+        Raises:
+            ShapeError: a matrix of other than K rows.
+            ConfigError: a number where a basis, which has no parameters, is to be mixed.
+        """
+        return self._operate("mix", self, heads)
+
     def transpose(self) -> T:
         """A_kmn -> A_knm: inputs and outputs change places."""
         return self._operate("transpose", self)

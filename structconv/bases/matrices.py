@@ -6,6 +6,8 @@ once for each graph and dtype, except where the graph's weights require a gradie
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -15,26 +17,34 @@ from structconv.memo import derived
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.graph import Graph
 
-__all__ = ["NORMALIZATIONS", "adjacency", "laplacian_bound", "random_walk", "scaled_laplacian"]
+__all__ = ["NORMALIZATIONS", "OF_A_SIDE", "Normalize", "adjacency", "laplacian_bound", "random_walk",
+           "scaled_laplacian"]
 
 NORMALIZATIONS = ("sym", "row", None)
+#: By what the entries of one side are divided.
+OF_A_SIDE = ("sum", "sqrt", "count", "sqrt_count", None)
+Normalize = str | tuple[str | None, str | None] | None
 #: Nodes up to which eigenvalues are those of the dense matrix, and products of an iteration beyond.
 _DENSE_NODES, _ITERATIONS = 512, 1000
 
 
-def adjacency(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Sparse:
+def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool = True) -> Sparse:
     """W, the weights of the edges, normalised; with weights (..., E) one W for each sample. O(E).
 
     Args:
         graph: A[m, n] is the weight of m -> n, 1 where it has none.
         normalize: "sym" for D^-1/2 W D^-1/2 with D_n = sum_m W_mn (of a graph with M != N, D_m = sum_n W_mn on the
-            side of the inputs), "row" for W D^-1, the weights into each output summing to one, None for W.
+            side of the inputs), "row" for W D^-1, the weights into each output summing to one, None for W. A pair says
+            by what each side is divided, inputs first: "sum" of an entry's weights, "count" of its edges, their roots
+            "sqrt" and "sqrt_count", or None.
+        weighted: whether the values are the weights, or ones. A pair's "sum" and "sqrt" are of the weights anyway.
         dtype: of the values; unweighted edges without normalisation stay ones, in whatever dtype x has.
     """
-    if normalize is None and graph.edge_weight is None:
+    if normalize in (None, (None, None)) and (graph.edge_weight is None or not weighted):
         return Sparse(graph)
-    return _over(graph, derived(graph, ("adjacency", normalize, dtype),
-                                lambda: _normalised(graph, normalize, sum_dtype(dtype)).to(dtype)))
+    build = _by_sides if isinstance(normalize, tuple) else _normalised
+    return _over(graph, derived(graph, ("adjacency", normalize, dtype, weighted),
+                                lambda: build(graph, normalize, sum_dtype(dtype), weighted).to(dtype)))
 
 
 def random_walk(graph: Graph, dtype: torch.dtype) -> Sparse:
@@ -108,8 +118,21 @@ def _largest(shifted: Sparse) -> float:
     return found * (1 + 1e-5)
 
 
-def _normalised(graph: Graph, normalize: str | None, dtype: torch.dtype) -> Tensor:
+def _by_sides(graph: Graph, normalize: Any, dtype: torch.dtype, weighted: bool) -> Tensor:
     weight = _weights(graph, dtype)
+    ones = torch.ones_like(weight)
+    values = weight if weighted else ones
+    for side, entries, size in zip(normalize, (graph.source, graph.target), (graph.num_inputs, graph.num_outputs),
+                                   strict=True):
+        if side is not None:
+            degree = _sums(entries, ones if side.endswith("count") else weight, size)
+            values = values * _power(degree, -0.5 if side.startswith("sqrt") else -1.0).index_select(-1, entries)
+    return values
+
+
+def _normalised(graph: Graph, normalize: Any, dtype: torch.dtype, weighted: bool = True) -> Tensor:
+    weight = _weights(graph, dtype)
+    weight = weight if weighted else torch.ones_like(weight)
     if normalize is None:
         return weight
     target = _sums(graph.target, weight, graph.num_outputs)

@@ -129,4 +129,5 @@ class Selected(_Placed):
         index = self.places.positions.to(y.device, torch.int64).unsqueeze(-3 - axis)
         index = index.unsqueeze(-3) if heads else index
         axes = max(y.dim(), index.dim())
-        return torch.take_along_dim(*(t[(None,) * (axes - t.dim())] for t in (y, index)), axis)
+        y, index = y[(None,) * (axes - y.dim())], index[(None,) * (axes - index.dim())]
+        return torch.take_along_dim(y, index, axis)

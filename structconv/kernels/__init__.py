@@ -9,6 +9,7 @@ from structconv.kernels import (
     dense_attention,
     flex_attention,
     grid,
+    long_convolution,
     orders,
     polynomial,
     reassociation,
@@ -22,7 +23,7 @@ from structconv.kernels import (
 from structconv.planning.kernel import complete
 
 __all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "flex_attention", "grid",
-           "orders", "polynomial", "reassociation", "relational", "samples", "shifts", "sparse_attention",
-           "sparse_product", "window_attention"]
+           "long_convolution", "orders", "polynomial", "reassociation", "relational", "samples", "shifts",
+           "sparse_attention", "sparse_product", "window_attention"]
 
 complete()

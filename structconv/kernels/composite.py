@@ -11,6 +11,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
+from structconv.bases.mixing import Mixed
 from structconv.bases.mixture import Mixture
 from structconv.bases.spec import filler
 from structconv.kernels.orders import Application, Applied
@@ -149,7 +150,7 @@ class _Operand(Basis):
 class Nested(Applied):
     """A multiple, a sum, a product, a repetition of bases, each operand by the kernel that suits it."""
 
-    name, types, before = "operands' kernels", (Scaled, LinearSum, Composed, Repeated, Concat), ("primitives",)
+    name, types, before = "operands' kernels", (Scaled, Mixed, LinearSum, Composed, Repeated, Concat), ("primitives",)
 
     def match(self, problem: Problem) -> dict[str, Any] | None:
         """What each operand is applied by."""
@@ -162,7 +163,7 @@ class Nested(Applied):
 
     def application(self, match: dict[str, Any], problem: Problem) -> Application:
         node, fills = problem.basis, {name: filler(field) for name, field in problem.basis.__dict__.items()
-                                      if name == "factor"}
+                                      if name in ("factor", "matrix")}
 
         def bound(call: Call) -> Basis:
             fields = {name: _bound(operand, call, attrgetter(name)) for name, operand in match.items()}

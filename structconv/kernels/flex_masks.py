@@ -13,7 +13,19 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from structconv.bases.spec import Leaves, getter
 from structconv.memo import derived
-from structconv.structures.supports import And, Blocks, Causal, DenseMask, Not, Or, Padding, Support, Transposed, Window
+from structconv.structures.supports import (
+    And,
+    Blocks,
+    Causal,
+    DenseMask,
+    Global,
+    Not,
+    Or,
+    Padding,
+    Support,
+    Transposed,
+    Window,
+)
 
 __all__ = ["BOOLEANS", "SIDE", "Present"]
 
@@ -91,6 +103,8 @@ def _computable(support: Support) -> bool:
         return _computable(support.kept if isinstance(support, Not) else support.of)
     if type(support) is Window:
         return support.centre is None and (support.grid is None or not support.grid.periodic)
+    if type(support) is Global:
+        return not isinstance(support.entries, tuple)
     return type(support) in (Causal, Blocks)
 
 

@@ -24,7 +24,7 @@ from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS, NODE_CALLS, 
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.products import product, product_for
-from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
+from structconv.theta import EyeBlocksTheta, EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
 from structconv.theta.base import plus
 
 __all__ = ["OPERATOR_BYTES", "Application", "Applied", "Apply", "shares_of"]
@@ -206,6 +206,8 @@ def _channels_first_cost(problem: Problem, structure: Structure) -> Cost:
 
 def _between_cost(problem: Problem, structure: Structure) -> Cost:
     theta = problem.theta
+    if isinstance(theta, EyeBlocksTheta):
+        return structure(theta.head_channels, "apply").repeated(1 + problem.x_grad)
     if not isinstance(theta, LowRankTheta | HeadBlocksTheta):
         return _channels_first_cost(problem, structure)
     groups, dim = theta.values.shape[0], theta.head_channels

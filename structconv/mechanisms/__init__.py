@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from structconv.mechanisms.context import Context
+from structconv.mechanisms.dynamic import Deformable, DynamicShifts
 from structconv.mechanisms.encodings import LearntEncoding, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
-from structconv.mechanisms.given import Given
+from structconv.mechanisms.given import Given, Learnt
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers, Relation, Relations, Walks
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool, Shifts
 from structconv.mechanisms.index import Identity
@@ -26,6 +27,7 @@ from structconv.mechanisms.rotary import Rotary
 from structconv.mechanisms.scores import (
     Additive,
     BiAffine,
+    Channelwise,
     Concatenation,
     DotProduct,
     EmbeddedGaussian,
@@ -46,12 +48,15 @@ __all__ = [
     "Adjacency",
     "BiAffine",
     "Channels",
+    "Channelwise",
     "Chebyshev",
     "ClippedShifts",
     "Concatenation",
     "Context",
     "Cuboid",
+    "Deformable",
     "DotProduct",
+    "DynamicShifts",
     "EdgeBias",
     "EmbeddedGaussian",
     "Gaussian",
@@ -62,6 +67,7 @@ __all__ = [
     "Identity",
     "Incidence",
     "Inputs",
+    "Learnt",
     "LearntEncoding",
     "Leaves",
     "Location",

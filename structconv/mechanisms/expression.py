@@ -21,6 +21,7 @@ from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.placed import placed
 from structconv.bases.spec import StandIns, Token, materialised
 from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.mixing import Mixing
 from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
 from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.reading import called_on, names_of_x
@@ -353,7 +354,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def _bind_all(self, channels: Channels) -> None:
         """Make the parameters of all parts, and fix their options."""
         for module in self.modules():
-            if isinstance(module, Mechanism | Position):
+            if isinstance(module, Mechanism | Mixing | Position):
                 module.__dict__.pop("_bound", None)
                 module.bind(channels)
         self._fix_all()

@@ -1,7 +1,9 @@
-"""`Given`: a basis, or a tensor, that is at hand, as a mechanism: fixed, or learnt where it is a parameter."""
+"""`Given`: a basis, or a tensor, that is at hand, as a mechanism: fixed, or learnt where it is a parameter. `Learnt`: a
+learnt table of given sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,13 +13,14 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.logdomain import taken_apart
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Inputs, Mechanism
+from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.memo import derived
+from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import map_tensors, tensors_in
 
-__all__ = ["Given", "added"]
+__all__ = ["Given", "Learnt", "added"]
 
 
 class Given(Mechanism):
@@ -25,7 +28,7 @@ class Given(Mechanism):
 
     `Given(a)` with a tensor (M, N) or (..., K, M, N) is `Given(Dense(a))`. Tensors are buffers, those that are an
     `nn.Parameter` are trained, with the layer's own copy of them. `state_dict` names them tensor0, tensor1, ... in the
-    order of the basis's fields.
+    order of the basis's fields. `Given(a).transpose()` shares them.
 
     Raises:
         ConfigError: if it is neither a basis nor a floating tensor.
@@ -49,6 +52,7 @@ class Given(Mechanism):
             else:
                 self.register_buffer(f"tensor{number}", tensor)
         self._count = len(tensors_in(basis))
+        self._turned = False
 
     @property
     def size(self) -> int:
@@ -59,29 +63,128 @@ class Given(Mechanism):
         return self._given.has_scores
 
     def build(self, inputs: Inputs) -> Basis:
-        sizes = self._given.num_inputs, inputs.num_inputs
-        if sizes[0] != sizes[1] and not torch.compiler.is_compiling():
-            raise ShapeError("Given", f"x must have M={sizes[0]} entries, as the basis", tuple(inputs.x.shape))
+        if not torch.compiler.is_compiling():
+            own, outputs = self._sizes()
+            if own != inputs.num_inputs:
+                raise ShapeError("Given", f"x must have M={own} entries, as the basis", tuple(inputs.x.shape))
+            _check_outputs("Given", inputs, outputs)
         held = (getattr(self, f"tensor{number}") for number in range(self._count))
         given: Basis = map_tensors(self._given, lambda t: next(held))
         if given is not self._given:  # one and the same object until a tensor is replaced
             self._given = given
-        return given
+        return given.transpose() if self._turned else given
+
+    def transpose(self) -> Given:
+        """The transposed basis, over the same tensors."""
+        turned = Given(self._given)
+        turned._turned = not self._turned
+        return turned
 
     def input_entries(self, structure: Any) -> int | None:
-        return self._given.num_inputs * _count(structure)
+        return self._sizes()[0] * _count(structure)
 
     def output_entries(self, structure: Any) -> int | None:
-        return self._given.num_outputs * _count(structure)
+        return self._sizes()[1] * _count(structure)
 
     def output_structure(self, structure: Any) -> Any:
-        samples: Samples | None = getattr(structure, "samples", None)
-        outputs = self._given.num_outputs
-        return structure if samples is None or outputs == self._given.num_inputs else derived(
-            samples, ("given", outputs), lambda: Samples([outputs] * samples.num_samples))
+        return _with_outputs(structure, *self._sizes())
+
+    def _sizes(self) -> tuple[int, int]:
+        """M and N."""
+        sizes = self._given.num_inputs, self._given.num_outputs
+        return sizes[::-1] if self._turned else sizes
 
     def extra_repr(self) -> str:
-        return repr(self._given)
+        return f"{self._given!r}{'.transpose()' if self._turned else ''}"
+
+
+class Learnt(Mechanism):
+    """K learnt matrices A (K, M, N), the same in every call: the token mixing of MLP-Mixer (Tolstikhin et al. 2021, eq.
+    1), and with `.softmax()` the random Synthesizer (Tay et al. 2021, section 3.3).
+
+    With N = M sequences of any length up to M are taken: the leading rows and columns of the table say how their
+    entries meet. Otherwise there are N outputs for any number of inputs up to M. Numbers are drawn normal with variance
+    1/M; K M N of them are held, and 2 K M N C flops spent on C channels.
+
+    Args:
+        inputs: M, the largest number of inputs.
+        outputs: N; M where absent.
+        size: K.
+
+    Raises:
+        ConfigError: if a size is not a positive integer.
+        ShapeError: in a call with more than M inputs, or more than N outputs.
+    """
+
+    role = "learnt"
+    has_scores = True
+    reads_structure = False
+    reads_content = False
+
+    def __init__(self, inputs: int, outputs: int | None = None, *, size: int = 1) -> None:
+        super().__init__()
+        self.inputs = check_positive("Learnt", "inputs", inputs)
+        self.outputs = self.inputs if outputs is None else check_positive("Learnt", "outputs", outputs)
+        self._size = check_positive("Learnt", "size", size)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def bind(self, channels: Channels) -> None:
+        self.table = nn.Parameter(torch.empty(self._size, self.inputs, self.outputs))
+        nn.init.normal_(self.table, std=self.inputs ** -0.5)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        m, n = inputs.num_inputs, inputs.num_outputs if self.inputs == self.outputs else self.outputs
+        if not torch.compiler.is_compiling():
+            for name, letter, count, most in (("x", "M", m, self.inputs), ("z", "N", n, self.outputs)):
+                if count > most:
+                    raise ShapeError("Learnt", f"{name} must have at most {letter}={most} entries", count,
+                                     f"Learn a larger table: {self._written(m, n)}.")
+            if self.inputs != self.outputs:
+                _check_outputs("Learnt", inputs, self.outputs)
+        table: Tensor = self.table
+        return (table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n],)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return Dense(next(leaves))
+
+    def transpose(self) -> Mechanism:
+        """The transposed square table; one of other sizes is written so."""
+        if self.inputs != self.outputs:
+            raise ConfigError("Learnt.transpose", "the table must be square", self.extra_repr(),
+                              f"Write Learnt({self.outputs}, {self.inputs}), or Given(parameter) to share a table.")
+        return super().transpose()
+
+    def output_entries(self, structure: Any) -> int | None:
+        square = self.inputs == self.outputs
+        return super().output_entries(structure) if square else self.outputs * _count(structure)
+
+    def output_structure(self, structure: Any) -> Any:
+        return _with_outputs(structure, self.inputs, self.outputs)
+
+    def _written(self, m: int, n: int) -> str:
+        """The mechanism with at least these sizes."""
+        m, n = max(m, self.inputs), max(n, self.outputs)
+        return f"Learnt({m}{'' if m == n else f', {n}'}{'' if self._size == 1 else f', size={self._size}'})"
+
+    def extra_repr(self) -> str:
+        return self._written(0, 0).removeprefix("Learnt(").removesuffix(")")
+
+
+def _check_outputs(owner: str, inputs: Inputs, outputs: int) -> None:
+    """Raise `ShapeError` where z is given with other entries than the N outputs of a table."""
+    if inputs.z is not inputs.x and inputs.num_outputs != outputs:
+        raise ShapeError(owner, f"z must have N={outputs} entries, as the outputs of the basis", tuple(inputs.z.shape),
+                         "It need not be given.")
+
+
+def _with_outputs(structure: Any, inputs: int, outputs: int) -> Any:
+    """The structure of a call, or what there is of a batch where the outputs are not the inputs."""
+    samples: Samples | None = getattr(structure, "samples", None)
+    return structure if samples is None or outputs == inputs else derived(
+        samples, ("given", outputs), lambda: Samples([outputs] * samples.num_samples))
 
 
 def _count(structure: Any) -> int:

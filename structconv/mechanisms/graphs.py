@@ -11,6 +11,8 @@ import torch
 from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.matrices import (
     NORMALIZATIONS,
+    OF_A_SIDE,
+    Normalize,
     adjacency,
     laplacian_bound,
     random_walk,
@@ -76,27 +78,47 @@ class Adjacency(MatrixMechanism):
       are not outputs, D_m of an input is the sum of its outgoing weights.
     - "row": W D^-1, so that the weights into each output sum to one: a mean over neighbours.
     - None: W.
+    - A pair (of inputs, of outputs): what each side is divided by, "sum" of an entry's weights, "count" of its edges,
+      their roots "sqrt" and "sqrt_count", or None. With nodes as inputs and hyperedges as outputs of a bipartite graph,
+      `Adjacency(("sqrt", "count"), weighted=False) @ Adjacency(("sqrt", None)).transpose()` is the matrix
+      D^-1/2 H W B^-1 H^T D^-1/2 of a hypergraph convolution (Bai et al. 2021, eq. 6).
 
-    Entries of degree 0 weigh 0. Self-loops of weight 1 are appended for all nodes, also for those that have one.
+    `.transpose()` is the reversed graph's matrix, from its targets to its sources. Entries of degree 0 weigh 0.
+    Self-loops of weight 1 are appended for all nodes, also for those that have one.
 
     Args:
-        normalize: one of the three above.
+        normalize: one of the above.
         self_loops: add the identity to W first; a graph with M != N is refused.
+        weighted: whether the entries are the weights, or ones; a pair's "sum" and "sqrt" are of weights in any case.
         structure: the name of the one that it reads, in a call with several.
     """
 
-    def __init__(self, normalize: str | None = "sym", self_loops: bool = False, *,
+    def __init__(self, normalize: Normalize = "sym", self_loops: bool = False, *, weighted: bool = True,
                  structure: str | None = None) -> None:
         super().__init__(structure=structure)
-        check_choice("Adjacency", "normalize", normalize, NORMALIZATIONS)
-        self.normalize_by, self.self_loops = normalize, self_loops
+        if isinstance(normalize, list | tuple):
+            normalize = _sides(normalize)
+        else:
+            check_choice("Adjacency", "normalize", normalize, NORMALIZATIONS)
+        self.normalize_by, self.self_loops, self.weighted = normalize, self_loops, weighted
 
     def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
         graph = structure.with_self_loops() if self.self_loops else structure
-        return adjacency(graph, self.normalize_by, dtype)
+        return adjacency(graph, self.normalize_by, dtype, self.weighted)
 
     def extra_repr(self) -> str:
-        return f"normalize={self.normalize_by!r}, self_loops={self.self_loops}"
+        weighted = "" if self.weighted else ", weighted=False"
+        return f"normalize={self.normalize_by!r}, self_loops={self.self_loops}{weighted}"
+
+
+def _sides(normalize: Sequence[Any]) -> tuple[str | None, str | None]:
+    """What the entries of inputs and of outputs are divided by."""
+    if len(normalize) != 2:
+        raise ConfigError("Adjacency", "normalize must have one for the inputs and one for the outputs",
+                          repr(normalize))
+    for side in normalize:
+        check_choice("Adjacency", "each side of normalize", side, OF_A_SIDE)
+    return normalize[0], normalize[1]
 
 
 class Chebyshev(MatrixMechanism):

@@ -21,7 +21,7 @@ from structconv.structures.batching import GridBatch
 from structconv.structures.grid import Grid
 from structconv.structures.samples import Samples
 
-__all__ = ["AnyGrid", "Cuboid", "GridMechanism", "Pool", "Shifts"]
+__all__ = ["AnyGrid", "Cuboid", "GridMechanism", "Pool", "Shifts", "grids_of"]
 
 AnyGrid = Grid | GridBatch
 _MODES = ("zeros", "circular", "reflect", "replicate")
@@ -33,14 +33,15 @@ _line = lru_cache(maxsize=64)(Grid)
 def _shift(mechanism: str, *args: Any) -> Shift:
     """The shifts; `StructureError` where their window is larger than a padded grid, on which it has no place."""
     shift = Shift(*args)
-    for before, after in zip(_grids(shift.grid), _grids(shift.output_grid), strict=True):
+    for before, after in zip(grids_of(shift.grid), grids_of(shift.output_grid), strict=True):
         if before.num_entries and not after.num_entries:
             raise StructureError(mechanism, "the window must not be larger than the grid with its padding",
                                  repr(before), "Add padding, or take a smaller window.")
     return shift
 
 
-def _grids(grid: AnyGrid) -> tuple[Grid, ...]:
+def grids_of(grid: AnyGrid) -> tuple[Grid, ...]:
+    """The grids of a batch; of one grid itself."""
     return grid.grids if isinstance(grid, GridBatch) else (grid,)
 
 
@@ -91,7 +92,7 @@ class GridMechanism(Mechanism):
         if not isinstance(structure, Grid | GridBatch):
             raise StructureError(name, expected, type(structure).__name__,
                                  f"Call it as layer(x, structure=Grid(({sizes}))).")
-        if self.ndim is not None and any(grid.ndim != self.ndim for grid in _grids(structure)):
+        if self.ndim is not None and any(grid.ndim != self.ndim for grid in grids_of(structure)):
             raise StructureError(name, expected, repr(structure), "Offsets and sizes need one number an axis.")
         return structure
 

@@ -27,19 +27,17 @@ Told = Callable[[Mechanism, Tensor, "Tensor | None", Any], "tuple[Tensor, Tensor
 
 
 class InputsOfParts(NamedTuple):
-    """What a mixture is told of its call: what each part is told, z as it was given, the structure."""
+    """What a mixture is told of its call: what each part is told, z as it was given, the structure, and no places."""
 
     parts: tuple[Inputs, ...]
     z: Tensor | None
     structure: Any
+    places: None = None
 
     @property
     def samples(self) -> Samples | None:
         """Which entries are of one sample, where the structure is a batch."""
         return getattr(self.structure, "samples", None)
-
-    #: Positions are told to layers of one x.
-    places = None
 
     @property
     def num_inputs(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
+from structconv.mechanisms.mixing import Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.roles import ByRole
@@ -82,6 +83,9 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
         return Step(name, tuple(options.items()), True), Factor(others[0])
     if name == "softmax_with_sink":
         return Step(name, (("sink", float(others[0])), *options.items())), None
+    if name == "mix":
+        mixing = Mixing(others[0], operand.size)
+        return Step(name, (("heads", mixing.shape[1]),), True), mixing
     if name == "multiply" and isinstance(others[0], Tensor):
         return Step("multiply", (), True), Factor(others[0])
     if name == "multiply":
@@ -136,7 +140,7 @@ def _size(join: str | None, sizes: list[int]) -> int:
 
 
 def _check_own_heads(operands: list[Mechanism], size: int) -> None:
-    """Raise `ConfigError` where an operand scores x Theta_k, of which there are more than it has heads."""
+    """Raise `ConfigError` where an operand scores x Theta_k, of which there are others than it has heads."""
     for operand in operands:
         if operand.sees_projection and operand.size != size:
             raise ConfigError("on='projected'", "each head must have a Theta_k of its own, so that the other operand "
@@ -163,8 +167,12 @@ class Operation(ByRole, Mechanism):
         self.held = nn.ModuleList(held or [])
         self.join, self.steps = join, steps
         mechanisms = self.mechanisms()
-        self._size = _size(join, [operand.size for operand in mechanisms])
+        self._joined_size = _size(join, [operand.size for operand in mechanisms])
+        mixed = [dict(step.options)["heads"] for step in steps if step.name == "mix"]
+        self._size = mixed[-1] if mixed else self._joined_size
         if join in ("compose", "outer"):
+            _check_own_heads(mechanisms, self._joined_size)
+        if self._size != self._joined_size:
             _check_own_heads(mechanisms, self._size)
         self._sizes = tuple(operand.size for operand in mechanisms)
         #: Whether inputs and outputs have changed places.
@@ -388,7 +396,7 @@ class Operation(ByRole, Mechanism):
         if self.join != "concat" or inputs.projected is None:
             return (*first.leaves(_beside(first, second, inputs), closed),
                     *second.leaves(_beside(second, first, inputs), closed))
-        heads = ((0, first.size), (first.size, self._size))
+        heads = ((0, first.size), (first.size, self._joined_size))
         own = [inputs._replace(projected=(inputs.projected[0][..., start:stop, :, :],
                                           inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]
         return *first.leaves(own[0]), *second.leaves(own[1])
@@ -404,7 +412,7 @@ class Operation(ByRole, Mechanism):
     def _leaf(self, step: Step, inputs: Inputs, held: Iterator[Any], pairs: Any) -> Any:
         if step.name == "masked":
             return next(held)(inputs) if pairs is None else next(held)(inputs, pairs)
-        if step.name in ("multiply", "softmax_with_sink"):
+        if step.name in ("multiply", "mix", "softmax_with_sink"):
             return next(held)()
         if step.name == "map":
             return Function(next(held))
@@ -448,13 +456,17 @@ def _mapped(basis: Basis, step: Step, module: Any) -> Basis:
     return cast(Basis, OPERATORS["map"](basis, dict(step.options).get("fn", module)))
 
 
+def _mixed(basis: Basis, step: Step, matrix: Any) -> Basis:
+    return cast(Basis, OPERATORS["mix"](basis, matrix))
+
+
 def _with_sink(basis: Basis, step: Step, sink: Any) -> Basis:
     options = {"sink": sink, **dict(step.options)}
     return cast(Basis, OPERATORS["softmax_with_sink"](basis, **options))
 
 
 _STEPS: dict[str, Any] = {"map": _mapped, "masked": _masked, "multiply": _multiplied, "dropout": _dropped,
-                          "softmax_with_sink": _with_sink}
+                          "mix": _mixed, "softmax_with_sink": _with_sink}
 
 
 def _shown(text: str, step: Step, held: Any) -> str:
@@ -465,6 +477,8 @@ def _shown(text: str, step: Step, held: Any) -> str:
         return f"{text}.masked({'keep' if options['kept'] else 'drop'}={held!r})"
     if step.name == "map":
         return f"{text}.map({options.get('fn', held)!r})"
+    if step.name == "mix":
+        return f"{text}.mix({options['heads']})"
     if step.name == "softmax_with_sink":
         return f"{text}.softmax(over={options['over']!r}, sink={options.get('sink', 'sink')})"
     name = step.name if options.get("kind") != "softmax" else options.pop("kind")

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.errors import StructureError
+from structconv.memo import derived
 from structconv.structures.batching import GridBatch, parts_of
 from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Not, Or, Support
 from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples, Within, same_samples
-from structconv.structures.supports import Causal, EdgeSupport
+from structconv.structures.supports import Causal, EdgeSupport, Global
 from structconv.structures.values import altered
 from structconv.structures.windows import Window
 
@@ -57,7 +58,7 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
 
 
 #: Steps that read one pair at a time and leave a zero zero; those that make weights of scores.
-_ENTRYWISE = frozenset(("masked", "multiply", "leaky_relu", "scaled", "softcap", "dropout"))
+_ENTRYWISE = frozenset(("masked", "multiply", "mix", "leaky_relu", "scaled", "softcap", "dropout"))
 NORMALISING = frozenset(("normalize", "softmax_with_sink"))
 
 
@@ -105,9 +106,19 @@ def within(mask: Any, inputs: Any, samples: Samples) -> Any:
         return altered(mask, kept=within(mask.kept, inputs, samples))
     if isinstance(mask, Window) and isinstance(inputs.structure, GridBatch) and mask.centre is None:
         return _on_each(mask, inputs.structure)
+    if isinstance(mask, Global) and not torch.compiler.is_compiling():
+        return derived(samples, ("global", mask.entries), lambda: _global_in_each(mask, samples))
     fixed = not isinstance(mask, Support) or mask.num_inputs is not None or mask.num_outputs is not None
     shifts = samples.square and isinstance(mask, Causal | Window)
     return mask if fixed or shifts else Within(mask, samples)
+
+
+def _global_in_each(mask: Global, samples: Samples) -> Support:
+    """The pairs of the global entries of each sample, listed."""
+    sizes, starts = samples.sizes(), (samples.input_starts.tolist(), samples.output_starts.tolist())
+    pairs = [mask.edges(m, n).edge_index + torch.tensor([[first], [onto]])
+             for m, n, first, onto in zip(*sizes, *(start[:-1] for start in starts), strict=True)]
+    return EdgeSupport(Graph(torch.cat(pairs, 1), num_inputs=samples.num_inputs, num_outputs=samples.num_outputs))
 
 
 def _on_each(window: Window, grids: GridBatch) -> Support:

@@ -29,9 +29,8 @@ from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.places import at_places
 from structconv.structures.supports import Window
 
-__all__ = ["Additive", "BiAffine", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian", "General",
-           "Location", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn",
-           "heads_of"]
+__all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
+           "General", "Location", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn", "heads_of"]
 
 #: Modules without options that compute what a function does.
 _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
@@ -384,6 +383,39 @@ class Concatenation(Score):
         return values.Affine(next(leaves), next(leaves))
 
 
+class Channelwise(Score):
+    """a_kmn = x_mk: a head for each channel, whose score is the channel itself.
+
+    With `weight=EyeBlocks()`, which gives head k the channel k, `Channelwise(P).masked(keep=STRUCTURE)` aggregates the
+    neighbours channel by channel: `.normalize("hard")` takes their **maximum** (Hamilton et al. 2017, eq. 3), and
+    `* beta` before `.softmax()` the softmax aggregation whose limit that is (Li et al. 2020, eq. 3). A maximum is
+    linear in no matrix shared by channels, so K is P: E P numbers are held along E edges. Of equal largest neighbours
+    the first in the list has the gradient; an output without neighbours is zero.
+
+    Args:
+        channels: P, which is K.
+
+    Raises:
+        ConfigError: if x has other channels.
+    """
+
+    batching = "pairs"
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(check_positive("Channelwise", "channels", channels))
+
+    def bind(self, channels: Channels) -> None:
+        if channels.inputs != self.heads:
+            raise ConfigError("Channelwise", f"channels must be those of x, P={channels.inputs}", self.heads)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        x = inputs.x
+        return x.mT, x.new_zeros(()).expand(*x.shape[:-2], self.heads, inputs.num_outputs)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Affine(next(leaves), next(leaves))
+
+
 class Gaussian(DotProduct):
     """a_mn = exp(<z_n, x_m>) (Wang et al. 2018, eq. 2); `.normalize("sum")` makes it a softmax, computed as one."""
 
@@ -455,7 +487,7 @@ class Uniform(Score):
     def forward(self, inputs: Inputs) -> Leaves:
         places, window = inputs.places, self.window
         sizes = inputs.num_inputs, inputs.num_outputs
-        return inputs.x.new_ones(()), window if None in (places, window) else at_places(window, places, *sizes)
+        return inputs.x.new_ones(()), window if places is None else at_places(window, places, *sizes)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         uniform = values.Uniform(next(leaves), inputs.num_inputs, inputs.num_outputs)

@@ -162,8 +162,8 @@ class Conv(Layer):
         """What the layer makes of x (..., M, P) alone, for calls `layer(prepared, z)` that equal `layer(x, z)`.
 
         Those are keys, values, and whatever else `Mechanism.sources` names, and the structure, for calls that give
-        none. `prepared.append` and `step` put entries behind. Where windows leave out what is far behind (`Window`, with
-        `Causal` or not) and nothing counts places from the first input, what no later output sees is dropped.
+        none. `prepared.append` and `step` put entries behind. Where windows leave out what is far behind (`Window`,
+        with `Causal` or not) and nothing counts places from the first input, what no later output sees is dropped.
 
         O(M) memory: x, K D numbers of keys and values an entry. It is of the parameters as they are: a call after they
         have changed raises an error. Gradients reach x and the parameters through each call, if they are enabled while
@@ -416,7 +416,7 @@ def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
     return entries.dim() > 1 and sizes[0] in (None, entries.shape[-2]) and sizes[1] == entries.shape[-1]
 
 
-def _other_outputs(mechanism: Mechanism, x: Tensor, z: Tensor, y: Tensor) -> ShapeError:
+def _other_outputs(mechanism: Mechanism, x: Any, z: Tensor, y: Tensor) -> ShapeError:
     """What is wrong where the outputs are not the entries of z."""
     return ShapeError("Conv", f"z must have N={y.shape[-2]} entries, the outputs to which {mechanism!r} leads from the "
                       f"M={x.shape[-2]} entries of x", tuple(z.shape), "Leave z out: nothing reads it."

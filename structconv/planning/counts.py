@@ -10,12 +10,14 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.entrywise import Binary, Masked, Unary
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
+from structconv.bases.mixing import Mixed
 from structconv.bases.pairwise import Pairwise, nodes
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.scores import EdgeScore
 from structconv.bases.shift import Shift, ShiftTransposed
 from structconv.bases.sparse import Sparse
+from structconv.bases.taps import Taps
 from structconv.bases.typed import Typed
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.fitted import DENSE_CALLS, FUSED_SHARE, REPEAT_CALLS, SPARSE_CALLS
@@ -185,6 +187,11 @@ def _one_an_input(basis: ShiftTransposed, sizes: Sizes) -> int:
     return sizes.entries(basis)[0]
 
 
+@nonzero_count(Taps)
+def _taps(basis: Taps, sizes: Sizes) -> int:
+    return basis.taps * sizes.entries(basis)[1]
+
+
 @nonzero_count(Pooling)
 def _window(basis: Pooling, sizes: Sizes) -> int:
     return basis.shift.size * (nonzeros(basis.shift, sizes) or 0)
@@ -227,6 +234,17 @@ def _linear_sum(basis: LinearSum, sizes: Sizes, channels: int, mode: str) -> Cos
 @application_cost(Scaled, Repeated)
 def _scaled(basis: Scaled | Repeated, sizes: Sizes, channels: int, mode: str) -> Cost:
     return application(basis.child, sizes, channels, mode)
+
+
+@application_cost(Mixed)
+def _mixed(basis: Mixed, sizes: Sizes, channels: int, mode: str) -> Cost:
+    """That of the child, with the channels of all heads in `apply`, and a product over the heads of what goes in or
+    comes out."""
+    inputs, outputs = sizes.entries(basis)
+    work = sizes.batch * basis.child.size * basis.size * channels * (inputs if mode == "synthesis" else outputs)
+    inner = channels * basis.size if mode == "apply" else channels
+    own = Cost(2 * work, 2 * work * sizes.itemsize / max(1, min(basis.size, basis.child.size)), calls=1)
+    return application(basis.child, sizes, inner, "analysis" if mode == "apply" else mode) + own
 
 
 @application_cost(Composed)

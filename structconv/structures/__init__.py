@@ -8,6 +8,7 @@ from structconv.structures.batching import AnyStructure, GridBatch, Structure, b
 from structconv.structures.collating import collate
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
+from structconv.structures.places import At, Places
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import EachWithin, Samples, Within
 from structconv.structures.supports import (
@@ -16,6 +17,7 @@ from structconv.structures.supports import (
     Causal,
     DenseMask,
     EdgeSupport,
+    Global,
     Not,
     Or,
     Padding,
@@ -24,11 +26,11 @@ from structconv.structures.supports import (
     Window,
 )
 
-__all__ = ["AnyStructure", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Graph", "Grid", "GridBatch",
+__all__ = ["AnyStructure", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Graph", "Grid", "GridBatch",
            "KnowledgeGraph", "Padding", "Samples", "Structure", "Support", "Window", "batch", "collate", "membership",
            "unbatch"]
 
 # What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
-torch.serialization.add_safe_globals([And, Blocks, Causal, DenseMask, EdgeSupport, Graph, Grid, GridBatch,
-                                      KnowledgeGraph, Not, Or, Padding, Samples, Transposed, Within, EachWithin,
-                                      Window])
+torch.serialization.add_safe_globals([And, At, Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid,
+                                      GridBatch, KnowledgeGraph, Not, Or, Padding, Places, Samples, Transposed, Within,
+                                      EachWithin, Window])

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Pairs", "block_count", "block_pairs", "circle_offsets", "circle_pairs", "near_pairs", "product_pairs",
-           "ranges", "window_count", "window_pairs"]
+__all__ = ["Pairs", "block_count", "block_pairs", "circle_offsets", "circle_pairs", "cross_pairs", "near_pairs",
+           "product_pairs", "ranges", "window_count", "window_pairs"]
 
 Pairs = tuple[Tensor, Tensor]
 
@@ -72,6 +72,17 @@ def block_pairs(num_inputs: int, num_outputs: int, size: int, device: torch.devi
     start = torch.arange(num_outputs, device=device) // size * size
     count = (num_inputs - start).clamp(min=0, max=size)
     return ranges(start, count, 1, block_count(num_inputs, num_outputs, size))
+
+
+def cross_pairs(inputs: Tensor, outputs: Tensor, num_inputs: int, num_outputs: int) -> Pairs:
+    """All pairs of one of `inputs` with any output, and of one of `outputs` with any input, each pair once."""
+    others = torch.ones(num_outputs, dtype=torch.bool, device=outputs.device)
+    others[outputs] = False
+    left = torch.argsort(others.int(), descending=True, stable=True)[:num_outputs - outputs.shape[0]]
+    every = torch.arange(num_inputs, device=inputs.device)
+    source = torch.cat([every.repeat(outputs.shape[0]), inputs.repeat(left.shape[0])])
+    target = torch.cat([outputs.repeat_interleave(num_inputs), left.repeat_interleave(inputs.shape[0])])
+    return source, target
 
 
 def near_pairs(num_inputs: int, centre: Tensor, radius: int) -> Pairs:

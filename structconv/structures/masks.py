@@ -363,8 +363,11 @@ def listed(pairs: tuple[Tensor, ...], num_inputs: int, num_outputs: int) -> Grap
 
 
 def filtered(graph: Graph, keep: Tensor) -> Graph:
-    """The pairs of `graph` where `keep` (E,) is true, without weights or attributes."""
-    return Graph(graph.edge_index[:, keep], num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
+    """The pairs of `graph` where `keep` (E,) is true, without weights or attributes.
+
+    On the meta device, where no value is known, all of them."""
+    kept = graph.edge_index if keep.is_meta else graph.edge_index[:, keep]
+    return Graph(kept, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
 
 
 def _brief(value: Any) -> str:

@@ -19,8 +19,8 @@ from structconv.structures.masks import And, Device, Not, Or, Support, Transpose
 from structconv.structures.values import structure
 from structconv.structures.windows import Window
 
-__all__ = ["And", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Not", "Or", "Padding", "Support", "Transposed",
-           "Window"]
+__all__ = ["And", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Not", "Or", "Padding", "Support",
+           "Transposed", "Window"]
 
 
 @structure()
@@ -62,6 +62,67 @@ class Blocks(Support):
 
     def transpose(self) -> Blocks:
         return self
+
+
+@structure()
+class Global(Support):
+    """The pairs whose input or output is a global entry: `Window(256) | Global(1)` is Longformer's attention.
+
+    Args:
+        entries: how many of the first entries are global, or which ones, by their numbers. What there is not is not
+            counted.
+
+    Raises:
+        StructureError: a number that is no integer >= 0, or comes twice.
+
+    Lists G (M + N) - G^2 edges for G global entries. (Beltagy et al. 2020, section 3.1.)
+    """
+
+    entries: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        numbers = self.entries if isinstance(self.entries, list | tuple) else (self.entries,)
+        for number in numbers:
+            check_size("Global", "entries", number)
+        known = [number for number in numbers if type(number) is int]  # a tracer has stand-ins
+        if len(set(known)) < len(known):
+            raise StructureError("Global", "entries must be distinct numbers", self.entries)
+        if isinstance(self.entries, list):
+            object.__setattr__(self, "entries", tuple(self.entries))
+
+    def _contains(self, m: Tensor, n: Tensor) -> Tensor:
+        if not isinstance(self.entries, tuple):
+            return (m < self.entries) | (n < self.entries)
+        numbers = torch.tensor(self.entries, dtype=torch.int64, device=m.device)
+        return torch.isin(m, numbers) | torch.isin(n, numbers)
+
+    def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
+        inputs, outputs = self._among(num_inputs, device), self._among(num_outputs, device)
+        return listed(enumeration.cross_pairs(inputs, outputs, num_inputs, num_outputs), num_inputs, num_outputs)
+
+    def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
+        inputs, outputs = self._count(num_inputs), self._count(num_outputs)
+        return outputs * num_inputs + inputs * (num_outputs - outputs)
+
+    @property
+    def listed(self) -> bool:
+        return True
+
+    def transpose(self) -> Global:
+        return self
+
+    def _count(self, size: int) -> int:
+        """How many of so many entries are global."""
+        if not isinstance(self.entries, tuple):
+            return min(self.entries, size)
+        return sum(number < size for number in self.entries)
+
+    def _among(self, size: int, device: Device) -> Tensor:
+        """The global ones of so many entries, in ascending order."""
+        if not isinstance(self.entries, tuple):
+            return torch.arange(min(self.entries, size), device=device)
+        return torch.tensor(sorted(number for number in self.entries if number < size), dtype=torch.int64,
+                            device=device)
 
 
 @structure()

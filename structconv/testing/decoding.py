@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 from structconv.nn.conv import Conv
-from structconv.testing.calls import Use, joined
+from structconv.testing.calls import Use
 from structconv.testing.checks import same, same_gradients
 
-__all__ = ["check_positions", "check_prepared", "takes_positions"]
+__all__ = ["check_positions", "check_prepared", "takes_positions", "takes_prepared"]
+
+
+def takes_prepared(use: Use) -> bool:
+    """Whether the layer reads one x, which is not an image."""
+    return isinstance(use.layer, Conv) and isinstance(use.args[0], Tensor) and "axes" not in use.kwargs
 
 
 def takes_positions(use: Use) -> bool:
-    """Whether the layer can be told where its outputs stand, and is not called on an image."""
-    return "positions" in inspect.signature(use.layer.forward).parameters and "axes" not in use.kwargs
+    """Whether the layer can be told where its outputs stand, too."""
+    return takes_prepared(use) and "positions" in inspect.signature(use.layer.forward).parameters
 
 
 def check_positions(use: Use) -> None:
@@ -42,17 +47,16 @@ def check_positions(use: Use) -> None:
 
 def check_prepared(use: Use) -> None:
     """A call of prepared inputs gives what the call gives, the second one too, gradients included."""
-    if not isinstance(use.layer, Conv):
-        return
-    x, *others = use.args
+    layer: Any
+    layer, (x, *others) = use.layer, use.args
     expected = use()
 
     def run() -> Tensor:
-        return joined(use.run(lambda *args, **kwargs: use.layer(use.layer.prepare(x), *others, **use.kwargs)))
+        return use.run(lambda *args, **kwargs: layer(layer.prepare(x), *others, **use.kwargs))
 
     for turn in ("", ", again"):
         same_gradients(run(), expected, use.variables, f"prepared{turn}")
-    prepared = use.layer.prepare(x)
+    prepared = layer.prepare(x)
     for turn in ("first", "second"):
         again: Any = dataclasses.replace(use, args=(prepared, *others))
         same(again(), expected, f"the {turn} call of one prepared")

@@ -21,7 +21,7 @@ from structconv.bases.dense import Dense, Identity
 from structconv.bases.linear import Concat
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
-from structconv.structures import Blocks, Causal, DenseMask, Graph, Grid, Padding, Window
+from structconv.structures import Blocks, Causal, DenseMask, Global, Graph, Grid, Padding, Window
 
 __all__ = ["F64", "Drawn", "expressions", "leaves_of_scores", "masks", "matrices"]
 
@@ -118,6 +118,7 @@ def masks(draw: st.DrawFn, m: int, n: int) -> tuple[Any, Tensor]:
         (Causal(), i <= j), (Window(1), (i - j).abs() <= 1), (Blocks(2), i // 2 == j // 2),
         (Padding(kept), kept[:, None].expand(m, n)), (DenseMask(table), table),
         (Graph(pairs, num_inputs=m, num_outputs=n), table),
+        (Window(1) | Global((0, 3)), ((i - j).abs() <= 1) | (i == 0) | (i == 3) | (j == 0) | (j == 3)),
         (Window(2, dilation=2) | Causal(), ((i - j).abs() <= 4) & ((i - j) % 2 == 0) | (i <= j)),
         (Window(1) & Padding(kept), ((i - j).abs() <= 1) & kept[:, None])]
     return draw(st.sampled_from(options))
@@ -170,13 +171,25 @@ def _outer(a: Drawn, b: Drawn) -> Drawn:
     return Drawn(a.basis.outer(b.basis), raw, exists.flatten(0, 1), a.scored or b.scored)
 
 
+def _mix(a: Drawn, heads: int, seed: int) -> Drawn:
+    """Scores exist where those of all heads do; of matrices an absent entry is zero, and parts of a `|` have masks of
+    their own."""
+    matrix = _numbers(seed, a.basis.size, heads)
+    if a.scored or not isinstance(a.basis, Concat):
+        exists = a.exists.all(0, keepdim=True)
+        raw = torch.einsum("kmn,kj->jmn", a.raw, matrix)
+    else:
+        exists, raw = _everything(*a.raw.shape[-2:]), torch.einsum("kmn,kj->jmn", a.dense, matrix)
+    return Drawn(a.basis.mix(matrix), raw, exists, a.scored)
+
+
 @st.composite
 def expressions(draw: st.DrawFn, m: int, n: int, depth: int = 3) -> Drawn:
     """A random expression of bases from M inputs to N outputs; K stays below a few dozen."""
     if depth == 0:
         return draw(st.one_of(matrices(m, n), leaves_of_scores(m, n)))
     operator = draw(st.sampled_from(["leaf", "or", "matmul", "add", "times", "scale", "outer", "masked", "map",
-                                     "normalize", "normalize", "transpose", "leaky"]))
+                                     "normalize", "normalize", "transpose", "leaky", "mix"]))
     if operator == "leaf":
         return draw(expressions(m, n, 0))
     if operator == "matmul":
@@ -221,6 +234,8 @@ def _changed(draw: st.DrawFn, operator: str, a: Drawn) -> Drawn:
         return draw(_normalised(a))
     if operator == "scale":
         return Drawn(-0.7 * a.basis, -0.7 * a.raw, a.exists, a.scored)
+    if operator == "mix":
+        return _mix(a, draw(st.integers(1, 3)), draw(st.integers(0, 999)))
     if operator == "leaky":
         return Drawn(a.basis.leaky_relu(0.1), torch.nn.functional.leaky_relu(a.raw, 0.1), a.exists, a.scored)
     fn = draw(st.sampled_from(_FUNCTIONS))

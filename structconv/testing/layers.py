@@ -225,6 +225,8 @@ def _expressions() -> None:
                                    weight=Separable(2)), xs()),
           summed_adjacency=lambda: use(Conv(Adjacency() + Adjacency("row") * 0.5, P, 4, weight=Grouped(2)), x(),
                                        structure=graph()),
+          lightweight=lambda: use(Conv(Shifts([-1, 0, 1]), P, P, weight=Depthwise(heads=2, normalize="softmax")),
+                                  library.random(2, 6, P)),
           depthwise=lambda: use(Conv(Cuboid((3, 3)), P, P, weight=Depthwise()), library.random(2, 6, P),
                                 structure=Grid((2, 3))),
           users=lambda: use(Conv(Weighed(5), P, Q), x(), structure=graph()),

@@ -24,18 +24,21 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
+from structconv.bases.taps import Taps
 from structconv.bases.typed import Typed
 from structconv.mechanisms import grids, index
 from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.context import Context
+from structconv.mechanisms.dynamic import Deformable, DynamicShifts
 from structconv.mechanisms.expression import Mechanism
-from structconv.mechanisms.given import Given
+from structconv.mechanisms.given import Given, Learnt
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import (
     Blocks,
     Causal,
     DenseMask,
+    Global,
     Graph,
     Grid,
     KnowledgeGraph,
@@ -127,6 +130,9 @@ def _values() -> None:
             sparse_batched=lambda: Sparse(random_graph(), random(2, 1, 13)),
             sparse_without_edges=lambda: Sparse(empty_graph(), random(2, 0)),
             sparse_of_nothing=lambda: Sparse(empty_graph(0)))
+    several((), taps=lambda: Taps(torch.randint(-1, M, (HEADS, 5, 3)), random(2, HEADS, 5, 3), M),
+            shared_taps=lambda: Taps(torch.randint(-1, M, (1, 5, 2)), random(HEADS, 5, 2), M),
+            taps_of_nothing=lambda: Taps(torch.full((1, 3, 1), -1), random(HEADS, 3, 1), 0))
     several(("repeats",), sparse_with_repeated_edges=lambda: Sparse(repeated_graph(), random(2, 7)))
     several((), typed=lambda: Typed(random_graph(5, 7), torch.arange(13) % 3, 4, random(13)),
             typed_ones=lambda: Typed(random_graph(dtype=torch.int32), torch.arange(13) % 2, 2),
@@ -175,6 +181,7 @@ def _algebra_of_values() -> None:
             transposed_product=lambda: (Dense(random(2, M, M)).softmax() * Sparse(random_graph(), random(13)))
             .transpose(),
             normalised_matrix=lambda: Sparse(random_graph(), torch.rand(2, 13, dtype=F64)).normalize("sum"),
+            mixed_matrices=lambda: (Dense(random(2, M, M)) | Shift(Grid(M), (0, 1))).mix(random(4, 3)),
             difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0,
             sparsemax=lambda: Dense(random(2, M, 5)).normalize("sparsemax"),
             entmax_over_outputs=lambda: Dense(random(2, M, 5)).normalize("entmax", over="outputs"),
@@ -190,6 +197,7 @@ def _algebra_of_values() -> None:
 
 def _index_based() -> None:
     several((), given=lambda: setup(Given(Shift(Grid(M), (0, 2, -3)))),
+            learnt_onto_others=lambda: setup(Learnt(9, 4, size=2)),
             given_table=lambda: setup(Given(torch.nn.Parameter(random(2, M, 4))) | Given(random(M, 4))))
     several(GRAPH, adjacency=lambda: setup(index.Adjacency(), random_graph(weighted=True)),
             adjacency_by_rows=lambda: setup(index.Adjacency("row"), random_graph(dtype=torch.int32)),
@@ -211,9 +219,13 @@ def _index_based() -> None:
     several(("permutes",), laplacian_by_its_spectrum=lambda: setup(
         index.Chebyshev(2, None, "computed"), random_graph()))
     several((), bipartite_adjacency=lambda: setup(index.Adjacency(), random_graph(5, 7), entries=5),
+            hypergraph=lambda: setup(index.Adjacency(("sqrt", "count"), weighted=False) @ index.Adjacency(
+                ("sqrt", None)).transpose(), random_graph(6, 4, 11, weighted=True)),
             senders_and_receivers=lambda: setup(index.Incidence("sender") | index.Incidence("receiver"),
                                                 random_graph()),
             nodes_from_edges=lambda: setup(index.Incidence("receiver").transpose(), random_graph(), entries=13))
+    several(("compiles",), learnt=lambda: setup(Learnt(9, size=2)), learnt_scores=lambda: setup(Learnt(9, size=2)
+            .masked(keep=Causal()).softmax()))
     several(FREE, identity_mechanism=lambda: setup(index.Identity(2)))
     several(CONTENT, shifts=lambda: setup(index.Shifts([-1, 0, 2])))
     several(("compiles",), cuboid=lambda: setup(index.Cuboid((3, 3)), Grid((4, 5)), entries=20),
@@ -230,6 +242,15 @@ def _index_based() -> None:
                                                       Grid(5, periodic=True), entries=5))
 
 
+def _deformable(kernel: Any, structure: Grid | None, entries: int, **options: Any) -> Setup:
+    """Taps that move by other than whole numbers."""
+    outputs = options.pop("outputs", None)
+    made = setup(Deformable(kernel, **options), structure, entries=entries, outputs=outputs)
+    for parameter in made.mechanism.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return made
+
+
 def _attention() -> None:
     dot = mechanisms.DotProduct(heads=HEADS, dim=3)
     several((*FREE, "exports"), self_attention=lambda: setup(dot.scaled().softmax()),
@@ -240,6 +261,7 @@ def _attention() -> None:
             concatenation=lambda: setup(mechanisms.Concatenation(3).relu().normalize("count")),
             gaussian=lambda: setup(mechanisms.Gaussian().normalize("sum")),
             softcapped=lambda: setup(dot.softcap(3.0).softmax()),
+            talking_heads=lambda: setup(dot.scaled().mix(4).softmax().mix(3), outputs=5),
             pair=lambda: setup(mechanisms.Pair(heads=HEADS, hidden=5).softmax(), outputs=5))
     several(("permutes",),
             grouped_queries=lambda: setup(mechanisms.DotProduct(heads=4, dim=2, shared_by=2).scaled().softmax()),
@@ -252,6 +274,7 @@ def _attention() -> None:
             causal_over_outputs=lambda: setup(dot.scaled().masked(keep=Causal()).softmax(over="outputs")),
             window_attention=lambda: setup(dot.scaled().masked(keep=Window(1)).softmax()),
             block_attention=lambda: setup(dot.masked(keep=Blocks(4)).softmax()),
+            global_tokens=lambda: setup(dot.scaled().masked(keep=Window(1) | Global(1)).softmax()),
             causal_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=Causal()).softmax()),
             average=lambda: setup(mechanisms.Uniform(window=2).normalize("sum")),
             alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()))
@@ -275,6 +298,16 @@ def _attention() -> None:
             shaw_values=lambda: setup(dot.scaled().softmax().outer(terms.ClippedShifts(2))),
             masked_after_softmax=lambda: setup(dot.softmax().masked(keep=Window(1))),
             mixed_heads=lambda: setup(dot.scaled().softmax() | index.Shifts([-1, 1])))
+
+
+def _moving_shifts() -> None:
+    several((), dynamic_shifts=lambda: setup(DynamicShifts([-1, 0, 2], heads=HEADS)),
+            dynamic_shifts_on_a_torus=lambda: setup(DynamicShifts([(0, 1), (2, 0)]), Grid((3, 4), periodic=True),
+                                                    entries=12),
+            deformable=lambda: _deformable(3, None, M),
+            deformable_on_a_grid=lambda: _deformable((3, 2), Grid((4, 5)), 20),
+            deformable_on_a_circle=lambda: _deformable(3, Grid(7, periodic=True), 7),
+            deformable_strided=lambda: _deformable(3, Grid(7), 7, stride=2, outputs=4))
 
 
 def _other_normalisations() -> None:
@@ -317,7 +350,13 @@ def _attention_on_structures() -> None:
     several((*GRAPH, "exports", "masks"), graph_attention=lambda: setup(on_graph, random_graph()))
     several(GRAPH, graph_concatenation=lambda: setup(mechanisms.Concatenation(3).relu().masked(keep=STRUCTURE)
                                                      .normalize("sum"), random_graph()))
-    several((*GRAPH, "masks"), graph_attention_over_outputs=lambda: setup(
+    several((*GRAPH, "masks"), softmax_by_channel=lambda: setup((mechanisms.Channelwise(P) * 2.0).masked(
+                keep=STRUCTURE).softmax(), random_graph()))
+    several(("permutes", "blockwise", "resizes"), maximum=lambda: setup(mechanisms.Channelwise(P).masked(
+                keep=STRUCTURE).normalize("hard"), random_graph()))
+    several((*GRAPH, "masks"), talking_heads_on_a_graph=lambda: setup(
+                dot.masked(keep=STRUCTURE).mix(3).softmax().mix(HEADS), random_graph()),
+            graph_attention_over_outputs=lambda: setup(
                 dot.masked(keep=STRUCTURE).softmax(over="outputs"), random_graph(dtype=torch.int32)),
             graph_pair=lambda: setup(mechanisms.Pair(hidden=5).masked(keep=STRUCTURE).softmax(), random_graph()),
             graph_additive_of_another_map=lambda: setup(
@@ -346,6 +385,8 @@ def _attention_on_structures() -> None:
                 keep=Padding(torch.arange(M) < 4)).softmax()))
     several((), samples_of_attention=lambda: setup(dot.scaled().softmax(), Samples([3, 2, 1])),
             samples_by_position=lambda: setup(mechanisms.Location(9).softmax(), Samples([4, 2])),
+            samples_of_global_tokens=lambda: setup(dot.masked(keep=Window(1) | Global((0, 2))).softmax(),
+                                                   Samples([4, 2])),
             samples_of_blocks=lambda: setup(dot.masked(keep=Blocks(2)).softmax(), Samples([3, 3])),
             samples_of_two_sides=lambda: setup((dot + terms.RelativeBias(2)).masked(keep=Causal()).softmax(),
                                                Samples([4, 2], [1, 4]), outputs=5),
@@ -357,6 +398,6 @@ def _attention_on_structures() -> None:
             attention_to_nothing=lambda: setup(dot.softmax(), outputs=0))
 
 
-for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _other_normalisations,
+for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _moving_shifts, _other_normalisations,
                   _attention_on_structures):
     _register()

@@ -11,6 +11,7 @@ from structconv.theta.base import Theta, sum_tensors, wants_grad
 from structconv.theta.factored import (
     ByHeadTheta,
     DepthwiseSeparableTheta,
+    EyeBlocksTheta,
     HeadBlocksTheta,
     LowRankTheta,
     SeparableTheta,
@@ -27,6 +28,6 @@ from structconv.theta.whole import (
     as_theta,
 )
 
-__all__ = ["ApartTheta", "ByHeadTheta", "ConcatTheta", "DepthwiseSeparableTheta", "DepthwiseTheta", "EyeTheta",
-           "FullTheta", "GroupedTheta", "HeadBlocksTheta", "LowRankTheta", "MixtureTheta", "SeparableTheta",
+__all__ = ["ApartTheta", "ByHeadTheta", "ConcatTheta", "DepthwiseSeparableTheta", "DepthwiseTheta", "EyeBlocksTheta",
+           "EyeTheta", "FullTheta", "GroupedTheta", "HeadBlocksTheta", "LowRankTheta", "MixtureTheta", "SeparableTheta",
            "SharedTheta", "Theta", "as_theta", "sum_tensors", "wants_grad"]

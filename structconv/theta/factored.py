@@ -11,7 +11,8 @@ from structconv.primitives.products import contract_heads, expand_heads, product
 from structconv.theta.base import Theta, check_letters, plus
 from structconv.theta.whole import FullTheta
 
-__all__ = ["ByHeadTheta", "DepthwiseSeparableTheta", "HeadBlocksTheta", "LowRankTheta", "SeparableTheta"]
+__all__ = ["ByHeadTheta", "DepthwiseSeparableTheta", "EyeBlocksTheta", "HeadBlocksTheta", "LowRankTheta",
+           "SeparableTheta"]
 
 
 @value
@@ -258,6 +259,57 @@ class HeadBlocksTheta(Theta):
 
     expand_flops = inner_flops
     contract_flops = inner_flops
+
+
+@value
+class EyeBlocksTheta(Theta):
+    """Head k hands on the k-th of K blocks of D channels: Theta_kpq = [p = q and p // D = k]; no numbers."""
+
+    size: int = 1
+    channels: int = 1
+    sums_heads = False
+
+    @property
+    def in_channels(self) -> int:
+        return self.channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.channels
+
+    @property
+    def head_channels(self) -> int:
+        return self.channels // self.size
+
+    def heads(self, x: Tensor) -> Tensor:
+        """The blocks of channels: (..., M, K D) -> (..., K, M, D)."""
+        return x.unflatten(-1, (self.size, self.head_channels)).movedim(-2, -3)
+
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Blocks side by side: (..., K, N, D) -> (..., N, K D)."""
+        return plus(r.movedim(-3, -2).flatten(-2), bias)
+
+    def dense(self) -> Tensor:
+        block = torch.arange(self.channels) // self.head_channels
+        own = (block == torch.arange(self.size).unsqueeze(-1)).to(torch.get_default_dtype())
+        return torch.diag_embed(own)
+
+    def expand(self, x: Tensor) -> Tensor:
+        block = torch.arange(self.channels, device=x.device) // self.head_channels
+        own = block == torch.arange(self.size, device=x.device).unsqueeze(-1)
+        return torch.where(own.unsqueeze(-2), x.unsqueeze(-3), 0)
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        own = r.unflatten(-1, (self.size, self.head_channels)).diagonal(dim1=-4, dim2=-2)
+        return plus(own.mT.flatten(-2), bias)
+
+    def slice(self, start: int, stop: int) -> Theta:
+        return FullTheta(self.dense()[start:stop])
+
+    def expand_flops(self) -> int:
+        return self.size * self.channels
+
+    contract_flops = expand_flops
 
 
 @value

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from structconv import conv
-from structconv.bases import Dense, Shift, Sparse
+from structconv.bases import Dense, Shift, Sparse, fourier_basis, haar_basis
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct, Given, Identity, RelativeBias, Shifts
+from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct, Given, Identity, Learnt, RelativeBias, Shifts
 from structconv.nn.conv import Conv
-from structconv.structures import Causal, DenseMask, Graph, Grid, Window
+from structconv.structures import Causal, DenseMask, Graph, Grid, Samples, Window
 from structconv.weights import LowRank
 
 F64, INF, M, N, P, Q = torch.float64, float("inf"), 6, 4, 3, 2
@@ -75,6 +75,8 @@ def test_what_does_not_fit():
     layer = Conv(Given(random(2, M, N)), P, Q).to(F64)
     with pytest.raises(ShapeError, match=r"M=6"):
         layer(random(M + 1, P))
+    with pytest.raises(ShapeError, match=r"Given: z must have N=4 entries"):
+        layer(random(M, P), random(N + 1, P))
     for wrong in (torch.ones(2, 2, dtype=torch.int64), torch.ones(3)):
         with pytest.raises(ShapeError, match="floating tensor"):
             Given(wrong)
@@ -119,3 +121,108 @@ def test_log_softmax_is_of_scores_again():
     close(layer(x), same(x))
     with pytest.raises(ConfigError, match="must have scores"):
         Identity().log_softmax()
+
+
+@pytest.mark.parametrize("length", [1, 4, M])
+def test_a_learnt_table_takes_any_length_up_to_its_own(length):
+    layer, x = Conv(Learnt(M, size=2), P, Q).to(F64), random(5, length, P)
+    table, theta = layer.mechanism.table, layer.weight.theta
+    y = layer(x)
+    close(y, torch.einsum("kmn,bmp,kpq->bnq", table[:, :length, :length], x, theta) + layer.bias)
+    y.square().sum().backward()
+    assert table.grad[:, :length, :length].abs().min() > 0
+    assert table.grad.count_nonzero() == 2 * length ** 2
+
+
+def test_a_learnt_table_has_outputs_of_its_own():
+    layer, x = Conv(Learnt(M, N, size=2), P, Q).to(F64), random(5, 3, P)
+    close(layer(x), torch.einsum("kmn,bmp,kpq->bnq", layer.mechanism.table[:, :3], x, layer.weight.theta) + layer.bias)
+    assert layer.mechanism.table.shape == (2, M, N)
+    assert set(layer.state_dict()) == {"theta", "bias", "learnt.table"}
+
+
+def test_a_learnt_table_is_a_term_of_scores_of_others():
+    layer = Conv((DOT + Learnt(M, size=2)).softmax(), P, Q, other_channels=5).to(F64)
+    x, z = random(4, P), random(3, 5)
+    dot, learnt = layer.mechanism.mechanisms()
+    scores = dot.basis(x, z).dense() + learnt.table[:, :4, :3]
+    close(layer.basis(x, z).dense(), scores.softmax(-2))
+
+
+def test_samples_of_a_learnt_table_begin_at_its_first_row():
+    for layer, sizes in ((Conv(Learnt(M), P, Q).to(F64), (4, 2)), (Conv(Learnt(M, N), P, Q).to(F64), (5, 3))):
+        xs = [random(size, P) for size in sizes]
+        close(layer(torch.cat(xs), structure=Samples(list(sizes))), torch.cat([layer(x) for x in xs]))
+
+
+def test_sizes_beyond_a_learnt_table_are_named():
+    with pytest.raises(ShapeError, match=r"Learnt: x must have at most M=6 entries; got 7\. .*Learnt\(7, size=2\)"):
+        Conv(Learnt(M, size=2), P, Q)(torch.randn(7, P))
+    with pytest.raises(ShapeError, match=r"Learnt: z must have at most N=6 entries; got 8\. .*Learnt\(6, 8\)"):
+        Conv(Learnt(M), P, Q)(torch.randn(4, P), torch.randn(8, P))
+    with pytest.raises(ShapeError, match=r"N=4"):
+        Conv(Learnt(M, N), P, Q)(torch.randn(3, P), torch.randn(5, P))
+    for wrong in ((0,), (3, 0), (2.5,)):
+        with pytest.raises(ConfigError, match="Learnt"):
+            Learnt(*wrong)
+    with pytest.raises(ConfigError, match="size"):
+        Learnt(3, size=0)
+
+
+def test_each_layer_draws_its_own_table():
+    first, second = (Conv(Learnt(M), P, Q) for _ in range(2))
+    assert not torch.equal(first.mechanism.table, second.mechanism.table)
+    before = first.mechanism.table.clone()
+    first.reset_parameters()
+    assert not torch.equal(first.mechanism.table, before)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 8, 12])
+def test_a_fourier_basis_is_the_discrete_transform(length):
+    real, imaginary = fourier_basis(length, dtype=F64)
+    x = random(length, 3)
+    expected = torch.fft.fft(x, dim=0)
+    close(real.mT @ x, expected.real)
+    close(imaginary.mT @ x, expected.imag)
+    unitary = torch.complex(real, imaginary) / length ** 0.5
+    close(unitary @ unitary.mH, torch.eye(length, dtype=torch.complex128))
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 16])
+def test_a_haar_basis_is_orthogonal_with_means_and_differences(length):
+    (haar,) = haar_basis(length, dtype=F64)
+    x = random(length)
+    close(haar.mT @ haar, torch.eye(length, dtype=F64))
+    coefficients = haar.mT @ x
+    close(coefficients[0], x.mean() * length ** 0.5)
+    if length > 1:
+        half = length // 2
+        close(coefficients[1], (x[:half].sum() - x[half:].sum()) / length ** 0.5)
+        close(coefficients[half:], (x[::2] - x[1::2]) / 2 ** 0.5)
+
+
+def test_fixed_bases_name_their_sizes():
+    with pytest.raises(ConfigError, match="haar_basis: num_entries must be a power of two; got 6"):
+        haar_basis(6)
+    with pytest.raises(ConfigError, match="fourier_basis"):
+        fourier_basis(0)
+    assert fourier_basis(4).dtype == torch.float32
+
+
+def test_a_given_basis_turns_around_with_its_tensors():
+    table = nn.Parameter(random(2, M, N))
+    layer, x = Conv(Given(table).transpose(), P, Q).to(F64), random(5, N, P)
+    assert [name for name, _ in layer.named_parameters() if "mechanism" in name] == ["mechanism.tensor0"]
+    for _ in range(2):
+        held = layer.mechanism.tensor0
+        close(layer(x), torch.einsum("knm,bmp,kpq->bnq", held, x, layer.weight.theta) + layer.bias)
+        layer.mechanism.tensor0 = nn.Parameter(random(2, M, N))
+    autoencoder = Conv(Given(table) @ Given(table).transpose(), P, Q).to(F64)
+    assert len(list(autoencoder.mechanism.parameters())) == 1
+    a = next(autoencoder.mechanism.parameters())
+    theta = autoencoder.weight.theta.unflatten(0, (2, 2))
+    x = random(M, P)
+    close(autoencoder(x), torch.einsum("kmr,jnr,mp,kjpq->nq", a, a, x, theta) + autoencoder.bias)
+    assert Given(table).transpose().transpose().basis(x).num_inputs == M
+    with pytest.raises(ConfigError, match=r"the table must be square; got 6, 4. Write Learnt\(4, 6\)"):
+        Learnt(M, N).transpose()

@@ -7,7 +7,18 @@ import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from structconv.structures import Blocks, Causal, EdgeSupport, Graph, Grid, KnowledgeGraph, Padding, Window, batch
+from structconv.structures import (
+    Blocks,
+    Causal,
+    EdgeSupport,
+    Global,
+    Graph,
+    Grid,
+    KnowledgeGraph,
+    Padding,
+    Window,
+    batch,
+)
 
 
 def random_graph(nodes, edges, **fields):
@@ -97,7 +108,8 @@ def test_graph_exports_with_any_number_of_edges(strict):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("support", [
     Causal() & Padding(torch.tensor([True, True, False, True])), Window(1, centre=torch.rand(2, 4)),
-    Window((3, 1), dilation=1, grid=Grid((2, 2), periodic=True)), EdgeSupport(random_graph(4, 6)) | ~Blocks(2)])
+    Window((3, 1), dilation=1, grid=Grid((2, 2), periodic=True)), Window(1) | Global(1) | Global((2, 3)),
+    EdgeSupport(random_graph(4, 6)) | ~Blocks(2)])
 def test_supports_export(support, strict):
     x = torch.rand(4, 2)
     program = torch.export.export(UseSupport(), (support, x), strict=strict)

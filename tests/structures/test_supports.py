@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structconv.errors import StructureError
-from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph, Grid, Padding, Window
+from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid, Padding, Window
 from structconv.structures.supports import And, Not, Or, Transposed
 
 
@@ -65,6 +65,12 @@ SIZES = [(5, 5), (7, 4), (4, 9), (0, 3), (3, 0), (0, 0), (1, 1)]
     (Causal() & Blocks(2), lambda m, n: m <= n and m // 2 == n // 2),
     (Window(1) | Blocks(3), lambda m, n: abs(m - n) <= 1 or m // 3 == n // 3),
     (Window(1) | Causal(), lambda m, n: m - n <= 1),
+    (Global(2), lambda m, n: m < 2 or n < 2),
+    (Global((6, 0, 3)), lambda m, n: m in (0, 3, 6) or n in (0, 3, 6)),
+    (Global(0), lambda m, n: False),
+    (Global(100), lambda m, n: True),
+    (Window(1) | Global([3]), lambda m, n: abs(m - n) <= 1 or m == 3 or n == 3),
+    (Global(1) & Causal(), lambda m, n: m <= n and (m < 1 or n < 1)),
     (Window(3) & ~Window(1), lambda m, n: 1 < abs(m - n) <= 3),
 ])
 def test_supports_of_sequences(support, rule, num_inputs, num_outputs):
@@ -73,7 +79,8 @@ def test_supports_of_sequences(support, rule, num_inputs, num_outputs):
 
 
 def test_which_are_listed():
-    sparse = [Window(1), Blocks(2), Window(1) & Causal(), Causal() & Window(1), Window(1) | Blocks(2)]
+    sparse = [Window(1), Global(1), Window(1) | Global((0, 2)),
+              Blocks(2), Window(1) & Causal(), Causal() & Window(1), Window(1) | Blocks(2)]
     dense = [Causal(), ~Window(1), Window(1) | Causal(), Padding(torch.ones(4).bool()),
              DenseMask(torch.ones(4, 4).bool()), Causal() & Padding(torch.ones(4).bool())]
     assert all(support.edges(4, 4) is not None for support in sparse)
@@ -136,7 +143,8 @@ def random_supports(num_inputs, num_outputs):
     batched = st.lists(booleans, min_size=2, max_size=2).map(torch.stack)
     leaves = st.one_of(
         st.builds(Causal), st.builds(Window, st.integers(0, 3), st.integers(1, 2)),
-        st.builds(Blocks, st.integers(1, 4)),
+        st.builds(Blocks, st.integers(1, 4)), st.builds(Global, st.integers(0, 3)),
+        st.sets(st.integers(0, 8), max_size=3).map(tuple).map(Global),
         st.sets(pair, max_size=8).map(graph), booleans.map(Padding), batched.map(Padding),
         booleans.map(lambda keep: DenseMask(keep[:, None].expand(num_inputs, num_outputs))))
     return st.recursive(leaves, lambda inner: st.one_of(
@@ -188,8 +196,14 @@ def test_long_sequences_are_listed_without_a_table():
     length = 200_000
     edges = (Window(3) & Causal()).edges(length, length)
     assert edges.num_edges == 4 * length - 6
+    assert (Window(1) | Global((5, length - 1))).edges(length, length).num_edges == 7 * length - 14
     graph = EdgeSupport(Window(1).edges(length, length))
     assert graph.contains(edges.source, edges.target).sum() == 2 * length - 1
+
+
+def test_on_the_meta_device_a_list_is_as_long_as_it_may_be():
+    support = Window(1) | Global(2)
+    assert support.edges(9, 9).num_edges < support.edges(9, 9, "meta").num_edges <= support.edge_bound(9, 9)
 
 
 BAD = {
@@ -203,6 +217,9 @@ BAD = {
     "centre dilated": (lambda: Window(2, dilation=2, centre=torch.rand(3)), "centre goes with an integer radius"),
     "centre dtype": (lambda: Window(2, centre=torch.arange(3)), "centre must be floating; got torch.int64"),
     "blocks": (lambda: Blocks(0), "size must be a positive integer; got 0"),
+    "global": (lambda: Global(-1), "entries must be an integer >= 0; got -1"),
+    "global twice": (lambda: Global((2, 0, 2)), r"entries must be distinct numbers; got \(2, 0, 2\)"),
+    "global text": (lambda: Global("abc"), "entries must be an integer"),
     "padding dtype": (lambda: Padding(torch.ones(3)), r"boolean tensor \(..., M\); got torch.float32"),
     "padding list": (lambda: Padding([True]), "boolean tensor.*got list"),
     "table rank": (lambda: DenseMask(torch.ones(3).bool()), r"\(..., M, N\); got torch.bool \(3,\)"),
@@ -233,6 +250,7 @@ def test_repr():
     assert repr(Causal() & ~Padding(torch.ones(2, 4).bool())) == "(Causal() & ~Padding(keep=bool(2, 4)))"
     assert repr(Window(2, dilation=3)) == "Window(radius=2, dilation=3)" and repr(Window(2)) == "Window(radius=2)"
     assert repr(Causal().transpose()) == "Causal().transpose()"
+    assert repr(Window(2) | Global((0, 5))) == "(Window(radius=2) | Global(entries=(0, 5)))"
     assert repr(Blocks(2) | Causal()) == "(Blocks(size=2) | Causal())"
 
 
@@ -240,6 +258,7 @@ def test_inverses_of_themselves():
     causal = Causal()
     assert ~~causal is causal and causal.transpose().transpose() is causal
     assert Window(2).transpose().radius == 2 and Blocks(2).transpose().size == 2
+    assert Global(2).transpose().entries == 2
 
 
 def test_copies_and_devices():

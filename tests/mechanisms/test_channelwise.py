@@ -1,0 +1,53 @@
+"""Aggregation channel by channel: a maximum over neighbours, the softmax whose limit it is, and scatter_reduce."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError
+from structconv.mechanisms import STRUCTURE, Channelwise
+from structconv.nn.conv import Conv
+from structconv.structures import Graph
+from structconv.weights import EyeBlocks
+
+F64, P = torch.float64, 5
+MAXIMUM = Channelwise(P).masked(keep=STRUCTURE).normalize("hard")
+
+
+def random_graph(nodes=40, edges=200):
+    return Graph(torch.randint(0, nodes - 1, (2, edges)), num_nodes=nodes)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_a_maximum_with_its_gradient(lead, dtype):
+    index = random_graph().edge_index
+    graph = Graph(torch.unique(index, dim=1), num_nodes=40)  # an edge twice is a tie
+    layer = Conv(MAXIMUM, P, P, weight=EyeBlocks(), bias=False)
+    x = torch.randn(*lead, 40, P, dtype=dtype, requires_grad=True)
+    index = graph.target[:, None].expand(*lead, -1, P)
+    expected = torch.zeros_like(x).scatter_reduce(-2, index, x[..., graph.source, :], "amax", include_self=False)
+    y = layer(x, structure=graph)
+    torch.testing.assert_close(y, expected)
+    weights = torch.randn_like(y)
+    found, wanted = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (y, expected))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_an_output_without_neighbours_is_zero_and_negative_numbers_are_kept():
+    graph, x = Graph(torch.tensor([[0, 1], [2, 2]]), num_nodes=3), -torch.ones(3, P, dtype=F64)
+    y = Conv(MAXIMUM, P, P, weight=EyeBlocks(), bias=False)(x, structure=graph)
+    assert torch.equal(y, torch.tensor([[0.0], [0.0], [-1.0]], dtype=F64).expand(3, P))
+
+
+def test_the_softmax_nears_the_maximum():
+    graph, x = random_graph(), torch.randn(40, P, dtype=F64)
+    maximum = Conv(MAXIMUM, P, P, weight=EyeBlocks(), bias=False)(x, structure=graph)
+    soft = Conv((Channelwise(P) * 1e6).masked(keep=STRUCTURE).softmax(), P, P, weight=EyeBlocks(), bias=False)
+    torch.testing.assert_close(soft(x, structure=graph), maximum)
+
+
+def test_the_number_of_channels_is_checked():
+    with pytest.raises(ConfigError, match="Channelwise: channels must be those of x, P=10; got 5"):
+        Conv(MAXIMUM, 10, 10, weight=EyeBlocks())
