@@ -63,6 +63,7 @@ from structconv import (
     RelativeBias,
     RelativeKey,
     RelativeValue,
+    Rotary,
     Separable,
     Shifts,
     Uniform,
@@ -128,6 +129,10 @@ def long_sequence() -> dict[str, Any]:
 
 def sequences() -> dict[str, Any]:
     return {"x": torch.randn(2, 12, P), "z": torch.randn(2, 9, P)}
+
+
+def one_step() -> dict[str, Any]:
+    return {"x": torch.randn(2, 12, P), "z": torch.randn(2, 1, P), "positions": 7}
 
 
 def image() -> dict[str, Any]:
@@ -449,6 +454,17 @@ def neighbourhood_attention() -> Conv:
 @row("a window with global tokens (Longformer)", "Beltagy et al. 2020, section 3.1", sequence)
 def global_tokens() -> Conv:
     return Conv(DotProduct(heads=4, dim=32).scaled().masked(keep=Window(2) | Global(1)).softmax(), P, Q)
+
+
+@row("causal attention, one step of decoding", "Vaswani et al. 2017, section 3.2.3", one_step)
+def decoding_step() -> Conv:
+    return Conv(DotProduct(heads=8, dim=8).scaled().masked(keep=Causal()).softmax(), P, Q, weight=LowRank(8))
+
+
+@row("rotary positions in a sliding window, one step", "Su et al. 2021, eq. 34; Jiang et al. 2023", one_step)
+def sliding_step() -> Conv:
+    return Conv(DotProduct(heads=4, dim=8, shared_by=2, rotary=Rotary(layout="half")).scaled()
+                .masked(keep=Window(3) & Causal()).softmax(), P, Q, weight=LowRank(8, shared_by=2))
 
 
 @row("attention heads beside shift heads", "Andreoli 2019", sequence)

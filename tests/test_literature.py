@@ -374,6 +374,32 @@ def grouped_queries(layer, x):
 
 
 @reference
+def decoding_step(layer, x, z, positions):
+    seen = x[:, :positions + 1]
+    q, k = by_heads(z, held(layer, "query.weight")), by_heads(seen, held(layer, "key.weight"))
+    v = torch.einsum("bmp,kpd->bkmd", seen, held(layer, "value"))
+    return torch.einsum("bknd,kdq->bnq", F.scaled_dot_product_attention(q, k, v), held(layer, "output")) + layer.bias
+
+
+@reference
+def sliding_step(layer, x, z, positions):
+    seen, places = x[:, positions - 3:positions + 1], torch.arange(positions - 3, positions + 1)
+    q = turned(by_heads(z, held(layer, "query.weight"), 4), torch.tensor([positions]))
+    k = turned(by_heads(seen, held(layer, "key.weight"), 2), places)
+    v = torch.einsum("bmp,gpd->bgmd", seen, held(layer, "value"))
+    y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    return torch.einsum("bknd,kdq->bnq", y, held(layer, "output")) + layer.bias
+
+
+def turned(t: Tensor, places: Tensor) -> Tensor:
+    """Complex numbers of the first and the second half of the channels, turned."""
+    half = t.shape[-1] // 2
+    angles = places.to(F64)[:, None] * 10000.0 ** (-torch.arange(half, dtype=F64) / half)
+    y = torch.complex(t[..., :half], t[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([y.real, y.imag], -1)
+
+
+@reference
 def bahdanau(layer, x, z):
     w, u = held(layer, "target.weight"), held(layer, "source.weight")
     b, v = held(layer, "target.bias"), held(layer, "vector")[0]

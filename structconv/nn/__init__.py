@@ -18,11 +18,12 @@ from structconv.nn.grids import (
     SeparableConv2d,
 )
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
+from structconv.nn.prepared import Prepared
 from structconv.nn.relative import RelativeValue
 from structconv.nn.transposed import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from structconv.roles import state_keys
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
            "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv", "GATConv",
-           "GATv2Conv", "GCNConv", "MultiheadAttention", "NonLocalBlock", "OnGrid", "RelationalConv", "RelativeValue",
-           "SeparableConv2d", "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]
+           "GATv2Conv", "GCNConv", "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv",
+           "RelativeValue", "SeparableConv2d", "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]
