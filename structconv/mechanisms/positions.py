@@ -142,7 +142,7 @@ class RelativeKey(Term):
         beside = _product_in(inputs.sibling)
         if beside is None:
             raise ConfigError("RelativeKey", "a DotProduct must stand beside it", repr(inputs.sibling))
-        return (beside.queries(inputs) @ self.table.mT,)
+        return (beside.queries(inputs.z, beside.places(inputs)) @ self.table.mT,)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Lookup(next(leaves), "clip", self.clip, inputs.num_inputs, inputs.num_outputs)

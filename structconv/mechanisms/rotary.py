@@ -49,8 +49,10 @@ class Rotary(nn.Module):
     def forward(self, t: Tensor, positions: Tensor | None = None) -> Tensor:
         """(..., M, D) whose entries are at these places, (M,) or (B, M) before an axis of heads -> (..., M, D)."""
         turned = t.shape[-1] if self.channels is None else self.channels
-        if turned % 2 or not 0 < turned <= t.shape[-1]:
-            raise ConfigError("Rotary", f"channels must be an even number of at most D={t.shape[-1]}", turned)
+        if turned % 2:
+            raise ConfigError("Rotary", "the number of channels that are turned must be even", turned)
+        if not 0 < turned <= t.shape[-1]:
+            raise ConfigError("Rotary", f"channels must be at most D={t.shape[-1]}", turned)
         if positions is None:
             positions = torch.arange(t.shape[-2], device=t.device)
         positions = positions.unsqueeze(-2) if positions.dim() > 1 else positions

@@ -132,43 +132,42 @@ class DotProduct(Score):
         self.query = Projection(channels.others, self.heads, self.dim, self.bias)
         self.key = Projection(channels.inputs, self.key_heads, self.dim, self.bias)
 
-    def queries(self, inputs: Inputs) -> Tensor:
-        """Of z (..., N, P'): (..., K, N, D)."""
+    def queries(self, z: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(..., N, P') at these places, or at 0, 1, ... -> (..., K, N, D)."""
         if self.sees_projection:
             raise ConfigError("RelativeKey", "the DotProduct beside it must have queries of its own",
                               "on='projected'", "Give RelativeKey another DotProduct.")
-        query = heads_of(self.query, inputs.z, self.heads) if self.projects else inputs.z.unsqueeze(-3)
-        return self._mapped(query, inputs.output_positions)
+        return self._mapped(heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3), positions)
 
-    def keys(self, x: Tensor, start: int = 0) -> Any:
+    def keys(self, x: Tensor, start: int = 0) -> Tensor:
         """(..., M, P), of which the first is at place `start` -> (..., K, M, D)."""
-        if self._plain:
-            return by_heads(self.key, x, self.heads)
         key = heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3)
-        key = self._mapped(key, lambda: torch.arange(start, start + x.shape[-2], device=x.device))
+        key = self._mapped(key, torch.arange(start, start + x.shape[-2], device=x.device) if start else None)
         return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
 
-    def _mapped(self, query: Tensor, places: Callable[[], Tensor]) -> Tensor:
+    def _mapped(self, query: Tensor, positions: Tensor | None) -> Tensor:
         """Queries or keys at these places, rotated and through the feature map."""
-        query = query if self.rotary is None else self.rotary(query, places())
+        query = query if self.rotary is None else self.rotary(query, positions)
         return query if self.feature is None else self.feature(query)
-
-    @property
-    def _plain(self) -> bool:
-        """Whether nothing happens to queries and keys once they are projected."""
-        return self.projects and self.rotary is self.feature is None and self.shared_by == 1
 
     def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
         return (self.keys,) if self.projects else ()
 
+    def places(self, inputs: Inputs) -> Tensor | None:
+        """The places of the queries, where they are turned by them and are not 0, 1, ..."""
+        return None if self.rotary is None or inputs.places is None else inputs.output_positions()
+
     def forward(self, inputs: Inputs) -> Leaves:
+        places = self.places(inputs)
         if self.sees_projection:
             key, query = _projected("DotProduct", inputs)
-            return (self._mapped(query, inputs.output_positions),
-                    self._mapped(key, lambda: torch.arange(key.shape[-2], device=key.device) + inputs.start))
-        if self._plain:
-            return by_heads(self.query, inputs.z, self.heads), inputs.of_x(self.keys)
-        return self.queries(inputs), inputs.of_x(self.keys)
+            start = torch.arange(key.shape[-2], device=key.device) + inputs.start if inputs.start else None
+            return self._mapped(query, places), self._mapped(key, start)
+        if self.projects and self.rotary is self.feature is None and self.shared_by == 1:
+            lazy = inputs.prepared is None
+            return (by_heads(self.query, inputs.z, self.heads),
+                    by_heads(self.key, inputs.x, self.heads) if lazy else inputs.of_x(self.keys))
+        return self.queries(inputs.z, places), inputs.of_x(self.keys)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Bilinear(next(leaves), next(leaves))

@@ -17,8 +17,8 @@ from structconv.nn.grids import (
     OnGrid,
     SeparableConv2d,
 )
-from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.prepared import Prepared
+from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.relative import RelativeValue
 from structconv.nn.transposed import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from structconv.roles import state_keys

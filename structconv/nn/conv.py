@@ -263,7 +263,7 @@ class Conv(Layer):
         if type(x) is dict:
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
-        elif z is not None or (wanted is not None and wanted != x.shape[-2]):
+        elif (wanted is not None and wanted != x.shape[-2]) or (z is not None and not self._fit(x, z)):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
                        None if relative is None else private.called(relative), positions, prepared)
@@ -279,6 +279,11 @@ class Conv(Layer):
     def _bias(self, theta: Theta) -> Tensor | None:
         """What is added to each output."""
         return self.bias
+
+    def _fit(self, x: Tensor, z: Tensor) -> bool:
+        """Whether x and z are plain tensors that fit each other and the layer; asked in each call."""
+        return (isinstance(z, Tensor) and z.shape[-1:] == (self.other_channels,) and z.dtype is x.dtype
+                and z.device == x.device and x.shape[-1] == self.in_channels and not z.is_nested and z.dim() > 1)
 
     def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""

@@ -83,6 +83,8 @@ class Prepared:
     def __init__(self, layer: Any, x: Tensor, structure: Any, sight: int | None) -> None:
         self.structure, self.layer = structure, layer
         self._sight, self._dtype = sight, autocast_dtype(x)
+        self._sources = [function for module in layer.mechanism.modules() if isinstance(module, Mechanism)
+                         for function in module.sources()]
         self._slots = [(module._parameters, name) for module in layer.modules() for name in module._parameters]
         self._mark = self._marked()
         self._made: dict[tuple[int, str], Rows] = {}
@@ -191,10 +193,9 @@ class Prepared:
 
     def _makes(self, x: Tensor, start: int) -> list[tuple[tuple[int, str], Tensor]]:
         """What the mechanisms, and Theta, make of these entries."""
-        layer, dtype = self.layer, self._dtype
-        made = [(_key(function), tensor(cast(function(x, start), dtype))) for module in layer.mechanism.modules()
-                if isinstance(module, Mechanism) for function in module.sources()]
-        theta = cast(layer.weight(), dtype)
+        dtype = self._dtype
+        made = [(_key(function), tensor(cast(function(x, start), dtype))) for function in self._sources]
+        theta = cast(self.layer.weight(), dtype)
         return [*made, (_HEADS, theta.heads(x))] if theta.tensors else made
 
     def __repr__(self) -> str:

@@ -34,6 +34,8 @@ LEAST_NARROW, LEAST_OUTER, LARGE_OUTER = 1 << 18, 1 << 20, 1 << 19
 #: Bytes beyond which the C library gives memory back at once, so that every result costs its page faults anew; there
 #: a product into memory that is kept is faster by either library, up to so many channels.
 FRESH_BYTES, FRESH_CHANNELS = 32 << 20, 256
+#: Rows for which a copy of K matrices side by side would cost more than their product.
+FEW_ROWS = 16
 #: x^T y: y so narrow against so wide an x that it goes to oneDNN, and rows from which it is cut into `CUT` parts.
 NARROW, WIDE, TALL, CUT = 8, 64, 1 << 14, 8
 
@@ -89,6 +91,10 @@ def expand_heads(x: Tensor, theta: Tensor) -> Tensor:
     size, _, out = theta.shape
     if size == 1:
         return product(x, theta.squeeze(0)).unsqueeze(-3)
+    if x.numel() <= FEW_ROWS * x.shape[-1] and not torch.compiler.is_compiling():
+        rows = x.reshape(-1, x.shape[-1])
+        y = torch.bmm(rows.expand(size, *rows.shape), theta)
+        return y.unflatten(1, x.shape[:-1]).movedim(0, -3)
     return split_heads(product(x, theta.transpose(0, 1).flatten(1)), size, out)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from structconv.bases.positions import bucket, bucket_count
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms.encodings import LearntEncoding, Rotary, SinusoidalEncoding, sinusoidal
+from structconv.mechanisms.encodings import LearntEncoding, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.positions import (
     ALiBi,
     ClippedShifts,
@@ -20,6 +20,7 @@ from structconv.mechanisms.positions import (
     RelativeBias,
     RelativeKey,
 )
+from structconv.mechanisms.rotary import Rotary
 from structconv.mechanisms.scores import DotProduct, General, heads_of
 from structconv.nn import Conv, GATConv
 from structconv.structures import Graph, Grid, Window

@@ -9,7 +9,7 @@ from torch import nn
 from structconv.bases.pairs import EDGE_BLOCK_ELEMENTS
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.context import Context
-from structconv.mechanisms.encodings import Rotary
+from structconv.mechanisms.rotary import Rotary
 from structconv.mechanisms.scores import (
     Additive,
     BiAffine,
