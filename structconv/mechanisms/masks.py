@@ -124,7 +124,8 @@ class Mask(Named, nn.Module):
 
     def hides(self, structure: Any) -> bool:
         """Whether it may leave inputs out for all outputs: by its tensors, or by the support that is the structure."""
-        return bool(self._buffers) or (isinstance(self._mask, _Structure) and isinstance(structure, Support))
+        given = isinstance(self._mask, _Structure) and isinstance(structure, Support) and structure.may_hide
+        return bool(self._buffers) or given
 
     def kept_inputs(self, inputs: Any) -> Tensor | None:
         """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.

@@ -13,6 +13,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
+from structconv.memo import derived
 from structconv.nn.conv import ERRORS, Conv
 from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.nn.nested import is_nested, unpacked
@@ -112,9 +113,10 @@ class MultiheadAttention(Conv):
         if values is None:
             return bias
         assert isinstance(theta, LowRankTheta)
-        output = theta.outputs.flatten(0, 1)
-        values = (values if self.shared_by == 1 else values.repeat_interleave(self.shared_by, 0)).flatten()
-        return values @ output if bias is None else torch.addmv(bias, output.mT, values)
+        held, repeats = (values, theta.outputs, *(() if bias is None else (bias,))), self.shared_by
+        if torch.is_grad_enabled():
+            return _through(*held, repeats=repeats)
+        return derived(held, ("bias", repeats), lambda: _through(*held, repeats=repeats), numbers=True)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
@@ -176,6 +178,13 @@ class MultiheadAttention(Conv):
         if structure is None:
             return mask
         return mask & (EdgeSupport(structure) if isinstance(structure, Graph) else structure)
+
+
+def _through(values: Tensor, outputs: Tensor, bias: Tensor | None = None, *, repeats: int) -> Tensor:
+    """b, and the values' bias times the output projection."""
+    output = outputs.flatten(0, 1)
+    values = (values if repeats == 1 else values.repeat_interleave(repeats, 0)).flatten()
+    return values @ output if bias is None else torch.addmv(bias, output.mT, values)
 
 
 class NonLocalBlock(Layer):

@@ -98,6 +98,9 @@ class Support(Structure, abc.ABC):
         """Leading dimensions: empty where the same pairs exist in the whole batch."""
         return ()
 
+    #: Whether `kept_inputs` is to be asked.
+    may_hide: bool = True
+
     def kept_inputs(self) -> Tensor | None:
         """Which inputs are in some pair, (..., M) booleans, where a mask tells cheaply; `None` for all."""
         return None

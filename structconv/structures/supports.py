@@ -30,6 +30,8 @@ class Causal(Support):
     Aligned at the first entry also where M differs from N, as `is_causal` of torch's scaled dot product attention.
     """
 
+    may_hide = False
+
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return m <= n
 
