@@ -28,6 +28,7 @@ PREPARED = sorted(name for name, make in USES.items() if takes_prepared(make()))
 POSITIONS = sorted(name for name in PREPARED if takes_positions(USES[name]()))
 #: What is given as a whole (matrices, graphs and masks of one size), or has outputs that do not stand among its inputs.
 SPECIMENS_REFUSED = """
+selected selected_in_a_batch dropped_within moved moved_in_a_batch
 additive affine attention_of_attention attention_over_repeated_edges attention_without_edges bilinear
 bipartite_adjacency bipartite_attention causal_over_outputs clipped_shifts composed composed_thrice concatenated
 context_attention context_by_additive_scores context_by_masked_scores cuboid_strided deformable deformable_on_a_circle

@@ -10,6 +10,7 @@ from structconv.bases.base import Basis
 from structconv.bases.pairwise import nodes
 from structconv.mechanisms.expression import Mechanism
 from structconv.testing import SPECIMENS, Setup, suite
+from structconv.testing.layers import LAYERS
 
 CASES = [pytest.param(check, id=name.replace(": ", "-").replace(" ", "_")) for specimen in SPECIMENS.values()
          for name, check in suite(specimen)]
@@ -26,16 +27,17 @@ def _subclasses(cls):
         yield from _subclasses(child)
 
 
-def test_every_basis_and_mechanism_is_in_some_specimen():
+def test_every_basis_and_mechanism_is_in_some_specimen_or_layer():
     subjects = [specimen.subject() for specimen in SPECIMENS.values()]
     used = {type(module) for subject in subjects if isinstance(subject, Setup)
             for module in subject.mechanism.modules()}
+    used |= {type(module) for make in LAYERS.values() for module in make().layer.modules()}
     used |= {type(node) for specimen in SPECIMENS.values() for node in nodes(specimen.basis())}
     places = ("structconv.bases.", "structconv.mechanisms.")
     there = {cls for base in (Basis, Mechanism) for cls in _subclasses(base)
              if cls.__module__.startswith(places) and not inspect.isabstract(cls) and _is_public(cls)}
     missing = sorted(cls.__name__ for cls in there - used if not any(issubclass(other, cls) for other in there - {cls}))
-    assert not missing, f"no specimen has {', '.join(missing)}"
+    assert not missing, f"no specimen or layer has {', '.join(missing)}"
 
 
 def _is_public(cls):

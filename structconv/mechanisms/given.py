@@ -64,10 +64,9 @@ class Given(Mechanism):
 
     def build(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling():
-            own, outputs = self._sizes()
+            own = self._sizes()[0]
             if own != inputs.num_inputs:
                 raise ShapeError("Given", f"x must have M={own} entries, as the basis", tuple(inputs.x.shape))
-            _check_outputs("Given", inputs, outputs)
         held = (getattr(self, f"tensor{number}") for number in range(self._count))
         given: Basis = map_tensors(self._given, lambda t: next(held))
         if given is not self._given:  # one and the same object until a tensor is replaced
@@ -142,8 +141,6 @@ class Learnt(Mechanism):
                 if count > most:
                     raise ShapeError("Learnt", f"{name} must have at most {letter}={most} entries", count,
                                      f"Learn a larger table: {self._written(m, n)}.")
-            if self.inputs != self.outputs:
-                _check_outputs("Learnt", inputs, self.outputs)
         table: Tensor = self.table
         return (table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n],)
 
@@ -171,13 +168,6 @@ class Learnt(Mechanism):
 
     def extra_repr(self) -> str:
         return self._written(0, 0).removeprefix("Learnt(").removesuffix(")")
-
-
-def _check_outputs(owner: str, inputs: Inputs, outputs: int) -> None:
-    """Raise `ShapeError` where z is given with other entries than the N outputs of a table."""
-    if inputs.z is not inputs.x and inputs.num_outputs != outputs:
-        raise ShapeError(owner, f"z must have N={outputs} entries, as the outputs of the basis", tuple(inputs.z.shape),
-                         "It need not be given.")
 
 
 def _with_outputs(structure: Any, inputs: int, outputs: int) -> Any:

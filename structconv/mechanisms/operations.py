@@ -7,7 +7,7 @@ algebra of values registers under its name.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +25,11 @@ from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.mixing import Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
+from structconv.mechanisms.steps import Step, shown, taken
 from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
-
-
-class Step(NamedTuple):
-    """An operator on one basis: its name, its options, and whether it takes a leaf of the call."""
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-    dynamic: bool = False
 
 
 #: Operators of two mechanisms.
@@ -226,7 +219,7 @@ class Operation(ByRole, Mechanism):
             self._check_places()
         closed = self.join not in _ENTRYWISE_JOINS
         leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
-        held, pairs = iter(self._held()), None if inputs[2] is None or inputs.samples is None else self._pairs_joined(
+        held, pairs = iter(self._held()), None if getattr(inputs[2], "samples", None) is None else self._pairs_joined(
             inputs.structure)
         before = () if pairs is None else self._closings(inputs.samples)[0]
         for i, step in enumerate(self.steps):
@@ -249,7 +242,7 @@ class Operation(ByRole, Mechanism):
         for i, step in enumerate(self.steps):
             if i in before:
                 basis = left_out(basis, next(leaves))
-            basis = _STEPS.get(step.name, _plain)(basis, step, next(leaves) if step.dynamic else None)
+            basis = taken(basis, step, next(leaves) if step.dynamic else None)
         return basis
 
     def _check_places(self) -> None:
@@ -425,64 +418,13 @@ class Operation(ByRole, Mechanism):
                     else f"{text}.{self.join}({others[0]})")
         held = iter(self.held)
         for step in self.steps:
-            text = _shown(text, step, next(held) if step.dynamic and step.name != "dropout" else None)
+            text = shown(text, step, next(held) if step.dynamic and step.name != "dropout" else None)
         return text
 
 
 def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
     """What an operand is told that may read the other one."""
     return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
-
-
-def _plain(basis: Basis, step: Step, _: Any) -> Basis:
-    return cast(Basis, OPERATORS[step.name](basis, **dict(step.options)))
-
-
-def _masked(basis: Basis, step: Step, mask: Any) -> Basis:
-    if mask is None:
-        return basis
-    return cast(Basis, OPERATORS["masked"](basis, **{"keep" if dict(step.options)["kept"] else "drop": mask}))
-
-
-def _multiplied(basis: Basis, step: Step, factor: Any) -> Basis:
-    return cast(Basis, OPERATORS["multiply"](basis, dict(step.options).get("factor", factor)))
-
-
-def _dropped(basis: Basis, step: Step, seed: Any) -> Basis:
-    return basis if seed is None else cast(Basis, OPERATORS["dropout"](basis, **dict(step.options), seed=seed))
-
-
-def _mapped(basis: Basis, step: Step, module: Any) -> Basis:
-    return cast(Basis, OPERATORS["map"](basis, dict(step.options).get("fn", module)))
-
-
-def _mixed(basis: Basis, step: Step, matrix: Any) -> Basis:
-    return cast(Basis, OPERATORS["mix"](basis, matrix))
-
-
-def _with_sink(basis: Basis, step: Step, sink: Any) -> Basis:
-    options = {"sink": sink, **dict(step.options)}
-    return cast(Basis, OPERATORS["softmax_with_sink"](basis, **options))
-
-
-_STEPS: dict[str, Any] = {"map": _mapped, "masked": _masked, "multiply": _multiplied, "dropout": _dropped,
-                          "mix": _mixed, "softmax_with_sink": _with_sink}
-
-
-def _shown(text: str, step: Step, held: Any) -> str:
-    options = {key: option for key, option in step.options if option is not None}
-    if step.name == "multiply":
-        return f"({text} * {options.get('factor', 'factor')})"
-    if step.name == "masked":
-        return f"{text}.masked({'keep' if options['kept'] else 'drop'}={held!r})"
-    if step.name == "map":
-        return f"{text}.map({options.get('fn', held)!r})"
-    if step.name == "mix":
-        return f"{text}.mix({options['heads']})"
-    if step.name == "softmax_with_sink":
-        return f"{text}.softmax(over={options['over']!r}, sink={options.get('sink', 'sink')})"
-    name = step.name if options.get("kind") != "softmax" else options.pop("kind")
-    return f"{text}.{name}({', '.join(f'{key}={option!r}' for key, option in options.items())})"
 
 
 def _any(kept: list[Tensor | None]) -> Tensor | None:

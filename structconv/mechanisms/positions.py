@@ -17,13 +17,13 @@ from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.samples import positions
-from structconv.mechanisms.scores import DotProduct, Projection, heads_of
+from structconv.mechanisms.scores import DotProduct, Projection, Score, heads_of
 from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 
-__all__ = ["ALiBi", "ClippedShifts", "EdgeBias", "GaussianWindow", "PredictedPosition", "RelativeBias", "RelativeKey",
-           "Term"]
+__all__ = ["ALiBi", "ClippedShifts", "EdgeBias", "GaussianWindow", "Location", "PredictedPosition", "RelativeBias",
+           "RelativeKey", "Term"]
 
 
 class Term(Mechanism):
@@ -158,6 +158,26 @@ def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> i
     if not projects:
         return channels.others
     return channels.inputs // heads if dim is None else dim
+
+
+class Location(Score):
+    """a_kmn = (W_k z_n)_m from z alone, for at most `length` inputs (Luong et al. 2015, "location")."""
+
+    def __init__(self, length: int, heads: int = 1) -> None:
+        super().__init__(heads)
+        self.reads_places = True
+        self.length = check_positive("Location", "length", length)
+
+    def bind(self, channels: Channels) -> None:
+        self.table = Projection(channels.others, self.heads, self.length)
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        if not torch.compiler.is_compiling() and inputs.num_inputs > self.length:
+            raise ShapeError("Location", f"x must have at most length={self.length} entries", tuple(inputs.x.shape))
+        return (heads_of(self.table, inputs.z, self.heads),)
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        return values.Lookup(next(leaves), "position", self.length, inputs.num_inputs, inputs.num_outputs)
 
 
 class ALiBi(Term):

@@ -7,11 +7,10 @@ the algebra: `DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -19,9 +18,9 @@ from structconv import torch_private as private
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
-from structconv.bases.positions import Lookup
 from structconv.bases.spec import Function, Projected, Term, Token, tensor
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError
+from structconv.mechanisms.activations import as_leaf
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.mechanisms.rotary import Rotary
 from structconv.primitives.products import linear, split_heads
@@ -30,17 +29,7 @@ from structconv.structures.places import at_places
 from structconv.structures.supports import Window
 
 __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
-           "General", "Location", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn", "heads_of"]
-
-#: Modules without options that compute what a function does.
-_FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
-                                                      nn.ReLU: torch.relu}
-
-
-@lru_cache(maxsize=64)
-def _leaky_relu(slope: float) -> Token:
-    return Token.of(partial(F.leaky_relu, negative_slope=slope))
-
+           "General", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn", "heads_of"]
 
 class Projection(nn.Linear):
     """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.
@@ -150,8 +139,9 @@ class DotProduct(Score):
         query = query if self.rotary is None else self.rotary(query, positions)
         return query if self.feature is None else self.feature(query)
 
-    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
-        return (self.keys,) if self.projects else ()
+    @property
+    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("keys",) if self.projects else ()
 
     def places(self, inputs: Inputs) -> Tensor | None:
         """The places of the queries, where they are turned by them and are not 0, 1, ..."""
@@ -177,6 +167,7 @@ class General(Score):
     """a_kmn = z_n^T W_k x_m (Luong et al. 2015, "general")."""
 
     batching = "pairs"
+    sources = ("keys",)
 
     def bind(self, channels: Channels) -> None:
         self.key = Projection(channels.inputs, self.heads, channels.others)
@@ -184,9 +175,6 @@ class General(Score):
     def keys(self, x: Tensor, start: int = 0) -> Any:
         """(..., M, P) -> (..., K, M, P')."""
         return by_heads(self.key, x, self.heads)
-
-    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
-        return (self.keys,)
 
     def forward(self, inputs: Inputs) -> Leaves:
         return inputs.z.unsqueeze(-3), inputs.of_x(self.keys)
@@ -238,10 +226,11 @@ class BiAffine(Score):
         """u_k^T x of x (..., M, P): (..., K, M)."""
         return _term(x.unsqueeze(-3), self.vector_source, self.heads)
 
-    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
+    @property
+    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
         if self.sees_projection:
             return ()
-        return *((self.keys,) if self.bilinear else ()), *((self.terms,) if self._affine else ())
+        return *(("keys",) if self.bilinear else ()), *(("terms",) if self._affine else ())
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.sees_projection:
@@ -316,12 +305,13 @@ class Additive(Score):
         """U_k x of x (..., M, P): (..., K, M, D)."""
         return by_heads(self.source, x, self.heads)
 
-    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
-        return () if self.sees_projection else (self.keys,)
+    @property
+    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.sees_projection else ("keys",)
 
     def forward(self, inputs: Inputs) -> Leaves:
         source = _projected("Additive", inputs)[0] if self.sees_projection else inputs.of_x(self.keys)
-        return source, by_heads(self.target, inputs.z, self.heads), self.vector, _module(self.activation)
+        return source, by_heads(self.target, inputs.z, self.heads), self.vector, as_leaf(self.activation)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         source, target, vector = next(leaves), next(leaves), next(leaves)
@@ -331,26 +321,6 @@ class Additive(Score):
         return values.Additive(source, target, vector, self.activation if activation is None else activation)
 
 
-class Location(Score):
-    """a_kmn = (W_k z_n)_m from z alone, for at most `length` inputs (Luong et al. 2015, "location")."""
-
-    def __init__(self, length: int, heads: int = 1) -> None:
-        super().__init__(heads)
-        self.reads_places = True
-        self.length = check_positive("Location", "length", length)
-
-    def bind(self, channels: Channels) -> None:
-        self.table = Projection(channels.others, self.heads, self.length)
-
-    def forward(self, inputs: Inputs) -> Leaves:
-        if not torch.compiler.is_compiling() and inputs.num_inputs > self.length:
-            raise ShapeError("Location", f"x must have at most length={self.length} entries", tuple(inputs.x.shape))
-        return (heads_of(self.table, inputs.z, self.heads),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Lookup(next(leaves), "position", self.length, inputs.num_inputs, inputs.num_outputs)
-
-
 class Concatenation(Score):
     """a_kmn = w_k^T [theta(x_m), phi(z_n)], theta and phi linear to `dim` channels (Wang et al. 2018, eq. 5).
 
@@ -358,6 +328,7 @@ class Concatenation(Score):
     """
 
     batching = "pairs"
+    sources = ("terms",)
 
     def __init__(self, dim: int, heads: int = 1) -> None:
         super().__init__(heads)
@@ -371,9 +342,6 @@ class Concatenation(Score):
     def terms(self, x: Tensor, start: int = 0) -> Term:
         """The term of each input, of x (..., M, P): (..., K, M)."""
         return Term(heads_of(self.theta, x, self.heads), self.vector[:, :self.dim])
-
-    def sources(self) -> tuple[Callable[[Tensor, int], Any], ...]:
-        return (self.terms,)
 
     def forward(self, inputs: Inputs) -> Leaves:
         return inputs.of_x(self.terms), Term(heads_of(self.phi, inputs.z, self.heads), self.vector[:, self.dim:])
@@ -492,18 +460,6 @@ class Uniform(Score):
         uniform = values.Uniform(next(leaves), inputs.num_inputs, inputs.num_outputs)
         window = next(leaves)
         return uniform if window is None else Masked(uniform, window)
-
-
-def _module(activation: Any) -> Token | Function | None:
-    """A module as a leaf: the function that its call computes, if it has one; `None` for what is no module."""
-    if not isinstance(activation, nn.Module):
-        return None
-    if torch.compiler.is_compiling() or private.intercepted(activation):
-        return Function(activation)
-    if type(activation) in (nn.LeakyReLU, nn.Identity):
-        return _leaky_relu(getattr(activation, "negative_slope", 1.0))
-    function = _FUNCTIONS.get(type(activation))
-    return Function(activation) if function is None else Token.of(function)
 
 
 def _projected(owner: str, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,9 @@ Nothing is kept in the layer, so that nothing in it can be stale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from structconv.weights import Full, MixtureWeights, Weight, WeightList
 
 __all__ = ["Conv", "call_of", "to_entries", "to_image"]
 
+T = TypeVar("T")
 #: What torch and Python raise where arguments do not fit.
 ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 _known = lru_cache(maxsize=64)(Grid)
@@ -150,7 +151,7 @@ class Conv(Layer):
     def basis(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
               positions: int | Tensor | None = None) -> Basis:
         """The basis that the layer would apply."""
-        return self._called(x, z, structure, axes, positions)[0].basis()
+        return self._told(lambda call, _: call.basis(), x, z, structure, axes, positions)
 
     def plan(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
              positions: int | Tensor | None = None) -> Plan:
@@ -226,16 +227,16 @@ class Conv(Layer):
         return (nested, *weights) if weights else nested
 
     def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any) -> tuple[Call, Plan]:
-        call, image = self._called(x, z, structure, axes, positions)
-        return call, plan_for(call, self.path, self.max_bytes, image)
+        return self._told(lambda call, image: (call, plan_for(call, self.path, self.max_bytes, image)),
+                          x, z, structure, axes, positions)
 
-    def _called(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any
-                ) -> tuple[Call, Image | None]:
-        """`_call`, with nested tensors unpacked and errors explained."""
+    def _told(self, use: Callable[[Call, Image | None], T], x: Any, z: Tensor | None, structure: Any, axes: int,
+              positions: Any) -> T:
+        """What `use` makes of a call, with nested tensors unpacked and errors explained."""
         try:
             if is_nested(x, z):
                 x, z, structure = unpacked(type(self).__name__, x, z, structure)
-            return self._call(x, z, structure, axes, positions)
+            return use(*self._call(x, z, structure, axes, positions))
         except ERRORS:
             self._explain(x, z, structure, axes)
             raise

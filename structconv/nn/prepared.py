@@ -83,8 +83,8 @@ class Prepared:
     def __init__(self, layer: Any, x: Tensor, structure: Any, sight: int | None) -> None:
         self.structure, self.layer = structure, layer
         self._sight, self._dtype = sight, autocast_dtype(x)
-        self._sources = [function for module in layer.mechanism.modules() if isinstance(module, Mechanism)
-                         for function in module.sources()]
+        self._sources = [getattr(module, name) for module in layer.mechanism.modules()
+                         if isinstance(module, Mechanism) for name in module.sources]
         self._slots = [(module._parameters, name) for module in layer.modules() for name in module._parameters]
         self._mark = self._marked()
         self._made: dict[tuple[int, str], Rows] = {}

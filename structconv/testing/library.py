@@ -18,8 +18,10 @@ from structconv.bases.base import Basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.dense import Dense, Identity
+from structconv.bases.entrywise import DroppedWithin
 from structconv.bases.mixture import Mixture
 from structconv.bases.normalisations import TopK
+from structconv.bases.placed import Moved, Selected
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import Shift
@@ -47,6 +49,7 @@ from structconv.structures import (
     Window,
     batch,
 )
+from structconv.structures.places import Places
 from structconv.testing.specimens import Setup, add
 
 __all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "empty_graph", "knowledge", "random", "random_graph",
@@ -163,7 +166,10 @@ def _leaves() -> None:
             lookup_on_a_grid=lambda: positions.GridLookup(random(2, HEADS, 3, 5), Grid((3, 4))),
             distance=lambda: positions.Distance(random(HEADS), M, 5),
             gaussian_bump=lambda: positions.GaussianBump(2 + random(2, 5), 1.5, M),
-            clipped_shifts=lambda: positions.ClippedShifts(torch.ones((), dtype=F64), 2, M, 5))
+            clipped_shifts=lambda: positions.ClippedShifts(torch.ones((), dtype=F64), 2, M, 5),
+            moved=lambda: Moved(positions.Lookup(random(HEADS, 1, 5), "clip", 2, M, 5), Places(3), 5),
+            moved_in_a_batch=lambda: Moved(positions.Lookup(random(2, HEADS, 3, 5), "clip", 2, M, 3),
+                                           Places(0, torch.tensor([[4, 0, 2], [1, 1, 5]])), 3))
 
 
 def _algebra_of_values() -> None:
@@ -173,6 +179,8 @@ def _algebra_of_values() -> None:
             composed=lambda: Sparse(random_graph(5, 6), random(2, 13)) @ Dense(random(3, 6, 4)),
             composed_thrice=lambda: Identity(M) @ (Shift(Grid(M), (0, 1)) @ Sparse(random_graph(), random(13))),
             summed=lambda: Sparse(random_graph(), random(2, 13)) + Identity(M),
+            selected=lambda: Selected(Sparse(random_graph(), random(2, 13)), Places(2), 3),
+            selected_in_a_batch=lambda: Selected(Dense(random(2, M, M)), Places(0, torch.tensor([[4, 0], [1, 5]])), 2),
             side_by_side=lambda: BlockDiagonal((Dense(random(2, 3, 4)), Sparse(random_graph(), random(2, 13)))),
             scaled=lambda: -2.5 * Shift(Grid(M), (0, 1)), scaled_by_head=lambda: Dense(random(2, 3, 4)) * random(2),
             product=lambda: Sparse(random_graph(), random(2, 13)) * Dense(random(1, M, M)),
@@ -278,14 +286,14 @@ def _attention() -> None:
             causal_additive=lambda: setup(mechanisms.Additive(dim=3).masked(keep=Causal()).softmax()),
             average=lambda: setup(mechanisms.Uniform(window=2).normalize("sum")),
             alibi=lambda: setup((dot.scaled() + terms.ALiBi()).masked(keep=Causal()).softmax()))
-    several(CONTENT, location=lambda: setup(mechanisms.Location(300).softmax(), outputs=5),
+    several(CONTENT, location=lambda: setup(terms.Location(300).softmax(), outputs=5),
             rotary=lambda: setup(mechanisms.DotProduct(heads=HEADS, dim=4, rotary=mechanisms.Rotary()).softmax()),
             context_attention=lambda: setup(Context(3).softmax()),
             context_by_additive_scores=lambda: setup(Context(
                 3, score=mechanisms.Additive(dim=3, heads=HEADS)).softmax()),
             context_by_masked_scores=lambda: setup(Context(
                 3, score=(dot + terms.RelativeBias(2)).scaled().masked(keep=Causal())).softmax()),
-            location_of_one=lambda: setup(mechanisms.Location(300).softmax(), entries=1, outputs=5),
+            location_of_one=lambda: setup(terms.Location(300).softmax(), entries=1, outputs=5),
             relative_key=lambda: setup((dot + terms.RelativeKey(2)).scaled().softmax()),
             sinusoidal_key=lambda: setup((mechanisms.DotProduct(heads=2, dim=4)
                                           + terms.RelativeKey(2, sinusoidal=True)).softmax()),
@@ -344,6 +352,12 @@ def _local_predictive() -> Setup:
     return setup(local * terms.GaussianWindow(1.0, centre=centre), outputs=5)
 
 
+def _dropped_within() -> Basis:
+    """The weights of the second sample, behind four inputs and two outputs of the first."""
+    weights = scores.Bilinear(random(2, HEADS, 5, 3), random(HEADS, M, 3)).softmax()
+    return DroppedWithin(weights, 0.5, torch.tensor(3), 0, torch.tensor(4), torch.tensor(2), 9)
+
+
 def _attention_on_structures() -> None:
     dot = mechanisms.DotProduct(heads=HEADS, dim=3)
     on_graph = dot.scaled().masked(keep=STRUCTURE).softmax()
@@ -384,7 +398,7 @@ def _attention_on_structures() -> None:
             masked_sum=lambda: setup((dot.masked(keep=Causal()) + terms.RelativeBias(2)).masked(
                 keep=Padding(torch.arange(M) < 4)).softmax()))
     several((), samples_of_attention=lambda: setup(dot.scaled().softmax(), Samples([3, 2, 1])),
-            samples_by_position=lambda: setup(mechanisms.Location(9).softmax(), Samples([4, 2])),
+            samples_by_position=lambda: setup(terms.Location(9).softmax(), Samples([4, 2])),
             samples_of_global_tokens=lambda: setup(dot.masked(keep=Window(1) | Global((0, 2))).softmax(),
                                                    Samples([4, 2])),
             samples_of_blocks=lambda: setup(dot.masked(keep=Blocks(2)).softmax(), Samples([3, 3])),
@@ -394,6 +408,7 @@ def _attention_on_structures() -> None:
             grid_bias=lambda: setup((dot.scaled() + terms.RelativeBias((1, 2))).softmax(), Grid((2, 3)), entries=6),
             attention_of_attention=lambda: setup(dot.softmax() @ mechanisms.Uniform().normalize("sum")),
             dropped=lambda: scores.Bilinear(random(2, HEADS, 5, 3), random(HEADS, M, 3)).softmax().dropout(0.5),
+            dropped_within=_dropped_within,
             attention_of_nothing=lambda: setup(dot.softmax(), entries=0),
             attention_to_nothing=lambda: setup(dot.softmax(), outputs=0))
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from structconv.planning import plan as planning
 from structconv.planning.plan import Plan
+from structconv.planning.problem import Call
 
 __all__ = ["check_plan_is_what_runs", "check_plans_hold_no_tensor", "files_before_kernel", "held_by", "plans_that_run"]
 
@@ -21,13 +22,23 @@ _ROOT = Path(planning.__file__).parents[1]
 
 
 @contextmanager
-def plans_that_run() -> Iterator[list[Plan]]:
-    """The plans whose `run` is taken, in order."""
+def plans_that_run(outermost: bool = False) -> Iterator[list[Plan]]:
+    """The plans whose `run` is taken, in order; `outermost` those alone that no other one runs."""
     ran: list[Plan] = []
+    running: list[Plan] = []
 
     def run(plan: Plan) -> Any:
-        ran.append(plan)
-        return plan.__dict__["run"]
+        if not (outermost and running):
+            ran.append(plan)
+
+        def noted(call: Call) -> Any:
+            running.append(plan)
+            try:
+                return plan.__dict__["run"](call)
+            finally:
+                running.pop()
+
+        return noted
 
     Plan.run = property(run, lambda plan, made: plan.__dict__.update(run=made))  # type: ignore[assignment]
     try:

@@ -75,7 +75,7 @@ def test_what_does_not_fit():
     layer = Conv(Given(random(2, M, N)), P, Q).to(F64)
     with pytest.raises(ShapeError, match=r"M=6"):
         layer(random(M + 1, P))
-    with pytest.raises(ShapeError, match=r"Given: z must have N=4 entries"):
+    with pytest.raises(ShapeError, match=r"z must have N=4 entries"):
         layer(random(M, P), random(N + 1, P))
     for wrong in (torch.ones(2, 2, dtype=torch.int64), torch.ones(3)):
         with pytest.raises(ShapeError, match="floating tensor"):

@@ -326,9 +326,9 @@ def called(use, **options):
     for module in use.layer.modules():
         if isinstance(module, Layer) and "path" in vars(module):
             vars(module).update(options)
-    with plans_that_run() as ran:
+    with plans_that_run(outermost=True) as ran:
         y = use()
-    return y, [made for made in ran if made.subject is not None]  # those of parts are no plans of a call
+    return y, ran
 
 
 @pytest.mark.parametrize("name", USES)

@@ -228,7 +228,7 @@ def test_operator_contracts(dtype):
     dense = torch.ops.structconv.dense_additive_attention.default
     for options in (("leaky_relu", 0.2, 0.3, seed, 2), ("tanh", 0.0, 0.0, None, 2)):
         torch.library.opcheck(along, (*flat, *inputs, *options))
-        torch.library.opcheck(dense, (*inputs, *options, True))
+        torch.library.opcheck(dense, (*inputs, *options, True, None))
 
 
 def test_compiles_whole():

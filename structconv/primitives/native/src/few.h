@@ -13,8 +13,8 @@ namespace structconv::SC_ISA {
 constexpr int64_t kFewOutputs = 8, kFewInputs = 4096;
 
 template <class Args> bool few_outputs(const Args& a, int64_t outputs, int64_t inputs) {
-    return a.activation == kProduct && !a.causal && !a.half && !(a.drop.p > 0) && outputs <= kFewOutputs && inputs > 0 &&
-           inputs <= kFewInputs;
+    return a.activation == kProduct && !a.causal && !a.half && !(a.drop.p > 0) && outputs > 0 &&
+           outputs <= kFewOutputs && inputs > 0 && inputs <= kFewInputs;
 }
 
 // visit(first channel, how many of 16) over channels from the first on.

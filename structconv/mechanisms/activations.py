@@ -1,0 +1,37 @@
+"""Activations as leaves of a call: by the function that they compute, where it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from structconv import torch_private as private
+from structconv.bases.spec import Function, Token
+
+__all__ = ["as_leaf"]
+
+#: Modules without options that compute what a function does.
+_FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
+                                                      nn.ReLU: torch.relu}
+
+
+@lru_cache(maxsize=64)
+def _leaky_relu(slope: float) -> Token:
+    return Token.of(partial(F.leaky_relu, negative_slope=slope))
+
+
+def as_leaf(activation: Any) -> Token | Function | None:
+    """A module as a leaf: the function that its call computes, if it has one; `None` for what is no module."""
+    if not isinstance(activation, nn.Module):
+        return None
+    if torch.compiler.is_compiling() or private.intercepted(activation):
+        return Function(activation)
+    if type(activation) in (nn.LeakyReLU, nn.Identity):
+        return _leaky_relu(getattr(activation, "negative_slope", 1.0))
+    function = _FUNCTIONS.get(type(activation))
+    return Function(activation) if function is None else Token.of(function)
