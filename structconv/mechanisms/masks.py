@@ -105,7 +105,7 @@ class Mask(Named, nn.Module):
             mask = _at_positions(mask, iter(self._modules.values()), inputs)
         if isinstance(inputs.structure, Grid):
             mask = _on(mask, inputs.structure)
-        sizes = inputs.num_inputs, inputs.num_outputs
+        sizes = inputs.x.shape[-2], inputs.z.shape[-2]
         if inputs.places is not None:
             mask = at_places(mask, inputs.places, *sizes)
         if samples is not None:

@@ -9,6 +9,7 @@ from torch import nn
 from structconv.bases.pairs import EDGE_BLOCK_ELEMENTS
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.context import Context
+from structconv.mechanisms.positions import Location
 from structconv.mechanisms.rotary import Rotary
 from structconv.mechanisms.scores import (
     Additive,
@@ -18,7 +19,6 @@ from structconv.mechanisms.scores import (
     EmbeddedGaussian,
     Gaussian,
     General,
-    Location,
     Pair,
     Uniform,
     heads_of,
