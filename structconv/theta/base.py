@@ -97,7 +97,7 @@ class Theta(_Held, abc.ABC):
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """The output from what the heads gathered, and b: (..., K, N, head_channels), (Q) or none -> (..., N, Q)."""
-        return plus(r.sum(-3), bias)
+        return plus(r.squeeze(-3) if r.shape[-3] == 1 else r.sum(-3), bias)
 
     @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Theta:

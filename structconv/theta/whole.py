@@ -206,7 +206,7 @@ class EyeTheta(Theta):
         return repeat_head(x, self.size)
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
-        return plus(r.sum(-3), bias)
+        return self.join(r, bias)
 
     def slice(self, start: int, stop: int) -> Theta:
         return EyeTheta(stop - start, self.channels)
