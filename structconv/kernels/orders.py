@@ -201,7 +201,7 @@ def _channels_first_cost(problem: Problem, structure: Structure) -> Cost:
                                        theta.out_channels, heads * theta.out_channels, products=theta.factors)
     around = structure(theta.out_channels, "synthesis").repeated(1 + (problem.x_grad or problem.theta_grad))
     held = 0 if isinstance(theta, EyeTheta) else problem.bytes(heads * problem.inputs * theta.out_channels)
-    return channels + around + Cost(peak_bytes=held)
+    return around if problem.projected else channels + around + Cost(peak_bytes=held)
 
 
 def _between_cost(problem: Problem, structure: Structure) -> Cost:
@@ -215,6 +215,8 @@ def _between_cost(problem: Problem, structure: Structure) -> Cost:
     outer = problem.channel_product(theta.outer_flops(), problem.outputs, theta.size, theta.out_channels, dim,
                                     theta.out_channels, calls=FACTOR_CALLS)
     around = structure(dim, "apply").repeated(1 + (problem.x_grad or problem.theta_grad))
+    if problem.projected:
+        return around + outer + Cost(peak_bytes=problem.bytes(theta.size * dim * problem.outputs))
     held = problem.bytes(theta.size * dim * (problem.inputs + problem.outputs))
     return inner + around + outer + Cost(peak_bytes=held)
 

@@ -95,7 +95,7 @@ def _usable(q: Tensor, x: Tensor) -> Any:
 
 
 def _small(t: Tensor, rate: float) -> bool:
-    return t.numel() == 0 or bool(t.abs().amax() * rate <= _FACTOR)
+    return t.numel() == 0 or bool(torch.linalg.vector_norm(t, torch.inf) * rate <= _FACTOR)
 
 
 def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float, factor: Tensor | None
