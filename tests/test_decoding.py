@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -19,9 +21,10 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, Window
+from structconv.testing.calls import Use, check_now
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
 from structconv.testing.layers import uses
-from structconv.weights import LowRank
+from structconv.weights import Full, LowRank
 
 USES = uses()
 PREPARED = sorted(name for name, make in USES.items() if takes_prepared(make()))
@@ -172,7 +175,7 @@ def test_a_window_around_predicted_positions_and_one_without_them_keep_their_pla
 
 @pytest.mark.parametrize(("positions", "error"), [
     (-1, StructureError), (1.5, StructureError), (torch.tensor([0.5]), StructureError), (True, StructureError),
-    (torch.tensor([1, 2, 3]), StructureError), ("last", StructureError)])
+    (torch.tensor([1, 2, 3]), StructureError), ("last", StructureError), (torch.tensor([-1, 0]), StructureError)])
 def test_positions_that_are_none_are_told(positions, error):
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
     with pytest.raises(error, match="positions"):
@@ -204,3 +207,107 @@ def test_a_plan_of_prepared_inputs_is_what_runs():
     plan = layer.plan(prepared, x[:, :1], positions=4, keep=Causal())
     assert plan is layer.plan(prepared, x[:, :1], positions=4, keep=Causal())
     assert plan.kernel == "torch.sdpa"
+
+
+SLIDING = Window(2) & Causal()
+#: What an adversary found: windows that do not bound what an output depends on, and masks that say what does not exist.
+FOUND = {
+    "dropped_pairs": DOT.masked(drop=Causal()).softmax(),
+    "dropped_behind_kept": DOT.masked(keep=Causal()).masked(drop=SLIDING).softmax(),
+    "sum_of_weights": DOT.masked(keep=SLIDING).softmax() + DOT.masked(keep=Causal()).softmax(),
+    "difference": DOT.masked(keep=SLIDING).softmax() - DOT.masked(keep=Causal()).softmax(),
+    "sum_behind_a_window": (DOT.masked(keep=SLIDING).softmax() + DOT.masked(keep=Causal()).softmax()).masked(
+        keep=Window(4) & Causal()),
+    "outer": DOT.masked(keep=SLIDING).softmax().outer(DOT.masked(keep=Causal()).softmax()),
+    "window_behind_softmax": DOT.masked(keep=Causal()).softmax().masked(keep=SLIDING),
+    "window_behind_sum": DOT.masked(keep=Causal()).map(torch.exp).normalize("sum").masked(keep=SLIDING),
+    "zeros_that_are_mapped": DOT.masked(keep=SLIDING).softmax().map(torch.exp).masked(keep=Causal()),
+    "bump_behind_a_window": DOT.masked(keep=SLIDING).softmax() * GaussianWindow(2.0),
+    "bump_in_a_window": (DOT + GaussianWindow(1.5)).masked(keep=SLIDING).softmax(),
+    "bump_alone": GaussianWindow(1.5).masked(keep=SLIDING),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_steps_of_what_an_adversary_found(name):
+    torch.manual_seed(0)
+    layer = Conv(FOUND[name], 8, 6).double()
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    with torch.no_grad():
+        prepared = layer.prepare(x[:, :0])
+        for t in range(9):
+            step, whole = layer.step(prepared, x[:, t:t + 1]), layer(x[:, :t + 1])[:, t:]
+            torch.testing.assert_close(step, whole)
+
+
+def test_inputs_that_are_gone_are_not_made_up():
+    layer, x = Conv(DOT.masked(keep=SLIDING).softmax(), 8, 6), torch.randn(2, 9, 8)
+    with torch.no_grad():
+        prepared = layer.prepare(x[:, :0])
+        for t in range(9):
+            layer.step(prepared, x[:, t:t + 1])
+        for positions in (3, 6, torch.tensor([3]), torch.tensor([[7], [8]])):
+            with pytest.raises(ConfigError, match="inputs that are gone"):
+                layer(prepared, x[:, 8:], positions=positions)
+        draft = prepared.copy().truncate(7)
+        with pytest.raises(ConfigError, match="inputs that are gone"):
+            layer.step(draft, x[:, 7:8])
+        attention = MultiheadAttention(8, 2)
+        prepared = attention.prepare(x[:, :0], SLIDING)
+        for t in range(8):
+            attention.step(prepared, x[:, t:t + 1])
+        with pytest.raises(ConfigError, match="inputs that are gone"):
+            attention.step(prepared, x[:, 8:], structure=Window(5) & Causal())
+        torch.testing.assert_close(attention.step(prepared, x[:, 8:]), attention(x, structure=SLIDING)[:, 8:])
+
+
+def test_what_is_appended_without_gradients_takes_none_from_what_was_there():
+    layer = Conv(DOT.masked(keep=Causal()).softmax(), 8, 6)
+    x, more = torch.randn(2, 5, 8, requires_grad=True), torch.randn(2, 4, 8)
+    prepared = layer.prepare(x)
+    with torch.no_grad():
+        prepared.append(more)
+    found, = torch.autograd.grad(layer(prepared, more, positions=5).square().sum(), x, retain_graph=True)
+    wanted, = torch.autograd.grad(layer(torch.cat([x, more], 1), more, positions=5).square().sum(), x)
+    torch.testing.assert_close(found, wanted)
+    prepared.truncate(0)
+    with torch.no_grad():
+        prepared.append(more)
+    assert not torch.autograd.grad(layer(prepared, more).square().sum(), x, allow_unused=True)[0].any()
+
+
+def test_copies_go_on_by_themselves_and_a_failed_step_appends_nothing():
+    layer, x = MultiheadAttention(8, 2), torch.randn(2, 9, 8)
+    with torch.no_grad():
+        prepared = layer.prepare(x[:, :4], Causal())
+        twins = [copy.copy(prepared), copy.deepcopy(prepared)]
+        layer.step(prepared, x[:, 4:5])
+        for twin in twins:
+            torch.testing.assert_close(layer.step(twin, x[:, 4:6]), layer(x, keep=Causal())[:, 4:6])
+        with pytest.raises(ShapeError):
+            layer.step(prepared, x[:, 5:6], z=torch.randn(2, 1, 5))
+        assert prepared.length == 5
+        torch.testing.assert_close(layer.step(prepared, x[:, 5:6]), layer(x, keep=Causal())[:, 5:6])
+
+
+@pytest.mark.parametrize("index", [torch.tensor([2]), torch.tensor([-1]), [0, 1], torch.tensor([0.0]),
+                                   torch.tensor([[0]]), torch.tensor(0), torch.tensor([True, False])])
+def test_an_index_of_no_samples_is_told(index):
+    with pytest.raises(ConfigError, match="reorder"):
+        MultiheadAttention(8, 2).prepare(torch.randn(2, 3, 8)).reorder(index)
+
+
+def test_autocast_is_as_it_was_prepared():
+    layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        prepared = layer.prepare(x)
+        torch.testing.assert_close(layer(prepared, x), layer(x))
+    with pytest.raises(ConfigError, match="autocast"):
+        layer.step(prepared, x[:, :1])
+
+
+def test_heads_of_a_low_rank_beside_others_score_what_they_project():
+    torch.manual_seed(0)
+    scores = Additive(heads=2, on="projected").softmax()
+    layer = Conv(scores | Identity(), 4, 3, weight=[LowRank(3), Full()]).double()
+    check_now(Use(layer, (torch.randn(6, 4, dtype=torch.float64, requires_grad=True),)), "mixed weights")

@@ -84,10 +84,10 @@ class Inputs(NamedTuple):
         return 0 if self.prepared is None else self.prepared.dropped
 
     def output_positions(self) -> Tensor:
-        """The place of each output among all inputs there were, (..., N) integers."""
+        """The place of each output among the inputs that are there, (..., N) integers."""
         if self.places is None:
             return torch.arange(self.num_outputs, device=self.device)
-        return self.places.of_outputs(self.num_outputs, self.device) + self.start
+        return self.places.of_outputs(self.num_outputs, self.device)
 
     def existing(self) -> int | Tensor:
         """How many inputs there are, M, or without those that are masked out (..., 1); of a batch of samples, those of

@@ -107,7 +107,7 @@ class Mask(Named, nn.Module):
             mask = _on(mask, inputs.structure)
         sizes = inputs.x.shape[-2], inputs.z.shape[-2]
         if inputs.places is not None:
-            mask = at_places(mask, inputs.places, *sizes)
+            mask = at_places(mask, inputs.places, *sizes, told=self._kept)
         if samples is not None:
             mask, sizes = within(mask, inputs, samples), (samples.num_inputs, samples.num_outputs)
         if isinstance(mask, Support):

@@ -105,6 +105,9 @@ class DotProduct(Score):
                               "projection but Theta_k", f"dim={dim}, shared_by={shared_by}, bias={bias}")
         self.projects = not self.sees_projection and (heads is not None or dim is not None)
         self.dim = None if dim is None else check_positive("DotProduct", "dim", dim)
+        for name, function in (("rotary", rotary), ("feature", feature)):
+            if function is not None and not callable(function):
+                raise ConfigError("DotProduct", f"{name} must be a function of tensors", repr(function))
         self.shared_by, self.bias, self.rotary, self.feature = shared_by, bias, rotary, feature
         self.key_heads = check_divides("DotProduct", "shared_by", shared_by, "heads", self.heads)
         if rotary is not None:
@@ -145,7 +148,7 @@ class DotProduct(Score):
 
     def places(self, inputs: Inputs) -> Tensor | None:
         """The places of the queries, where they are turned by them and are not 0, 1, ..."""
-        return None if self.rotary is None or inputs.places is None else inputs.output_positions()
+        return None if self.rotary is None or inputs.places is None else inputs.output_positions() + inputs.start
 
     def forward(self, inputs: Inputs) -> Leaves:
         places = self.places(inputs)

@@ -2,41 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from structconv.mechanisms.expression import Mechanism, Position
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
+from structconv.mechanisms.samples import NORMALISING
 from structconv.mechanisms.scores import Uniform
+from structconv.structures.graph import Graph
 from structconv.structures.supports import And, Causal, Or, Support, Window
 
 __all__ = ["sight"]
 
+#: Places before its own; `None` where it is not bounded.
+Reach = int | None
+#: Steps that leave a zero zero, and no other pair there.
+_PLAIN = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
 
-def sight(mechanism: Mechanism, structure: Any) -> int | None:
+
+class _Seen(NamedTuple):
+    """Of an expression: where its pairs exist, where they are not zero, and where those are that were normalised."""
+
+    existing: Reach
+    counting: Reach
+    normalised: Reach = 0
+
+
+def sight(mechanism: Mechanism, structure: Any) -> Reach:
     """How many places before its own an output sees at most; `None` where that is not bounded, or where something
     counts places from the first input."""
     parts = [part for part in mechanism.modules() if isinstance(part, Mechanism) and not isinstance(part, Operation)]
     masks = [_support(part, structure) for part in mechanism.modules() if isinstance(part, Mask)]
     by_offset = all(part.batching in ("pairs", "offsets") for part in parts) and all(map(_by_offset, masks))
-    predicted = any(isinstance(part, Position) for part in mechanism.modules())
-    return _sight(mechanism, structure) if by_offset and not predicted else None
-
-
-def _sight(mechanism: Any, structure: Any) -> int | None:
-    if isinstance(mechanism, Uniform):
-        return _reach(mechanism.window)
-    if not isinstance(mechanism, Operation):
+    if not by_offset or any(isinstance(part, Position) for part in mechanism.modules()):
         return None
-    operands = [_sight(operand, structure) for operand in mechanism.mechanisms()]
-    found = _furthest(operands) if mechanism.join == "concat" else _nearest(operands)
-    kept = [mask for mask in mechanism._masks() if isinstance(mask, Mask) and mask.keeps]
-    return _nearest([found, *(_reach(_support(mask, structure)) for mask in kept)])
+    seen = _seen(mechanism, structure)
+    return _furthest([seen.counting, seen.normalised])
+
+
+def _seen(mechanism: Any, structure: Any) -> _Seen:
+    if isinstance(mechanism, Uniform):
+        return _Seen(_reach(mechanism.window), _reach(mechanism.window))
+    if not isinstance(mechanism, Operation):
+        return _Seen(None, None)
+    seen = _Seen(*map(_furthest, zip(*(_seen(operand, structure) for operand in mechanism.mechanisms()), strict=True)))
+    masks = iter(mechanism._masks())
+    for step in mechanism.steps:
+        seen = _behind(seen, step.name, next(masks) if step.name == "masked" else None, structure)
+    return seen
+
+
+def _behind(seen: _Seen, name: str, mask: Any, structure: Any) -> _Seen:
+    """The same behind one more step; a normalisation leaves zeros where pairs did not exist."""
+    if name == "masked":
+        reach = _reach(_support(mask, structure)) if isinstance(mask, Mask) and mask.keeps else None
+        return seen._replace(existing=_nearest(seen.existing, reach), counting=_nearest(seen.counting, reach))
+    if name in NORMALISING:
+        return _Seen(None, seen.counting, _furthest([seen.normalised, seen.existing]))
+    if name == "map":
+        return seen._replace(counting=seen.existing)
+    return seen if name in _PLAIN else _Seen(None, None, None)
 
 
 def _support(mask: Mask, structure: Any) -> Any:
     if mask.mask in (STRUCTURE, STRUCTURE_IF_GIVEN):
-        return structure if isinstance(structure, Support) else None
+        return structure if isinstance(structure, Support | Graph) else None
     return mask.mask
 
 
@@ -49,10 +79,10 @@ def _by_offset(support: Any) -> bool:
     return support is None or isinstance(support, Causal)
 
 
-def _reach(support: Any) -> int | None:
+def _reach(support: Any) -> Reach:
     """How far back the inputs of a mask are at most."""
     if isinstance(support, And):
-        return _nearest([_reach(support.first), _reach(support.second)])
+        return _nearest(_reach(support.first), _reach(support.second))
     if isinstance(support, Or):
         return _furthest([_reach(support.first), _reach(support.second)])
     if isinstance(support, Window) and support.grid is None and support.centre is None:
@@ -61,9 +91,10 @@ def _reach(support: Any) -> int | None:
     return None
 
 
-def _nearest(reaches: list[int | None]) -> int | None:
+def _nearest(*reaches: Reach) -> Reach:
     return min((reach for reach in reaches if reach is not None), default=None)
 
 
-def _furthest(reaches: list[int | None]) -> int | None:
-    return None if None in reaches else max(reach for reach in reaches if reach is not None)
+def _furthest(reaches: Any) -> Reach:
+    known = [reach for reach in reaches if reach is not None]
+    return max(known) if len(known) == len(list(reaches)) else None

@@ -171,7 +171,7 @@ class Conv(Layer):
         it is made.
         """
         check_mechanism(type(self).__name__, self.mechanism)
-        if self.mechanism.reads_by_name:
+        if self.mechanism.reads_by_name or "_reads" in self.mechanism.__dict__:
             raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
         check_entries("Conv", x, channels=self.in_channels)
@@ -180,7 +180,11 @@ class Conv(Layer):
     def step(self, prepared: Prepared, x: Tensor, z: Tensor | None = None, **options: Any) -> Any:
         """Append entries x (..., m, P) to the prepared ones and compute the outputs that stand there, of z or x."""
         first = prepared.append(x).length - x.shape[-2]
-        return self(prepared, x if z is None else z, positions=first, **options)
+        try:
+            return self(prepared, x if z is None else z, positions=first, **options)
+        except BaseException:
+            prepared.truncate(first)
+            raise
 
     @torch.no_grad()
     def calibrate(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None) -> Conv:
@@ -371,7 +375,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         heads = theta.heads(entries) if heads is None else heads
         projected = heads, heads if z is None else theta.heads(z)
     if positions is not None or (prepared is not None and prepared.dropped):
-        places = _places(positions, prepared, entries if z is None else z)
+        places = _places(positions, prepared, entries if z is None else z, structure)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
     call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs), heads, relative, places)
     return call if dtype is None else cast_call(call, dtype), image
@@ -388,7 +392,7 @@ def _call_by_name(mixture: Any, theta: Theta, bias: Tensor | None, x: dict[str, 
     return cast_call(Call(own, mixture.leaves(inputs), theta, bias, partial(mixture.filled, inputs)), dtype)
 
 
-def _places(positions: Any, prepared: Prepared | None, z: Tensor) -> Places | None:
+def _places(positions: Any, prepared: Prepared | None, z: Tensor, structure: Any) -> Places | None:
     """Where the outputs of a call stand among the inputs that are there."""
     found = Places.of(positions)
     if found is not None:
@@ -398,6 +402,7 @@ def _places(positions: Any, prepared: Prepared | None, z: Tensor) -> Places | No
     if found is None:
         raise ConfigError("Conv", "positions must be given where inputs are gone that no later output sees",
                           repr(prepared), "Outputs that stand at the last inputs: layer.step(prepared, x).")
+    prepared.check_seen(found.least(), structure)
     return found.moved(prepared.dropped)
 
 

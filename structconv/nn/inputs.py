@@ -62,6 +62,7 @@ def check_by_name(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure:
                               "Give its values(), and a batch as the structure.")
         check_entries("Conv", own, channels=layer.in_channels[name], name=f"x[{name!r}]")
         _check_alike(own, x[first], name, f"x[{first!r}]")
+        check_leads("Conv", x[first], own)
     numbers = next(layer.parameters(), None)
     if numbers is not None:
         _check_alike(x[first], numbers, first, "the layer's parameters")

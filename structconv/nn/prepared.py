@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,9 @@ from torch import Tensor
 from structconv.bases.spec import tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.sight import sight
 from structconv.planning.precision import autocast_dtype, cast
-from structconv.shapes import check_entries
+from structconv.shapes import check_entries, check_tensor
 
 __all__ = ["Prepared", "Rows"]
 
@@ -41,8 +41,9 @@ class Rows:
     def append(self, entries: Tensor) -> None:
         """Put these behind."""
         count = entries.shape[self._axis]
-        if torch.is_grad_enabled():
-            self.__init__(torch.cat([self.entries(), entries], self._axis), self._axis)  # type: ignore[misc]
+        if torch.is_grad_enabled() or self._held.requires_grad:  # what is there keeps its gradient
+            with torch.enable_grad():
+                self.__init__(torch.cat([self.entries(), entries], self._axis), self._axis)  # type: ignore[misc]
             return
         if self._stop + count > self._held.shape[self._axis] or self._held.is_inference() != entries.is_inference():
             self._grow(count)
@@ -77,7 +78,8 @@ class Rows:
 class Prepared:
     """x as a layer has prepared it: `layer(prepared, z)` is `layer(x, z)`, without what depends on x alone.
 
-    Made by `Conv.prepare`; it is of that layer, and of its parameters as they were.
+    Made by `Conv.prepare`; it is of that layer, and of its parameters as they were: a call says so where they have been
+    changed since, unless through `.data` or in inference mode, which torch does not count.
     """
 
     def __init__(self, layer: Any, x: Tensor, structure: Any, sight: int | None) -> None:
@@ -124,6 +126,7 @@ class Prepared:
         """
         self.check()
         own = self.x
+        check_tensor("Prepared.append", "x", x)
         check_entries("Prepared.append", x, channels=own.shape[-1])
         x = cast(x, self._dtype)
         if x.shape[:-2] != own.shape[:-2] or x.dtype != own.dtype:
@@ -145,8 +148,12 @@ class Prepared:
         Raises:
             ShapeError: x without a batch.
         """
+        samples = self.x.shape[0]
         if self.x.dim() < 3:
             raise ShapeError("Prepared.reorder", "x must have shape (B, ..., M, P)", tuple(self.x.shape))
+        whole = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32) and index.dim() == 1
+        if not whole or (index.is_cpu and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < samples):
+            raise ConfigError("Prepared.reorder", f"index must be integers (B,) below {samples}", repr(index))
         for rows in (self._x, *self._made.values()):
             rows.reorder(index)
         return self
@@ -157,7 +164,7 @@ class Prepared:
         Raises:
             ConfigError: a length that is not there.
         """
-        if not self.dropped <= length <= self.length:
+        if type(length) is not int or not self.dropped <= length <= self.length:
             raise ConfigError("Prepared.truncate", f"length must be in [{self.dropped}, {self.length}]", length)
         for rows in (self._x, *self._made.values()):
             rows.cut(length - self.dropped)
@@ -165,9 +172,12 @@ class Prepared:
 
     def copy(self) -> Prepared:
         """Another of the same layer, which goes on by itself."""
-        twin = copy.copy(self)
+        twin = object.__new__(Prepared)
+        twin.__dict__.update(self.__dict__)
         twin._x, twin._made = self._x.copy(), {key: rows.copy() for key, rows in self._made.items()}
         return twin
+
+    __copy__ = copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return self.copy()
@@ -182,9 +192,17 @@ class Prepared:
         if self._marked() != self._mark:
             raise ConfigError("Prepared", "the layer's parameters must be those with which it was prepared",
                               "others", "Prepare x again: layer.prepare(x).")
-        if autocast_dtype(self.x) not in (None, self._dtype):
-            raise ConfigError("Prepared", "autocast must be as it was", f"{self._dtype} before",
+        if autocast_dtype(self.x) != self._dtype:
+            raise ConfigError("Prepared", "autocast must be as it was", f"{self._dtype or 'none'} before",
                               "Prepare x again: layer.prepare(x).")
+
+    def check_seen(self, first: int, structure: Any) -> None:
+        """Raise `ConfigError` where an output at this place, or a mask of the call, sees inputs that are gone."""
+        reach = self._sight if structure is self.structure else sight(self.layer.mechanism, structure)
+        if reach is None or first - reach < self.dropped:
+            raise ConfigError("Prepared", "outputs must see none of the inputs that are gone", repr(self),
+                              f"The first that are seen from place {first} would be from {reach} before it; of masks "
+                              "that see further x is to be prepared with them.")
 
     def _marked(self) -> list[Any]:
         """The parameters, and how often each was changed."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
+from structconv.memo import values_known
 from structconv.structures.masks import And, Device, Not, Or, Support
 from structconv.structures.supports import Causal
 from structconv.structures.values import Structure, altered, key_of, structure
@@ -42,7 +43,9 @@ class Places(Structure):
         if positions is None or (type(positions) is int and positions == 0):
             return None
         if isinstance(positions, Tensor):
-            if positions.dtype in (torch.int64, torch.int32) and positions.dim() > 0:
+            known = values_known(positions) and positions.is_cpu and positions.numel() > 0
+            whole = positions.dtype in (torch.int64, torch.int32) and positions.dim() > 0
+            if whole and not (known and int(positions.min()) < 0):
                 return cls(0, positions)
         elif (type(positions) is int and positions > 0) or isinstance(positions, torch.SymInt):
             return cls(positions)
@@ -70,6 +73,10 @@ class Places(Structure):
     def behind(self, inputs: int) -> bool:
         """Whether no input is known to stand behind an output."""
         return self.positions is None and self.first >= inputs - 1
+
+    def least(self) -> int:
+        """The first place at which an output stands."""
+        return self.first if self.positions is None else int(self.positions.min())
 
     def moved(self, by: int) -> Places:
         """The places among inputs of which so many have gone."""
@@ -105,21 +112,25 @@ class At(Support):
         return f"{self.support!r} at {self.places.first if self.places.positions is None else 'positions'}"
 
 
-def at_places(mask: Any, places: Places, inputs: int, outputs: int) -> Any:
-    """A mask for outputs at these places; `None` where all pairs are in it.
+def at_places(mask: Any, places: Places, inputs: int, outputs: int, told: bool = True) -> Any:
+    """A mask for outputs at these places; `None` where all pairs are in it, if that is to be `told`.
 
     What was made for as many outputs as there are stays as it is: its rows are theirs.
     """
+    found = _at(mask, places, inputs, outputs)
+    return At(mask, places) if found is None and mask is not None and not told else found
+
+
+def _at(mask: Any, places: Places, inputs: int, outputs: int) -> Any:
     if isinstance(mask, And):
-        first, second = (at_places(side, places, inputs, outputs) for side in (mask.first, mask.second))
+        first, second = (_at(side, places, inputs, outputs) for side in (mask.first, mask.second))
         return altered(mask, first=first, second=second) if None not in (first, second) else (
             second if first is None else first)
     if isinstance(mask, Or):
-        first, second = (at_places(side, places, inputs, outputs) for side in (mask.first, mask.second))
+        first, second = (_at(side, places, inputs, outputs) for side in (mask.first, mask.second))
         return None if first is None or second is None else altered(mask, first=first, second=second)
     if isinstance(mask, Not):
-        kept = at_places(mask.kept, places, inputs, outputs)
-        return altered(mask, kept=At(mask.kept, places) if kept is None else kept)
+        return altered(mask, kept=at_places(mask.kept, places, inputs, outputs, told=False))
     if not isinstance(mask, Support) or mask.num_inputs is not None or mask.num_outputs is not None:
         return mask
     if isinstance(mask, Causal) and places.behind(inputs):
