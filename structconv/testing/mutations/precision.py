@@ -147,7 +147,7 @@ def _autocast(dtype: torch.dtype | None) -> Iterator[None]:
 def between_layers_under_autocast(use: Use) -> None:
     between = chain(use)
     bounds = {dtype: roundings(between, dtype) for dtype in DTYPES}
-    low = cast(between, torch.float32)
+    low = cast(between.copied(), torch.float32)
     for dtype, (exact, allowed) in bounds.items():
         with _autocast(dtype):
             y = low()
