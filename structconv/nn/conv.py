@@ -287,8 +287,8 @@ class Conv(Layer):
 
     def _fit(self, x: Tensor, z: Tensor) -> bool:
         """Whether x and z are plain tensors that fit each other and the layer; asked in each call."""
-        return (isinstance(z, Tensor) and z.shape[-1:] == (self.other_channels,) and z.dtype is x.dtype
-                and z.device == x.device and x.shape[-1] == self.in_channels and not z.is_nested and z.dim() > 1)
+        return (isinstance(z, Tensor) and not z.is_nested and z.dtype is x.dtype and z.device == x.device
+                and _fits(x, (None, self.in_channels)) and _fits(z, (None, self.other_channels)))
 
     def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""

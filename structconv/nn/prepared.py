@@ -25,9 +25,14 @@ class Rows:
     """
 
     def __init__(self, entries: Tensor, axis: int) -> None:
-        self._held, self._axis = entries, axis
-        self._start, self._stop = 0, entries.shape[axis]
+        self._axis = axis
+        self._hold(entries)
+
+    def _hold(self, entries: Tensor) -> None:
+        """Have these alone, without room for more."""
+        self._held = entries
         self._view: Tensor | None = entries
+        self._start, self._stop = 0, entries.shape[self._axis]
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -43,7 +48,7 @@ class Rows:
         count = entries.shape[self._axis]
         if torch.is_grad_enabled() or self._held.requires_grad:  # what is there keeps its gradient
             with torch.enable_grad():
-                self.__init__(torch.cat([self.entries(), entries], self._axis), self._axis)  # type: ignore[misc]
+                self._hold(torch.cat([self.entries(), entries], self._axis))
             return
         if self._stop + count > self._held.shape[self._axis] or self._held.is_inference() != entries.is_inference():
             self._grow(count)
@@ -64,7 +69,7 @@ class Rows:
 
     def reorder(self, index: Tensor) -> None:
         """Those of other samples of the batch."""
-        self.__init__(self.entries().index_select(0, index), self._axis)  # type: ignore[misc]
+        self._hold(self.entries().index_select(0, index))
 
     def _grow(self, count: int) -> None:
         live = self.entries()

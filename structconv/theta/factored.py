@@ -200,15 +200,27 @@ class LowRankTheta(Theta):
         return self.values if self._shared_by == 1 else self.values.repeat_interleave(self._shared_by, dim=0)
 
 
+class _Blocks(Theta):
+    """Head k fills the k-th block of output channels."""
+
+    sums_heads = False
+
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Blocks side by side: (..., K, N, D) -> (..., N, K D)."""
+        return plus(r.movedim(-3, -2).flatten(-2), bias)
+
+    def slice(self, start: int, stop: int) -> Theta:
+        return FullTheta(self.dense()[start:stop])
+
+
 @value
-class HeadBlocksTheta(Theta):
+class HeadBlocksTheta(_Blocks):
     """Head k fills the k-th block of D output channels: Theta_kpq = values_k,p,q-kD, Q = K D (concatenated heads).
 
     It is a `LowRankTheta` whose second factor places a block, and is never multiplied with.
     """
 
     values: Tensor
-    sums_heads = False
 
     def check(self) -> None:
         check_letters(self, values="KPD")
@@ -236,18 +248,12 @@ class HeadBlocksTheta(Theta):
     def heads(self, x: Tensor) -> Tensor:
         return expand_heads(x, self.values)
 
-    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
-        return plus(r.movedim(-3, -2).flatten(-2), bias)
-
     def expand(self, x: Tensor) -> Tensor:
         place = torch.eye(self.size, dtype=x.dtype, device=x.device)
         return (self.heads(x).unsqueeze(-2) * place[:, None, :, None]).flatten(-2)
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.join(r @ self.values, bias)
-
-    def slice(self, start: int, stop: int) -> Theta:
-        return FullTheta(self.dense()[start:stop])
 
     def inner_flops(self) -> int:
         """Flops of `heads` for one entry."""
@@ -262,12 +268,11 @@ class HeadBlocksTheta(Theta):
 
 
 @value
-class EyeBlocksTheta(Theta):
+class EyeBlocksTheta(_Blocks):
     """Head k hands on the k-th of K blocks of D channels: Theta_kpq = [p = q and p // D = k]; no numbers."""
 
     size: int = 1
     channels: int = 1
-    sums_heads = False
 
     @property
     def in_channels(self) -> int:
@@ -285,10 +290,6 @@ class EyeBlocksTheta(Theta):
         """The blocks of channels: (..., M, K D) -> (..., K, M, D)."""
         return x.unflatten(-1, (self.size, self.head_channels)).movedim(-2, -3)
 
-    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Blocks side by side: (..., K, N, D) -> (..., N, K D)."""
-        return plus(r.movedim(-3, -2).flatten(-2), bias)
-
     def dense(self) -> Tensor:
         block = torch.arange(self.channels) // self.head_channels
         own = (block == torch.arange(self.size).unsqueeze(-1)).to(torch.get_default_dtype())
@@ -302,9 +303,6 @@ class EyeBlocksTheta(Theta):
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         own = r.unflatten(-1, (self.size, self.head_channels)).diagonal(dim1=-4, dim2=-2)
         return plus(own.mT.flatten(-2), bias)
-
-    def slice(self, start: int, stop: int) -> Theta:
-        return FullTheta(self.dense()[start:stop])
 
     def expand_flops(self) -> int:
         return self.size * self.channels
