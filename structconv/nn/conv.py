@@ -184,7 +184,7 @@ class Conv(Layer):
         try:
             return self(prepared, x if z is None else z, positions=first, **options)
         except BaseException:
-            prepared.truncate(first)
+            prepared.cut(first)
             raise
 
     @torch.no_grad()

@@ -11,9 +11,11 @@ from torch import Tensor
 from structconv.bases.spec import tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.sight import sight
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_entries, check_tensor
+from structconv.structures.selection import of_samples
 from structconv.theta import Theta
 
 __all__ = ["Kept", "Pending", "Prepared", "Rows"]
@@ -232,8 +234,10 @@ class Prepared:
     def reorder(self, index: Tensor) -> Prepared:
         """Sample b becomes what sample index[b] was, in place, (B,) integers: beams go on from those that were kept.
 
+        So does what its structure has for each sample: paddings, tables of pairs, weights of edges.
+
         Raises:
-            ShapeError: x without a batch.
+            ShapeError: x without a batch. ConfigError: a mask in the layer itself that has a part for each sample.
         """
         samples = self.x.shape[0]
         if self.x.dim() < 3:
@@ -241,6 +245,12 @@ class Prepared:
         whole = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32) and index.dim() == 1
         if not whole or (index.is_cpu and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < samples):
             raise ConfigError("Prepared.reorder", f"index must be integers (B,) below {samples}", repr(index))
+        lead = self.x.dim() - 2
+        if any(of_samples(part.mask, index, lead) is not part.mask for part in self.layer.modules()
+               if isinstance(part, Mask)):
+            raise ConfigError("Prepared.reorder", "masks of each sample must be given in the call, not in the layer",
+                              repr(self.layer.mechanism), "Say layer.prepare(x, structure).")
+        self.structure = of_samples(self.structure, index, lead)
         for rows in self._rows():
             rows.reorder(index)
         return self
@@ -249,10 +259,17 @@ class Prepared:
         """Forget all entries from place `length` on, in place: what a draft had put there and was not accepted.
 
         Raises:
-            ConfigError: a length that is not there.
+            ConfigError: a length that is not there, or where an output would see what has been dropped since.
         """
-        if type(length) is not int or not self.dropped <= length <= self.length:
-            raise ConfigError("Prepared.truncate", f"length must be in [{self.dropped}, {self.length}]", length)
+        least = self.dropped if self.dropped == 0 or self._sight is None else self.dropped + self._sight
+        if type(length) is not int or not least <= length <= self.length:
+            raise ConfigError("Prepared.truncate", f"length must be in [{least}, {self.length}]", length,
+                              "Of a draft behind a sliding window make a copy first: prepared.copy()."
+                              if least else "")
+        return self.cut(length)
+
+    def cut(self, length: int) -> Prepared:
+        """`truncate` to a length that was there in this step."""
         for rows in self._rows():
             rows.cut(length - self.dropped)
         return self

@@ -178,7 +178,7 @@ inline v16 maximum(v16 a, v16 b) { return a > b ? a : b; }
 // exp(x) for x <= 88, exactly zero below -87: 2^n e^f with n = round(x / ln 2) and a polynomial of degree 6 on
 // |f| <= ln(2) / 2; relative error below 2^-22. NaN stays NaN.
 template <class V> inline V exponential(V x) {
-    typedef typename Lanes<V>::Ints Ints;
+    typedef typename Lanes<V>::Bits Bits;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds, and leaves n in the low bits
     const V shifted = x * 1.44269504088896341f + shift;
     const V n = shifted - shift;
@@ -189,7 +189,7 @@ template <class V> inline V exponential(V x) {
     poly = poly * f + 5.0e-1f;
     poly = poly * f + 1.0f;
     poly = poly * f + 1.0f;
-    const V result = reinterpret_cast<V>(reinterpret_cast<Ints>(poly) + (reinterpret_cast<Ints>(shifted) << 23));
+    const V result = reinterpret_cast<V>(reinterpret_cast<Bits>(poly) + (reinterpret_cast<Bits>(shifted) << 23));
     return x < -87.0f ? V{} : result;
 }
 
