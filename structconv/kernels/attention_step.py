@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -47,6 +48,28 @@ class AttentionStep(ScaledDotProduct):
                 call.settle()
                 return apart(call)
             return y
+
+        return run
+
+    def bind(self, match: Attended, call: Call) -> Callable[[Tensor], Tensor | None] | None:
+        theta, pending, keys, values = cast(Any, call.theta), call.pending, match.key(call.leaves), call.projected
+        query, key = match.query(call.leaves), pending.made(keys)
+        plain = type(query) is type(key) is Projected and query.x is pending.x and theta.values.shape[0] == theta.size
+        core = core_for(*query[:3], *key[:3], theta.values, theta.outputs, call.bias) if plain else None
+        if core is None:
+            return None
+        shape, kept_keys, kept_values = pending.x.shape, pending.rows(keys), pending.rows(values)
+        single, last = len(shape) == 2, (*shape[:-1], theta.out_channels)
+
+        def run(x: Tensor) -> Tensor | None:
+            if private.watched() or x.shape != shape or core_for(x) is None:
+                return None
+            own, given = kept_keys.entries(), kept_values.entries()
+            if single:
+                own, given = own.unsqueeze(0), given.unsqueeze(0)
+            y = attention_step(core, Heads(x, query.weight, query.bias), Heads(x, key.weight, key.bias),
+                               Heads(x, theta.values, None, False), own, given, theta.outputs, call.bias, match.scale)
+            return y.view(last)
 
         return run
 

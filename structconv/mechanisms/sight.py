@@ -12,7 +12,7 @@ from structconv.mechanisms.scores import Uniform
 from structconv.structures.graph import Graph
 from structconv.structures.supports import And, Causal, Or, Support, Window
 
-__all__ = ["sight"]
+__all__ = ["sees_all", "sight"]
 
 #: Places before its own; `None` where it is not bounded.
 Reach = int | None
@@ -38,6 +38,12 @@ def sight(mechanism: Mechanism, structure: Any) -> Reach:
         return None
     seen = _seen(mechanism, structure)
     return _furthest([seen.counting, seen.normalised])
+
+
+def sees_all(mechanism: Mechanism, structure: Any) -> bool:
+    """Whether no mask leaves anything out for an output at the last place, wherever that is."""
+    masks = [part for part in mechanism.modules() if isinstance(part, Mask)]
+    return all(part.keeps and isinstance(_support(part, structure), Causal | None) for part in masks)
 
 
 def _seen(mechanism: Any, structure: Any) -> _Seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from structconv.nn.attention import MultiheadAttention, NonLocalBlock
 from structconv.nn.buffers import StructureBuffer
 from structconv.nn.composition import compose
-from structconv.nn.conv import Conv, to_entries, to_image
+from structconv.nn.conv import Conv
 from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
 from structconv.nn.grids import (
     AvgPool1d,
@@ -17,6 +17,7 @@ from structconv.nn.grids import (
     OnGrid,
     SeparableConv2d,
 )
+from structconv.nn.images import to_entries, to_image
 from structconv.nn.prepared import Prepared
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.relative import RelativeValue

@@ -93,6 +93,8 @@ class MultiheadAttention(Conv):
         return super().forward(x, z, self._pairs(x, z, keep, drop, structure), positions=positions,
                                return_weights=return_weights)
 
+    computes = forward
+
     def plan(self, x: Tensor | Prepared, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
              drop: Any = None, structure: Graph | Support | None = None, positions: int | Tensor | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""

@@ -7,7 +7,7 @@ Nothing is kept in the layer, so that nothing in it can be stale.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -16,13 +16,13 @@ from torch.fx import Proxy
 
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
-from structconv.arguments import explained
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_unread
 from structconv.mechanisms.reading import names_of_x
 from structconv.mechanisms.sight import sight
+from structconv.nn.images import grid_of, to_entries
 from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
 from structconv.nn.layer import Device, Layer, made_on, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
@@ -34,32 +34,16 @@ from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call, Image, PartInputs
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
-from structconv.structures.grid import Grid
 from structconv.structures.places import Places
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, MixtureWeights, Weight, WeightList
 
-__all__ = ["Conv", "call_of", "to_entries", "to_image"]
+__all__ = ["Conv", "call_of"]
 
 T = TypeVar("T")
 #: What torch and Python raise where arguments do not fit.
 ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
-_known = lru_cache(maxsize=64)(Grid)
-
-
-@explained
-def to_entries(image: Tensor, ndim: int) -> tuple[Tensor, Grid]:
-    """(..., C, S_1, ..., S_ndim) -> entries (..., M, C) in row-major order, and their grid."""
-    grid = _grid_of(image, ndim)
-    return image.flatten(-ndim).mT, grid
-
-
-@explained
-def to_image(entries: Tensor, grid: Grid) -> Tensor:
-    """Entries (..., N, C) on a grid -> (..., C, *S): the inverse of `to_entries`."""
-    check_entries("to_image", entries, entries=grid.num_entries, name="entries", letters="NC")
-    return entries.mT.unflatten(-1, grid.shape)
 
 
 class Conv(Layer):
@@ -141,12 +125,17 @@ class Conv(Layer):
             call, image = self._call(x, z, structure, axes, positions)
             plan = plan_for(call, self.path, self.max_bytes, image)
             y = plan.run(call)
+            if call.pending is not None:
+                x.bind(plan, call, structure)  # type: ignore[union-attr]
             if z is not None and not axes and y.shape[-2] != z.shape[-2]:
                 raise _other_outputs(self.mechanism, x, z, y)
             return (y, plan.weights(call)) if return_weights else y
         except ERRORS:
             self._explain(x, z, structure, axes)
             raise
+
+    #: `forward` of which a call gives what the plan gives: a step is bound to a plan where no other has its place.
+    computes: ClassVar[Any] = forward
 
     def basis(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
               positions: int | Tensor | None = None) -> Basis:
@@ -180,11 +169,13 @@ class Conv(Layer):
     def step(self, prepared: Prepared, x: Tensor, z: Tensor | None = None, **options: Any) -> Any:
         """Append entries x (..., m, P) to the prepared ones and compute the outputs that stand there, of z or x."""
         first = prepared.length
-        prepared.reserve(x)
+        x = prepared.reserve(x)
         try:
-            return self(prepared, x if z is None else z, positions=first, **options)
+            if z is None and not options and (y := prepared.stepped()) is not None:
+                return y
+            return private.called(self, prepared, x if z is None else z, positions=first, **options)
         except BaseException:
-            prepared.cut(first)
+            prepared._cut(first)
             raise
 
     @torch.no_grad()
@@ -379,7 +370,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
     entries, image, projected, kept, places = x, None, None, None, None
     if axes:
-        structure = _grid_of(x, axes)
+        structure = grid_of(x, axes)
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
     if mechanism.hides(structure):
@@ -466,14 +457,6 @@ def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
         raise ConfigError("Conv", "an image must have no structure beside its grid", ", ".join(map(repr, structure)),
                           "Call it on entries: layer(x, structure={name: Grid((H, W)), ...}).")
     return found
-
-
-def _grid_of(image: Tensor, ndim: int) -> Grid:
-    """The grid of an image's pixels."""
-    if image.dim() <= ndim:
-        raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))
-    shape = image.shape[-ndim:]
-    return Grid(shape) if torch.compiler.is_compiling() else _known(shape)
 
 
 def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any

@@ -13,7 +13,10 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.sight import sight
+from structconv.nn.bound import Bound
+from structconv.planning.plan import Plan
 from structconv.planning.precision import autocast_dtype, cast
+from structconv.planning.problem import Call
 from structconv.shapes import check_entries, check_tensor
 from structconv.structures.selection import of_samples
 from structconv.theta import Theta
@@ -114,7 +117,14 @@ class Pending:
 
     def made(self, kept: Tensor) -> Any:
         """What is to be put in the last rows of something that is kept, by a kernel that does so: a leaf."""
-        return next(make(self.x, self._start) for make, rows in self._kept if rows.entries() is kept)
+        for make, rows in self._kept:
+            if rows.entries() is kept:
+                return make(self.x, self._start)
+        raise ConfigError("Pending", "what is made must be entries that are kept", tuple(kept.shape))
+
+    def rows(self, kept: Tensor) -> Rows:
+        """The rows that are kept as this tensor."""
+        return next(rows for _, rows in self._kept if rows.entries() is kept)
 
     def written(self) -> None:
         """It has been put there."""
@@ -143,7 +153,10 @@ class Prepared:
         self._mark = [(module._parameters, name, own, None if own is None or own.is_inference() else own._version)
                       for module in layer.modules() for name, own in module._parameters.items()]
         self._constants: tuple[Theta, Tensor | None] | None = None
-        self._pending: Pending | None = None
+        #: The last entries, where something is still to be made of them.
+        self.pending: Pending | None = None
+        self._bound: Bound | None = None
+        self._asked: Plan | None = None
         #: How many of the first entries are gone, because no later output sees them.
         self.dropped = 0
         x = cast(x, self._dtype)
@@ -171,11 +184,6 @@ class Prepared:
     def nbytes(self) -> int:
         """What is held, without the room for more."""
         return sum(rows.entries().nbytes for rows in self._rows())
-
-    @property
-    def pending(self) -> Pending | None:
-        """The last entries, where something is still to be made of them."""
-        return self._pending
 
     def heads(self, unread: bool = False) -> Tensor | None:
         """x Theta_k, or x V_k where Theta_k = V_k O_k: (..., K, M, D); `unread` as in `of`."""
@@ -207,15 +215,15 @@ class Prepared:
         self._settle()
         return self
 
-    def reserve(self, x: Tensor) -> None:
+    def reserve(self, x: Tensor) -> Tensor:
         """`append`, but what is to be made of x is pending, unless tensors are joined anew: a kernel makes it in
-        passing, or it is made when somebody asks for it."""
+        passing, or it is made when somebody asks for it. Returns x, contiguous."""
         self.check()
         self._settle()
         own = self.x
         check_tensor("Prepared.append", "x", x)
         check_entries("Prepared.append", x, channels=own.shape[-1])
-        x = cast(x, self._dtype)
+        x = cast(x.contiguous(), self._dtype)
         if x.shape[:-2] != own.shape[:-2] or x.dtype != own.dtype:
             raise ShapeError("Prepared.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
                              f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}")
@@ -226,10 +234,24 @@ class Prepared:
         if joined is None:
             for _, rows in kept:
                 rows.reserve(x.shape[-2])
-            self._pending = Pending(x, start, kept, self._dtype)
+            self.pending = Pending(x, start, kept, self._dtype)
         else:
             for (_, rows), made in zip(kept, joined, strict=True):
                 rows.append(made)
+        return x
+
+    def stepped(self) -> Tensor | None:
+        """y of the pending entry, by the plan to which steps are bound; `None` where they are not."""
+        pending = self.pending
+        y = None if self._bound is None or pending is None else self._bound(pending.x)
+        if pending is not None and y is not None:
+            pending.written()
+        return y
+
+    def bind(self, plan: Plan, call: Call, structure: Any) -> None:
+        """Bind later steps to the plan that has run such a call, where its kernel can."""
+        if plan is not self._asked and (structure is None or structure is self.structure):
+            self._bound, self._asked = Bound.of(self.layer, plan, call, self.structure), plan
 
     def reorder(self, index: Tensor) -> Prepared:
         """Sample b becomes what sample index[b] was, in place, (B,) integers: beams go on from those that were kept.
@@ -266,9 +288,9 @@ class Prepared:
             raise ConfigError("Prepared.truncate", f"length must be in [{least}, {self.length}]", length,
                               "Of a draft behind a sliding window make a copy first: prepared.copy()."
                               if least else "")
-        return self.cut(length)
+        return self._cut(length)
 
-    def cut(self, length: int) -> Prepared:
+    def _cut(self, length: int) -> Prepared:
         """`truncate` to a length that was there in this step."""
         for rows in self._rows():
             rows.cut(length - self.dropped)
@@ -279,7 +301,7 @@ class Prepared:
         self._settle()
         twin = object.__new__(Prepared)
         twin.__dict__.update(self.__dict__)
-        twin._x = self._x.copy()
+        twin._x, twin._bound, twin._asked = self._x.copy(), None, None
         twin._kept = {key: Kept(make, rows.copy()) for key, (make, rows) in self._kept.items()}
         return twin
 
@@ -308,9 +330,9 @@ class Prepared:
 
     def _settle(self) -> None:
         """Make what is still to be made."""
-        if self._pending is not None:
-            self._pending.settle()
-            self._pending = None
+        if self.pending is not None:
+            self.pending.settle()
+            self.pending = None
 
     def _rows(self) -> list[Rows]:
         """All that is held."""

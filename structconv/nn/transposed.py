@@ -11,7 +11,8 @@ from torch.fx import Proxy
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.grids import Cuboid
-from structconv.nn.conv import ERRORS, Conv, to_entries, to_image
+from structconv.nn.conv import ERRORS, Conv
+from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan
 from structconv.shapes import check_tensor

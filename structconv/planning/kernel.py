@@ -21,16 +21,19 @@ import abc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import Tensor
+
 from structconv.bases.base import Basis
 from structconv.bases.pairwise import weights_at
 from structconv.errors import ConfigError
 from structconv.planning.cost import Cost
-from structconv.planning.problem import Problem, Run
+from structconv.planning.problem import Call, Problem, Run
 
 if TYPE_CHECKING:
     from structconv.planning.plan import Plan
 
-__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered"]
+__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered",
+           "registrations"]
 
 
 class Kernel(abc.ABC):
@@ -86,6 +89,11 @@ class Kernel(abc.ABC):
         """(call) -> the basis's entries where they count: (..., K, E) along its edges, else (..., K, M, N)."""
         return lambda call: weights_at(call.basis(), call.x.dtype)
 
+    def bind(self, match: Any, call: Call) -> Callable[[Tensor], Tensor | None] | None:
+        """(entry x) -> y, for the steps behind this one of the same prepared x, whose operands do not change: it makes
+        what is pending of x, and may hold tensors of the call. `None` where it is not worth it."""
+        return None
+
     def label(self, path: str) -> str:
         """How a plan names it."""
         return self.name
@@ -98,9 +106,11 @@ _ORDERED: list[Kernel] = []
 
 
 class _Register:
-    """Whether the package's own kernels are all there, so that a name that is not known is a mistake."""
+    """Whether the package's own kernels are all there, so that a name that is not known is a mistake; how many were
+    registered."""
 
     complete = False
+    times = 0
 
 
 def register(kernel: Kernel) -> Kernel:
@@ -115,9 +125,15 @@ def register(kernel: Kernel) -> Kernel:
         _check_names(kernels)
     _ORDERED[:] = order
     _KERNELS.update(kernels)
+    _Register.times += 1
     for forget in FORGET:
         forget()
     return kernel
+
+
+def registrations() -> int:
+    """How often a kernel was registered."""
+    return _Register.times
 
 
 def complete() -> None:

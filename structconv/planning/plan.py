@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -25,7 +26,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.planning import machine, tables, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
-from structconv.planning.kernel import FORGET, Kernel, matching
+from structconv.planning.kernel import FORGET, Kernel, matching, registrations
 from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tuning import Autotuning
@@ -34,7 +35,7 @@ from structconv.structures.entries import Entries
 from structconv.structures.values import EXACT, FrozenValue, key_of, size_class
 from structconv.theta import wants_grad
 
-__all__ = ["CAPACITY", "Candidate", "Plan", "decide", "plan_for", "subject"]
+__all__ = ["CAPACITY", "Candidate", "Plan", "decide", "era", "plan_for", "subject"]
 
 _grad_enabled = torch.is_grad_enabled
 #: Plans that are kept; beyond, the older half is forgotten.
@@ -45,6 +46,10 @@ _SIZED: set[Hashable] = set()
 FORGET.append(_PLANS.clear)
 #: Leaves that are static themselves.
 _STATIC = frozenset((Token, type(None)))
+
+
+def _never(call: Call) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class Plan:
         problem: the sizes that the plan was made for, in words; it serves all of the same quarter octave.
         parts: plans of the parts of `a | b`, where each has its own.
         subject: what is static of basis and Theta in the calls that it is for.
+        bind: the call of a step -> what computes the steps behind it, or none; see `Kernel.bind`.
     """
 
     run: Run = dataclasses.field(repr=False)
@@ -81,6 +87,7 @@ class Plan:
     problem: str
     parts: tuple[Plan, ...] = dataclasses.field(default=(), repr=False)
     subject: Hashable = dataclasses.field(default=None, repr=False)
+    bind: Callable[[Call], Callable[[Tensor], Tensor | None] | None] = dataclasses.field(default=_never, repr=False)
 
     @property
     def path(self) -> str:
@@ -163,6 +170,11 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     return _made(key, call, path, max_bytes, image) if plan is None else plan
 
 
+def era() -> Hashable:
+    """What changes when plans that were made may not be those that would be made now."""
+    return registrations(), Autotuning.enabled, machine.Measured.times
+
+
 def _fact(leaf: Any) -> Hashable:
     """What a plan may depend on of a leaf: types, dtypes, options, and the classes of sizes."""
     if isinstance(leaf, Tensor):
@@ -240,7 +252,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
     return Plan(_compiled(chosen, problem), _weights(chosen, problem),
                 "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
-                chosen.kernel.parts(chosen.match, problem))
+                chosen.kernel.parts(chosen.match, problem), bind=partial(chosen.kernel.bind, chosen.match))
 
 
 def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | None, nominal: bool) -> Problem:

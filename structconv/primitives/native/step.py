@@ -38,7 +38,7 @@ class Heads(NamedTuple):
 def core_for(*tensors: Tensor | None) -> Core | None:
     """The kernels, if they can take these as they lie: contiguous float32 on the CPU."""
     for t in tensors:
-        if t is not None and not (t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_neg()):
+        if t is not None and not (t.is_contiguous() and t.is_cpu and t.dtype is torch.float32 and not t.is_neg()):
             return None
     return kernels()
 

@@ -1,0 +1,39 @@
+"""Images as entries on a grid, and back."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from structconv.arguments import explained
+from structconv.errors import ShapeError
+from structconv.shapes import check_entries
+from structconv.structures.grid import Grid
+
+__all__ = ["grid_of", "to_entries", "to_image"]
+
+_known = lru_cache(maxsize=64)(Grid)
+
+
+@explained
+def to_entries(image: Tensor, ndim: int) -> tuple[Tensor, Grid]:
+    """(..., C, S_1, ..., S_ndim) -> entries (..., M, C) in row-major order, and their grid."""
+    grid = grid_of(image, ndim)
+    return image.flatten(-ndim).mT, grid
+
+
+@explained
+def to_image(entries: Tensor, grid: Grid) -> Tensor:
+    """Entries (..., N, C) on a grid -> (..., C, *S): the inverse of `to_entries`."""
+    check_entries("to_image", entries, entries=grid.num_entries, name="entries", letters="NC")
+    return entries.mT.unflatten(-1, grid.shape)
+
+
+def grid_of(image: Tensor, ndim: int) -> Grid:
+    """The grid of an image's pixels."""
+    if image.dim() <= ndim:
+        raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))
+    shape = image.shape[-ndim:]
+    return Grid(shape) if torch.compiler.is_compiling() else _known(shape)

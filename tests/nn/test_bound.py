@@ -1,0 +1,249 @@
+"""Steps bound to a plan: the second call, the changed option, the hook, the copy."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from structconv.errors import ConfigError
+from structconv.kernels.attention_step import AttentionStep
+from structconv.mechanisms import DotProduct
+from structconv.nn import MultiheadAttention
+from structconv.planning.kernel import register
+from structconv.primitives.native.loader import core
+from structconv.structures import Causal, Padding, Window
+
+pytestmark = pytest.mark.skipif(core() is None, reason="needs the native kernels")
+
+
+class Steps:
+    """A layer that has taken two steps, of which the second was bound, and what the next should give."""
+
+    def __init__(self, layer=None, structure=None, **options):
+        self.layer = MultiheadAttention(8, 2, **options).eval() if layer is None else layer
+        self.x, self.structure = torch.randn(2, 9, 8), Causal() if structure is None else structure
+        self.prepared, self.at = self.layer.prepare(self.x[:, :3], self.structure), 3
+        self.step(), self.step()
+
+    def step(self, **options):
+        self.at += 1
+        return self.layer.step(self.prepared, self.x[:, self.at - 1:self.at], **options)
+
+    def expected(self, **options):
+        return self.layer(self.x[:, :self.at], structure=self.structure, **options)[:, -1:]
+
+    @property
+    def bound(self):
+        return self.prepared._bound
+
+    def check(self, **options):
+        found = self.step()
+        torch.testing.assert_close(found, self.expected(**options), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def dot_of(layer):
+    return next(part for part in layer.modules() if isinstance(part, DotProduct))
+
+
+def test_the_steps_behind_the_first_are_bound(monkeypatch):
+    steps, runs = Steps(), []
+    assert steps.bound is not None
+    monkeypatch.setattr(MultiheadAttention, "_call", lambda *args: runs.append(args))
+    steps.step()
+    assert not runs
+
+
+@pytest.mark.parametrize("name", ["layer", "weight", "mechanism", "scores", "query", "key"])
+def test_a_hook_that_came_later_is_heeded(name):
+    steps = Steps()
+    layer, dot = steps.layer, dot_of(steps.layer)
+    module = {"layer": layer, "weight": layer.weight, "mechanism": layer.mechanism, "scores": dot, "query": dot.query,
+              "key": dot.key}[name]
+    seen = []
+    module.register_forward_hook(lambda *given: seen.append(name) and None)
+    steps.check()
+    assert seen
+
+
+def test_a_hook_for_all_modules_is_heeded():
+    steps, seen = Steps(), []
+    handle = nn.modules.module.register_module_forward_hook(lambda *given: seen.append(1) and None)
+    try:
+        steps.check()
+    finally:
+        handle.remove()
+    assert seen
+
+
+def test_a_forward_of_a_derived_class_is_run():
+    class Doubled(MultiheadAttention):
+        def forward(self, *args, **options):
+            return 2 * super().forward(*args, **options)
+
+    steps = Steps(Doubled(8, 2).eval())
+    assert steps.bound is None
+    steps.check()
+
+
+def test_a_forward_of_the_object_is_run():
+    steps = Steps()
+    before = steps.layer.forward
+    steps.layer.forward = lambda *args, **options: 3 * before(*args, **options)
+    steps.check()
+
+
+def test_changed_parameters_are_refused():
+    steps = Steps()
+    dot_of(steps.layer).query.weight.mul_(2)
+    with pytest.raises(ConfigError, match="parameters"):
+        steps.step()
+
+
+def test_an_exchanged_module_is_called():
+    steps = Steps()
+    dot = dot_of(steps.layer)
+    linear = nn.Linear(8, 8)
+    dot.query = linear
+    steps.check()
+    dot.query.register_forward_hook(lambda module, given, found: 2 * found)
+    steps.check()
+
+
+def test_dropout_when_training_is_drawn():
+    steps = Steps(dropout=0.5)
+    steps.step()
+    steps.layer.train()
+    assert not torch.equal(steps.step(), steps.expected())
+
+
+@pytest.mark.parametrize("structure", [Causal() & Window(3), Window(3), Causal() | Window(1)])
+def test_masks_that_may_leave_something_out_later_are_never_bound(structure):
+    layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 9, 8)
+    prepared = layer.prepare(x[:, :1], structure)
+    for t in range(1, 9):
+        found = layer.step(prepared, x[:, t:t + 1])
+        torch.testing.assert_close(found, layer(x[:, :t + 1], structure=structure)[:, -1:], rtol=1e-4, atol=1e-5)
+    assert prepared._bound is None
+
+
+def test_options_and_other_outputs_go_the_whole_way():
+    steps = Steps()
+    y, weights = steps.step(return_weights=True)
+    assert weights.shape[-2] == 6
+    torch.testing.assert_close(y, steps.expected(), rtol=1e-4, atol=1e-5)
+    z = torch.randn(2, 1, 8)
+    found = steps.layer.step(steps.prepared, steps.x[:, 6:7], z)
+    torch.testing.assert_close(found, steps.layer(steps.x[:, :7], z), rtol=1e-4, atol=1e-5)
+    steps.at += 1
+    keep = Padding(torch.rand(2, 8) < 0.7)
+    torch.testing.assert_close(steps.step(keep=keep), steps.layer(steps.x[:, :8], keep=keep)[:, -1:], rtol=1e-4,
+                               atol=1e-5)
+    steps.check()
+
+
+def test_entries_in_other_memory_or_of_other_sizes():
+    steps = Steps()
+    wide = torch.randn(2, 1, 16)[..., ::2]
+    found = steps.layer.step(steps.prepared, wide)
+    x = torch.cat([steps.x[:, :5], wide], 1)
+    torch.testing.assert_close(found, steps.layer(x, structure=Causal())[:, -1:], rtol=1e-4, atol=1e-5)
+    more = torch.randn(2, 2, 8)
+    found = steps.layer.step(steps.prepared, more)
+    expected = steps.layer(torch.cat([x, more], 1), structure=Causal())[:, -2:]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_copies_and_beams_keep_their_own():
+    steps = Steps()
+    twin, before = steps.prepared.copy(), steps.prepared.heads().clone()
+    steps.layer.step(twin, torch.randn(2, 1, 8))
+    steps.layer.step(twin, torch.randn(2, 1, 8))
+    assert torch.equal(steps.prepared.heads(), before)
+    steps.check()
+    index = torch.tensor([1, 1])
+    steps.prepared.reorder(index)
+    steps.x = steps.x[index]
+    steps.check()
+    steps.prepared.truncate(4)
+    steps.at = 4
+    steps.check()
+
+
+def test_other_batches_go_on():
+    steps = Steps()
+    index = torch.tensor([0, 1, 1])
+    steps.prepared.reorder(index)
+    steps.x = steps.x[index]
+    steps.check()
+    steps.check()
+
+
+def test_gradients_are_asked_for_later():
+    steps = Steps()
+    with torch.enable_grad():
+        token = steps.x[:, 5:6].clone().requires_grad_()
+        y = steps.layer.step(steps.prepared, token)
+        x = torch.cat([steps.x[:, :5], token], 1)
+        expected = torch.autograd.grad(steps.layer(x, structure=Causal())[:, -1].sum(), token)[0]
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), token)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_modes_see_what_is_computed():
+    class Seen(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += 1
+            return function(*args, **(kwargs or {}))
+
+    steps = Steps()
+    with Seen() as seen:
+        found = steps.step()
+    assert seen.count > 6
+    torch.testing.assert_close(found, steps.expected(), rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_is_refused_as_before():
+    steps = Steps()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="autocast"):
+        steps.step()
+
+
+def test_a_kernel_registered_since_is_weighed():
+    steps, asked = Steps(), []
+
+    class Asked(AttentionStep):
+        def match(self, problem):
+            asked.append(problem)
+            return super().match(problem)
+
+    try:
+        register(Asked())
+        steps.check()
+    finally:
+        register(AttentionStep())
+    assert asked
+
+
+def test_what_the_planner_is_held_to_may_change():
+    steps = Steps()
+    steps.layer.path = "between"
+    steps.check()
+    steps.layer.path = "nowhere"
+    with pytest.raises(ConfigError, match="path"):
+        steps.step()
+
+
+def test_a_step_that_fails_leaves_nothing():
+    steps = Steps()
+    with pytest.raises(ConfigError):
+        steps.step(keep=3)
+    assert steps.prepared.length == 5
+    steps.at -= 1
+    steps.check()
