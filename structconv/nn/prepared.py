@@ -12,6 +12,7 @@ from structconv.bases.spec import tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.sight import sight
+from structconv.memo import Reused
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_entries, check_tensor
 
@@ -95,6 +96,8 @@ class Prepared:
         self._slots = [(module._parameters, name) for module in layer.modules() for name in module._parameters]
         self._mark = self._marked()
         self._made: dict[tuple[int, str], Rows] = {}
+        #: What calls have in common beyond that.
+        self.reused = Reused()
         #: How many of the first entries are gone, because no later output sees them.
         self.dropped = 0
         x = cast(x, self._dtype)
@@ -179,6 +182,7 @@ class Prepared:
         """Another of the same layer, which goes on by itself."""
         twin = object.__new__(Prepared)
         twin.__dict__.update(self.__dict__)
+        twin.reused = Reused()
         twin._x, twin._made = self._x.copy(), {key: rows.copy() for key, rows in self._made.items()}
         return twin
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.spec import stand_ins
+from structconv.memo import Reused
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
@@ -64,6 +65,7 @@ class Call(NamedTuple):
         projected: x Theta_k by heads (..., K, M, D), where scores read it and it is made already.
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         places: where the outputs stand among the inputs, from which relative positions count; none for output n at n.
+        reused: of a prepared x, what its calls have in common.
     """
 
     x: Tensor
@@ -74,6 +76,7 @@ class Call(NamedTuple):
     projected: Tensor | None = None
     relative: Tensor | None = None
     places: Places | None = None
+    reused: Reused | None = None
 
     @classmethod
     def of(cls, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None = None,
@@ -125,6 +128,7 @@ class Problem:
         projected: whether x Theta_k is made already.
         relative: the clip of relative values, or `None`. moved: whether outputs stand elsewhere than their numbers say.
         image: what x and y are, if they are images.
+        reused: whether x is prepared, for many calls.
     """
 
     basis: Basis
@@ -138,6 +142,7 @@ class Problem:
     relative: int | None = None
     image: Image | None = None
     moved: bool = False
+    reused: bool = False
 
     @property
     def inputs(self) -> int:
