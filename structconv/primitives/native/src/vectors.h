@@ -17,7 +17,6 @@ namespace structconv::SC_ISA {
 typedef float v4 __attribute__((vector_size(16)));
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t i8 __attribute__((vector_size(32)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef uint32_t u8 __attribute__((vector_size(32)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
@@ -30,13 +29,11 @@ template <class V> struct Lanes;
 template <> struct Lanes<v8> {
     static constexpr int count = 8;
     typedef u8 Bits;
-    typedef i8 Ints;
     typedef uint16_t Half __attribute__((vector_size(16)));
 };
 template <> struct Lanes<v16> {
     static constexpr int count = 16;
     typedef u16 Bits;
-    typedef i16 Ints;
     typedef uint16_t Half __attribute__((vector_size(32)));
 };
 
@@ -178,7 +175,7 @@ inline v16 maximum(v16 a, v16 b) { return a > b ? a : b; }
 // exp(x) for x <= 88, exactly zero below -87: 2^n e^f with n = round(x / ln 2) and a polynomial of degree 6 on
 // |f| <= ln(2) / 2; relative error below 2^-22. NaN stays NaN.
 template <class V> inline V exponential(V x) {
-    typedef typename Lanes<V>::Ints Ints;
+    typedef typename Lanes<V>::Bits Bits;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds, and leaves n in the low bits
     const V shifted = x * 1.44269504088896341f + shift;
     const V n = shifted - shift;
@@ -189,7 +186,7 @@ template <class V> inline V exponential(V x) {
     poly = poly * f + 5.0e-1f;
     poly = poly * f + 1.0f;
     poly = poly * f + 1.0f;
-    const V result = reinterpret_cast<V>(reinterpret_cast<Ints>(poly) + (reinterpret_cast<Ints>(shifted) << 23));
+    const V result = reinterpret_cast<V>(reinterpret_cast<Bits>(poly) + (reinterpret_cast<Bits>(shifted) << 23));
     return x < -87.0f ? V{} : result;
 }
 
