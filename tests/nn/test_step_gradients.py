@@ -163,24 +163,23 @@ def test_checkpoints_around_steps(reentrant, prepared_within):
 
 
 def test_a_pass_within_a_pass_keeps_to_itself():
-    """Keys without a graph of their own, so that the inner pass may go through them as well."""
-    decoder = Decoder(weight=Eye(), outputs=12)
+    """Through keys without a graph of their own, which would be gone after the inner pass."""
+    decoder, inner = Decoder(weight=Eye(), outputs=12), []
     decoder.layer.mechanism.requires_grad_(False)
     with torch.no_grad():
         prepared = decoder.layer.prepare(decoder.x)
-    prepared._x._held.requires_grad_()
-    held, z = prepared.x, decoder.z
+    leaves = prepared.x.requires_grad_(), decoder.z
 
-    def step(part):
-        return decoder.layer(prepared, part)
+    def within(_):
+        with torch.enable_grad():
+            loss = loss_of([decoder.layer(prepared, decoder.z[:, :1])])
+        inner.append(torch.autograd.grad(loss, leaves))
 
-    parts = [checkpoint(step, part, use_reentrant=True) if i == 2 else step(part) for i, part in
-             enumerate(z.split(1, 1))]
-    loss_of(parts).backward()
-    found = held.grad, z.grad
-    held.grad = z.grad = None
-    loss_of(decoder.steps(prepared)).backward()
-    close(found, (held.grad, z.grad))
+    steps = decoder.steps(prepared)
+    wanted = [torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (loss_of(steps), loss_of(steps[:1]))]
+    steps[2].register_hook(within)
+    close(torch.autograd.grad(loss_of(steps), leaves), wanted[0])
+    close(inner[0], wanted[1])
 
 
 @pytest.mark.parametrize("frozen", ["x", "source", "vector", "target", "x source", "x source vector", "x z target"])
@@ -293,6 +292,20 @@ def test_what_was_changed_in_place_is_told(changed):
          "vector": next(p for name, p in decoder.layer.named_parameters() if "vector" in name)}[changed].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_keys_that_were_changed_in_place_are_read_anew(grad):
+    """Keys without numbers weigh all values alike, whatever the output."""
+    decoder = Decoder()
+    prepared = decoder.layer.prepare(decoder.x)
+    with torch.set_grad_enabled(grad):
+        before = decoder.steps(prepared)
+        with torch.no_grad():
+            prepared._made[next(iter(prepared._made))].entries().zero_()
+        after = decoder.steps(prepared)
+    assert not torch.allclose(before[0], before[1], atol=1e-3)
+    torch.testing.assert_close(after[0], after[1])
 
 
 @pytest.mark.parametrize(("scale", "of"), [(200.0, "z"), (200.0, "x"), (torch.nan, "z"), (torch.inf, "z")])
