@@ -68,7 +68,7 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T], *, numbers: bool 
     if entry is not None and entry.ref() is first and (not tensors or (
             entry.version == private.version(tensors[0]) and (numbers or not tensors[0].requires_grad))):
         known = entry.values.get(key)
-        if known is not None and (len(tensors) < 2 if not known[0] else _same(known[0], tensors[1:])):
+        if known is not None and (len(tensors) < 2 if not known[0] else _same(known[0], tensors[1:], numbers)):
             return known[1]
     return _made(first, tensors, key, build, numbers)
 
@@ -192,10 +192,10 @@ def _rest(value: Any) -> Hashable:
     return (type(value), *map(_rest, _fields(value))) if _fields(value) else value
 
 
-def _same(marks: tuple[Any, ...], others: tuple[Tensor, ...]) -> bool:
+def _same(marks: tuple[Any, ...], others: tuple[Tensor, ...], numbers: bool) -> bool:
     if len(marks) != len(others):
         return False
     for (ref, version), t in zip(marks, others, strict=True):
-        if ref() is not t or version != private.version(t) or t.requires_grad:
+        if ref() is not t or version != private.version(t) or (t.requires_grad and not numbers):
             return False
     return True

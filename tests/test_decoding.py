@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     Additive,
+    Adjacency,
     ALiBi,
     DotProduct,
     GaussianWindow,
@@ -20,7 +22,7 @@ from structconv.mechanisms import (
     Rotary,
 )
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
-from structconv.structures import Causal, Window
+from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing.calls import Use, check_now
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
 from structconv.testing.layers import uses
@@ -311,3 +313,47 @@ def test_heads_of_a_low_rank_beside_others_score_what_they_project():
     scores = Additive(heads=2, on="projected").softmax()
     layer = Conv(scores | Identity(), 4, 3, weight=[LowRank(3), Full()]).double()
     check_now(Use(layer, (torch.randn(6, 4, dtype=torch.float64, requires_grad=True),)), "mixed weights")
+
+
+PER_SAMPLE = {"padding": lambda: Padding(torch.arange(5)[None] < torch.tensor([[5], [2]])),
+              "both": lambda: Causal() & Padding(torch.arange(5)[None] < torch.tensor([[5], [2]])),
+              "table": lambda: DenseMask(torch.rand(2, 5, 1) < 0.6), "shared": Causal}
+
+
+@pytest.mark.parametrize("index", [[1, 1], [0, 0, 1, 1], [1, 0]])
+@pytest.mark.parametrize("name", PER_SAMPLE)
+def test_what_a_structure_has_for_each_sample_is_reordered_with_it(name, index):
+    layer, structure, index = MultiheadAttention(8, 2).eval(), PER_SAMPLE[name](), torch.tensor(index)
+    x, z = torch.randn(2, 5, 8), torch.randn(len(index), 1, 8)
+    keep = getattr(structure, "keep", None)
+    own = type(structure)(keep[index]) if keep is not None else structure
+    if name == "both":
+        own = Causal() & Padding(structure.second.keep[index])
+    found = layer(layer.prepare(x, structure).reorder(index), z, positions=4)
+    torch.testing.assert_close(found, layer(x[index], z, structure=own, positions=4))
+
+
+def test_weights_of_each_sample_are_reordered_with_it():
+    graph = Graph(torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]]), edge_weight=torch.rand(2, 4))
+    index = torch.tensor([1, 1, 0])
+    layer, x = Conv(DotProduct(1, 4).softmax() * Adjacency(), 3, 2), torch.randn(2, 3, 3)
+    own = dataclasses.replace(graph, edge_weight=graph.edge_weight[index])
+    torch.testing.assert_close(layer(layer.prepare(x, graph).reorder(index)), layer(x[index], structure=own))
+
+
+def test_masks_of_each_sample_in_the_layer_are_not_reordered():
+    layer = Conv(DotProduct(1, 4).masked(keep=torch.rand(2, 5) < 0.7).softmax(), 3, 2)
+    with pytest.raises(ConfigError, match="in the call, not in the layer"):
+        layer.prepare(torch.randn(2, 5, 3)).reorder(torch.tensor([1, 0]))
+
+
+@torch.no_grad()
+def test_a_draft_behind_a_window_is_taken_back_as_far_as_it_can_be():
+    layer, x, window = MultiheadAttention(8, 2).eval(), torch.randn(1, 9, 8), Causal() & Window(3)
+    prepared = layer.prepare(x[:, :4], window)
+    for t in range(4, 8):
+        layer.step(prepared, x[:, t:t + 1])
+    with pytest.raises(ConfigError, match=r"prepared\.copy"):
+        prepared.truncate(6)
+    found = layer.step(prepared.truncate(7), x[:, 8:])
+    torch.testing.assert_close(found, layer(torch.cat([x[:, :7], x[:, 8:]], 1), structure=window)[:, 7:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from structconv.kernels import (
     additive_attention,
+    attention_step,
     blocked_attention,
     composite,
     dense_attention,
@@ -22,8 +23,8 @@ from structconv.kernels import (
 )
 from structconv.planning.kernel import complete
 
-__all__ = ["additive_attention", "blocked_attention", "composite", "dense_attention", "flex_attention", "grid",
-           "long_convolution", "orders", "polynomial", "reassociation", "relational", "samples", "shifts",
-           "sparse_attention", "sparse_product", "window_attention"]
+__all__ = ["additive_attention", "attention_step", "blocked_attention", "composite", "dense_attention",
+           "flex_attention", "grid", "long_convolution", "orders", "polynomial", "reassociation", "relational",
+           "samples", "shifts", "sparse_attention", "sparse_product", "window_attention"]
 
 complete()

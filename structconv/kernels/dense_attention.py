@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -110,7 +110,7 @@ class ScaledDotProduct(Applied):
     """torch's kernel: its pairs by order, by padding, by a table of booleans, or with a bias that is held whole."""
 
     name, types = "torch.sdpa", (Normalised,)
-    before = ("torch.flex", "structconv.blocked_attention")
+    before: ClassVar[tuple[str, ...]] = ("torch.flex", "structconv.blocked_attention")
 
     def match(self, problem: Problem) -> Attended | None:
         if problem.relative is not None:

@@ -74,9 +74,12 @@ class Inputs(NamedTuple):
         """N."""
         return self.z.shape[-2]
 
-    def of_x(self, function: Callable[[Tensor, int], Any]) -> Any:
-        """function(x, 0), one of a mechanism's `sources`; of a prepared x it is made already."""
-        return function(self.x, 0) if self.prepared is None else self.prepared.of(function)
+    def of_x(self, function: Callable[[Tensor, int], Any], unread: bool = False) -> Any:
+        """function(x, 0), one of a mechanism's `sources`; of a prepared x it is made already.
+
+        With `unread` it may be that of the last entries it is still to be made: for what is a leaf as it is.
+        """
+        return function(self.x, 0) if self.prepared is None else self.prepared.of(function, unread)
 
     @property
     def start(self) -> int:

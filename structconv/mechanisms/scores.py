@@ -131,6 +131,11 @@ class DotProduct(Score):
                               "on='projected'", "Give RelativeKey another DotProduct.")
         return self._mapped(heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3), positions)
 
+    @property
+    def _plain(self) -> bool:
+        """Whether queries and keys are projections and nothing else."""
+        return self.projects and self.rotary is self.feature is None and self.shared_by == 1
+
     def keys(self, x: Tensor, start: int = 0) -> Tensor:
         """(..., M, P), of which the first is at place `start` -> (..., K, M, D)."""
         key = heads_of(self.key, x, self.key_heads) if self.projects else x.unsqueeze(-3)
@@ -144,7 +149,11 @@ class DotProduct(Score):
 
     @property
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("keys",) if self.projects else ()
+        return ("lazy_keys",) if self.projects else ()
+
+    def lazy_keys(self, x: Tensor, start: int = 0) -> Tensor | Projected:
+        """`keys`, still to be made where they are projections and nothing else."""
+        return by_heads(self.key, x, self.heads) if self._plain else self.keys(x, start)
 
     def places(self, inputs: Inputs) -> Tensor | None:
         """The places of the queries, where they are turned by them and are not 0, 1, ..."""
@@ -156,11 +165,9 @@ class DotProduct(Score):
             key, query = _projected("DotProduct", inputs)
             start = torch.arange(key.shape[-2], device=key.device) + inputs.start if inputs.start else None
             return self._mapped(query, places), self._mapped(key, start)
-        if self.projects and self.rotary is self.feature is None and self.shared_by == 1:
-            lazy = inputs.prepared is None
-            return (by_heads(self.query, inputs.z, self.heads),
-                    by_heads(self.key, inputs.x, self.heads) if lazy else inputs.of_x(self.keys))
-        return self.queries(inputs.z, places), inputs.of_x(self.keys)
+        lazy = self._plain
+        return (by_heads(self.query, inputs.z, self.heads) if lazy else self.queries(inputs.z, places),
+                inputs.of_x(self.lazy_keys, unread=True))
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Bilinear(next(leaves), next(leaves))

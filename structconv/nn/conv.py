@@ -179,11 +179,12 @@ class Conv(Layer):
 
     def step(self, prepared: Prepared, x: Tensor, z: Tensor | None = None, **options: Any) -> Any:
         """Append entries x (..., m, P) to the prepared ones and compute the outputs that stand there, of z or x."""
-        first = prepared.append(x).length - x.shape[-2]
+        first = prepared.length
+        prepared.reserve(x)
         try:
             return self(prepared, x if z is None else z, positions=first, **options)
         except BaseException:
-            prepared.truncate(first)
+            prepared.cut(first)
             raise
 
     @torch.no_grad()
@@ -253,24 +254,22 @@ class Conv(Layer):
         if type(x) is Prepared:
             prepared, x, structure = x, *self._of_prepared(x, structure, axes)
         mechanism, relative = modules["mechanism"], modules.get("relative_value")
-        theta = private.called(modules["weight"])
+        theta, bias = self._constants() if prepared is None else prepared.constants()
         wanted = None
         if type(x) is dict or "_reads" in mechanism.__dict__:
             x = told_x(self, x)
         if type(structure) is dict or "_names" in mechanism.__dict__:
             structure = _structures(mechanism, structure, axes)
-        if structure is not None and not axes:
-            wanted = mechanism.input_entries(structure)
-            if not mechanism.reads_structure:
-                check_unread(structure)
-            if relative is not None:
-                _check_places(structure)
+        if prepared is not None and structure is prepared.structure:
+            wanted = prepared.wanted
+        elif structure is not None and not axes:
+            wanted = self._wanted(structure)
         if type(x) is dict:
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
         elif (wanted is not None and wanted != x.shape[-2]) or (z is not None and not self._fit(x, z)):
             self._check(x, z, structure, axes)
-        return call_of(mechanism, theta, self._bias(theta), x, z, structure, axes,
+        return call_of(mechanism, theta, bias, x, z, structure, axes,
                        None if relative is None else private.called(relative), positions, prepared)
 
     def _of_prepared(self, prepared: Prepared, structure: Any, axes: int) -> tuple[Tensor, Any]:
@@ -280,6 +279,24 @@ class Conv(Layer):
                               "Prepare it by layer.prepare(x).")
         prepared.check()
         return prepared.x, prepared.structure if structure is None else structure
+
+    def _wanted(self, structure: Any) -> int | None:
+        """M by a structure of the layer, if it tells."""
+        if not self.mechanism.reads_structure:
+            check_unread(structure)
+        if self.relative_value is not None:
+            _check_places(structure)
+        return self.mechanism.input_entries(structure)
+
+    def _constants(self) -> tuple[Theta, Tensor | None]:
+        """Theta, and what is added to each output: what depends on no input."""
+        theta = private.called(self._modules["weight"])  # type: ignore[arg-type]
+        return theta, self._bias(theta)
+
+    def _heads(self, x: Tensor, start: int = 0) -> Tensor:
+        """x Theta_k, or x V_k where Theta_k = V_k O_k, (..., K, M, D)."""
+        theta: Theta = private.called(self._modules["weight"])  # type: ignore[arg-type]
+        return cast(theta, autocast_dtype(x)).heads(x)
 
     def _bias(self, theta: Theta) -> Tensor | None:
         """What is added to each output."""
@@ -370,7 +387,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         if prepared is None:
             entries, z = seen, others
             x = x if axes else entries
-    heads = None if prepared is None else prepared.heads
+    heads = None if prepared is None else prepared.heads(unread=not mechanism.sees_projection)
     if mechanism.sees_projection:
         heads = theta.heads(entries) if heads is None else heads
         projected = heads, heads if z is None else theta.heads(z)
@@ -378,7 +395,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         places = _places(positions, prepared, entries if z is None else z, structure)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
     call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs), heads, relative, places,
-                None if prepared is None else prepared.reused)
+                *(None, None) if prepared is None else (prepared.pending, prepared.reused))
     return call if dtype is None else cast_call(call, dtype), image
 
 
@@ -466,10 +483,9 @@ def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any
     exist = mechanism.kept_inputs(Inputs(x, x if z is None else z, structure))
     if exist is None:
         return x, z, None
-    kept = exist
-    if kept.shape[-1] != x.shape[-2]:
-        raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", kept.shape[-1])
-    kept, zero = kept.unsqueeze(-1), torch.zeros((), dtype=x.dtype, device=x.device)
+    if exist.shape[-1] != x.shape[-2]:
+        raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", exist.shape[-1])
+    kept, zero = exist.unsqueeze(-1), torch.zeros((), dtype=x.dtype, device=x.device)
     if z is None:
         z = torch.where(kept | x.isfinite().all(-1, keepdim=True), x, zero)
     return torch.where(kept, x, zero), z, exist

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +11,18 @@ from torch import Tensor
 from structconv.bases.spec import tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.sight import sight
 from structconv.memo import Reused
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_entries, check_tensor
+from structconv.structures.selection import of_samples
+from structconv.theta import Theta
 
-__all__ = ["Prepared", "Rows"]
+__all__ = ["Kept", "Pending", "Prepared", "Rows"]
+
+#: (x (..., M, P), place of the first) -> what is made of each entry, a leaf.
+Make = Callable[[Tensor, int], Any]
 
 
 class Rows:
@@ -31,7 +37,7 @@ class Rows:
 
     def _hold(self, entries: Tensor) -> None:
         """Have these alone, without room for more."""
-        self._held = entries
+        self._held, self._inference = entries, entries.is_inference()
         self._view: Tensor | None = entries
         self._start, self._stop = 0, entries.shape[self._axis]
 
@@ -44,17 +50,30 @@ class Rows:
             self._view = self._held.narrow(self._axis, self._start, len(self))
         return self._view
 
+    @property
+    def joined(self) -> bool:
+        """Whether what is put behind makes another tensor, as what is there keeps its gradient."""
+        return torch.is_grad_enabled() or self._held.requires_grad
+
     def append(self, entries: Tensor) -> None:
         """Put these behind."""
-        count = entries.shape[self._axis]
-        if torch.is_grad_enabled() or self._held.requires_grad:  # what is there keeps its gradient
+        if self.joined:
             with torch.enable_grad():
                 self._hold(torch.cat([self.entries(), entries], self._axis))
             return
-        if self._stop + count > self._held.shape[self._axis] or self._held.is_inference() != entries.is_inference():
+        self.reserve(entries.shape[self._axis])
+        self.fill(entries)
+
+    def reserve(self, count: int) -> None:
+        """Have so many more, of which the numbers are to be filled in."""
+        if self._stop + count > self._held.shape[self._axis] or self._inference != torch.is_inference_mode_enabled():
             self._grow(count)
-        self._held.narrow(self._axis, self._stop, count).copy_(entries)
         self._stop, self._view = self._stop + count, None
+
+    def fill(self, entries: Tensor) -> None:
+        """The numbers of the last."""
+        count = entries.shape[self._axis]
+        self._held.narrow(self._axis, self._stop - count, count).copy_(entries)
 
     def drop(self, count: int) -> None:
         """Forget so many of the first."""
@@ -78,7 +97,36 @@ class Rows:
         shape[self._axis] = 2 * (len(self) + count)
         held = live.new_empty(shape)
         held.narrow(self._axis, 0, len(self)).copy_(live)
-        self._held, self._start, self._stop = held, 0, len(self)
+        self._held, self._inference, self._start, self._stop = held, held.is_inference(), 0, len(self)
+
+
+class Kept(NamedTuple):
+    """What is made of each entry, and all that was."""
+
+    make: Make
+    rows: Rows
+
+
+class Pending:
+    """The last entries x of a `Prepared`, from place `start` on: there is room for what is still to be made of them."""
+
+    def __init__(self, x: Tensor, start: int, kept: Sequence[Kept], dtype: torch.dtype | None) -> None:
+        self.x, self._start, self._kept, self._dtype, self._done = x, start, kept, dtype, False
+
+    def made(self, kept: Tensor) -> Any:
+        """What is to be put in the last rows of something that is kept, by a kernel that does so: a leaf."""
+        return next(make(self.x, self._start) for make, rows in self._kept if rows.entries() is kept)
+
+    def written(self) -> None:
+        """It has been put there."""
+        self._done = True
+
+    def settle(self) -> None:
+        """Make it, and put it there, unless that has been done."""
+        if not self._done:
+            for make, rows in self._kept:
+                rows.fill(_of(make, self.x, self._start, self._dtype))
+            self._done = True
 
 
 class Prepared:
@@ -90,20 +138,27 @@ class Prepared:
 
     def __init__(self, layer: Any, x: Tensor, structure: Any, sight: int | None) -> None:
         self.structure, self.layer = structure, layer
+        #: M by the structure, if it tells.
+        self.wanted = None if structure is None else layer._wanted(structure)
         self._sight, self._dtype = sight, autocast_dtype(x)
-        self._sources = [getattr(module, name) for module in layer.mechanism.modules()
-                         if isinstance(module, Mechanism) for name in module.sources]
-        self._slots = [(module._parameters, name) for module in layer.modules() for name in module._parameters]
-        self._mark = self._marked()
-        self._made: dict[tuple[int, str], Rows] = {}
+        self._mark = [(module._parameters, name, own, None if own is None or own.is_inference() else own._version)
+                      for module in layer.modules() for name, own in module._parameters.items()]
+        self._constants: tuple[Theta, Tensor | None] | None = None
+        self._pending: Pending | None = None
         #: What calls have in common beyond that.
         self.reused = Reused()
         #: How many of the first entries are gone, because no later output sees them.
         self.dropped = 0
         x = cast(x, self._dtype)
         self._x = Rows(x.clone(), -2)
-        for key, made in self._makes(x, 0):
-            self._made[key] = Rows(made, -2 if made.dim() > x.dim() else -1)
+        makers: list[Make] = [getattr(module, name) for module in layer.mechanism.modules()
+                              if isinstance(module, Mechanism) for name in module.sources]
+        if layer.weight().tensors:
+            makers.append(layer._heads)
+        self._kept: dict[tuple[int, str], Kept] = {}
+        for make in makers:
+            made = _of(make, x, 0, self._dtype)
+            self._kept[_key(make)] = Kept(make, Rows(made, -2 if made.dim() > x.dim() else -1))
 
     @property
     def x(self) -> Tensor:
@@ -118,13 +173,32 @@ class Prepared:
     @property
     def nbytes(self) -> int:
         """What is held, without the room for more."""
-        return sum(rows.entries().nbytes for rows in (self._x, *self._made.values()))
+        return sum(rows.entries().nbytes for rows in self._rows())
 
     @property
-    def heads(self) -> Tensor | None:
-        """x Theta_k, or x V_k where Theta_k = V_k O_k: (..., K, M, D)."""
-        rows = self._made.get(_HEADS)
-        return None if rows is None else rows.entries()
+    def pending(self) -> Pending | None:
+        """The last entries, where something is still to be made of them."""
+        return self._pending
+
+    def heads(self, unread: bool = False) -> Tensor | None:
+        """x Theta_k, or x V_k where Theta_k = V_k O_k: (..., K, M, D); `unread` as in `of`."""
+        make = self.layer._heads
+        return self.of(make, unread) if _key(make) in self._kept else None
+
+    def of(self, make: Make, unread: bool = False) -> Any:
+        """What a method of a mechanism makes of each input; with `unread`, of those that are pending not yet."""
+        if not unread:
+            self._settle()
+        kept = self._kept.get(_key(make))
+        return make(self.x, self.dropped) if kept is None else kept.rows.entries()
+
+    def constants(self) -> tuple[Theta, Tensor | None]:
+        """Theta and b; without gradients they are the same for all calls."""
+        if torch.is_grad_enabled():
+            return self.layer._constants()
+        if self._constants is None:
+            self._constants = self.layer._constants()
+        return self._constants
 
     def append(self, x: Tensor) -> Prepared:
         """Put entries (..., m, P) behind, in place; what no later output sees is dropped before.
@@ -132,7 +206,15 @@ class Prepared:
         Raises:
             ShapeError: x of other leading dimensions, channels or dtype. ConfigError: see `check`.
         """
+        self.reserve(x)
+        self._settle()
+        return self
+
+    def reserve(self, x: Tensor) -> None:
+        """`append`, but what is to be made of x is pending, unless tensors are joined anew: a kernel makes it in
+        passing, or it is made when somebody asks for it."""
         self.check()
+        self._settle()
         own = self.x
         check_tensor("Prepared.append", "x", x)
         check_entries("Prepared.append", x, channels=own.shape[-1])
@@ -140,21 +222,25 @@ class Prepared:
         if x.shape[:-2] != own.shape[:-2] or x.dtype != own.dtype:
             raise ShapeError("Prepared.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
                              f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}")
-        unseen = 0 if self._sight is None else max(len(self._x) - self._sight, 0)
-        made = self._makes(x, self.length)
-        for rows in (self._x, *self._made.values()) if unseen else ():
-            rows.drop(unseen)
-        self.dropped += unseen
+        start, kept = self.length, tuple(self._kept.values())
+        joined = [_of(make, x, start, self._dtype) for make, _ in kept] if self._joins() else None
+        self._drop()
         self._x.append(x)
-        for key, entries in made:
-            self._made[key].append(entries)
-        return self
+        if joined is None:
+            for _, rows in kept:
+                rows.reserve(x.shape[-2])
+            self._pending = Pending(x, start, kept, self._dtype)
+        else:
+            for (_, rows), made in zip(kept, joined, strict=True):
+                rows.append(made)
 
     def reorder(self, index: Tensor) -> Prepared:
         """Sample b becomes what sample index[b] was, in place, (B,) integers: beams go on from those that were kept.
 
+        So does what its structure has for each sample: paddings, tables of pairs, weights of edges.
+
         Raises:
-            ShapeError: x without a batch.
+            ShapeError: x without a batch. ConfigError: a mask in the layer itself that has a part for each sample.
         """
         samples = self.x.shape[0]
         if self.x.dim() < 3:
@@ -162,7 +248,13 @@ class Prepared:
         whole = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32) and index.dim() == 1
         if not whole or (index.is_cpu and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < samples):
             raise ConfigError("Prepared.reorder", f"index must be integers (B,) below {samples}", repr(index))
-        for rows in (self._x, *self._made.values()):
+        lead = self.x.dim() - 2
+        if any(of_samples(part.mask, index, lead) is not part.mask for part in self.layer.modules()
+               if isinstance(part, Mask)):
+            raise ConfigError("Prepared.reorder", "masks of each sample must be given in the call, not in the layer",
+                              repr(self.layer.mechanism), "Say layer.prepare(x, structure).")
+        self.structure = of_samples(self.structure, index, lead)
+        for rows in self._rows():
             rows.reorder(index)
         return self
 
@@ -170,20 +262,29 @@ class Prepared:
         """Forget all entries from place `length` on, in place: what a draft had put there and was not accepted.
 
         Raises:
-            ConfigError: a length that is not there.
+            ConfigError: a length that is not there, or where an output would see what has been dropped since.
         """
-        if type(length) is not int or not self.dropped <= length <= self.length:
-            raise ConfigError("Prepared.truncate", f"length must be in [{self.dropped}, {self.length}]", length)
-        for rows in (self._x, *self._made.values()):
+        least = self.dropped if self.dropped == 0 or self._sight is None else self.dropped + self._sight
+        if type(length) is not int or not least <= length <= self.length:
+            raise ConfigError("Prepared.truncate", f"length must be in [{least}, {self.length}]", length,
+                              "Of a draft behind a sliding window make a copy first: prepared.copy()."
+                              if least else "")
+        return self.cut(length)
+
+    def cut(self, length: int) -> Prepared:
+        """`truncate` to a length that was there in this step."""
+        for rows in self._rows():
             rows.cut(length - self.dropped)
         return self
 
     def copy(self) -> Prepared:
         """Another of the same layer, which goes on by itself."""
+        self._settle()
         twin = object.__new__(Prepared)
         twin.__dict__.update(self.__dict__)
         twin.reused = Reused()
-        twin._x, twin._made = self._x.copy(), {key: rows.copy() for key, rows in self._made.items()}
+        twin._x = self._x.copy()
+        twin._kept = {key: Kept(make, rows.copy()) for key, (make, rows) in self._kept.items()}
         return twin
 
     __copy__ = copy
@@ -191,16 +292,12 @@ class Prepared:
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return self.copy()
 
-    def of(self, function: Callable[[Tensor, int], Any]) -> Any:
-        """What a method of a mechanism makes of each input."""
-        rows = self._made.get(_key(function))
-        return function(self.x, self.dropped) if rows is None else rows.entries()
-
     def check(self) -> None:
         """Raise `ConfigError` where it is no longer what the layer would make."""
-        if self._marked() != self._mark:
-            raise ConfigError("Prepared", "the layer's parameters must be those with which it was prepared",
-                              "others", "Prepare x again: layer.prepare(x).")
+        for slots, name, own, version in self._mark:
+            if slots.get(name) is not own or (version is not None and own._version != version):
+                raise ConfigError("Prepared", "the layer's parameters must be those with which it was prepared",
+                                  "others", "Prepare x again: layer.prepare(x).")
         if autocast_dtype(self.x) != self._dtype:
             raise ConfigError("Prepared", "autocast must be as it was", f"{self._dtype or 'none'} before",
                               "Prepare x again: layer.prepare(x).")
@@ -213,25 +310,38 @@ class Prepared:
                               f"The first that are seen from place {first} would be from {reach} before it; of masks "
                               "that see further x is to be prepared with them.")
 
-    def _marked(self) -> list[Any]:
-        """The parameters, and how often each was changed."""
-        held = [slots[name] for slots, name in self._slots]
-        return [(id(p), p._version) for p in held if p is not None and not p.is_inference()]
+    def _settle(self) -> None:
+        """Make what is still to be made."""
+        if self._pending is not None:
+            self._pending.settle()
+            self._pending = None
 
-    def _makes(self, x: Tensor, start: int) -> list[tuple[tuple[int, str], Tensor]]:
-        """What the mechanisms, and Theta, make of these entries."""
-        dtype = self._dtype
-        made = [(_key(function), tensor(cast(function(x, start), dtype))) for function in self._sources]
-        theta = cast(self.layer.weight(), dtype)
-        return [*made, (_HEADS, theta.heads(x))] if theta.tensors else made
+    def _rows(self) -> list[Rows]:
+        """All that is held."""
+        self._settle()
+        return [self._x, *[rows for _, rows in self._kept.values()]]
+
+    def _joins(self) -> bool:
+        """Whether what is put behind makes other tensors, through which gradients flow."""
+        return self._x.joined or True in [rows.joined for _, rows in self._kept.values()]
+
+    def _drop(self) -> None:
+        """Forget what no later output sees."""
+        unseen = 0 if self._sight is None else max(len(self._x) - self._sight, 0)
+        for rows in self._rows() if unseen else ():
+            rows.drop(unseen)
+        self.dropped += unseen
 
     def __repr__(self) -> str:
         gone = f", of which {self.dropped} are gone" if self.dropped else ""
         return f"Prepared({self.length} entries{gone}, {self.nbytes} bytes)"
 
 
-_HEADS = (0, "heads")
+def _key(make: Any) -> tuple[int, str]:
+    return id(make.__self__), make.__name__
 
 
-def _key(function: Any) -> tuple[int, str]:
-    return id(function.__self__), function.__name__
+def _of(make: Make, x: Tensor, start: int, dtype: torch.dtype | None) -> Tensor:
+    """What is made of x."""
+    made: Tensor = tensor(cast(make(x, start), dtype))
+    return made

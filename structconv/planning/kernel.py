@@ -52,6 +52,8 @@ class Kernel(abc.ABC):
     by_heads: ClassVar[bool] = False
     #: Whether the parts of the basis have each an x of their own, in calls whose x is `PartInputs`.
     separate: ClassVar[bool] = False
+    #: Whether entries may be pending: others run when those have been made.
+    pending: ClassVar[bool] = False
 
     @abc.abstractmethod
     def match(self, problem: Problem) -> Any:

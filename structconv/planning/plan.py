@@ -152,7 +152,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     elif image is None and max_bytes is None and shape and max(shape) > EXACT:
         shape = _class(shape)
     key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),
-           type(call.theta), *facts, call.projected is None, call.reused is None,
+           type(call.theta), *facts, call.projected is None, call.pending is None, call.reused is None,
            relative if relative is None else (relative.shape, call.places is None), path, max_bytes,
            image and image.axes, Autotuning.enabled, machine.Measured.times)
     try:
@@ -253,7 +253,7 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
     relative = None if call.relative is None else call.relative.shape[0] // 2
     return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,
                    grad and wants_grad(theta), max_bytes, call.projected is not None, relative, image,
-                   call.places is not None, call.reused is not None)
+                   call.places is not None, call.pending is not None, call.reused is not None)
 
 
 def _apart(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:
@@ -326,6 +326,20 @@ def _weigh(problem: Problem, path: str | None) -> list[_Weighed]:
 
 
 def _compiled(weighed: _Weighed, problem: Problem) -> Run:
+    run = _computed(weighed, problem)
+    return run if weighed.kernel.pending or not problem.pending else _settled(run)
+
+
+def _settled(run: Run) -> Run:
+    """The same when all that is kept of x has been made."""
+    def of_all(call: Call) -> Tensor:
+        call.settle()
+        return run(call)
+
+    return of_all
+
+
+def _computed(weighed: _Weighed, problem: Problem) -> Run:
     run = _in_one_dtype(weighed.kernel.compile(weighed.match, problem, weighed.path), problem)
     return run if problem.image is None or weighed.kernel.images else _of_images(run, problem.image)
 

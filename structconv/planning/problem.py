@@ -65,6 +65,8 @@ class Call(NamedTuple):
         projected: x Theta_k by heads (..., K, M, D), where scores read it and it is made already.
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         places: where the outputs stand among the inputs, from which relative positions count; none for output n at n.
+        pending: the last inputs, where what is kept of x has room for what is still to be made of them
+            (`nn.prepared.Pending`).
         reused: of a prepared x, what its calls have in common.
     """
 
@@ -76,6 +78,7 @@ class Call(NamedTuple):
     projected: Tensor | None = None
     relative: Tensor | None = None
     places: Places | None = None
+    pending: Any = None
     reused: Reused | None = None
 
     @classmethod
@@ -86,7 +89,13 @@ class Call(NamedTuple):
 
     def basis(self) -> Basis:
         """The basis itself."""
+        self.settle()
         return self.build(self.leaves)
+
+    def settle(self) -> None:
+        """Make what is still to be made of the last inputs."""
+        if self.pending is not None:
+            self.pending.settle()
 
     def sizes(self) -> tuple[int, ...]:
         """M and N as a mechanism is told of them; none where the basis is a leaf itself."""
@@ -127,6 +136,7 @@ class Problem:
         max_bytes: bytes that a path may hold beside its arguments and its result, or `None`.
         projected: whether x Theta_k is made already.
         relative: the clip of relative values, or `None`. moved: whether outputs stand elsewhere than their numbers say.
+        pending: whether something is still to be made of the last inputs.
         image: what x and y are, if they are images.
         reused: whether x is prepared, for many calls.
     """
@@ -142,6 +152,7 @@ class Problem:
     relative: int | None = None
     image: Image | None = None
     moved: bool = False
+    pending: bool = False
     reused: bool = False
 
     @property

@@ -30,6 +30,7 @@ DECLARE(window_backward, WindowBackwardArgs);
 DECLARE(project, ProjectArgs);
 DECLARE(outer, OuterArgs);
 DECLARE(drop_block, DropBlockArgs);
+DECLARE(attention_step, AttentionStepArgs);
 #define CALL(name) SC_JOIN(name, SC_ISA)
 
 using namespace structconv;
@@ -472,6 +473,36 @@ void dropouts() {
         for (bool in_place : {false, true}) dropped(heads, rows, columns, outputs, in_place);
 }
 
+// Means of values that are all one, by whatever weights, and their mean over heads and channels.
+void step(int64_t batch, int64_t heads, int64_t entries, int64_t inputs, int64_t depth, int64_t channels,
+          int64_t outputs, bool made) {
+    const int64_t given = made ? depth : inputs;
+    Block x(batch * heads * (given > channels ? given : channels), 0, 1, 1), w(heads * depth * inputs, 0, -1, 1);
+    Block keys(batch * heads * entries * depth, 0, -1, 1), values(batch * heads * entries * channels, 0, 1, 1);
+    Block output(heads * channels * outputs, 0, 1, 1), bias(outputs, 0, 0, 0), y(batch * outputs, 0, 0, 0);
+    Block queries(batch * heads * depth, 0, 0, 0), sums(batch * heads * channels, 0, 0, 0);
+    const HeadsArgs projected{x.floats(), made ? nullptr : w.floats(), nullptr, given, depth, 1};
+    const AttentionStepArgs args{
+        projected, projected, {x.floats(), nullptr, nullptr, channels, channels, 0},
+        {keys.floats(), heads * entries * depth, entries * depth, depth},
+        {values.floats(), heads * entries * channels, entries * channels, channels}, output.floats(),
+        made ? nullptr : bias.floats(), queries.floats(), sums.floats(), y.floats(), batch, heads, entries, outputs, 2, 0.3};
+    CALL(attention_step)(&args);
+    for (int64_t i = 0; i < batch * outputs; ++i)
+        expect(std::fabs(y.get(i) - heads * channels) <= 1e-4 * heads * channels, "attention step", heads, channels, 0);
+}
+
+void steps() {
+    for (int64_t batch : {1, 3, 4, 9})
+        for (int64_t entries : {1, 5, 16, 515, 1030})
+            for (bool made : {false, true}) {
+                step(batch, 1, entries, 1, 1, 1, 1, made);
+                step(batch, 3, entries, 17, 5, 7, 19, made);
+                step(batch, 4, entries, 64, 16, 80, 300, made);
+            }
+    step(2, 8, 100, 512, 64, 64, 512, false);
+}
+
 // Every kernel along edges once more, on long rows.
 void hubs() {
     for (bool of_inputs : {false, true}) {
@@ -497,6 +528,7 @@ int main() {
     windows();
     products_of_tables();
     dropouts();
+    steps();
     hubs();
     const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
                                  {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};

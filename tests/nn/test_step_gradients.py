@@ -288,7 +288,7 @@ def test_what_was_changed_in_place_is_told(changed):
     prepared = decoder.layer.prepare(decoder.x)
     loss = loss_of(decoder.steps(prepared))
     with torch.no_grad():
-        {"keys": next(iter(prepared._made.values())).entries(), "x": prepared.heads,
+        {"keys": next(iter(prepared._kept.values())).rows.entries(), "x": prepared.heads(),
          "vector": next(p for name, p in decoder.layer.named_parameters() if "vector" in name)}[changed].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -302,7 +302,7 @@ def test_keys_that_were_changed_in_place_are_read_anew(grad):
     with torch.set_grad_enabled(grad):
         before = decoder.steps(prepared)
         with torch.no_grad():
-            prepared._made[next(iter(prepared._made))].entries().zero_()
+            next(iter(prepared._kept.values())).rows.entries().zero_()
         after = decoder.steps(prepared)
     assert not torch.allclose(before[0], before[1], atol=1e-3)
     torch.testing.assert_close(after[0], after[1])

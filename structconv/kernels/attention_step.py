@@ -1,0 +1,88 @@
+"""A step of decoding by attention: the new entry's projections, what is kept of it, and the output, in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv import torch_private as private
+from structconv.bases.spec import Projected, tensor
+from structconv.kernels.dense_attention import Attended, ScaledDotProduct
+from structconv.planning.kernel import register
+from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.native.step import Heads, attention_step, core_for
+from structconv.theta import LowRankTheta
+
+__all__ = ["AttentionStep"]
+
+
+class AttentionStep(ScaledDotProduct):
+    """One output that sees all entries, of which one is still to be made: softmax attention, Theta_k = V_k O_k."""
+
+    name = "structconv.attention_step"
+    before = ("torch.sdpa", *ScaledDotProduct.before)
+    pending = True
+
+    def match(self, problem: Problem) -> Attended | None:
+        x, theta = problem.x, problem.theta
+        if not problem.pending or not isinstance(theta, LowRankTheta) or x.dim() > 3 or problem.outputs != 1:
+            return None
+        if x.dtype is not torch.float32 or x.device.type != "cpu":
+            return None
+        found = super().match(problem)
+        plain = found is not None and found.bias is None and not (found.existing.masked or found.existing.causal)
+        return found if plain else None
+
+    def paths(self, match: Attended, problem: Problem) -> tuple[str, ...]:
+        return ("between",)
+
+    def compile(self, match: Attended, problem: Problem, path: str) -> Run:
+        apart = super().compile(match, problem, path)
+
+        def run(call: Call) -> Tensor:
+            y = _step(match, call)
+            if y is None:
+                call.settle()
+                return apart(call)
+            return y
+
+        return run
+
+
+def _step(match: Attended, call: Call) -> Tensor | None:
+    """y, and the new entry's key and values in their places; `None` where the kernel cannot take what is there."""
+    theta: Any = call.theta
+    pending, values, keys = call.pending, call.projected, match.key(call.leaves)
+    if private.watched() or pending is None or values is None:
+        return None
+    x = pending.x
+    if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1]:
+        return None
+    query, key = _heads(match.query(call.leaves)), _heads(pending.made(keys))
+    value = _heads(theta.heads(x)) if theta.values.shape[0] != theta.size else Heads(x, theta.values, None, False)
+    core = core_for(*query[:3], *key[:3], *value[:3], theta.outputs, call.bias)
+    if core is None or not (_alike(query, x) and _alike(key, x)):
+        return None
+    if x.dim() == 2:
+        keys, values = keys.unsqueeze(0), values.unsqueeze(0)
+    y = attention_step(core, query, key, value, keys, values, theta.outputs, call.bias, match.scale)
+    pending.written()
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _heads(leaf: Any) -> Heads:
+    """One entry by heads, still to be multiplied or not."""
+    if type(leaf) is Projected:
+        return Heads(leaf.x, leaf.weight, leaf.bias)
+    return Heads(tensor(leaf).contiguous())
+
+
+def _alike(heads: Heads, x: Tensor) -> bool:
+    """Whether they are of one entry of each element of a batch, as x is."""
+    own, heads_too = heads.x.shape, heads.weight is None
+    return own[-2] == 1 and own[:-2 - heads_too] == x.shape[:-2]
+
+
+register(AttentionStep())

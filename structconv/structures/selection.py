@@ -1,0 +1,54 @@
+"""`of_samples`: the structure of other elements of a batch, where some of its tensors have one part for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures.graph import Graph
+from structconv.structures.places import Places
+from structconv.structures.supports import DenseMask, Padding
+from structconv.structures.values import FrozenValue, altered, field_names, fields
+from structconv.structures.windows import Window
+
+__all__ = ["of_samples"]
+
+#: Axes of a tensor behind those of the batch.
+_RANKS: dict[type, dict[str, int]] = {Padding: {"keep": 1}, DenseMask: {"keep": 2}, Window: {"centre": 1},
+                                      Places: {"positions": 1}, Graph: {"edge_weight": 1, "edge_attr": 2}}
+
+
+def of_samples(structure: Any, index: Tensor, lead: int) -> Any:
+    """The structure whose element b of the batch is what element index[b] was; itself where all share it.
+
+    Args:
+        structure: of a call, or those of a call by name. index: (B,) integers. lead: leading dimensions of x.
+
+    Raises:
+        StructureError: one with leading dimensions of which nothing is known.
+    """
+    if isinstance(structure, dict):
+        return {name: of_samples(own, index, lead) for name, own in structure.items()}
+    if not isinstance(structure, FrozenValue):
+        return structure
+    held = dict(zip(field_names(structure), fields(structure), strict=True))
+    ranks = _RANKS.get(type(structure))
+    if ranks is not None:
+        own = {name: held[name] for name, rank in ranks.items() if _has_parts(held[name], rank, lead)}
+        new = {name: t.index_select(0, index.to(t.device)) for name, t in own.items()}
+        return altered(structure, **new) if new else structure
+    inside = {name: value for name, value in held.items() if isinstance(value, FrozenValue)}
+    shape: tuple[int, ...] = getattr(structure, "batch_shape", ())
+    if not inside and len(shape) == lead and shape[0] != 1:
+        raise StructureError(type(structure).__name__, "what has a part for each element of a batch must be given anew "
+                             "in each call once they are reordered", repr(structure), "Say layer(prepared, z, "
+                             "structure=...).")
+    changed = {name: of_samples(value, index, lead) for name, value in inside.items()}
+    return altered(structure, **changed) if any(changed[name] is not inside[name] for name in inside) else structure
+
+
+def _has_parts(held: Any, rank: int, lead: int) -> bool:
+    """Whether a tensor has a part for each element of the batch."""
+    return isinstance(held, Tensor) and held.dim() - rank == lead and held.shape[0] != 1

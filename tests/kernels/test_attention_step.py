@@ -1,0 +1,170 @@
+"""A step of decoding in one kernel: the numbers of the whole call, what is kept, and what goes another way."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Rotary
+from structconv.nn import Conv, MultiheadAttention
+from structconv.primitives.native.loader import core
+from structconv.structures import Causal, Padding, Window
+from structconv.weights import LowRank
+
+pytestmark = pytest.mark.skipif(core() is None, reason="needs the native kernels")
+NAME = "structconv.attention_step"
+
+
+def whole(layer: Conv, x: Tensor) -> Tensor:
+    return layer(x, structure=Causal())
+
+
+def stepped(layer: Conv, x: Tensor, start: int, **options) -> tuple[Tensor, str]:
+    """The outputs from `start` on, one by one, and by which kernel the last was computed."""
+    prepared = layer.prepare(x[..., :start, :], Causal())
+    found = [layer.step(prepared, x[..., t:t + 1, :], **options) for t in range(start, x.shape[-2])]
+    prepared.truncate(x.shape[-2] - 1)
+    prepared.reserve(x[..., -1:, :])
+    return torch.cat(found, -2), layer.plan(prepared, x[..., -1:, :], positions=x.shape[-2] - 1).kernel
+
+
+def conv(heads: int, dim: int, channels: int, others: int | None = None, **options) -> Conv:
+    scores = DotProduct(heads, dim, **options).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
+    return Conv(scores, channels, 7, weight=LowRank(5), other_channels=others)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [(), (1,), (2,), (4,), (7,)])
+@pytest.mark.parametrize(("heads", "dim", "channels"), [(1, 1, 1), (3, 5, 6), (2, 16, 33), (4, 64, 96), (1, 70, 272)])
+def test_equals_the_whole_call(batch, heads, dim, channels):
+    layer, x = conv(heads, dim, channels), torch.randn(*batch, 9, channels)
+    found, kernel = stepped(layer, x, 4)
+    torch.testing.assert_close(found, whole(layer, x)[..., 4:, :], rtol=1e-4, atol=1e-5)
+    assert kernel == NAME
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [511, 512, 513, 1100])
+def test_more_entries_than_a_chunk(length):
+    layer, x = MultiheadAttention(8, 2).eval(), 3 * torch.randn(2, length + 2, 8)
+    found, kernel = stepped(layer, x, length)
+    torch.testing.assert_close(found, whole(layer, x)[:, -2:], rtol=1e-4, atol=1e-5)
+    assert kernel == NAME
+
+
+LAYERS = {"bias": lambda: MultiheadAttention(12, 3), "no_bias": lambda: MultiheadAttention(12, 3, bias=False),
+          "grouped": lambda: MultiheadAttention(12, 6, num_kv_heads=2),
+          "rotary": lambda: conv(2, 4, 12, rotary=Rotary()), "shared_keys": lambda: conv(4, 4, 12, shared_by=2)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LAYERS)
+def test_of_each_kind_of_projection(name):
+    layer, x = LAYERS[name]().eval(), torch.randn(2, 8, 12)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    found, kernel = stepped(layer, x, 3)
+    torch.testing.assert_close(found, whole(layer, x)[:, 3:], rtol=1e-4, atol=1e-5)
+    assert kernel == NAME
+
+
+@torch.no_grad()
+def test_what_is_kept_is_what_would_have_been_made():
+    layer, x = MultiheadAttention(8, 2).eval(), torch.randn(3, 6, 8)
+    prepared, whole_x = layer.prepare(x[:, :4], Causal()), layer.prepare(x, Causal())
+    for t in (4, 5):
+        layer.step(prepared, x[:, t:t + 1])
+    torch.testing.assert_close(prepared.heads(), whole_x.heads())
+    keys = next(part for part in layer.modules() if isinstance(part, DotProduct)).lazy_keys
+    torch.testing.assert_close(prepared.of(keys), whole_x.of(keys))
+    torch.testing.assert_close(prepared.x, x)
+
+
+@torch.no_grad()
+def test_what_is_not_a_number_stays_in_its_sample():
+    layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 5, 8)
+    x[0, 1, 3] = torch.nan
+    found, _ = stepped(layer, x, 4)
+    assert found[0].isnan().all()
+    torch.testing.assert_close(found[1], stepped(layer, x[1:], 4)[0][0])
+
+
+@torch.no_grad()
+def test_queries_from_elsewhere():
+    layer, x, z = conv(2, 4, 6, others=3), torch.randn(2, 5, 6), torch.randn(2, 1, 3)
+    prepared = layer.prepare(x[:, :4])
+    found = layer.step(prepared, x[:, 4:], z)
+    torch.testing.assert_close(found, layer(x, z, positions=4))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["strided", "wide", "float64", "padding", "window", "two", "weights", "grouped z"])
+def test_whatever_it_does_not_take_is_right_too(change):
+    layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 7, 8)
+    token, structure, options, count = x[:, 6:], Causal(), {}, 1
+    if change == "strided":
+        token = x.transpose(-1, -2).contiguous().transpose(-1, -2)[:, 6:]
+    elif change == "wide":
+        token = torch.stack([x, x], -1)[..., 0][:, 6:]
+    elif change == "float64":
+        layer, x, token = layer.double(), x.double(), token.double()
+    elif change == "padding":
+        options = {"keep": Padding(torch.rand(2, 7) < 0.7)}
+    elif change == "window":
+        structure = Causal() & Window(2)
+    elif change == "two":
+        token, count = x[:, 5:], 2
+    elif change == "weights":
+        options = {"return_weights": True}
+    elif change == "grouped z":
+        token = x[:, 6:].contiguous()
+    prepared = layer.prepare(x[:, :7 - count], structure)
+    found = layer.step(prepared, token, **options)
+    keep = options.get("keep")
+    expected = layer(x, structure=structure, **({} if keep is None else {"keep": keep}))[:, -count:]
+    torch.testing.assert_close(found[0] if change == "weights" else found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prepared.heads(), layer.prepare(x).heads()[..., -prepared.x.shape[-2]:, :])
+
+
+@torch.no_grad()
+def test_a_hook_of_a_projection_is_told():
+    layer, x, seen = MultiheadAttention(8, 2).eval(), torch.randn(2, 5, 8), []
+    dot = next(part for part in layer.modules() if isinstance(part, DotProduct))
+    dot.key.register_forward_hook(lambda module, given, found: seen.append(given[0].shape[-2]) or 2 * found)
+    found, _ = stepped(layer, x, 4)
+    assert seen[:2] == [4, 1]
+    torch.testing.assert_close(found, whole(layer, x)[:, 4:], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_in_other_memory_than_that_of_the_default():
+    layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 6, 8)
+    with torch.inference_mode():
+        prepared = layer.prepare(x[:, :3], Causal())
+        first = layer.step(prepared, x[:, 3:4])
+    second = layer.step(prepared, x[:, 4:5])
+    with torch.inference_mode():
+        third = layer.step(prepared, x[:, 5:])
+    torch.testing.assert_close(torch.cat([first, second, third], 1), whole(layer, x)[:, 3:], rtol=1e-4, atol=1e-5)
+
+
+def test_with_gradients_it_goes_another_way():
+    layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8, requires_grad=True)
+    found, kernel = stepped(layer, x, 4)
+    assert kernel != NAME
+    (grad,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(grad, torch.autograd.grad(whole(layer, x)[:, 4:].sum(), x)[0], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_on_any_number_of_threads(threads):
+    torch.manual_seed(3)
+    layer, x = MultiheadAttention(192, 4).eval(), torch.randn(3, 40, 192)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = stepped(layer, x, 38)[0]
+        torch.set_num_threads(1)
+        assert torch.equal(found, stepped(layer, x, 38)[0])
+    finally:
+        torch.set_num_threads(before)
