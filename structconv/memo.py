@@ -1,6 +1,7 @@
-"""`derived`: what is computed from tensors that stay is computed once. The one memo of the package.
+"""`derived`: what is computed from tensors that stay is computed once. `Reused`: so for one owner, gradients included.
+The memos of the package.
 
-It is by identity and version: a tensor that was changed in place is another one. What torch cannot notice, a write
+They are by identity and version: a tensor that was changed in place is another one. What torch cannot notice, a write
 through `.data`, through NumPy or into an inference tensor, is told by `forget`.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from operator import is_
 from typing import Any, TypeVar, cast
 
 import torch
@@ -16,7 +18,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 
-__all__ = ["derived", "forget", "is_plain", "mark", "values_known"]
+__all__ = ["Reused", "derived", "forget", "is_plain", "mark", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -86,6 +88,26 @@ def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callabl
     marks = tuple((weakref.ref(t), v) for t, v in zip(tensors[1:], versions[1:], strict=True))
     entry.values[key] = marks, value
     return value
+
+
+class Reused:
+    """What was made last of some tensors, part of an expression or not, for as long as they stay as they are.
+
+    It belongs to whoever makes many calls of the same tensors, and goes with its owner.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Hashable, tuple[Tensor, ...], Any] = None, (), None
+
+    def of(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T]) -> T:
+        """`build()`, or what it gave before."""
+        state = key, torch.is_grad_enabled(), *[(private.version(t), t.requires_grad) for t in tensors]
+        known, others, value = self._last
+        if known != state or not all(map(is_, tensors, others)):
+            value = build()
+            self._last = state, tensors, value
+        found: T = value
+        return found
 
 
 def forget(owner: Any) -> None:

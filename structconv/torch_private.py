@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "below_autograd", "bound_apply", "called",
+__all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "backward_task", "below_autograd", "bound_apply",
+           "called", "defers",
            "dispatch_modes", "flash_attention", "flash_attention_backward", "follows_transforms", "forward_level",
            "forward_mode", "function_modes", "fused_choice", "global_hooks", "in_a_mode", "intercepted", "is_wrapped",
            "linear_pointwise", "outside_modes", "parameter", "profiling", "single_level", "tracing",
-           "transforms_active", "version", "watched", "without_autocast"]
+           "transforms_active", "version", "watched", "will_run", "without_autocast"]
 
 T = TypeVar("T")
 
@@ -84,6 +85,8 @@ NAMES: dict[str, tuple[str, Any]] = {
     "no_dispatch_modes": ("torch.utils._python_dispatch._disable_current_modes", None),
     "no_transforms": ("torch._C._DisableFuncTorch", None),
     "no_functions": ("torch._C.DisableTorchFunction", None),
+    "backward_task": ("torch._C._current_graph_task_id", None),
+    "will_run": ("torch._C._will_engine_execute_node", None),
 }
 
 #: Whether a functional transform (`torch.func`) is at work.
@@ -123,6 +126,11 @@ any_autocast: Callable[[], bool] = _found(*NAMES["any_autocast"])
 no_dispatch_modes: Any = _found(*NAMES["no_dispatch_modes"])
 no_transforms: Any = _found(*NAMES["no_transforms"])
 no_functions: Any = _found(*NAMES["no_functions"])
+#: The number of the backward pass under way, and whether it comes to a node of the graph; `None` where torch lacks it.
+backward_task: Any = _found(*NAMES["backward_task"])
+will_run: Any = _found(*NAMES["will_run"])
+#: Whether a node can leave work to a later one of the same backward pass.
+defers: bool = None not in (backward_task, will_run)
 
 
 #: How modules are called, unless a tracer has put another way in its place.

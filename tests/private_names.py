@@ -57,6 +57,20 @@ def native_numbers():
             torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
 
 
+def steps_over_what_was_prepared():
+    """One output after another, against all at once."""
+    from structconv import nn
+    from structconv.mechanisms import Additive
+
+    layer = nn.Conv(Additive(8).softmax(), 6, 4, other_channels=5)
+    x, z = torch.randn(2, 30, 6, requires_grad=True), torch.randn(2, 3, 5, requires_grad=True)
+    prepared = layer.prepare(x)
+    steps = torch.cat([layer(prepared, z[:, t:t + 1]) for t in range(3)], 1)
+    found, wanted = (torch.autograd.grad(y.sin().sum(), [x, z, *layer.parameters()]) for y in (steps, layer(x, z)))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 def forward_derivatives():
     """Those of differences, or an error: never another number."""
     from structconv.testing.layers import LAYERS as MAKE
@@ -94,6 +108,7 @@ def attempt(paths):
             assert getattr(private, name) is fallback, name
     torch.manual_seed(0)
     native_numbers()
+    steps_over_what_was_prepared()
     changes(private)
     forward_derivatives()
 

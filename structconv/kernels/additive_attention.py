@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from structconv import torch_private as private
 from structconv.bases.entrywise import Dropped, Normalised
 from structconv.bases.scores import Additive
 from structconv.bases.spec import Leaves, getter, tensor
@@ -32,6 +33,7 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
+from structconv.primitives.native.additive_steps import StepInputs, additive_step
 from structconv.primitives.native.calls import usable
 from structconv.primitives.native.weights import additive_weights
 from structconv.shapes import broadcast
@@ -86,6 +88,24 @@ class AdditiveScores(NamedTuple):
                                          **options)
         return heads_first(y, lead, size)
 
+    def step(self, r: Tensor, call: Call) -> Tensor:
+        """`apply` in one of many calls of a prepared x: what depends on it alone is made once."""
+        source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
+        if call.reused is None or private.watched() or not values_known(r, source, target):
+            return self.apply(r, call)
+        lead = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3])
+        owners = source, call.x if call.projected is None else call.projected, self.vector(call.leaves)
+        inputs = call.reused.of(owners, (lead, r.shape), lambda: self._step_inputs(r, source, lead, call))
+        q = entries_first(target, lead, self.size)
+        if inputs is None or not inputs.take(q):
+            return self.apply(r, call)
+        return heads_first(additive_step(q, inputs), lead, self.size)
+
+    def _step_inputs(self, r: Tensor, source: Tensor, lead: tuple[int, ...], call: Call) -> StepInputs | None:
+        """What all steps over a prepared x read of it."""
+        k, x = (entries_first(t, lead, self.size) for t in (source, r))
+        return StepInputs.of(k, x, self._vector(lead, call), self.activation)
+
     def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
         """What the kernel makes of the inputs before it sees the outputs; remembered where these are few, so that the
         same inputs may come again, as in decoding."""
@@ -109,9 +129,12 @@ class AdditiveScores(NamedTuple):
                   ) -> tuple[Tensor, Tensor, Tensor]:
         """q (N, B K, D), k (M, B K, D) and vector (B K, D)."""
         q, k = (entries_first(t, lead, self.size) for t in (target, source))
+        return q, k, self._vector(lead, call)
+
+    def _vector(self, lead: tuple[int, ...], call: Call) -> Tensor:
+        """(B K, D)."""
         vector = self.vector(call.leaves)
-        vector = vector if not lead else vector.expand(*lead, *vector.shape).reshape(-1, vector.shape[-1])
-        return q, k, vector
+        return vector if not lead else vector.expand(*lead, *vector.shape).reshape(-1, vector.shape[-1])
 
 
 def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:
@@ -149,7 +172,9 @@ class AdditiveAttention(Applied):
         return fused_application(problem.basis, problem.sizes, channels, mode)
 
     def application(self, match: AdditiveScores, problem: Problem) -> Application:
-        return Application(match.apply, weights=None if match.edges is None else match.weights)
+        steps = problem.reused and match.edges is None and not match.causal and not match.dropout.p
+        return Application(match.step if steps else match.apply,
+                           weights=None if match.edges is None else match.weights)
 
 
 register(AdditiveAttention())

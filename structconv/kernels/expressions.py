@@ -109,7 +109,8 @@ def entries_first(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
     """(..., K or 1, M, C) -> (M, B K, C), with the batch folded into the heads."""
     if t.dim() == 3 and t.shape[0] == size and not lead:
         return t.transpose(0, 1)
-    return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
+    whole = t if t.shape[:-2] == (*lead, size) else t.expand(*lead, size, *t.shape[-2:])
+    return whole.reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
 
 
 def heads_first(y: Tensor, lead: tuple[int, ...], size: int) -> Tensor:

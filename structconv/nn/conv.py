@@ -386,7 +386,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         places = _places(positions, prepared, entries if z is None else z, structure)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
     call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs), heads, relative, places,
-                None if prepared is None else prepared.pending)
+                *(None, None) if prepared is None else (prepared.pending, prepared.reused))
     return call if dtype is None else cast_call(call, dtype), image
 
 

@@ -13,6 +13,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.sight import sight
+from structconv.memo import Reused
 from structconv.nn.bound import Bound
 from structconv.planning.plan import Plan
 from structconv.planning.precision import autocast_dtype, cast
@@ -157,6 +158,8 @@ class Prepared:
         self.pending: Pending | None = None
         self._bound: Bound | None = None
         self._asked: Plan | None = None
+        #: What calls have in common beyond that.
+        self.reused = Reused()
         #: How many of the first entries are gone, because no later output sees them.
         self.dropped = 0
         x = cast(x, self._dtype)
@@ -301,7 +304,7 @@ class Prepared:
         self._settle()
         twin = object.__new__(Prepared)
         twin.__dict__.update(self.__dict__)
-        twin._x, twin._bound, twin._asked = self._x.copy(), None, None
+        twin._x, twin._bound, twin._asked, twin.reused = self._x.copy(), None, None, Reused()
         twin._kept = {key: Kept(make, rows.copy()) for key, (make, rows) in self._kept.items()}
         return twin
 

@@ -159,7 +159,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     elif image is None and max_bytes is None and shape and max(shape) > EXACT:
         shape = _class(shape)
     key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),
-           type(call.theta), *facts, call.projected is None, call.pending is None,
+           type(call.theta), *facts, call.projected is None, call.pending is None, call.reused is None,
            relative if relative is None else (relative.shape, call.places is None), path, max_bytes,
            image and image.axes, Autotuning.enabled, machine.Measured.times)
     try:
@@ -265,7 +265,7 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
     relative = None if call.relative is None else call.relative.shape[0] // 2
     return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,
                    grad and wants_grad(theta), max_bytes, call.projected is not None, relative, image,
-                   call.places is not None, call.pending is not None)
+                   call.places is not None, call.pending is not None, call.reused is not None)
 
 
 def _apart(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.spec import stand_ins
+from structconv.memo import Reused
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
@@ -66,6 +67,7 @@ class Call(NamedTuple):
         places: where the outputs stand among the inputs, from which relative positions count; none for output n at n.
         pending: the last inputs, where what is kept of x has room for what is still to be made of them
             (`nn.prepared.Pending`).
+        reused: of a prepared x, what its calls have in common.
     """
 
     x: Tensor
@@ -77,6 +79,7 @@ class Call(NamedTuple):
     relative: Tensor | None = None
     places: Places | None = None
     pending: Any = None
+    reused: Reused | None = None
 
     @classmethod
     def of(cls, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None = None,
@@ -135,6 +138,7 @@ class Problem:
         relative: the clip of relative values, or `None`. moved: whether outputs stand elsewhere than their numbers say.
         pending: whether something is still to be made of the last inputs.
         image: what x and y are, if they are images.
+        reused: whether x is prepared, for many calls.
     """
 
     basis: Basis
@@ -149,6 +153,7 @@ class Problem:
     image: Image | None = None
     moved: bool = False
     pending: bool = False
+    reused: bool = False
 
     @property
     def inputs(self) -> int:

@@ -22,6 +22,8 @@ DECLARE(bilinear_forward, BilinearForwardArgs);
 DECLARE(bilinear_backward, BilinearBackwardArgs);
 DECLARE(additive_forward, AdditiveForwardArgs);
 DECLARE(additive_backward, AdditiveBackwardArgs);
+DECLARE(additive_step, AdditiveStepArgs);
+DECLARE(additive_step_backward, AdditiveStepBackwardArgs);
 DECLARE(edge_weights, EdgeWeightsArgs);
 DECLARE(window_forward, WindowForwardArgs);
 DECLARE(window_backward, WindowBackwardArgs);
@@ -264,6 +266,32 @@ void additive(const Case& c, int64_t heads, int64_t channels, int64_t depth, int
     CALL(additive_backward)(&backward);
     expect(y.finite() && grad_q.finite() && grad_k.finite() && grad_x.finite() && grad_vector.finite(),
            "additive gradients", heads, channels, half);
+}
+
+// Two steps, the second of which adds to what the first has left; `scale` of q makes factors that are normal or not.
+void steps(int64_t outputs, int64_t inputs, int64_t heads, int64_t channels, int64_t depth, float scale, bool of_q) {
+    const int64_t in = inputs * heads, out = outputs * heads;
+    Block q(out * depth, 0, -scale, scale), k(in * depth, 0, -1, 1), factor(in * depth, 0, 0.1f, 7);
+    Block x(in * channels, 0, 1, 1);
+    Block y(out * channels, 0, 0, 0), weights(out * inputs, 0, 0, 0), vector(heads * depth, 0, -1, 1);
+    Block grad(out * channels, 0, -1, 1), grad_q(out * depth, 0, 0, 0), grad_k(in * depth, 0, 0, 0);
+    Block grad_vector(heads * depth, 0, 0, 0);
+    const AdditiveStepArgs forward{rows(q, heads, depth), rows(k, heads, depth), rows(factor, heads, depth),
+                                   rows(x, heads, channels), rows(y, heads, channels), vector.floats(),
+                                   weights.floats(), outputs, inputs, heads, depth, channels, 2, 2.0};
+    CALL(additive_step)(&forward);
+    bool means = true;
+    for (int64_t i = 0; i < out * channels; ++i) means = means && std::fabs(y.floats()[i] - 1.0f) < 1e-4f;
+    expect(means, "means of a step", heads, channels, 0);
+    AdditiveStepBackwardArgs backward{rows(q, heads, depth), rows(k, heads, depth), rows(factor, heads, depth),
+                                      rows(x, heads, channels), rows(grad, heads, channels), rows(grad_q, heads, depth),
+                                      rows(grad_k, heads, depth), vector.floats(), weights.floats(),
+                                      grad_vector.floats(), outputs, inputs, heads, depth, channels, 1, 2, 2.0};
+    if (of_q) backward.grad_k.x = nullptr, backward.grad_vector = nullptr;
+    CALL(additive_step_backward)(&backward);
+    backward.first = 0;
+    CALL(additive_step_backward)(&backward);
+    expect(grad_q.finite() && grad_k.finite() && grad_vector.finite(), "gradients of a step", heads, channels, 0);
 }
 
 // Those into an output add up to one, whatever its scores; dropped ones are finite.
@@ -522,6 +550,9 @@ int main() {
                     }
                 }
             }
+    for (const auto& [heads, channels, depth] : shapes)
+        for (const auto& [outputs, inputs] : {std::array<int64_t, 2>{1, 1}, {1, 40}, {3, 17}, {8, 6}, {2, 4096}})
+            for (float scale : {1.0f, 200.0f}) steps(outputs, inputs, heads, channels, depth, scale, inputs == 17);
     std::printf("%s\n", failures ? "native kernels: FAILED" : "native kernels: all hold");
     return failures != 0;
 }

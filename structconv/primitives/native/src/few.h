@@ -1,7 +1,8 @@
-// Additive attention of few outputs, as in decoding: y_n = sum_m p_m x_m, p = softmax over m of <v, 1 / (1 + a_n b_m)>.
+// Additive attention of few outputs, as in decoding: y_n = sum_m p_m x_m, p = softmax over m of <v, 1 / (1 + u_nm)>,
+// u = exp(-rate (q_n + k_m)) = a_n b_m.
 //
 // Inputs are read in order where they lie, for each head and output once forward and twice backward; the scores of one
-// output are held.
+// output are held. Steps over the same inputs keep the weights as well, and leave the gradients of x to their caller.
 #pragma once
 
 #include "api.h"
@@ -9,8 +10,6 @@
 #include "rows.h"
 
 namespace structconv::SC_ISA {
-
-constexpr int64_t kFewOutputs = 8, kFewInputs = 4096;
 
 template <class Args> bool few_outputs(const Args& a, int64_t outputs, int64_t inputs) {
     return a.activation == kProduct && !a.causal && !a.half && !(a.drop.p > 0) && outputs > 0 &&
@@ -43,6 +42,20 @@ template <class Row> void few_sums(const float* w, const Row& row, int64_t input
     }, c);
 }
 
+// u of two factors.
+struct OfFactors {
+    v16 operator()(v16 own, v16 other) const { return Ratio::bounded(own * other); }
+};
+
+// u of q and k themselves.
+struct OfSums {
+    float rate;
+    v16 operator()(v16 own, v16 other) const {
+        const v16 x = (own + other) * -rate;
+        return exponential(x > 69.0f ? splat<v16>(69.0f) : x);
+    }
+};
+
 inline float few_dot(const float* a, const float* b, int64_t channels) {
     v16 sum{};
     for_lanes(channels, [&](int64_t c, int part) { sum += lanes(a + c, part) * lanes(b + c, part); });
@@ -50,13 +63,14 @@ inline float few_dot(const float* a, const float* b, int64_t channels) {
 }
 
 // Scores of one output, filled up with -inf to a multiple of 16.
-template <class Row> void few_scores(const float* own, const float* vector, const Row& row, int64_t inputs, int64_t depth,
-                                     float* scores) {
+template <class Row, class Power>
+void few_scores(const float* own, const float* vector, const Row& row, int64_t inputs, int64_t depth, float* scores,
+                const Power& power) {
     for (int64_t m = 0; m < inputs; ++m) {
         const float* other = row(m);
         v16 sum{};
         for_lanes(depth, [&](int64_t c, int part) {
-            const v16 u = Ratio::bounded(lanes(own + c, part) * lanes(other + c, part));
+            const v16 u = power(lanes(own + c, part), lanes(other + c, part));
             sum += lanes(vector + c, part) * Ratio::reciprocal(1.0f + u);
         });
         scores[m] = total(sum);
@@ -81,7 +95,7 @@ inline void few_forward(const AdditiveForwardArgs& a, int64_t head) {
     const auto values = [&](int64_t m) { return row_of<float>(a.x, m, head); };
     for (int64_t n = 0; n < a.layout.rows; ++n) {
         few_scores(row_of<float>(a.q, n, head), a.vector + head * a.depth,
-                   [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, w);
+                   [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, w, OfFactors{});
         float top = -INFINITY;
         for (int64_t m = 0; m < inputs; ++m) top = w[m] > top ? w[m] : top;
         const float sum = few_weights(w, inputs, top), inverse = 1.0f / sum;
@@ -90,32 +104,46 @@ inline void few_forward(const AdditiveForwardArgs& a, int64_t head) {
     }
 }
 
-// What comes of the gradients of one output's scores at NV vectors of channels from c on, the last with `part` of them.
-template <int NV> void few_slopes(const AdditiveBackwardArgs& a, int64_t head, int64_t n, int64_t c, int part,
-                                  const float* ds) {
-    const float *own = row_of<float>(a.q, n, head) + c, *vector = a.vector + head * a.depth + c;
-    const bool more = n > 0;
+// What the gradients ds of one output's scores go to: each is added to what is there where there is `more`.
+struct FewSlopes {
+    const float *own, *vector, *ds;
+    Rows others, grad_k;  // grad_k.x null, and grad_vector null: not wanted
+    float *grad_q, *grad_vector;
+    int64_t inputs, head;
+    float rate;
+    bool more;
+};
+
+// At NV vectors of channels from c on, the last with `part` of them.
+template <int NV, class Power> void few_slopes_at(const FewSlopes& s, int64_t c, int part, const Power& power) {
     v16 mine[NV], v[NV], slopes[NV] = {}, sums[NV] = {};
     for (int i = 0; i < NV; ++i) {
-        mine[i] = lanes(own + 16 * i, part);
-        v[i] = lanes(vector + 16 * i, part) * static_cast<float>(a.parameter);
+        mine[i] = lanes(s.own + c + 16 * i, part);
+        v[i] = lanes(s.vector + c + 16 * i, part) * s.rate;
     }
-    for (int64_t m = 0; m < a.by_target.slots; ++m) {
-        const float* other = row_of<float>(a.k, m, head) + c;
-        float* to = row_of<float>(a.grad_k, m, head) + c;
+    for (int64_t m = 0; m < s.inputs; ++m) {
+        const float* other = row_of<float>(s.others, m, s.head) + c;
+        float* to = s.grad_k.x ? row_of<float>(s.grad_k, m, s.head) + c : nullptr;
         for (int i = 0; i < NV; ++i) {
-            const v16 u = Ratio::bounded(mine[i] * lanes(other + 16 * i, part));
-            const v16 r = Ratio::reciprocal(1.0f + u), slope = u * r * r * ds[m];
-            put(to + 16 * i, more ? lanes(to + 16 * i, part) + slope * v[i] : slope * v[i], part);
+            const v16 u = power(mine[i], lanes(other + 16 * i, part));
+            const v16 r = Ratio::reciprocal(1.0f + u), slope = u * r * r * s.ds[m];
+            if (to) put(to + 16 * i, s.more ? lanes(to + 16 * i, part) + slope * v[i] : slope * v[i], part);
             slopes[i] += slope;
-            sums[i] += (r - 0.5f) * ds[m];
+            sums[i] += (r - 0.5f) * s.ds[m];
         }
     }
-    float *grad_q = row_of<float>(a.grad_q, n, head) + c, *grad_vector = a.grad_vector + head * a.depth + c;
     for (int i = 0; i < NV; ++i) {
-        put(grad_q + 16 * i, slopes[i] * v[i], part);
-        put(grad_vector + 16 * i, more ? lanes(grad_vector + 16 * i, part) + sums[i] : sums[i], part);
+        put(s.grad_q + c + 16 * i, slopes[i] * v[i], part);
+        if (!s.grad_vector) continue;
+        float* to = s.grad_vector + c + 16 * i;
+        put(to, s.more ? lanes(to, part) + sums[i] : sums[i], part);
     }
+}
+
+template <class Power> void few_slopes(const FewSlopes& s, int64_t depth, const Power& power) {
+    int64_t c = 0;
+    for (; c + 64 <= depth; c += 64) few_slopes_at<4>(s, c, 16, power);
+    for_lanes(depth, [&](int64_t c, int part) { few_slopes_at<1>(s, c, part, power); }, c);
 }
 
 inline void few_backward(const AdditiveBackwardArgs& a, int64_t head) {
@@ -124,15 +152,16 @@ inline void few_backward(const AdditiveBackwardArgs& a, int64_t head) {
     const float* vector = a.vector + head * a.depth;
     for (int64_t n = 0; n < a.by_target.rows; ++n) {
         const float *own = row_of<float>(a.q, n, head), *g = row_of<float>(a.grad, n, head);
-        few_scores(own, vector, [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, p);
+        few_scores(own, vector, [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, p,
+                   OfFactors{});
         few_weights(p, inputs, a.lse[n * a.heads + head]);
         const float shift = few_dot(g, row_of<float>(a.y, n, head), a.channels);
         for (int64_t m = 0; m < inputs; ++m)
             ds[m] = p[m] * (few_dot(g, row_of<float>(a.x, m, head), a.channels) - shift);
         const bool more = n > 0;
-        int64_t c = 0;
-        for (; c + 64 <= a.depth; c += 64) few_slopes<4>(a, head, n, c, 16, ds);
-        for_lanes(a.depth, [&](int64_t c, int part) { few_slopes<1>(a, head, n, c, part, ds); }, c);
+        few_slopes({own, vector, ds, a.k, a.grad_k, row_of<float>(a.grad_q, n, head), a.grad_vector + head * a.depth,
+                    inputs, head, static_cast<float>(a.parameter), more},
+                   a.depth, OfFactors{});
         for (int64_t m = 0; m < inputs; ++m) {
             float* to = row_of<float>(a.grad_x, m, head);
             for_lanes(a.channels, [&](int64_t c, int part) {
@@ -140,6 +169,72 @@ inline void few_backward(const AdditiveBackwardArgs& a, int64_t head) {
                 put(to + c, more ? lanes(to + c, part) + own_part : own_part, part);
             });
         }
+    }
+}
+
+// use(what is read of q_n, of k, how u is made of both): of factors, where those of q_n are normal numbers.
+template <class Args, class Use> void with_powers(const Args& a, int64_t n, int64_t head, const Use& use) {
+    alignas(64) float own[kMaxChannels];
+    const float *q = row_of<float>(a.q, n, head), rate = static_cast<float>(a.rate);
+    i16 normal = i16{} - 1;
+    for_lanes(a.depth, [&](int64_t c, int part) {
+        const v16 x = lanes(q + c, part) * -rate;
+        normal &= (x <= 80.0f) & (x >= -80.0f);
+        put(own + c, exponential(x), part);
+    });
+    bool all = true;
+    for (int lane = 0; lane < 16; ++lane) all = all && normal[lane];
+    all ? use(own, a.factor, OfFactors{}) : use(q, a.k, OfSums{rate});
+}
+
+// <g, row(m)> for all inputs, four at a time.
+template <class Row> void few_dots(const float* g, const Row& row, int64_t inputs, int64_t channels, float* out) {
+    int64_t m = 0;
+    for (; m + 4 <= inputs; m += 4) {
+        const float* rows[4] = {row(m), row(m + 1), row(m + 2), row(m + 3)};
+        v16 sums[4] = {};
+        for_lanes(channels, [&](int64_t c, int part) {
+            const v16 own = lanes(g + c, part);
+            for (int i = 0; i < 4; ++i) sums[i] += own * lanes(rows[i] + c, part);
+        });
+        const v4 found = totals(sums[0], sums[1], sums[2], sums[3]);
+        for (int i = 0; i < 4; ++i) out[m + i] = found[i];
+    }
+    for (; m < inputs; ++m) out[m] = few_dot(g, row(m), channels);
+}
+
+inline void step_forward(const AdditiveStepArgs& a, int64_t head) {
+    alignas(64) float w[kFewInputs];
+    for (int64_t n = 0; n < a.outputs; ++n) {
+        with_powers(a, n, head, [&](const float* own, const Rows& others, const auto& power) {
+            few_scores(own, a.vector + head * a.depth, [&](int64_t m) { return row_of<float>(others, m, head); },
+                       a.inputs, a.depth, w, power);
+        });
+        float top = -INFINITY;
+        for (int64_t m = 0; m < a.inputs; ++m) top = w[m] > top ? w[m] : top;
+        const float inverse = 1.0f / few_weights(w, a.inputs, top);
+        float* weights = a.weights + (head * a.outputs + n) * a.inputs;
+        for (int64_t m = 0; m < a.inputs; ++m) weights[m] = w[m] * inverse;
+        few_sums(weights, [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs, a.channels, 1.0f,
+                 row_of<float>(a.y, n, head));
+    }
+}
+
+inline void step_backward(const AdditiveStepBackwardArgs& a, int64_t head) {
+    alignas(64) float ds[kFewInputs];
+    for (int64_t n = 0; n < a.outputs; ++n) {
+        const float* p = a.weights + (head * a.outputs + n) * a.inputs;
+        few_dots(row_of<float>(a.grad, n, head), [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs,
+                 a.channels, ds);
+        float shift = 0.0f;
+        for (int64_t m = 0; m < a.inputs; ++m) shift += p[m] * ds[m];
+        for (int64_t m = 0; m < a.inputs; ++m) ds[m] = p[m] * (ds[m] - shift);
+        with_powers(a, n, head, [&](const float* own, const Rows& others, const auto& power) {
+            few_slopes({own, a.vector + head * a.depth, ds, others, a.grad_k, row_of<float>(a.grad_q, n, head),
+                        a.grad_vector ? a.grad_vector + head * a.depth : nullptr, a.inputs, head,
+                        static_cast<float>(a.rate), n > 0 || !a.first},
+                       a.depth, power);
+        });
     }
 }
 

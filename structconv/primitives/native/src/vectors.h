@@ -17,7 +17,6 @@ namespace structconv::SC_ISA {
 typedef float v4 __attribute__((vector_size(16)));
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t i8 __attribute__((vector_size(32)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef uint32_t u8 __attribute__((vector_size(32)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
@@ -30,13 +29,11 @@ template <class V> struct Lanes;
 template <> struct Lanes<v8> {
     static constexpr int count = 8;
     typedef u8 Bits;
-    typedef i8 Ints;
     typedef uint16_t Half __attribute__((vector_size(16)));
 };
 template <> struct Lanes<v16> {
     static constexpr int count = 16;
     typedef u16 Bits;
-    typedef i16 Ints;
     typedef uint16_t Half __attribute__((vector_size(32)));
 };
 

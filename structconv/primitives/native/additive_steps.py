@@ -1,0 +1,219 @@
+"""Steps of additive attention: few outputs at a time over the same inputs, as in decoding (Bahdanau et al. 2015).
+
+What depends on the inputs alone is made once, `StepInputs.of`. The backward of a step computes the gradient of its q,
+which a recurrence waits for, and leaves the others; when all steps of a backward pass have run, one node gives those of
+the inputs for all of them. It is the node through which the inputs came: the engine runs it after all that read them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv import torch_private as private
+from structconv.primitives.functions import pulled_back, transformed
+from structconv.primitives.native import calls
+from structconv.primitives.native.additive import LOGISTIC, as_logistic
+from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
+from structconv.primitives.native.calls import ROWS, floats, pointer, rows, unit
+from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
+from structconv.primitives.native.loader import Core
+
+__all__ = ["StepInputs", "additive_step"]
+
+_STEP = Struct("AdditiveStepArgs", ROWS.named("q k factor x y"), pointers("vector weights"),
+               integers("outputs inputs heads depth channels threads"), reals("rate"))
+_BACKWARD = Struct("AdditiveStepBackwardArgs", ROWS.named("q k factor x grad grad_q grad_k"),
+                   pointers("vector weights grad_vector"),
+                   integers("outputs inputs heads depth channels first threads"), reals("rate"))
+FEW_OUTPUTS, FEW_INPUTS = constants(kFewOutputs=8, kFewInputs=4096)
+
+
+class _Numbers(NamedTuple):
+    """The inputs as kernels read them, without gradients: k, exp(-rate k), x, and `amplitude` times the vector."""
+
+    kernels: Core
+    k: Tensor
+    factor: Tensor
+    x: Tensor
+    vector: Tensor
+    activation: str
+    rate: float
+    amplitude: float
+
+
+class StepInputs(NamedTuple):
+    """k (M, B, D), x (M, B, C) and vector (B, D) of many steps, with their gradients; see `additive_step`."""
+
+    numbers: _Numbers
+    k: Tensor
+    x: Tensor
+    vector: Tensor
+    left: _Left | None
+
+    @classmethod
+    def of(cls, k: Tensor, x: Tensor, vector: Tensor, activation: str) -> StepInputs | None:
+        """What steps read; `None` where they are none for the native kernels: other dtypes, too many inputs, or some
+        |2 k| above 80, of which no factor is made."""
+        kernels = calls.usable(x, k.shape[0]) and calls.usable(k, x.shape[0])
+        kind, rate, amplitude = as_logistic(activation, 0.0)
+        if kernels is None or kind != LOGISTIC or not private.defers or {k.dtype, x.dtype} != {torch.float32} or not (
+                0 < k.shape[0] <= FEW_INPUTS and x.shape[:2] == k.shape[:2] and vector.shape == k.shape[1:]):
+            return None
+        with torch.no_grad():
+            factor = factor_of(k, activation, 0.0)
+            if factor is None:
+                return None
+            numbers = _Numbers(kernels, unit(k.detach()), unit(factor), unit(x.detach()),
+                               floats(vector.detach() * amplitude), activation, rate, amplitude)
+        if not (torch.is_grad_enabled() and private.any_requires_grad(k, x, vector)):
+            return cls(numbers, k, x, vector, None)
+        left = _Left(numbers, (k.requires_grad, x.requires_grad, vector.requires_grad))
+        k, x, vector = private.bound_apply(_Joined)(left, k, x, vector)
+        return cls(numbers, k, x, vector, left)
+
+    def take(self, q: Tensor) -> bool:
+        """Whether q (N, B, D) are outputs of a step."""
+        return (q.dtype is torch.float32 and 0 < q.shape[0] <= FEW_OUTPUTS and q.is_cpu
+                and q.shape[1:] == self.k.shape[1:])
+
+
+def additive_step(q: Tensor, inputs: StepInputs) -> Tensor:
+    """`dense_additive_attention` of outputs q (N, B, D), float32, that `inputs.take`: (N, B, C).
+
+    Gradients of the inputs are added up over all steps of a backward pass; memory O(M B D) for all of them, and
+    O(N B (M + C)) for each. With `create_graph` each step gives its own.
+
+    Cost: N M B (3 D + 2 C) flops, where some |2 q| is above 80 an exponential for each of N M B D activations more.
+    """
+    if torch.is_grad_enabled() and private.any_requires_grad(q, inputs.k):
+        found: Tensor = private.bound_apply(_Step)(q, inputs.k, inputs.x, inputs.vector, inputs.numbers, inputs.left)
+        return found
+    return _forward(q, inputs.numbers)[0]
+
+
+# -- the kernels --------------------------------------------------------------------------------------------------
+
+def _forward(q: Tensor, own: _Numbers) -> tuple[Tensor, Tensor]:
+    """y, and the weights (B, N, M)."""
+    q, (outputs, heads, depth), (inputs, _, channels) = unit(q), q.shape, own.x.shape
+    y, weights = own.x.new_empty((outputs, heads, channels)), own.x.new_empty((heads, outputs, inputs))
+    own.kernels.additive_step(_STEP.pack(
+        *rows(q), *rows(own.k), *rows(own.factor), *rows(own.x), *rows(y), pointer(own.vector), weights.data_ptr(),
+        outputs, inputs, heads, depth, channels, torch.get_num_threads(), own.rate))
+    return y, weights
+
+
+def _backward(q: Tensor, weights: Tensor, grad: Tensor, own: _Numbers, sums: _Sums | None) -> Tensor:
+    """The gradient of q; what the others need is added to the sums."""
+    q, grad, (outputs, heads, depth), (inputs, _, channels) = unit(q), unit(grad), q.shape, own.x.shape
+    grad_q = q.new_empty(q.shape)
+    grad_k, grad_vector, first = (None, None, True) if sums is None else sums.take(grad, weights)
+    own.kernels.additive_step_backward(_BACKWARD.pack(
+        *rows(q), *rows(own.k), *rows(own.factor), *rows(own.x), *rows(grad), *rows(grad_q), *rows(grad_k),
+        pointer(own.vector), pointer(weights), pointer(grad_vector), outputs, inputs, heads, depth, channels, first,
+        torch.get_num_threads(), own.rate))
+    return grad_q
+
+
+# -- what steps leave ---------------------------------------------------------------------------------------------
+
+class _Sums:
+    """What the steps of one backward pass have left: the gradients of k and v so far, and of what that of x is made."""
+
+    def __init__(self, own: _Numbers, wanted: tuple[bool, bool, bool]) -> None:
+        self._k = calls.empty(own.k, own.k.shape) if wanted[0] else None
+        self._vector = torch.empty_like(own.vector) if wanted[2] else None
+        self._of_x = wanted[1]
+        self._grads: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._first = True
+
+    def take(self, grad: Tensor, weights: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
+        """Where to add the gradients of k and v of a step, and whether nothing is there yet."""
+        if self._of_x:
+            self._grads.append(grad)
+            self._weights.append(weights)
+        first, self._first = self._first, False
+        return self._k, self._vector, first
+
+    def gradients(self, amplitude: float) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Those of k, x and the vector."""
+        return self._k, self._gradient_of_x(), None if self._vector is None else self._vector * amplitude
+
+    def _gradient_of_x(self) -> Tensor | None:
+        if not self._grads:
+            return None
+        with private.without_autocast("cpu"):
+            return torch.bmm(torch.cat(self._weights, 1).mT, torch.cat(self._grads).transpose(0, 1)).transpose(0, 1)
+
+
+class _Left:
+    """The sums of the backward passes that are under way, by their numbers: one may start within another."""
+
+    def __init__(self, numbers: _Numbers, wanted: tuple[bool, bool, bool]) -> None:
+        self._numbers, self._wanted = numbers, wanted
+        self._sums: dict[int, _Sums] = {}
+
+    def sums(self, node: Any) -> _Sums | None:
+        """Where a step leaves what it does; `None` where this pass does not come to the gradients of the inputs."""
+        if not private.will_run(node):
+            return None
+        task = private.backward_task()
+        found = self._sums.get(task)
+        if found is None:
+            found = self._sums[task] = _Sums(self._numbers, self._wanted)
+        return found
+
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What all steps of this pass have left."""
+        found = self._sums.pop(private.backward_task(), None)
+        return (None, None, None) if found is None else found.gradients(self._numbers.amplitude)
+
+
+class _Joined(torch.autograd.Function):
+    """k, x and the vector as they are; what steps have left joins their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, left: _Left, k: Tensor, x: Tensor, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.left, ctx.dtype = left, vector.dtype
+        ctx.set_materialize_grads(False)
+        return k.detach(), x.detach(), vector.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        of_k, of_x, of_vector = ctx.left.gradients()
+        of_vector = None if of_vector is None else of_vector.to(ctx.dtype)
+        return None, *map(_plus, grads, (of_k, of_x, of_vector))
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+class _Step(torch.autograd.Function):
+    """One step, whose gradients but that of q are left to `_Joined`."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, x: Tensor, vector: Tensor, own: _Numbers, left: _Left | None) -> Tensor:
+        y, weights = _forward(q, own)
+        ctx.own, ctx.left = own, left
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, x, vector, weights)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 6
+        *operands, weights = ctx.saved_tensors
+        if torch.is_grad_enabled() or transformed(grad):
+            return *pulled_back(_whole(ctx.own.activation), operands, ctx.needs_input_grad[:4], [grad]), None, None
+        sums = None if ctx.left is None else ctx.left.sums(operands[1].grad_fn)
+        return _backward(operands[0], weights, grad, ctx.own, sums), None, None, None, None, None
+
+
+def _whole(activation: str) -> Any:
+    return lambda q, k, x, vector: dense_additive_attention(q, k, x, vector, activation=activation)

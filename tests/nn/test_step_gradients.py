@@ -1,0 +1,367 @@
+"""Steps of additive attention over what was prepared leave the gradients of the inputs to the end of a backward pass:
+however passes follow, interrupt or contain each other, they are those of the whole call."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from structconv.errors import ShapeError
+from structconv.mechanisms import Additive
+from structconv.nn import Conv
+from structconv.primitives.native import additive_steps, core
+from structconv.weights import Eye, EyeBlocks
+
+STEPS = 5
+pytestmark = pytest.mark.skipif(core() is None, reason="without native kernels no gradient is left to others")
+
+
+class Decoder:
+    """A layer, x and z, and the steps over x prepared once."""
+
+    def __init__(self, lead=(3,), heads=1, dtype=torch.float32, mechanism=None, **options):
+        torch.manual_seed(0)
+        scores = Additive(20, heads=heads).softmax() if mechanism is None else mechanism
+        others = options.pop("others", 10)
+        self.layer = Conv(scores, 12, options.pop("outputs", 6), other_channels=others, **options).to(dtype)
+        self.x, self.z = (torch.randn(*lead, n, c).to(dtype).requires_grad_() for n, c in ((30, 12), (STEPS, others)))
+
+    @property
+    def leaves(self):
+        return [t for t in (self.x, self.z, *self.layer.parameters()) if t.requires_grad]
+
+    def steps(self, prepared=None):
+        prepared = self.layer.prepare(self.x) if prepared is None else prepared
+        return [self.layer(prepared, self.z[..., t:t + 1, :]) for t in range(STEPS)]
+
+    def wanted(self, loss=lambda y: y.cos().sum()):
+        return torch.autograd.grad(loss(self.layer(self.x, self.z)), self.leaves)
+
+
+def loss_of(steps):
+    return torch.cat(steps, -2).cos().sum()
+
+
+def close(found, wanted, **tolerance):
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, **(tolerance or {"rtol": 1e-4, "atol": 1e-5}))
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """How many steps have left their gradients to others."""
+    seen = []
+    take = additive_steps._Sums.take
+    monkeypatch.setattr(additive_steps._Sums, "take", lambda *args: seen.append(1) or take(*args))
+    return seen
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"lead": ()}, {"lead": (2, 3)}, {"heads": 2}, {"lead": (), "heads": 2}, {"weight": Eye(), "outputs": 12},
+    {"weight": EyeBlocks(), "heads": 2, "outputs": 12, "bias": False},
+    {"mechanism": Additive(heads=2, on="projected").softmax(), "others": 12},
+    {"mechanism": Additive(20, activation=torch.sigmoid).softmax()}], ids=repr)
+def test_gradients_are_those_of_the_whole_call(options, taken):
+    decoder = Decoder(**options)
+    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.wanted())
+    assert len(taken) == STEPS
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_leave_nothing(dtype, taken):
+    decoder = Decoder(dtype=dtype)
+    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.wanted(),
+          **({"rtol": 0.1, "atol": 0.1} if dtype is torch.bfloat16 else {"rtol": 1e-10, "atol": 1e-10}))
+    assert not taken
+
+
+def test_a_graph_that_is_retained_gives_the_same_again():
+    decoder = Decoder()
+    loss, wanted = loss_of(decoder.steps()), decoder.wanted()
+    for last in (False, False, True):
+        close(torch.autograd.grad(loss, decoder.leaves, retain_graph=not last), wanted)
+
+
+def test_a_graph_that_is_gone_is_told():
+    decoder = Decoder()
+    loss = loss_of(decoder.steps())
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_steps_one_after_another_add_up():
+    decoder = Decoder()
+    for y in decoder.steps():
+        y.cos().sum().backward(retain_graph=True)
+    close([t.grad for t in decoder.leaves], decoder.wanted())
+
+
+@pytest.mark.parametrize("first", ["z", "x", "vector", "target"])
+def test_passes_for_some_leave_nothing_for_later_ones(first):
+    decoder = Decoder()
+    prepared = decoder.layer.prepare(decoder.x)
+    loss, wanted = loss_of(decoder.steps(prepared)), decoder.wanted()
+    names = ["x", "z", *[name.rpartition("mechanism.")[2] for name, _ in decoder.layer.named_parameters()]]
+    at = next(i for i, name in enumerate(names) if first in name)
+    for _ in range(2):
+        close(torch.autograd.grad(loss, decoder.leaves[at], retain_graph=True), wanted[at:at + 1])
+    assert not prepared.reused._last[2].left._sums
+    close(torch.autograd.grad(loss, decoder.leaves), wanted)
+
+
+def test_second_derivatives():
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        decoder = Decoder(dtype=dtype)
+        grads = torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in grads[:3]), decoder.leaves))
+    close([t.double() for t in found[0]], found[1], rtol=1e-3, atol=1e-4)
+
+
+def test_forward_derivatives_of_gradients():
+    decoder = Decoder()
+    y, v, t = torch.cat(decoder.steps(), 1), *torch.randn(2, 3, STEPS, 6)
+    expected = [torch.autograd.grad(y, decoder.leaves, g, retain_graph=True) for g in (v, t)]
+    with forward_ad.dual_level():
+        found = torch.autograd.grad(y, decoder.leaves, forward_ad.make_dual(v, t))
+        pairs = [forward_ad.unpack_dual(g) for g in found]
+        close([pair.primal for pair in pairs], expected[0])
+        close([pair.tangent for pair in pairs], expected[1])
+
+
+def test_functional_gradients():
+    decoder = Decoder()
+    layer = decoder.layer
+
+    def loss(x, z):
+        prepared = layer.prepare(x)
+        return loss_of([layer(prepared, z[:, t:t + 1]) for t in range(STEPS)])
+
+    close(torch.func.grad(loss, (0, 1))(decoder.x, decoder.z), decoder.wanted()[:2])
+
+
+@pytest.mark.parametrize(("reentrant", "prepared_within"), [(True, True), (False, True), (False, False)])
+def test_checkpoints_around_steps(reentrant, prepared_within):
+    """But for several passes within a pass through the keys' one graph, which is gone after the first."""
+    decoder = Decoder()
+    layer, held = decoder.layer, None if prepared_within else decoder.layer.prepare(decoder.x)
+
+    def run(x, z):
+        prepared = layer.prepare(x) if held is None else held
+        return torch.cat([layer(prepared, z[:, t:t + 1]) for t in range(z.shape[1])], 1)
+
+    parts = [checkpoint(run, decoder.x, z, use_reentrant=reentrant) for z in decoder.z.split(2, 1)]
+    torch.cat(parts, 1).cos().sum().backward()
+    close([t.grad for t in decoder.leaves], decoder.wanted())
+
+
+def test_a_pass_within_a_pass_keeps_to_itself():
+    """Through keys without a graph of their own, which would be gone after the inner pass."""
+    decoder, inner = Decoder(weight=Eye(), outputs=12), []
+    decoder.layer.mechanism.requires_grad_(False)
+    with torch.no_grad():
+        prepared = decoder.layer.prepare(decoder.x)
+    leaves = prepared.x.requires_grad_(), decoder.z
+
+    def within(_):
+        with torch.enable_grad():
+            loss = loss_of([decoder.layer(prepared, decoder.z[:, :1])])
+        inner.append(torch.autograd.grad(loss, leaves))
+
+    steps = decoder.steps(prepared)
+    wanted = [torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (loss_of(steps), loss_of(steps[:1]))]
+    steps[2].register_hook(within)
+    close(torch.autograd.grad(loss_of(steps), leaves), wanted[0])
+    close(inner[0], wanted[1])
+
+
+@pytest.mark.parametrize("frozen", ["x", "source", "vector", "target", "x source", "x source vector", "x z target"])
+def test_what_is_frozen(frozen):
+    decoder = Decoder()
+    for name, t in (("x", decoder.x), ("z", decoder.z), *decoder.layer.named_parameters()):
+        t.requires_grad_(not any(part in name.split(".") for part in frozen.split()))
+    close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.wanted())
+
+
+def test_what_is_frozen_later():
+    decoder = Decoder()
+    prepared = decoder.layer.prepare(decoder.x)
+    before = decoder.steps(prepared)
+    decoder.layer.mechanism.requires_grad_(False)
+    after = decoder.steps(prepared)
+    found = torch.autograd.grad(loss_of(before) + loss_of(after), decoder.x)
+    close(found, [2 * decoder.wanted()[0]])
+
+
+def test_modes_of_gradients_in_turn():
+    decoder, no_grad = Decoder(), torch.no_grad()
+    prepared, whole = decoder.layer.prepare(decoder.x), decoder.layer(decoder.x, decoder.z)
+    with no_grad:
+        close(decoder.steps(prepared), whole.split(1, 1))
+    close(torch.autograd.grad(loss_of(decoder.steps(prepared)), decoder.leaves), decoder.wanted())
+    with no_grad:
+        held = decoder.layer.prepare(decoder.x)
+    for _ in range(2):
+        with no_grad:
+            close(decoder.steps(held), whole.split(1, 1))
+        expected, = torch.autograd.grad(decoder.layer(decoder.x, decoder.z).cos().sum(), decoder.z)
+        close(torch.autograd.grad(loss_of(decoder.steps(held)), decoder.z), [expected])
+
+
+def test_entries_appended_between_steps():
+    decoder = Decoder(mechanism=Additive(20).softmax())
+    layer, x, z = decoder.layer, decoder.x, decoder.z
+    prepared = layer.prepare(x[:, :20])
+    steps, whole = [], []
+    for t in range(STEPS):
+        steps.append(layer(prepared, z[:, t:t + 1]))
+        whole.append(layer(x[:, :20 + 2 * t], z[:, t:t + 1]))
+        prepared.append(x[:, 20 + 2 * t:22 + 2 * t])
+    close(torch.autograd.grad(loss_of(steps), decoder.leaves), torch.autograd.grad(loss_of(whole), decoder.leaves))
+
+
+def test_samples_in_another_order_and_entries_taken_back():
+    decoder = Decoder()
+    layer, x, z = decoder.layer, decoder.x, decoder.z
+    prepared, order = layer.prepare(x), torch.tensor([2, 2, 0])
+    steps, whole = [layer(prepared, z[:, :1])], [layer(x, z[:, :1])]
+    prepared.reorder(order)
+    steps.append(layer(prepared, z[:, 1:2]))
+    whole.append(layer(x[order], z[:, 1:2]))
+    prepared.truncate(7)
+    steps.append(layer(prepared, z[:, 2:3]))
+    whole.append(layer(x[order, :7], z[:, 2:3]))
+    close(torch.autograd.grad(loss_of(steps), decoder.leaves), torch.autograd.grad(loss_of(whole), decoder.leaves))
+
+
+@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy])
+def test_copies(twin_of):
+    decoder = Decoder()
+    prepared = decoder.layer.prepare(decoder.x)
+    first = decoder.layer(prepared, decoder.z[:, :1])
+    twin = twin_of(prepared)
+    rest = [decoder.layer(twin if t % 2 else prepared, decoder.z[:, t:t + 1]) for t in range(1, STEPS)]
+    close(torch.autograd.grad(loss_of([first, *rest]), decoder.leaves), decoder.wanted())
+
+
+def test_two_losses_of_one_prepared():
+    decoder = Decoder()
+    steps, wanted = decoder.steps(), decoder.wanted()
+    first, second = loss_of(steps[:2]), loss_of(steps[1:])
+    found = [torch.autograd.grad(loss, decoder.leaves, retain_graph=True, allow_unused=True)
+             for loss in (first, second)]
+    overlap = torch.autograd.grad(loss_of(steps[1:2]), decoder.leaves)
+    close([a + b - c for a, b, c in zip(*found, overlap, strict=True)], wanted)
+
+
+def test_a_pass_that_fails_leaves_later_ones_right():
+    decoder = Decoder()
+    steps, wanted = decoder.steps(), decoder.wanted()
+
+    def fail(_):
+        raise ValueError("in between")
+
+    failing = steps[1].register_hook(fail)
+    with pytest.raises(ValueError, match="in between"):
+        torch.autograd.grad(loss_of(steps), decoder.leaves, retain_graph=True)
+    failing.remove()
+    close(torch.autograd.grad(loss_of(steps), decoder.leaves), wanted)
+
+
+def test_anomaly_mode():
+    decoder = Decoder()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        found = torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves)
+    close(found, decoder.wanted())
+
+
+@pytest.mark.parametrize("changed", ["keys", "x", "vector"])
+def test_what_was_changed_in_place_is_told(changed):
+    decoder = Decoder()
+    prepared = decoder.layer.prepare(decoder.x)
+    loss = loss_of(decoder.steps(prepared))
+    with torch.no_grad():
+        {"keys": next(iter(prepared._kept.values())).rows.entries(), "x": prepared.heads(),
+         "vector": next(p for name, p in decoder.layer.named_parameters() if "vector" in name)}[changed].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_keys_that_were_changed_in_place_are_read_anew(grad):
+    """Keys without numbers weigh all values alike, whatever the output."""
+    decoder = Decoder()
+    prepared = decoder.layer.prepare(decoder.x)
+    with torch.set_grad_enabled(grad):
+        before = decoder.steps(prepared)
+        with torch.no_grad():
+            next(iter(prepared._kept.values())).rows.entries().zero_()
+        after = decoder.steps(prepared)
+    assert not torch.allclose(before[0], before[1], atol=1e-3)
+    torch.testing.assert_close(after[0], after[1])
+
+
+@pytest.mark.parametrize(("scale", "of"), [(200.0, "z"), (200.0, "x"), (torch.nan, "z"), (torch.inf, "z")])
+def test_numbers_of_which_no_factor_is_made(scale, of):
+    decoder = Decoder()
+    with torch.no_grad():
+        getattr(decoder, of)[0, :2] *= scale
+    expected = decoder.layer(decoder.x, decoder.z)
+    steps = torch.cat(decoder.steps(), 1)
+    torch.testing.assert_close(steps, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    found = torch.autograd.grad(steps.cos().sum(), decoder.leaves[:2])
+    for a, b in zip(found, decoder.wanted()[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("outputs", [(1, 4), (5,), (2, 3)])
+def test_several_outputs_a_step(outputs):
+    decoder = Decoder()
+    prepared = decoder.layer.prepare(decoder.x)
+    steps = [decoder.layer(prepared, part) for part in decoder.z.split(outputs, 1)]
+    close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.wanted())
+
+
+def test_outputs_of_more_dimensions_than_the_inputs():
+    decoder = Decoder(lead=())
+    z = torch.randn(2, 3, 4, 10, requires_grad=True)
+    prepared = decoder.layer.prepare(decoder.x)
+    leaves = [decoder.x, z]
+    steps = [decoder.layer(prepared, z[..., t:t + 1, :]) for t in range(4)]
+    close(torch.autograd.grad(loss_of(steps), leaves),
+          torch.autograd.grad(decoder.layer(decoder.x, z).cos().sum(), leaves))
+
+
+def test_a_projection_of_other_sizes_is_refused():
+    decoder = Decoder()
+    prepared = decoder.layer.prepare(decoder.x)
+    decoder.layer(prepared, decoder.z[:, :1])
+    module = next(part for part in decoder.layer.modules() if isinstance(part, Additive))
+    module.target.weight = torch.nn.Parameter(torch.randn(16, 10))
+    module.target.bias = torch.nn.Parameter(torch.randn(16))
+    prepared = decoder.layer.prepare(decoder.x)
+    with pytest.raises(ShapeError):
+        decoder.layer(prepared, decoder.z[:, :1])
+
+
+@pytest.mark.parametrize("of", ["x", "z"])
+def test_nothing_is_held_beyond_the_prepared(of):
+    decoder = Decoder()
+    gc.collect()
+    gc.disable()
+    try:
+        prepared = decoder.layer.prepare(decoder.x)
+        steps, known = decoder.steps(prepared), weakref.ref(prepared.x)
+        loss = loss_of(steps)
+        torch.autograd.grad(loss, getattr(decoder, of), retain_graph=of == "z")
+        del prepared, steps, loss
+        assert known() is None
+    finally:
+        gc.enable()
