@@ -187,9 +187,11 @@ def _fact(leaf: Any) -> Hashable:
 
 
 def _class(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Channels as they are, the classes of all other sizes."""
+    """Channels as they are, the classes of all other sizes; what has one axis has a number for each edge, if many."""
     if not shape or max(shape) <= EXACT:
         return shape
+    if len(shape) == 1:
+        return (size_class(shape[0]),)
     return *[size_class(size) for size in shape[:-1]], shape[-1]
 
 
@@ -250,9 +252,10 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     reason = "asked for" if path is not None else "cheapest" if fitting else "smallest; all hold more than max_bytes"
     others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
+    bind = partial(chosen.kernel.bind, chosen.match) if chosen.kernel.pending else _never
     return Plan(_compiled(chosen, problem), _weights(chosen, problem),
                 "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
-                chosen.kernel.parts(chosen.match, problem), bind=partial(chosen.kernel.bind, chosen.match))
+                chosen.kernel.parts(chosen.match, problem), bind=bind)
 
 
 def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | None, nominal: bool) -> Problem:

@@ -15,8 +15,11 @@ from structconv.bases import Basis, Bilinear, Dense
 from structconv.bases.base import value
 from structconv.errors import ConfigError
 from structconv.mechanisms import (
+    STRUCTURE,
     Additive,
+    Adjacency,
     BiAffine,
+    Chebyshev,
     DotProduct,
     EmbeddedGaussian,
     Identity,
@@ -26,7 +29,7 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv
 from structconv.planning import plan
-from structconv.structures import Padding, Window
+from structconv.structures import Graph, Padding, Window
 
 
 def reference(layer, x, z=None):
@@ -321,3 +324,20 @@ def test_specs_that_say_only_how_many_entries_there_are_share_a_plan():
                       (DotProduct() @ DotProduct().softmax()) | Uniform()):
         layer = Conv(mechanism, 4, 4)
         assert len({id(layer.plan(x[:entries])) for entries in (99, 100, 101, 103)}) == 1
+
+
+BY_EDGES = {"adjacency": lambda: Adjacency(), "two parts": lambda: Adjacency() | Identity(),
+            "walk": lambda: Chebyshev(3), "attention": lambda: DotProduct(2, 3).masked(keep=STRUCTURE).softmax(),
+            "weighted": lambda: DotProduct(2, 3).masked(keep=STRUCTURE).softmax() * Adjacency()}
+
+
+@pytest.mark.parametrize("name", BY_EDGES)
+def test_graphs_of_about_as_many_edges_share_a_plan(name):
+    layer, plans = Conv(BY_EDGES[name](), 3, 4), set()
+    for edges in range(897, 1020, 9):
+        graph = Graph(torch.randint(0, 100, (2, edges)), num_nodes=100, edge_weight=torch.rand(edges))
+        plans.add(id(layer.plan(torch.randn(100, 3), structure=graph)))
+        x = torch.randn(100, 3)
+        expected = conv(x, layer.basis(x, structure=graph), layer.weight()) + layer.bias
+        torch.testing.assert_close(layer(x, structure=graph), expected, rtol=1e-4, atol=1e-5)
+    assert len(plans) == 1
