@@ -29,7 +29,7 @@ class Exchange:
 
         def __init__(self, edge_index: Tensor, *, num_nodes: int | None = None, edge_weight: Tensor | None = None,
                      edge_attr: Tensor | None = None, num_inputs: int | None = None,
-                     num_outputs: int | None = None) -> None: ...
+                     num_outputs: int | None = None, samples: Any = None) -> None: ...
 
     @classmethod
     def from_networkx(cls, graph: Any, weight: str = "weight") -> Self:
@@ -122,12 +122,19 @@ class Exchange:
     def from_data(cls, data: Any) -> Self:
         """From any object with PyTorch Geometric's attribute names, which is not imported.
 
-        Reads `edge_index` and, where present, `edge_weight`, `edge_attr` and `num_nodes`. Tensors are shared.
+        Reads `edge_index` and, where present, `edge_weight`, `edge_attr` and `num_nodes`. Tensors are shared. A batch,
+        which has `ptr`, or the `batch` of each node, gives a `batch` of graphs, whose samples do not see each other.
+
+        Raises:
+            StructureError: no `edge_index`; a `batch` whose graphs are not one after the other.
         """
         if getattr(data, "edge_index", None) is None:
             raise StructureError("Graph.from_data", "data must have an edge_index", type(data).__name__)
-        return cls(data.edge_index, num_nodes=getattr(data, "num_nodes", None),
-                   edge_weight=getattr(data, "edge_weight", None), edge_attr=getattr(data, "edge_attr", None))
+        samples = _samples(data)
+        nodes = getattr(data, "num_nodes", None)
+        return cls(data.edge_index, num_nodes=samples.num_inputs if nodes is None and samples is not None else nodes,
+                   edge_weight=getattr(data, "edge_weight", None), edge_attr=getattr(data, "edge_attr", None),
+                   samples=samples)
 
     @classmethod
     def _from_matrix(cls, index: Tensor, weight: Tensor | None, inputs: int, outputs: int) -> Self:
@@ -153,6 +160,21 @@ def require(module: str, owner: str) -> Any:
         package = module.partition(".")[0]
         raise ConfigError(owner, f"{package} must be installed", str(error),
                           f"Install it with: pip install 'structconv[{package}]'.") from error
+
+
+def _samples(data: Any) -> Any:
+    """The samples of a batch of graphs, `None` of one graph."""
+    from structconv.structures.samples import Samples  # samples are supports, which list their pairs as graphs
+
+    starts, owner = getattr(data, "ptr", None), getattr(data, "batch", None)
+    if starts is not None:
+        return Samples(starts.diff())
+    if owner is None:
+        return None
+    if bool((owner.diff() < 0).any()):
+        raise StructureError("Graph.from_data", "batch must name the graph of each node, those of one after those of "
+                             "the other", "one that is not sorted", "Sort the nodes: order = data.batch.argsort().")
+    return Samples(torch.bincount(owner, minlength=getattr(data, "num_graphs", None) or 0))
 
 
 def _expand(indptr: Tensor) -> Tensor:
