@@ -333,6 +333,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         nothing is known but how many there are (a coarser grid, edges, learnt queries)."""
         return "z"
 
+    def _samples_of_outputs(self, structure: Any) -> Any:
+        """The `Samples` whose entries are the outputs of a batch; `None` where those are the samples themselves."""
+        return self._leads(structure).samples.of_outputs()
+
     def hides(self, structure: Any) -> bool:
         """Whether `kept_inputs` is to be asked in a call with this structure. Cheap: it is asked in each."""
         return False
