@@ -36,6 +36,7 @@ from structconv.bases.spec import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
+from structconv.structures.masks import inverted
 from structconv.structures.supports import EdgeSupport, Padding, Support
 
 __all__ = ["Sizes", "add", "as_support", "compose", "concat", "depth", "draw_seed", "dropout", "entrywise",
@@ -217,7 +218,7 @@ def as_support(basis: Basis | Sizes, keep: Any, drop: Any) -> Support:
     if not isinstance(mask, Support):
         raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
     mask.check("masked", basis.num_inputs, basis.num_outputs)
-    return mask if drop is None else ~mask
+    return mask if drop is None else inverted(mask)
 
 
 @operator("masked")

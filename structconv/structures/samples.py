@@ -55,7 +55,9 @@ class Samples(Support):
                  outputs: Sequence[int] | Tensor | None = None, **fields: Any) -> None:
         if not fields:
             own = _checked("sizes", sizes)
-            fields = _fields(own, own if outputs is None else _checked("outputs", outputs))
+            others = own if outputs is None else _checked("outputs", outputs)
+            fields = _fields(own, others)
+            object.__setattr__(self, "_sizes", (tuple(own), tuple(others)))
         for name, field in fields.items():  # given by what rebuilds the value: `replace`, compilers, exporters
             object.__setattr__(self, name, field)
 
@@ -78,7 +80,10 @@ class Samples(Support):
         return self.output_count
 
     def sizes(self) -> tuple[list[int], list[int]]:
-        """M and N of each sample."""
+        """M and N of each sample. A program that is compiled reads them as they were given, and is for these alone."""
+        if torch.compiler.is_compiling() and "_sizes" in self.__dict__:
+            inputs, outputs = self.__dict__["_sizes"]
+            return list(inputs), list(outputs)
         return derived(self, "sizes", lambda: (self.input_starts.diff().tolist(), self.output_starts.diff().tolist()))
 
     def members(self, device: Device = None) -> tuple[Tensor, Tensor]:
