@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv.mechanisms import DotProduct, RelativeBias
+from structconv.mechanisms import Context, Cuboid, DotProduct, Incidence, RelativeBias
 from structconv.nn import Conv, MultiheadAttention
-from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Grid, Padding, Samples, Window
+from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Grid, Padding, Samples, Window, batch
 from structconv.testing import library
 from structconv.testing.batches import larger, side_by_side, takes_samples
-from structconv.testing.layers import use, uses
+from structconv.testing.layers import LAYERS, over_specimens, use
 from structconv.testing.programs import check_compiled
 
 M, P, Q = library.M, library.P, library.Q
@@ -36,3 +36,42 @@ PLACES = {
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_compile_whole(mask, place):
     check_compiled(PLACES[place](MASKS[mask]()))
+
+
+#: Masks and bases that are made for one number of entries, and say nothing of a batch.
+REFUSED = {"mha_padded", "masked_by_graph"}
+#: Where a compiler would have to know how many edges each graph of the batch has.
+BY_EDGES = {"edge_update", "node_update", "edges_to_given_outputs", "users", "users_masked", "named_users"}
+BATCHES = {name: make for name, make in LAYERS.items() if name not in REFUSED | BY_EDGES and takes_samples(make())}
+
+
+def batched(make):
+    one = make()
+    return side_by_side(one, larger(one))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_compile_whole(name):
+    check_compiled(batched(BATCHES[name]))
+
+
+@pytest.mark.parametrize("name", ["self_attention", "context_attention", "learnt", "chebyshev", "global_tokens"])
+def test_specimens_on_batches_compile_whole(name):
+    check_compiled(batched(over_specimens()[f"over_{name}"]))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("layer", [
+    lambda: MultiheadAttention(P, 2), lambda: Conv(Incidence("sample"), P, Q),
+    lambda: Conv(Context(1).softmax(), P, Q), lambda: Conv(Cuboid(3), P, Q)],
+    ids=["attention", "readout", "context", "shifts"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_one_program_after_the_other_for_samples_of_any_sizes(layer, dynamic, graphs):
+    made = layer().to(library.F64)
+    torch.compiler.reset()
+    compiled = torch.compile(made, fullgraph=True, backend="eager", dynamic=dynamic)
+    for sizes in ([4, 5], [3, 2, 6], [5, 2, 2]):
+        grids = graphs and isinstance(made.mechanism, Cuboid)
+        structure = batch([Grid(n) if grids else Grid(n).graph() for n in sizes]) if graphs else Samples(sizes)
+        x = library.random(sum(sizes), P)
+        torch.testing.assert_close(compiled(x, structure=structure), made(x, structure=structure))

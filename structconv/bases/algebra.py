@@ -309,7 +309,8 @@ def scaled(basis: Basis, scale: float | None = None) -> Basis:
 
 def depth(basis: Basis) -> int:
     """D, the number of channels that a score's products run over."""
-    found = {node.depth for node in nodes(basis) if hasattr(node, "depth")}
+    depths = [node.depth for node in nodes(basis) if hasattr(node, "depth")]
+    found = {int(size) if isinstance(size, Tensor) else size for size in depths}  # torch.jit.trace has tensors for them
     if len(found) != 1:
         raise ConfigError("scaled", "the scores must be products of one number D of channels", sorted(found) or "none",
                           "Give the factor: scaled(0.125).")

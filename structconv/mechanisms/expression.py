@@ -187,6 +187,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             raise ConfigError(type(self).__name__, "fill must read nothing but options and leaves", str(error),
                               "Return it from forward, as a leaf, or make it an option.") from error
         if tensors_in(spec):
+            if torch.jit.is_tracing():  # where sizes are tensors
+                raise ConfigError(type(self).__name__, "an expression must be exported or compiled", "torch.jit.trace",
+                                  "Use torch.export.export(layer, (x,)) or torch.compile(layer).")
             raise ConfigError(type(self).__name__, "fill must take tensors from its leaves", repr(spec),
                               "Return the tensor from forward, as a leaf.")
         show_use(lambda: self._alone()._fill_next(inputs.showing(), iter(leaves)))

@@ -19,7 +19,8 @@ from structconv.testing.checks import F64, arguments, same
 from structconv.testing.laws import twice
 from structconv.testing.specimens import Setup, Specimen, Subject, as_basis, mapped, with_dtype
 
-__all__ = ["Analysis", "check_compile", "check_compiled", "check_copies", "check_dtypes", "check_export", "check_noncontiguous", "larger"]
+__all__ = ["Analysis", "check_compile", "check_compiled", "check_copies", "check_dtypes", "check_export",
+           "check_noncontiguous", "larger"]
 
 
 def check_dtypes(specimen: Specimen) -> None:
