@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
 
-__all__ = ["Exchange", "require"]
+__all__ = ["MAKERS", "Exchange", "require"]
 
+#: What makes values that know of graphs themselves, entered by their own files: "samples" of sizes (B,).
+MAKERS: dict[str, Callable[[Tensor], Any]] = {}
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -164,17 +167,15 @@ def require(module: str, owner: str) -> Any:
 
 def _samples(data: Any) -> Any:
     """The samples of a batch of graphs, `None` of one graph."""
-    from structconv.structures.samples import Samples  # samples are supports, which list their pairs as graphs
-
     starts, owner = getattr(data, "ptr", None), getattr(data, "batch", None)
     if starts is not None:
-        return Samples(starts.diff())
+        return MAKERS["samples"](starts.diff())
     if owner is None:
         return None
     if bool((owner.diff() < 0).any()):
         raise StructureError("Graph.from_data", "batch must name the graph of each node, those of one after those of "
                              "the other", "one that is not sorted", "Sort the nodes: order = data.batch.argsort().")
-    return Samples(torch.bincount(owner, minlength=getattr(data, "num_graphs", None) or 0))
+    return MAKERS["samples"](torch.bincount(owner, minlength=getattr(data, "num_graphs", None) or 0))
 
 
 def _expand(indptr: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.shapes import broadcast
 from structconv.structures import enumeration
+from structconv.structures.exchange import MAKERS
 from structconv.structures.graph import Graph
 from structconv.structures.masks import Device, Support, Transposed, listed
 from structconv.structures.values import structure
@@ -249,3 +250,6 @@ def _members(starts: Tensor, count: int, device: Device) -> Tensor:
 
 def _positions(starts: Tensor, count: int, device: Device) -> Tensor:
     return torch.arange(count, device=device) - starts.to(device)[_members(starts, count, device)]
+
+
+MAKERS["samples"] = Samples
