@@ -38,7 +38,7 @@ def goes_into(shape: Shape, whole: Shape) -> bool:
 
 
 def check_tensor(owner: str, name: str, value: object, remedy: str = "") -> None:
-    """Raise `ConfigError` unless `value` is a tensor, and `ShapeError` if it is a sparse one."""
+    """Raise `ConfigError` unless `value` is a tensor, and `ShapeError` if it is a sparse or a nested one."""
     if not isinstance(value, Tensor):
         plain = isinstance(value, (list, tuple)) or hasattr(value, "__array_interface__")
         convert = f"Convert it, for example torch.as_tensor({name}, dtype=torch.float32)." if plain else ""
@@ -46,6 +46,9 @@ def check_tensor(owner: str, name: str, value: object, remedy: str = "") -> None
     if value.layout in _SPARSE:
         raise ShapeError(owner, f"{name} must be dense", value.layout, "Convert it with .to_dense(); a matrix that "
                          "relates entries is Graph.from_torch_sparse(matrix).")
+    if value.is_nested:
+        raise ShapeError(owner, f"{name} must not be nested", value.layout, f"The entries of all sequences are "
+                         f"{name}.values(), with structure=Samples({name}.offsets().diff()).")
 
 
 def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels: int | None = None,

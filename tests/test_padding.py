@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
     Additive,
     ALiBi,
     BiAffine,
     Concatenation,
     Context,
+    Cuboid,
     DotProduct,
     GaussianWindow,
     General,
+    Incidence,
+    Learnt,
     Location,
     Pair,
+    Pool,
     PredictedPosition,
     RelativeBias,
     RelativeKey,
@@ -24,9 +29,9 @@ from structconv.mechanisms import (
     Uniform,
 )
 from structconv.nn import Conv, MultiheadAttention
-from structconv.structures import Blocks, Causal, DenseMask, Padding, Samples, Window
+from structconv.structures import Blocks, Causal, DenseMask, Graph, Padding, Samples, Window, batch
 
-P = 4
+P, Q = 4, 3
 LENGTHS = (3, 6, 5)
 DOT = DotProduct(heads=2, dim=4)
 SCORES = {
@@ -113,3 +118,43 @@ def test_nested_tensors_give_nested_tensors():
         y.values().sum().backward()
     with pytest.raises(ConfigError, match="both be nested"):
         MultiheadAttention(P, 2).double()(x, own[0])
+
+
+@pytest.mark.parametrize("expression", [
+    Incidence("sample").normalize("sum"), Pool(3, 2, 1) @ Incidence("sample"), Learnt(9, 3) @ Incidence("sample")])
+def test_a_readout_of_nested_tensors_is_one_row_for_each(expression):
+    own = [t.detach() for t in sequences()]
+    layer = Conv(expression, P, Q).double()
+    for xs in (own, [t[:1] for t in own]):
+        y = layer(torch.nested.as_nested_tensor(xs, layout=torch.jagged))
+        assert not y.is_nested and y.shape == (len(xs), Q)
+        torch.testing.assert_close(y, torch.cat([layer(t, structure=Samples([len(t)])) for t in xs]))
+
+
+@pytest.mark.parametrize("expression", [
+    Context(2).softmax(), Pool(2), Cuboid(3, stride=2), Learnt(9, 3), DOT.softmax(), Cuboid(3),
+    Incidence("sample").normalize("sum") @ Incidence("sample").transpose()])
+def test_nested_outputs_know_the_length_of_the_longest(expression):
+    """As torch's layers, which padding makes as long as that, and as wide as the samples alone."""
+    own = [t.detach() for t in sequences()]
+    x, layer = torch.nested.as_nested_tensor(own, layout=torch.jagged), Conv(expression, P, Q).double()
+    alone = [layer(t, structure=Samples([len(t)])) for t in own]
+    torch.testing.assert_close(layer(x).to_padded_tensor(0.0), nn.utils.rnn.pad_sequence(alone, batch_first=True))
+
+
+def test_edges_of_a_batch_of_nested_nodes_are_nested():
+    graphs = [Graph.complete(n) for n in LENGTHS]
+    x = torch.nested.as_nested_tensor(sequences(), layout=torch.jagged)
+    layer = Conv(Incidence("sender"), P, Q).double()
+    y = layer(x, structure=batch(graphs))
+    for found, t, graph in zip(y.unbind(), sequences(), graphs, strict=True):
+        torch.testing.assert_close(found, layer(t, structure=graph))
+
+
+def test_nested_tensors_are_prepared_as_entries_of_samples():
+    layer = MultiheadAttention(P, 2).double()
+    x = torch.nested.as_nested_tensor(sequences(), layout=torch.jagged)
+    with pytest.raises(ShapeError, match=r"must not be nested.*structure=Samples\(x.offsets\(\).diff\(\)\)"):
+        layer.prepare(x)
+    prepared = layer.prepare(x.values(), structure=Samples(x.offsets().diff()))
+    torch.testing.assert_close(layer(prepared), layer(x).values())

@@ -36,6 +36,7 @@ from structconv.bases.spec import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
+from structconv.structures.masks import inverted
 from structconv.structures.supports import EdgeSupport, Padding, Support
 
 __all__ = ["Sizes", "add", "as_support", "compose", "concat", "depth", "draw_seed", "dropout", "entrywise",
@@ -217,7 +218,7 @@ def as_support(basis: Basis | Sizes, keep: Any, drop: Any) -> Support:
     if not isinstance(mask, Support):
         raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
     mask.check("masked", basis.num_inputs, basis.num_outputs)
-    return mask if drop is None else ~mask
+    return mask if drop is None else inverted(mask)
 
 
 @operator("masked")
@@ -308,7 +309,8 @@ def scaled(basis: Basis, scale: float | None = None) -> Basis:
 
 def depth(basis: Basis) -> int:
     """D, the number of channels that a score's products run over."""
-    found = {node.depth for node in nodes(basis) if hasattr(node, "depth")}
+    depths = [node.depth for node in nodes(basis) if hasattr(node, "depth")]
+    found = {int(size) if isinstance(size, Tensor) else size for size in depths}  # torch.jit.trace has tensors for them
     if len(found) != 1:
         raise ConfigError("scaled", "the scores must be products of one number D of channels", sorted(found) or "none",
                           "Give the factor: scaled(0.125).")

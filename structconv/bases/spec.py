@@ -203,9 +203,9 @@ class StandIns(list[Any]):
 def stand_ins(leaves: Leaves) -> StandIns:
     """A stand-in for each leaf; the same for the same structure, as the key of a plan tells, and no other object."""
     made: dict[int, Any] = {}
-    own = (spec_of(leaf, itemgetter(i)) for i, leaf in enumerate(leaves))
-    return StandIns(made.setdefault(id(leaf), spec) if isinstance(leaf, FrozenValue) else spec
-                    for leaf, spec in zip(leaves, own, strict=True))
+    own = [spec_of(leaf, itemgetter(i)) for i, leaf in enumerate(leaves)]
+    return StandIns([made.setdefault(id(leaf), spec) if isinstance(leaf, FrozenValue) else spec
+                     for leaf, spec in zip(leaves, own, strict=True)])
 
 
 def tensor(leaf: Any) -> Any:

@@ -187,6 +187,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             raise ConfigError(type(self).__name__, "fill must read nothing but options and leaves", str(error),
                               "Return it from forward, as a leaf, or make it an option.") from error
         if tensors_in(spec):
+            if torch.jit.is_tracing():  # where sizes are tensors
+                raise ConfigError(type(self).__name__, "an expression must be exported or compiled", "torch.jit.trace",
+                                  "Use torch.export.export(layer, (x,)) or torch.compile(layer).")
             raise ConfigError(type(self).__name__, "fill must take tensors from its leaves", repr(spec),
                               "Return the tensor from forward, as a leaf.")
         show_use(lambda: self._alone()._fill_next(inputs.showing(), iter(leaves)))
@@ -332,6 +335,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """Whose entries the outputs are: those of "z", or, whatever z is, those of "x"; `None` for others, of which
         nothing is known but how many there are (a coarser grid, edges, learnt queries)."""
         return "z"
+
+    def _samples_of_outputs(self, structure: Any) -> Any:
+        """The `Samples` whose entries are the outputs of a batch; `None` where those are the samples themselves."""
+        return self._leads(structure).samples.of_outputs()
 
     def hides(self, structure: Any) -> bool:
         """Whether `kept_inputs` is to be asked in a call with this structure. Cheap: it is asked in each."""

@@ -344,6 +344,9 @@ class Incidence(GraphMechanism):
             return samples_of(structure).num_samples
         return structure.num_edges if isinstance(structure, Graph) else None
 
+    def _samples_of_outputs(self, structure: Any) -> Samples | None:
+        return None if self.end == "sample" else self._pairs_of(self._own(structure)).of_outputs()
+
     def forward(self, inputs: Inputs) -> Leaves:
         if self.end == "sample":
             samples, device = samples_of(inputs.structure), inputs.device

@@ -40,6 +40,11 @@ def _shift(mechanism: str, *args: Any) -> Shift:
     return shift
 
 
+def _line_of(size: int) -> Grid:
+    """The grid of so many entries in a row."""
+    return _line(size) if type(size) is int and not torch.compiler.is_compiling() else Grid(size)
+
+
 def grids_of(grid: AnyGrid) -> tuple[Grid, ...]:
     """The grids of a batch; of one grid itself."""
     return grid.grids if isinstance(grid, GridBatch) else (grid,)
@@ -82,13 +87,12 @@ class GridMechanism(Mechanism):
     def _grid(self, structure: Any, num_inputs: int) -> AnyGrid:
         name = type(self).__name__
         if structure is None and self.ndim in (None, 1):
-            plain = type(num_inputs) is int and not torch.compiler.is_compiling()
-            return _line(num_inputs) if plain else Grid(num_inputs)
+            return _line_of(num_inputs)
         axes = "any number of" if self.ndim is None else self.ndim
         expected = f"structure must be a Grid with {axes} axes"
         sizes = ", ".join("HWDTUV"[axis] for axis in range(self.ndim or 2))
         if isinstance(structure, Samples) and self.ndim in (None, 1):
-            return derived(structure, "lines", lambda: GridBatch(tuple(map(_line, structure.sizes()[0]))))
+            return derived(structure, "lines", lambda: GridBatch(tuple(map(_line_of, structure.sizes()[0]))))
         if not isinstance(structure, Grid | GridBatch):
             raise StructureError(name, expected, type(structure).__name__,
                                  f"Call it as layer(x, structure=Grid(({sizes}))).")

@@ -212,7 +212,8 @@ def _seen(mask: Support, kept: bool) -> Tensor | None:
     if isinstance(mask, Not):
         return _seen(mask.kept, not kept)
     if isinstance(mask, And if kept else Or):
-        known = [seen for side in (mask.first, mask.second) if (seen := _seen(side, kept)) is not None]
+        sides = [_seen(mask.first, kept), _seen(mask.second, kept)]
+        known = [seen for seen in sides if seen is not None]
         return torch.stack(torch.broadcast_tensors(*known)).all(0) if known else None
     if kept:
         return mask.kept_inputs()

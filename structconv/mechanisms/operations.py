@@ -349,6 +349,14 @@ class Operation(ByRole, Mechanism):
         whose = next((whose for whose in ("z", "x") if whose in found), None)
         return "x" if self._turned and whose is not None else whose
 
+    def _samples_of_outputs(self, structure: Any) -> Any:
+        first, *others = self.mechanisms()
+        if self._turned:
+            return structure.samples.turned().of_outputs()
+        if self.join == "compose":
+            return others[0]._samples_of_outputs(first._leads(structure))
+        return first._samples_of_outputs(structure)
+
     def output_structure(self, structure: Any) -> Any:
         if self._turned:  # it is called with the finer grid, on which its outputs lie
             return structure

@@ -98,7 +98,8 @@ def _reach(support: Any) -> Reach:
 
 
 def _nearest(*reaches: Reach) -> Reach:
-    return min((reach for reach in reaches if reach is not None), default=None)
+    known = [reach for reach in reaches if reach is not None]
+    return min(known) if known else None
 
 
 def _furthest(reaches: Any) -> Reach:

@@ -163,7 +163,6 @@ class Conv(Layer):
         if self.mechanism.reads_by_name or "_reads" in self.mechanism.__dict__:
             raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
-        check_entries("Conv", x, channels=self.in_channels)
         return Prepared(self, x, structure, sight(self.mechanism, structure))
 
     def step(self, prepared: Prepared, x: Tensor, z: Tensor | None = None, **options: Any) -> Any:
@@ -219,8 +218,8 @@ class Conv(Layer):
             check_named(type(self).__name__, x, told)
         y = self.forward(entries, others, structure=structure, **options)
         own, *weights = y if isinstance(y, tuple) else (y,)
-        nested = packed(own, x if z is None else z, told, self.mechanism._leads(told))
-        return (nested, *weights) if weights else nested
+        found = packed(own, x if z is None else z, self.mechanism._samples_of_outputs(told))
+        return (found, *weights) if weights else found
 
     def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any) -> tuple[Call, Plan]:
         return self._told(lambda call, image: (call, plan_for(call, self.path, self.max_bytes, image)),

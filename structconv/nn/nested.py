@@ -59,10 +59,13 @@ def check_named(owner: str, x: Any, named: Any) -> None:
                              "none" if own is None else f"samples of {own.sizes()[0]} entries")
 
 
-def packed(y: Tensor, outputs: Any, structure: Any, led: Any) -> Tensor:
-    """The outputs of all sequences as a nested tensor, with the offsets of `outputs` where it has as many."""
-    offsets = outputs.offsets()
-    if led is not structure and not torch.equal(led.samples.input_starts.to(offsets), offsets):
-        offsets = led.samples.input_starts.to(offsets)
-    found: Tensor = torch.nested.nested_tensor_from_jagged(y, offsets)
+def packed(y: Tensor, outputs: Any, samples: Samples | None) -> Tensor:
+    """The outputs of all sequences as a nested tensor, with the offsets of `outputs` where these are as many; as they
+    are where there is one for each sequence (`samples` is `None`)."""
+    if samples is None:
+        return y
+    offsets, (sizes, _) = outputs.offsets(), samples.sizes()
+    if not torch.equal(samples.input_starts.to(offsets), offsets):
+        offsets = samples.input_starts.to(offsets)
+    found: Tensor = torch.nested.nested_tensor_from_jagged(y, offsets, min_seqlen=min(sizes), max_seqlen=max(sizes))
     return found

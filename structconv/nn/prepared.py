@@ -142,11 +142,14 @@ class Pending:
 class Prepared:
     """x as a layer has prepared it: `layer(prepared, z)` is `layer(x, z)`, without what depends on x alone.
 
-    Made by `Conv.prepare`; it is of that layer, and of its parameters as they were: a call says so where they have been
-    changed since, unless through `.data` or in inference mode, which torch does not count.
+    Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`; it is of
+    that layer, and of its parameters as they were: a call says so where they have been changed since, unless through
+    `.data` or in inference mode, which torch does not count.
     """
 
     def __init__(self, layer: Any, x: Tensor, structure: Any, sight: int | None) -> None:
+        check_tensor("Conv", "x", x)
+        check_entries("Conv", x, channels=layer.in_channels)
         self.structure, self.layer = structure, layer
         #: M by the structure, if it tells.
         self.wanted = None if structure is None else layer._wanted(structure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from structconv.structures.batching import batch
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.relations import KnowledgeGraph
+from structconv.structures.values import FrozenValue, fields
 
 __all__ = ["collate"]
 
@@ -21,53 +21,78 @@ _BATCHED = Graph | KnowledgeGraph | Grid
 _SIZES = ("num_inputs", "num_outputs", "num_edges", "num_entities", "num_triples", "num_entries")
 
 
-def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = ()) -> Any:
+def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shared: Collection[str | int] = ()) -> Any:
     """Samples as one: `DataLoader(dataset, batch_size, collate_fn=structconv.collate)`.
 
-    A sample is a tensor, a structure, or a tuple, a list or a mapping of such. Structures become one `batch`; tensors
-    that have a row for each entry or edge of the sample's structure, x (..., M, P) or numbers (M,), are concatenated
-    along these rows. All else is stacked as `torch.utils.data.default_collate` does. Where all samples share one
-    graph, or have equal grids, this structure itself comes back, and x is stacked to (B, M, P).
+    A sample is a tensor, a structure, or a tuple, a list or a mapping of such. Structures become one `batch`, a single
+    one too; tensors that have a row for each entry or edge of the sample's structure, x (..., M, P) or numbers (M,),
+    are concatenated along these rows. All else is stacked as `torch.utils.data.default_collate` does.
+
+    Where one structure serves the whole dataset, name it in `shared`: it comes back itself, and x is stacked to
+    (B, M, P). Nothing is shared without that, so that the ranks of what comes back depend neither on how many samples
+    a batch has nor on whether two of them are one.
 
     Args:
         samples: of one kind.
         stacked: keys or places of tensors that are stacked whatever their sizes, as a label of M numbers is.
+        shared: keys or places of structures that are the same in all samples.
 
     Raises:
-        StructureError: no samples, samples of different kinds, structures that `batch` refuses.
+        StructureError: no samples, samples of different kinds, structures that `batch` refuses, or `shared` ones that
+            differ.
+
+    ::
+
+        DataLoader(dataset, batch_size, collate_fn=functools.partial(collate, shared=("graph",)))
     """
     if not samples:
         raise StructureError("collate", "samples must be one or more", "none")
-    return _collated(list(samples), _counts(list(samples)), frozenset(stacked))
+    items, once = list(samples), frozenset(shared)
+    return _collated(items, _counts(items, once), frozenset(stacked), once)
 
 
-def _collated(items: list[Any], counts: list[dict[str, int]], stacked: frozenset[Any]) -> Any:
+def _collated(items: list[Any], counts: list[dict[str, int]], stacked: frozenset[Any], shared: frozenset[Any]) -> Any:
     """The items that stand at one place of the samples as one."""
     first = items[0]
     if any(isinstance(item, _BATCHED) != isinstance(first, _BATCHED) for item in items):
         raise StructureError("collate", "samples must be of one kind", ", ".join(
             sorted({type(item).__name__ for item in items})))
     if isinstance(first, _BATCHED):
-        return first if _shared(items) else batch(items)
+        return batch(items)
     if isinstance(first, Tensor):
         rows = -2 if first.dim() > 1 else 0
         return torch.cat(items, rows) if _has_rows(items, rows, counts) else torch.stack(items)
+
+    def of(place: Any, column: list[Any]) -> Any:
+        if place in shared:
+            return _the_one(place, column)
+        return _collated(column, [{} for _ in column] if place in stacked else counts, stacked, shared)
+
     if isinstance(first, Mapping):
-        return {key: _placed(key, [item[key] for item in items], counts, stacked) for key in first}
+        return {key: of(key, [item[key] for item in items]) for key in first}
     if isinstance(first, tuple | list):
-        parts = [_placed(place, list(column), counts, stacked)
-                 for place, column in enumerate(zip(*items, strict=True))]
+        parts = [of(place, list(column)) for place, column in enumerate(zip(*items, strict=True))]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return torch.utils.data.default_collate(items)
 
 
-def _placed(place: Any, items: list[Any], counts: list[dict[str, int]], stacked: frozenset[Any]) -> Any:
-    return _collated(items, [{} for _ in items] if place in stacked else counts, stacked)
+def _the_one(place: Any, items: list[Any]) -> Any:
+    """The structure that all samples share."""
+    if not all(isinstance(item, FrozenValue) and _same(item, items[0]) for item in items):
+        raise StructureError("collate", f"shared structures must be the same in all samples, at {place!r}",
+                             ", ".join(map(repr, items)), "Leave it out of shared=: they become a batch.")
+    return items[0]
 
 
-def _shared(items: list[Any]) -> bool:
-    """Whether one structure serves all samples."""
-    return all(item is items[0] or (isinstance(item, Grid) and item == items[0]) for item in items)
+def _same(one: Any, other: Any) -> bool:
+    """Whether two structures are one, or have equal fields."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, Tensor):
+        return (one.dtype, one.device) == (other.dtype, other.device) and torch.equal(one, other)
+    if isinstance(one, FrozenValue):
+        return all(_same(*pair) for pair in zip(fields(one), fields(other), strict=True))
+    return bool(one == other)
 
 
 def _has_rows(items: list[Tensor], rows: int, counts: list[dict[str, int]]) -> bool:
@@ -79,21 +104,18 @@ def _has_rows(items: list[Tensor], rows: int, counts: list[dict[str, int]]) -> b
                for name in names)
 
 
-def _counts(samples: list[Any]) -> list[dict[str, int]]:
+def _counts(samples: list[Any], shared: frozenset[Any]) -> list[dict[str, int]]:
     """How many entries and edges the structures of each sample have, but for those that all samples share."""
-    found: list[dict[str, int]] = [{} for _ in samples]
-    columns = itertools.zip_longest(*map(_structures, samples))
-    for number, column in enumerate(columns):
-        if not _shared(list(column)):
-            for count, structure in zip(found, column, strict=True):
-                count.update({f"{name} {number}": getattr(structure, name) for name in _SIZES
-                              if hasattr(structure, name)})
-    return found
+    return [{f"{name} {number}": getattr(structure, name)
+             for number, structure in enumerate(_structures(sample, shared)) for name in _SIZES
+             if hasattr(structure, name)} for sample in samples]
 
 
-def _structures(sample: Any) -> Iterator[Any]:
+def _structures(sample: Any, shared: frozenset[Any]) -> Iterator[Any]:
     if isinstance(sample, _BATCHED):
         yield sample
-    parts = sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple | list) else ()
-    for part in parts:
-        yield from _structures(part)
+    parts = sample.items() if isinstance(sample, Mapping) else enumerate(
+        sample if isinstance(sample, tuple | list) else ())
+    for place, part in parts:
+        if place not in shared:
+            yield from _structures(part, shared)

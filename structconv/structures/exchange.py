@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
 
-__all__ = ["Exchange", "require"]
+__all__ = ["MAKERS", "Exchange", "require"]
 
+#: What makes values that know of graphs themselves, entered by their own files: "samples" of sizes (B,).
+MAKERS: dict[str, Callable[[Tensor], Any]] = {}
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -29,7 +32,7 @@ class Exchange:
 
         def __init__(self, edge_index: Tensor, *, num_nodes: int | None = None, edge_weight: Tensor | None = None,
                      edge_attr: Tensor | None = None, num_inputs: int | None = None,
-                     num_outputs: int | None = None) -> None: ...
+                     num_outputs: int | None = None, samples: Any = None) -> None: ...
 
     @classmethod
     def from_networkx(cls, graph: Any, weight: str = "weight") -> Self:
@@ -122,12 +125,19 @@ class Exchange:
     def from_data(cls, data: Any) -> Self:
         """From any object with PyTorch Geometric's attribute names, which is not imported.
 
-        Reads `edge_index` and, where present, `edge_weight`, `edge_attr` and `num_nodes`. Tensors are shared.
+        Reads `edge_index` and, where present, `edge_weight`, `edge_attr` and `num_nodes`. Tensors are shared. A batch,
+        which has `ptr`, or the `batch` of each node, gives a `batch` of graphs, whose samples do not see each other.
+
+        Raises:
+            StructureError: no `edge_index`; a `batch` whose graphs are not one after the other.
         """
         if getattr(data, "edge_index", None) is None:
             raise StructureError("Graph.from_data", "data must have an edge_index", type(data).__name__)
-        return cls(data.edge_index, num_nodes=getattr(data, "num_nodes", None),
-                   edge_weight=getattr(data, "edge_weight", None), edge_attr=getattr(data, "edge_attr", None))
+        samples = _samples(data)
+        nodes = getattr(data, "num_nodes", None)
+        return cls(data.edge_index, num_nodes=samples.num_inputs if nodes is None and samples is not None else nodes,
+                   edge_weight=getattr(data, "edge_weight", None), edge_attr=getattr(data, "edge_attr", None),
+                   samples=samples)
 
     @classmethod
     def _from_matrix(cls, index: Tensor, weight: Tensor | None, inputs: int, outputs: int) -> Self:
@@ -153,6 +163,19 @@ def require(module: str, owner: str) -> Any:
         package = module.partition(".")[0]
         raise ConfigError(owner, f"{package} must be installed", str(error),
                           f"Install it with: pip install 'structconv[{package}]'.") from error
+
+
+def _samples(data: Any) -> Any:
+    """The samples of a batch of graphs, `None` of one graph."""
+    starts, owner = getattr(data, "ptr", None), getattr(data, "batch", None)
+    if starts is not None:
+        return MAKERS["samples"](starts.diff())
+    if owner is None:
+        return None
+    if bool((owner.diff() < 0).any()):
+        raise StructureError("Graph.from_data", "batch must name the graph of each node, those of one after those of "
+                             "the other", "one that is not sorted", "Sort the nodes: order = data.batch.argsort().")
+    return MAKERS["samples"](torch.bincount(owner, minlength=getattr(data, "num_graphs", None) or 0))
 
 
 def _expand(indptr: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.values import Structure, map_tensors, structure
 
-__all__ = ["And", "Device", "Not", "Or", "Support", "Transposed", "filtered", "joined", "joined_by_and",
+__all__ = ["And", "Device", "Not", "Or", "Support", "Transposed", "filtered", "inverted", "joined", "joined_by_and",
            "listed"]
 
 Device = torch.device | str | None
@@ -135,7 +135,7 @@ class Support(Structure, abc.ABC):
         return Or(self, other) if isinstance(other, Support) else NotImplemented
 
     def __invert__(self) -> Support:
-        return Not(self)
+        return inverted(self)
 
     def __repr__(self) -> str:
         fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
@@ -214,7 +214,8 @@ class And(_Pair):
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
         bounds = [side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second)]
-        return min((bound for bound in bounds if bound is not None), default=None)
+        known = [bound for bound in bounds if bound is not None]
+        return min(known) if known else None
 
     def __repr__(self) -> str:
         return f"({self.first!r} & {self.second!r})"
@@ -301,11 +302,13 @@ class Not(Support):
     def transpose(self) -> Support:
         return Not(self.kept.transpose())
 
-    def __invert__(self) -> Support:
-        return self.kept
-
     def __repr__(self) -> str:
         return f"~{self.kept!r}"
+
+
+def inverted(support: Support) -> Support:
+    """`~support`, for programs that are compiled too: torch traces the operator for no object of a user's."""
+    return support.kept if isinstance(support, Not) else Not(support)
 
 
 @structure()

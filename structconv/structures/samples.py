@@ -12,6 +12,7 @@ from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.shapes import broadcast
 from structconv.structures import enumeration
+from structconv.structures.exchange import MAKERS
 from structconv.structures.graph import Graph
 from structconv.structures.masks import Device, Support, Transposed, listed
 from structconv.structures.values import structure
@@ -55,7 +56,9 @@ class Samples(Support):
                  outputs: Sequence[int] | Tensor | None = None, **fields: Any) -> None:
         if not fields:
             own = _checked("sizes", sizes)
-            fields = _fields(own, own if outputs is None else _checked("outputs", outputs))
+            others = own if outputs is None else _checked("outputs", outputs)
+            fields = _fields(own, others)
+            object.__setattr__(self, "_sizes", (tuple(own), tuple(others)))
         for name, field in fields.items():  # given by what rebuilds the value: `replace`, compilers, exporters
             object.__setattr__(self, name, field)
 
@@ -78,7 +81,10 @@ class Samples(Support):
         return self.output_count
 
     def sizes(self) -> tuple[list[int], list[int]]:
-        """M and N of each sample."""
+        """M and N of each sample. A program that is compiled reads them as they were given, and is for these alone."""
+        if torch.compiler.is_compiling() and "_sizes" in self.__dict__:
+            inputs, outputs = self.__dict__["_sizes"]
+            return list(inputs), list(outputs)
         return derived(self, "sizes", lambda: (self.input_starts.diff().tolist(), self.output_starts.diff().tolist()))
 
     def members(self, device: Device = None) -> tuple[Tensor, Tensor]:
@@ -244,3 +250,6 @@ def _members(starts: Tensor, count: int, device: Device) -> Tensor:
 
 def _positions(starts: Tensor, count: int, device: Device) -> Tensor:
     return torch.arange(count, device=device) - starts.to(device)[_members(starts, count, device)]
+
+
+MAKERS["samples"] = Samples

@@ -14,6 +14,7 @@ from torch import fx, nn
 import structconv
 from structconv import nn as layers
 from structconv.errors import ConfigError
+from structconv.mechanisms import DotProduct, RelativeBias
 from structconv.testing.layers import LAYERS
 
 
@@ -98,3 +99,15 @@ def test_a_checker_knows_the_names(tmp_path):
     lines = [line for line in done.stdout.splitlines() if line.startswith("program.py:")]
     assert len(lines) == len(TOLD), done.stdout
     assert all(told in line for told, line in zip(TOLD, lines, strict=True)), done.stdout
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:DeprecationWarning")
+def test_torchscript_traces_attention_or_says_what_to_do():
+    layer, x, other = layers.MultiheadAttention(8, 2), torch.randn(2, 5, 8), torch.randn(3, 7, 8)
+    traced = torch.jit.trace(layer, (x,))
+    for each in (x, other):
+        torch.testing.assert_close(traced(each), layer(each))
+    biased = layers.Conv((DotProduct(2, 4) + RelativeBias(2)).softmax(), 8, 8)
+    with pytest.raises(ConfigError, match=r"got torch.jit.trace. Use torch.export.export\(layer"):
+        torch.jit.trace(biased, (x,))
+    torch.testing.assert_close(torch.export.export(biased, (x,)).module()(x), biased(x))

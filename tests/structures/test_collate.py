@@ -26,7 +26,8 @@ from structconv import (
     collate,
 )
 from structconv.errors import ConfigError
-from structconv.nn import StructureBuffer
+from structconv.mechanisms import Incidence
+from structconv.nn import Conv, StructureBuffer
 from structconv.structures import DenseMask, EdgeSupport, GridBatch
 from structconv.structures.values import tensors_in
 
@@ -88,11 +89,31 @@ def test_what_is_stacked_can_be_said():
     assert next(iter(loader))["y"].shape == (2, 4)
 
 
-@pytest.mark.parametrize("shared", [graph(4), Grid(4)])
-def test_one_structure_for_all(shared):
-    samples = [(torch.randn(4, P), copy.deepcopy(shared) if isinstance(shared, Grid) else shared) for _ in range(3)]
-    x, found = collate(samples)
-    assert x.shape == (3, 4, P) and found is samples[0][1]
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("shared", [graph(4, edge_weight=torch.rand(5)), Grid(4), KNOWN])
+def test_one_structure_for_all_is_named(shared, size):
+    n = 3 if shared is KNOWN else 4
+    samples = [{"x": torch.randn(n, P), "on": copy.deepcopy(shared)} for _ in range(size)]
+    found = collate(samples, shared=("on",))
+    assert found["x"].shape == (size, n, P)
+    same(found["on"], shared)
+    other = {Graph: graph(4), Grid: Grid(5), KnowledgeGraph: KnowledgeGraph.from_labels([("a", "r", "b")])}
+    with pytest.raises(StructureError, match="shared structures must be the same in all samples, at 'on'"):
+        collate([*samples, {"x": torch.randn(n, P), "on": other[type(shared)]}], shared=("on",))
+
+
+@pytest.mark.parametrize("structure", [graph(4), Grid(4), KNOWN])
+def test_ranks_depend_neither_on_how_many_samples_there_are_nor_on_which(structure):
+    """The last batch of an epoch has one sample; a sampler with replacement draws one twice; some are of equal size."""
+    n = 3 if structure is KNOWN else 4
+    one, twin = ((torch.randn(n, P), structure, torch.tensor(0)), (torch.randn(n, P), copy.deepcopy(structure),
+                                                                  torch.tensor(1)))
+    norm, layer = nn.BatchNorm1d(P), Conv(Incidence("sample").normalize("sum"), P, 2)
+    for drawn in ([one], [one, one], [one, twin], [twin, one, twin]):
+        x, whole, label = collate(drawn)
+        same(whole, batch([each[1] for each in drawn]))
+        assert x.shape == (n * len(drawn), P) and label.shape == (len(drawn),)
+        assert layer(norm(x), structure=whole).shape == (len(drawn), 2)
 
 
 def test_grids_and_knowledge():

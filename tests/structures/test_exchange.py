@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms import DotProduct
+from structconv.nn import Conv
 from structconv.structures import Graph
 
 INDEX = torch.tensor([[2, 0, 1, 0], [1, 2, 0, 1]])
@@ -136,3 +138,30 @@ def test_data_objects():
     assert Graph.from_data(types.SimpleNamespace(edge_index=INDEX, edge_weight=WEIGHT)).edge_weight is WEIGHT
     with pytest.raises(StructureError, match="must have an edge_index; got SimpleNamespace"):
         Graph.from_data(types.SimpleNamespace())
+
+
+BATCH = {"edge_index": torch.tensor([[0, 1, 3], [1, 0, 4]]), "num_nodes": 6}
+
+
+@pytest.mark.parametrize("told", [
+    {"ptr": torch.tensor([0, 3, 6, 6]), "batch": torch.tensor([0, 0, 0, 1, 1, 1])},
+    {"batch": torch.tensor([0, 0, 0, 1, 1, 1]), "num_graphs": 3}, {"batch": torch.tensor([0, 0, 0, 1, 1, 1])}])
+def test_a_batch_of_data_objects_is_a_batch(told):
+    graph = Graph.from_data(types.SimpleNamespace(**BATCH, **told))
+    assert graph.samples.sizes()[0] == ([3, 3, 0] if len(told) > 1 else [3, 3])
+    layer, x = Conv(DotProduct(2, 4).scaled().softmax(), 4, 4), torch.randn(6, 4)
+    torch.testing.assert_close(layer(x, structure=graph), torch.cat([layer(x[:3]), layer(x[3:])]))
+
+
+def test_a_batch_of_data_objects_out_of_order_is_refused():
+    with pytest.raises(StructureError, match="one that is not sorted"):
+        Graph.from_data(types.SimpleNamespace(**BATCH, batch=torch.tensor([0, 1, 0, 1, 1, 1])))
+    with pytest.raises(StructureError, match="of one sample"):
+        Graph.from_data(types.SimpleNamespace(**BATCH, ptr=torch.tensor([0, 1, 6])))
+
+
+def test_a_batch_of_pytorch_geometric():
+    data = pytest.importorskip("torch_geometric.data")
+    parts = [data.Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=n) for n in (3, 2)]
+    assert Graph.from_data(parts[0]).samples is None
+    assert Graph.from_data(data.Batch.from_data_list(parts)).samples.sizes() == ([3, 2], [3, 2])

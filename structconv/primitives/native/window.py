@@ -87,7 +87,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor, shape: Sequence[int],
            dropout: float, seed: Tensor | None, batch_heads: int | None) -> None:
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     grid.check()
-    counts = grid.counts()
+    counts = grid.known_counts(q, k)
     if q.dim() != 3 or q.shape[0] != counts[0]:
         raise ShapeError("window_attention", f"q must have shape (N={counts[0]}, K, D)", tuple(q.shape))
     if k.shape != (counts[1], *q.shape[1:]):
@@ -147,6 +147,12 @@ class _Grid(NamedTuple):
         if self.outputs is None or self.inputs is None:
             return (math.prod(self.shape),) * 2
         return int(self.outputs[-1]), int(self.inputs[-1])
+
+    def known_counts(self, q: Tensor, k: Tensor) -> tuple[int, int]:
+        """The same; those of q and k where a program is traced, which no numbers tell."""
+        starts = self.outputs, self.inputs
+        told = all(t is None or is_plain(t) for t in starts) and not torch.compiler.is_compiling()
+        return self.counts() if told or None in starts else (q.shape[0], k.shape[0])
 
     def offsets(self) -> Iterator[tuple[int, ...]]:
         """In entries along each axis, in the order of a flattened table."""

@@ -1,0 +1,77 @@
+"""Programs that torch compiles whole: layers with masks of every kind, and layers on batches of samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.mechanisms import Context, Cuboid, DotProduct, Incidence, RelativeBias
+from structconv.nn import Conv, MultiheadAttention
+from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Grid, Padding, Samples, Window, batch
+from structconv.testing import library
+from structconv.testing.batches import larger, side_by_side, takes_samples
+from structconv.testing.layers import LAYERS, over_specimens, use
+from structconv.testing.programs import check_compiled
+
+M, P, Q = library.M, library.P, library.Q
+DOT = DotProduct(heads=2, dim=3).scaled()
+KEPT, OF_EACH = torch.arange(M) < 4, torch.arange(M) < torch.tensor([[4], [5]])
+MASKS = {
+    "causal_window": lambda: Causal() & Window(3), "causal_padding": lambda: Causal() & Padding(KEPT),
+    "window_padding_of_each": lambda: Window(1) & Padding(OF_EACH), "blocks_padding": lambda: Blocks(2) & Padding(KEPT),
+    "edges_causal": lambda: EdgeSupport(library.random_graph()) & Causal(),
+    "global_padding_of_each": lambda: (Window(1) | Global(1)) & Padding(OF_EACH),
+    "table_window": lambda: DenseMask(torch.eye(M) > -1) & Window(2), "not_window": lambda: Causal() & ~Window(1),
+    "turned": lambda: (Causal() & Window(2)).transpose(), "on_a_grid": lambda: Window((3,), grid=Grid(M)) & Causal(),
+    "three": lambda: Causal() & Window(2) & Padding(KEPT)}
+PLACES = {
+    "kept": lambda mask: use(Conv(DOT.masked(keep=mask).softmax(), P, Q), library.random(2, M, P)),
+    "dropped": lambda mask: use(Conv(DOT.masked(drop=mask).softmax(), P, Q), library.random(2, M, P)),
+    "second": lambda mask: use(Conv((DOT + RelativeBias(2)).masked(keep=Window(4)).masked(keep=mask).softmax(), P, Q),
+                               library.random(2, M, P)),
+    "of_the_call": lambda mask: use(MultiheadAttention(P, 2), library.random(2, M, P), keep=mask)}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_compile_whole(mask, place):
+    check_compiled(PLACES[place](MASKS[mask]()))
+
+
+#: Masks and bases that are made for one number of entries, and say nothing of a batch.
+REFUSED = {"mha_padded", "masked_by_graph"}
+#: Where a compiler would have to know how many edges each graph of the batch has.
+BY_EDGES = {"edge_update", "node_update", "edges_to_given_outputs", "users", "users_masked", "named_users"}
+BATCHES = {name: make for name, make in LAYERS.items() if name not in REFUSED | BY_EDGES and takes_samples(make())}
+
+
+def batched(make):
+    one = make()
+    return side_by_side(one, larger(one))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_compile_whole(name):
+    check_compiled(batched(BATCHES[name]))
+
+
+@pytest.mark.parametrize("name", ["self_attention", "context_attention", "learnt", "chebyshev", "global_tokens"])
+def test_specimens_on_batches_compile_whole(name):
+    check_compiled(batched(over_specimens()[f"over_{name}"]))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("layer", [
+    lambda: MultiheadAttention(P, 2), lambda: Conv(Incidence("sample"), P, Q),
+    lambda: Conv(Context(1).softmax(), P, Q), lambda: Conv(Cuboid(3), P, Q)],
+    ids=["attention", "readout", "context", "shifts"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_one_program_after_the_other_for_samples_of_any_sizes(layer, dynamic, graphs):
+    made = layer().to(library.F64)
+    torch.compiler.reset()
+    compiled = torch.compile(made, fullgraph=True, backend="eager", dynamic=dynamic)
+    for sizes in ([4, 5], [3, 2, 6], [5, 2, 2]):
+        grids = graphs and isinstance(made.mechanism, Cuboid)
+        structure = batch([Grid(n) if grids else Grid(n).graph() for n in sizes]) if graphs else Samples(sizes)
+        x = library.random(sum(sizes), P)
+        torch.testing.assert_close(compiled(x, structure=structure), made(x, structure=structure))
