@@ -49,6 +49,10 @@ class InputsOfParts(NamedTuple):
         """N as each part is told of it."""
         return tuple([part.num_outputs for part in self.parts])
 
+    def sealed(self) -> InputsOfParts:
+        """The same, for `fill` where a plan is made of what it gives."""
+        return self._replace(parts=tuple([part.sealed() for part in self.parts]))
+
     def showing(self) -> InputsOfParts:
         """The same, whose M and N show where they are used."""
         return self._replace(parts=tuple([part.showing() for part in self.parts]))
