@@ -311,3 +311,13 @@ def test_heads_of_a_low_rank_beside_others_score_what_they_project():
     scores = Additive(heads=2, on="projected").softmax()
     layer = Conv(scores | Identity(), 4, 3, weight=[LowRank(3), Full()]).double()
     check_now(Use(layer, (torch.randn(6, 4, dtype=torch.float64, requires_grad=True),)), "mixed weights")
+
+
+def test_what_is_made_of_prepared_inputs_is_named():
+    class Own(DotProduct):
+        def forward(self, inputs):
+            return inputs.z.unsqueeze(-3), inputs.of_x(lambda x, start: x.unsqueeze(-3))
+
+    layer = Conv(Own(1, 4).softmax(), 4, 4)
+    with pytest.raises(ConfigError, match="a method of the mechanism that its `sources` names"):
+        layer(layer.prepare(torch.randn(5, 4)))
