@@ -291,6 +291,10 @@ def _check(call: Call, basis: Basis, image: Image | None) -> None:
     if image is not None and (x.dim() <= image.axes or x.shape[-1 - image.axes] != theta.in_channels):
         raise ShapeError("Conv", f"images must have shape (..., P={theta.in_channels}, *S) with {image.axes} axes S",
                          tuple(x.shape))
+    if image is not None and basis.num_outputs != math.prod(image.outputs()):
+        raise ShapeError("Conv", f"the outputs of an image must lie on a grid, of N={basis.num_outputs} points",
+                         image.outputs(), "A mechanism with other outputs than inputs says on which grid they lie by "
+                         "output_structure(grid), or is called on entries, without axes.")
     if basis.size != theta.size:
         raise ShapeError("Conv", f"theta must have the basis's size K={basis.size}", f"K={theta.size} in {theta!r}")
     for tensor in theta.tensors:
