@@ -206,7 +206,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         samples = getattr(inputs[2], "samples", None)
         if samples is None:
             basis = self.fill(inputs, leaves)
-            if inputs[6] is not None and self._is_moved(None):
+            if inputs.moved and self._is_moved(None):
                 return placed(basis, next(leaves), inputs.num_outputs)
             return basis
         if self._asked_apart(samples):

@@ -60,6 +60,11 @@ class Inputs(NamedTuple):
         return getattr(self.structure, "samples", None)
 
     @property
+    def moved(self) -> bool:
+        """Whether outputs stand elsewhere among the inputs than their numbers say."""
+        return self[6] is not None
+
+    @property
     def dtype(self) -> torch.dtype:
         """That of x."""
         return self.x.dtype

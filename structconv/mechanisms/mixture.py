@@ -40,6 +40,11 @@ class InputsOfParts(NamedTuple):
         return getattr(self.structure, "samples", None)
 
     @property
+    def moved(self) -> bool:
+        """Whether outputs stand elsewhere, which those of a mixture do not."""
+        return False
+
+    @property
     def num_inputs(self) -> tuple[int, ...]:
         """M of each part."""
         return tuple([part.num_inputs for part in self.parts])
