@@ -44,7 +44,7 @@ given_table graph_additive graph_additive_of_another_map graph_attention graph_a
 graph_concatenation graph_logarithm graph_pair graph_sparsemax grid_bias hypergraph identity identity_of_nothing
 identity_of_three laplacian_by_its_spectrum learnt learnt_onto_others learnt_scores log_softmax
 log_softmax_over_outputs lookup lookup_by_output lookup_by_position lookup_on_a_grid mapped_matrix masked_columns
-masked_matrix maximum mixed_matrices nodes_from_edges normalised_matrix of_two_inputs one_term_learnt outer
+masked_matrix masked_zeros maximum mixed_matrices nodes_from_edges normalised_matrix of_two_inputs one_term_learnt outer
 plus_a_table polynomial_chebyshev polynomial_monomial polynomial_of_degree_zero pool pool_padded pooling product
 product_over_repeated_edges samples_by_position samples_of_attention samples_of_blocks samples_of_global_tokens
 samples_of_two_sides scaled scaled_by_head senders_and_receivers shared_taps shift_circular shift_in_space
@@ -356,3 +356,13 @@ def test_a_draft_behind_a_window_is_taken_back_as_far_as_it_can_be():
         prepared.truncate(6)
     found = layer.step(prepared.truncate(7), x[:, 8:])
     torch.testing.assert_close(found, layer(torch.cat([x[:, :7], x[:, 8:]], 1), structure=window)[:, 7:])
+
+
+def test_what_is_made_of_prepared_inputs_is_named():
+    class Own(DotProduct):
+        def forward(self, inputs):
+            return inputs.z.unsqueeze(-3), inputs.of_x(lambda x, start: x.unsqueeze(-3))
+
+    layer = Conv(Own(1, 4).softmax(), 4, 4)
+    with pytest.raises(ConfigError, match="a method of the mechanism that its `sources` names"):
+        layer(layer.prepare(torch.randn(5, 4)))

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from structconv import Conv, DotProduct, LowRank, Mechanism, Separable, conv, plan
-from structconv.bases import Basis, Identity
-from structconv.structures import Causal
+from structconv.bases import Basis, Identity, value
+from structconv.errors import ShapeError
+from structconv.structures import Causal, Grid, Samples
 from structconv.testing import Setup, Specimen, suite
 
 F64 = torch.float64
@@ -103,3 +104,43 @@ def test_algebra_of_mechanisms():
     a = layer.basis(x).dense(F64)
     torch.testing.assert_close(a[:, 2:], Haar(8).dense(F64).expand(2, 4, 8, 8))
     torch.testing.assert_close(layer(x), torch.einsum("bkmn,bmp,kpq->bnq", a, x, layer.weight().dense()) + layer.bias)
+
+
+@value
+class Half(Basis):
+    """Sums of two entries side by side."""
+
+    entries: int
+    size = 1
+    num_inputs = property(lambda self: self.entries)
+    num_outputs = property(lambda self: (self.entries + 1) // 2)
+
+    def dense(self, dtype=None):
+        n = torch.arange(self.num_outputs)
+        return (torch.arange(self.entries)[:, None] // 2 == n).to(dtype or torch.get_default_dtype())[None]
+
+
+class Halve(Mechanism):
+    reads_content = False
+
+    def build(self, inputs):
+        return Half(inputs.num_inputs)
+
+
+class HalveWhatIsThere(Halve):
+    def output_structure(self, structure):
+        if isinstance(structure, Samples):
+            return Samples([(size + 1) // 2 for size in structure.sizes()[0]])
+        return Grid((structure.num_entries + 1) // 2) if isinstance(structure, Grid) else structure
+
+
+def test_other_outputs_than_inputs_are_told_by_output_structure():
+    x, batch = torch.randn(9, 3), Samples([4, 5])
+    layer = Conv(HalveWhatIsThere() @ HalveWhatIsThere(), 3, 2)
+    torch.testing.assert_close(layer(x, structure=batch), torch.cat([layer(x[:4]), layer(x[4:])]))
+    image = torch.randn(2, 3, 8)
+    torch.testing.assert_close(layer(image, axes=1), layer(image.mT).mT)
+    for mechanism, structure, options in ((Halve() @ Halve(), batch, {}), (Halve(), None, {"axes": 1}),
+                                          (2.0 * Halve(), None, {"axes": 1})):
+        with pytest.raises(ShapeError, match="by output_structure"):
+            Conv(mechanism, 3, 2)(image[0] if options else x, structure=structure, **options)

@@ -142,7 +142,8 @@ class Composed(Operands):
     def __post_init__(self) -> None:
         if self.first.num_outputs != self.second.num_inputs:
             raise ShapeError("a @ b", f"b must take the N={self.first.num_outputs} outputs of a",
-                             f"M={self.second.num_inputs}")
+                             f"M={self.second.num_inputs}",
+                             "A mechanism with other outputs than inputs says which by output_structure.")
 
     @property
     def size(self) -> int:

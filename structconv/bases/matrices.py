@@ -26,6 +26,8 @@ OF_A_SIDE = ("sum", "sqrt", "count", "sqrt_count", None)
 Normalize = str | tuple[str | None, str | None] | None
 #: Nodes up to which eigenvalues are those of the dense matrix, and products of an iteration beyond.
 _DENSE_NODES, _ITERATIONS = 512, 1000
+#: An eigenvalue of L that is smaller, beside its degrees, is zero but for rounding.
+_ROUNDING = 1e-12
 
 
 def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool = True) -> Sparse:
@@ -85,8 +87,8 @@ def _over(graph: Graph, values: Tensor) -> Sparse:
 
 @torch.no_grad()
 def laplacian_bound(graph: Graph, normalize: str | None) -> float:
-    """The largest absolute value of an eigenvalue of L, remembered with the graph; 2 of one without edges. Where
-    samples have their own weights it is that of all.
+    """The largest absolute value of an eigenvalue of L, remembered with the graph; 2 where L is zero up to rounding, as
+    that of a graph without edges. Where samples have their own weights it is that of all.
 
     Of up to 512 nodes it is that of the dense matrix; beyond, at most 1000 products with L by power iteration, whose
     result, which is reached from below, is raised by 1e-5.
@@ -101,7 +103,17 @@ def laplacian_bound(graph: Graph, normalize: str | None) -> float:
         rows = laplacian.values.reshape(-1, laplacian.values.shape[-1])
         return max(_largest(Sparse(laplacian.graph, row)) for row in rows)
 
-    return derived(graph, ("lambda", normalize), build) or 2.0
+    def bound() -> float:
+        degree = 1.0 if normalize is not None else float(_degree(graph).amax()) if graph.num_nodes else 0.0
+        found = build()
+        return found if found > _ROUNDING * degree else 2.0
+
+    return derived(graph, ("lambda", normalize), bound)
+
+
+def _degree(graph: Graph) -> Tensor:
+    """The sum of the absolute weights into each entry, by which the rounding of L is measured."""
+    return _sums(graph.target, _weights(graph, torch.float64).abs(), graph.num_outputs)
 
 
 def _largest(shifted: Sparse) -> float:

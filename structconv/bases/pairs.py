@@ -230,10 +230,10 @@ class Edges(Pairs):
             row = values.squeeze(-2)
             return row.index_select(-1, index) if index.dim() == 1 else row.gather(-1, index)
         flat = values.flatten(-2)
-        return flat.index_select(-1, self.target_index() * values.shape[-1] + index)
+        return flat.index_select(-1, self.graph.target.long() * values.shape[-1] + index)
 
     def pick(self, a: Tensor) -> Tensor:
-        return a.flatten(-2).index_select(-1, self.source_index() * a.shape[-1] + self.target_index())
+        return a.flatten(-2).index_select(-1, self.source_index() * a.shape[-1] + self.graph.target.long())
 
     def _head_axis(self, keep: Tensor) -> Tensor:
         return keep.unsqueeze(-2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.pairs import Pairs
+from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.errors import StructureError
 from structconv.shapes import broadcast
@@ -34,21 +35,36 @@ def placed(basis: Basis, places: Places, outputs: int) -> Basis:
     return Selected(basis, places, outputs)
 
 
-class _AtPlaces:
-    """The same pairs, whose outputs are known by their places."""
+class _AtPlaces(Pairs):
+    """Pairs whose outputs are known by their places."""
 
-    def __init__(self, pairs: Pairs, places: Places) -> None:
-        self._pairs, self._places = pairs, places
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pairs, name)
+    places: Places
 
     def target_index(self) -> Tensor:
         """The place of the output of each pair, with an axis for heads where positions have leading dimensions."""
-        if self._places.positions is None:
-            return self._pairs.target_index() + self._places.first
-        positions = self._places.positions.to(self._pairs.device)
-        return self._pairs.target(positions.unsqueeze(-2) if positions.dim() > 1 else positions)
+        if self.places.positions is None:
+            return super().target_index() + self.places.first  # type: ignore[safe-super]
+        positions = self.places.positions.to(self.device)
+        return self.target(positions.unsqueeze(-2) if positions.dim() > 1 else positions)
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockAtPlaces(_AtPlaces, Block):
+    places: Places
+
+
+@dataclass(frozen=True, eq=False)
+class _EdgesAtPlaces(_AtPlaces, Edges):
+    places: Places
+
+
+def _at(pairs: Pairs, places: Places) -> Pairs:
+    """The same pairs, with outputs at these places."""
+    if isinstance(pairs, Edges):
+        return _EdgesAtPlaces(pairs.graph, pairs.dtype, places)
+    assert isinstance(pairs, Block)
+    return _BlockAtPlaces(pairs.num_inputs, pairs.num_outputs, pairs.rows, pairs.columns, pairs.dtype, pairs.device,
+                          places)
 
 
 class _Placed(Basis):
@@ -99,7 +115,7 @@ class Moved(_Placed, Pairwise):
     outputs: int
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        return cast(Pairwise, self.child).evaluate(cast(Pairs, _AtPlaces(pairs, self.places)))
+        return cast(Pairwise, self.child).evaluate(_at(pairs, self.places))
 
 
 @value

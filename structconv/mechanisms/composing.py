@@ -23,29 +23,29 @@ def behind_first(first: Mechanism, second: Mechanism, basis: Callable[[], Basis]
     Raises:
         StructureError: such others where the second reads content.
     """
-    own = first._own(inputs.structure)
-    whose = first._outputs_are(own, inputs.x.shape[-2])
+    x, z, structure, projected, *_ = inputs
+    own = first._own(structure)
+    whose = first._outputs_are(own, x.shape[-2])
     if whose == "x":
         return inputs
     counted = first.output_entries(own)
     count = basis().num_outputs if counted is None else counted
     known = whose == "z" and count == inputs.num_outputs
-    if known and inputs.z is inputs.x:
+    if known and z is x:
         return inputs
-    structure = _led(first, second, inputs, known)
+    structure = _led(first, second, structure, known)
     if known:
-        projected = inputs.projected and (inputs.projected[1], inputs.projected[1])
-        return type(inputs)(inputs.z, inputs.z, structure, projected)
+        return type(inputs)(z, z, structure, projected and (projected[1], projected[1]))
     if second.reads_content:
         raise StructureError("a @ b", "the outputs of a must be entries of x or of z, of which b reads the content",
                              f"{first!r} @ {second!r}", "Make two layers: the second reads what the first gives.")
-    x = inputs.x.new_zeros(()).expand(*inputs.x.shape[:-2], count, inputs.x.shape[-1])
+    x = x.new_zeros(()).expand(*x.shape[:-2], count, x.shape[-1])
     return type(inputs)(x, x, structure)
 
 
-def _led(first: Mechanism, second: Mechanism, inputs: Inputs, to_z: bool) -> Any:
+def _led(first: Mechanism, second: Mechanism, structure: Any, to_z: bool) -> Any:
     """The structure behind the first of two composed mechanisms, or the structures; its entries may be those of z."""
-    structure, samples = inputs.structure, inputs.samples
+    samples = getattr(structure, "samples", None)
     named = type(structure) is NamedStructures
     led = first._leads(structure)
     if led is structure and samples is not None and (isinstance(led, Samples) or to_z):

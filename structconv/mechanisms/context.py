@@ -95,7 +95,8 @@ class Context(Score):
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         if self.score is None:
             return values.Bilinear(next(leaves), next(leaves))
-        outputs = inputs.z.new_zeros(()).expand(self.queries, inputs.z.shape[-1])
+        z = inputs[1]
+        outputs = z.new_zeros(()).expand(self.queries, z.shape[-1])
         return self.score._fill_next(inputs._replace(z=outputs), leaves)
 
     def _inside(self) -> list[Mechanism]:

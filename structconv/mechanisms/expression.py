@@ -182,7 +182,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def _spec(self, inputs: Inputs, leaves: StandIns) -> Basis:
         """The spec, made of options and leaves alone: whatever else `fill` read would stay behind in the plan."""
         try:
-            spec = self._alone()._fill_next(inputs, iter(leaves))
+            spec = self._alone()._fill_next(inputs.sealed(), iter(leaves))
         except AttributeError as error:
             raise ConfigError(type(self).__name__, "fill must read nothing but options and leaves", str(error),
                               "Return it from forward, as a leaf, or make it an option.") from error
@@ -206,10 +206,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         next(leaves)
         if type(inputs[2]) is NamedStructures:
             inputs = self._told(inputs)
-        samples = inputs.samples
+        samples = getattr(inputs[2], "samples", None)
         if samples is None:
             basis = self.fill(inputs, leaves)
-            if inputs.places is not None and self._is_moved(None):
+            if inputs.moved and self._is_moved(None):
                 return placed(basis, next(leaves), inputs.num_outputs)
             return basis
         if self._asked_apart(samples):

@@ -18,7 +18,7 @@ from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.memo import derived
 from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
-from structconv.structures.values import map_tensors, tensors_in
+from structconv.structures.values import FrozenValue, field_names, fields, map_tensors, refreshed, tensors_in
 
 __all__ = ["Given", "Learnt", "added"]
 
@@ -31,7 +31,8 @@ class Given(Mechanism):
     order of the basis's fields. `Given(a).transpose()` shares them.
 
     Raises:
-        ConfigError: if it is neither a basis nor a floating tensor.
+        ConfigError: if it is neither a basis nor a floating tensor, or a basis that holds parameters where nothing is
+            known of them, as its class is no `structconv.bases.value`.
         ShapeError: in a call with other numbers of inputs than M, or of outputs than N where z is given.
     """
 
@@ -45,6 +46,7 @@ class Given(Mechanism):
             basis = Dense(basis.unsqueeze(0) if basis.dim() == 2 else basis)
         if not isinstance(basis, Basis):
             raise ConfigError("Given", "it must be given a basis or a tensor (K, M, N)", type(basis).__name__)
+        _check_fields(basis)
         self._given = basis
         for number, tensor in enumerate(tensors_in(basis)):
             if isinstance(tensor, nn.Parameter):
@@ -69,6 +71,7 @@ class Given(Mechanism):
                 raise ShapeError("Given", f"x must have M={own} entries, as the basis", tuple(inputs.x.shape))
         held = (getattr(self, f"tensor{number}") for number in range(self._count))
         given: Basis = map_tensors(self._given, lambda t: next(held))
+        given = refreshed(given)
         if given is not self._given:  # one and the same object until a tensor is replaced
             self._given = given
         return given.transpose() if self._turned else given
@@ -95,6 +98,19 @@ class Given(Mechanism):
 
     def extra_repr(self) -> str:
         return f"{self._given!r}{'.transpose()' if self._turned else ''}"
+
+
+def _check_fields(value: Any) -> None:
+    """Raise `ConfigError` where a plain class within a basis holds parameters: they would never be trained."""
+    plain = isinstance(value, FrozenValue) and not field_names(value)
+    for name, held in (vars(value).items() if plain else zip(field_names(value), fields(value), strict=True)):
+        for part in held if isinstance(held, tuple | list) else (held,):
+            if plain and isinstance(part, nn.Parameter | nn.Module):
+                raise ConfigError("Given", "the parameters of a basis must be fields of it", f"{name} of a "
+                                  f"{type(value).__name__}", "Make the class a frozen dataclass by "
+                                  "structconv.bases.value, or write a Mechanism that holds them.")
+            if isinstance(part, FrozenValue):
+                _check_fields(part)
 
 
 class Learnt(Mechanism):

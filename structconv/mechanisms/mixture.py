@@ -40,6 +40,11 @@ class InputsOfParts(NamedTuple):
         return getattr(self.structure, "samples", None)
 
     @property
+    def moved(self) -> bool:
+        """Whether outputs stand elsewhere, which those of a mixture do not."""
+        return False
+
+    @property
     def num_inputs(self) -> tuple[int, ...]:
         """M of each part."""
         return tuple([part.num_inputs for part in self.parts])
@@ -48,6 +53,10 @@ class InputsOfParts(NamedTuple):
     def num_outputs(self) -> tuple[int, ...]:
         """N as each part is told of it."""
         return tuple([part.num_outputs for part in self.parts])
+
+    def sealed(self) -> InputsOfParts:
+        """The same, for `fill` where a plan is made of what it gives."""
+        return self._replace(parts=tuple([part.sealed() for part in self.parts]))
 
     def showing(self) -> InputsOfParts:
         """The same, whose M and N show where they are used."""

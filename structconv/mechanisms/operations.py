@@ -233,7 +233,7 @@ class Operation(ByRole, Mechanism):
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         first, *others = self.mechanisms()
-        closed, samples = self.join not in _ENTRYWISE_JOINS, inputs.samples
+        closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
         basis = first._fill_next(inputs, leaves, closed)
         if others:
             seen = behind_first(first, others[0], lambda: basis, inputs) if self.join == "compose" else inputs

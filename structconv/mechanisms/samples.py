@@ -24,18 +24,18 @@ __all__ = ["NORMALISING", "closings", "each_sample", "left_out", "positions", "w
 
 def each_sample(inputs: Any) -> list[Any]:
     """What a mechanism is told of each sample alone."""
-    samples: Samples = inputs.structure.samples
+    all_x, all_z, given, of_entries, sibling, exists, *_ = inputs
+    samples: Samples = given.samples
     sources, targets = samples.sizes()
-    x = _split("x", "M", inputs.x, sources)
-    z = x if inputs.z is inputs.x else _split("z", "N", inputs.z, targets)
+    x = _split("x", "M", all_x, sources)
+    z = x if all_z is all_x else _split("z", "N", all_z, targets)
     projected: list[Any] = [None] * len(x)
-    if inputs.projected is not None:
-        of_x, of_z = inputs.projected
+    if of_entries is not None:
+        of_x, of_z = of_entries
         projected = list(zip(of_x.split(sources, -2), of_z.split(targets, -2), strict=True))
-    kept = [None] * len(x) if inputs.kept is None else inputs.kept.split(sources, -1)
-    given = inputs.structure
+    kept = [None] * len(x) if exists is None else exists.split(sources, -1)
     structures = given.parts() if isinstance(given, NamedStructures) else parts_of(given)
-    return [type(inputs)(own, other, structure, after, inputs.sibling, exist)
+    return [type(inputs)(own, other, structure, after, sibling, exist)
             for own, other, structure, after, exist in zip(x, z, structures, projected, kept, strict=True)]
 
 

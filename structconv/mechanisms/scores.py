@@ -446,8 +446,9 @@ class Pair(Score):
             names = [name for name, _ in function.module.named_parameters()]
             return functional_call(function.module, dict(zip(names, parameters, strict=True)), (pair,))
 
-        width = self.hidden + inputs.x.shape[-1] + inputs.z.shape[-1]
-        return values.PairFunction(score, next(leaves), next(leaves), next(leaves), self.heads, width)
+        parameters, source, target = next(leaves), next(leaves), next(leaves)
+        width = self.hidden + source.shape[-1] + target.shape[-1]
+        return values.PairFunction(score, parameters, source, target, self.heads, width)
 
 
 class Uniform(Score):

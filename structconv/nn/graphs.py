@@ -20,7 +20,7 @@ from structconv.mechanisms.scores import Additive, BiAffine
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, recorded
 from structconv.planning import Plan
-from structconv.shapes import check_positive
+from structconv.shapes import check_choice, check_positive
 from structconv.structures.batching import AnyStructure
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
@@ -160,6 +160,8 @@ class _AttentionLayer(Conv):
 
     kind: type = Graph
     fixed = Conv.fixed | {"heads", "concat", "dropout"}
+    #: What attributes the loops have that it adds.
+    fill_value: float | str = 0.0
 
     def __init__(self, scores: Mechanism, in_channels: int, out_channels: int, heads: int, concat: bool,
                  dropout: float, add_self_loops: bool, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
@@ -196,7 +198,7 @@ class _AttentionLayer(Conv):
 
     def _looped(self, graph: Graph | None, structure: Graph | None) -> Graph:
         found: Graph = _checked(self, graph, structure)
-        return found.with_self_loops() if self.add_self_loops else found
+        return found.with_self_loops(attr=self.fill_value) if self.add_self_loops else found
 
 
 class GATConv(_AttentionLayer):
@@ -212,6 +214,8 @@ class GATConv(_AttentionLayer):
         dropout: on the attention weights, when training.
         add_self_loops: every node sees itself too, by a loop appended after the graph's edges.
         edge_dim: A where `graph.edge_attr` (E, A) adds a learnt linear term to the scores.
+        fill_value: the attributes of the loops that are added: a number, or "mean", "add", "min", "max" or "mul" of
+            those of the edges into the node.
         bias: add b.
 
     x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
@@ -220,13 +224,25 @@ class GATConv(_AttentionLayer):
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
                  negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
-                 edge_dim: int | None = None, bias: bool = True,
+                 edge_dim: int | None = None, fill_value: float | str = "mean", bias: bool = True,
                  device: Device = None, dtype: torch.dtype | None = None) -> None:
         scores: Mechanism = BiAffine(heads=heads, bilinear=False, on="projected")
         if edge_dim is not None:
             scores = scores + EdgeBias(edge_dim)
         super().__init__(scores.leaky_relu(negative_slope), in_channels, out_channels, heads, concat, dropout,
                          add_self_loops, bias, device, dtype)
+        if edge_dim is not None:
+            self.fill_value = _checked_fill(fill_value)
+
+
+def _checked_fill(fill_value: Any) -> float | str:
+    """Raise `ConfigError` where loops could not be given such attributes."""
+    if isinstance(fill_value, str):
+        check_choice("GATConv", "fill_value", fill_value, ("mean", "add", "min", "max", "mul"))
+    elif not isinstance(fill_value, int | float):
+        raise ConfigError("GATConv", "fill_value must be a number or the name of a reduction",
+                          type(fill_value).__name__)
+    return cast("float | str", fill_value)
 
 
 class GATv2Conv(_AttentionLayer):

@@ -57,9 +57,6 @@ def check_by_name(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure:
     first = next(iter(x))
     for name, own in x.items():
         check_tensor("Conv", f"x[{name!r}]", own)
-        if own.is_nested:
-            raise ConfigError("Conv", f"x[{name!r}] must be a plain tensor", "a nested one",
-                              "Give its values(), and a batch as the structure.")
         check_entries("Conv", own, channels=layer.in_channels[name], name=f"x[{name!r}]")
         _check_alike(own, x[first], name, f"x[{first!r}]")
         check_leads("Conv", x[first], own)

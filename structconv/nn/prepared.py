@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -362,6 +363,10 @@ class Prepared:
 
 
 def _key(make: Any) -> tuple[int, str]:
+    if not isinstance(make, MethodType):
+        raise ConfigError("of_x", "it must be given a method of the mechanism that its `sources` names",
+                          getattr(make, "__name__", repr(make)),
+                          "What is made of x before the call is known by its name: write def keys(self, x, start).")
     return id(make.__self__), make.__name__
 
 

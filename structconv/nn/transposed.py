@@ -7,6 +7,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.nn.functional import pad
 
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
@@ -40,8 +41,9 @@ class _ConvTransposeNd(Layer):
         self.dilation = per_axis(owner, "dilation", dilation, self.axes, least=1)
         self.padding = per_axis(owner, "padding", padding, self.axes, least=0)
         self.output_padding = per_axis(owner, "output_padding", output_padding, self.axes, least=0)
-        if any(more >= step for more, step in zip(self.output_padding, self.stride, strict=True)):
-            raise ConfigError(owner, "output_padding must be smaller than the stride", self.output_padding)
+        if any(more >= max(both) for more, *both in zip(self.output_padding, self.stride, self.dilation, strict=True)):
+            raise ConfigError(owner, "output_padding must be smaller than the stride or the dilation",
+                              self.output_padding)
         cuboid = Cuboid(self.kernel_size, self.stride, self.dilation, cast("int", self.padding), "zeros")
         weight: Weight = Full() if groups == 1 else Grouped(groups)
         self.conv = Conv(cuboid.transpose(), in_channels, out_channels, weight=weight, bias=bias,
@@ -63,11 +65,21 @@ class _ConvTransposeNd(Layer):
     def _entries(self, image: Tensor) -> tuple[Tensor, Grid]:
         """The image's entries, and the grid of the outputs."""
         try:
-            entries, grid = to_entries(image, self.axes)
+            entries, grid = to_entries(self._lengthened(image), self.axes)
         except ERRORS:
             check_tensor(type(self).__name__, "image", image)
             raise
-        return entries, self.output_grid(grid)
+        behind = [size - more for size, more in zip(grid.shape, self._zeros, strict=True)]
+        return entries, self.output_grid(Grid(tuple(behind)))
+
+    @property
+    def _zeros(self) -> tuple[int, ...]:
+        """How many zeros stand behind each axis of an image, so that outputs are added by less than a stride."""
+        return tuple(more // step for more, step in zip(self.output_padding, self.stride, strict=True))
+
+    def _lengthened(self, image: Tensor) -> Tensor:
+        zeros = self._zeros
+        return pad(image, [size for more in reversed(zeros) for size in (0, more)]) if any(zeros) else image
 
     def output_grid(self, grid: Grid) -> Grid:
         """Where the outputs lie: S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding + output_padding."""
@@ -107,7 +119,7 @@ class ConvTranspose1d(_ConvTransposeNd):
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation: as in
-            `torch.nn.ConvTranspose1d`; output_padding is smaller than the stride.
+            `torch.nn.ConvTranspose1d`; output_padding is smaller than the stride or the dilation.
 
     (B, P, S) -> (B, Q, S') with S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding + output_padding, and
     unbatched. Values and gradients are torch's; `from_torch` copies one of its layers with the weights.

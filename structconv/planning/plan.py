@@ -211,8 +211,7 @@ def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, im
         _SIZED.clear()
         for old in list(_PLANS)[:CAPACITY // 2]:
             _PLANS.pop(old, None)
-    plan = decide(problem, path, call, key if Autotuning.enabled else None)
-    plan = _PLANS[key] = dataclasses.replace(plan, subject=subject(call))
+    plan = _PLANS[key] = decide(problem, path, call, key if Autotuning.enabled else None)
     return plan
 
 
@@ -255,7 +254,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     bind = partial(chosen.kernel.bind, chosen.match) if chosen.kernel.pending else _never
     return Plan(_compiled(chosen, problem), _weights(chosen, problem),
                 "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
-                chosen.kernel.parts(chosen.match, problem), bind=bind)
+                chosen.kernel.parts(chosen.match, problem), None if call is None else subject(call), bind)
 
 
 def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | None, nominal: bool) -> Problem:
@@ -306,6 +305,10 @@ def _check(call: Call, basis: Basis, image: Image | None) -> None:
     if image is not None and (x.dim() <= image.axes or x.shape[-1 - image.axes] != theta.in_channels):
         raise ShapeError("Conv", f"images must have shape (..., P={theta.in_channels}, *S) with {image.axes} axes S",
                          tuple(x.shape))
+    if image is not None and basis.num_outputs != math.prod(image.outputs()):
+        raise ShapeError("Conv", f"the outputs of an image must lie on a grid, of N={basis.num_outputs} points",
+                         image.outputs(), "A mechanism with other outputs than inputs says on which grid they lie by "
+                         "output_structure(grid), or is called on entries, without axes.")
     if basis.size != theta.size:
         raise ShapeError("Conv", f"theta must have the basis's size K={basis.size}", f"K={theta.size} in {theta!r}")
     for tensor in theta.tensors:

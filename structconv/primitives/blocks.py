@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -27,8 +28,7 @@ def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Seque
     and adds its gradients up. Time: one more forward; memory: inputs, result, and the intermediates of one block.
 
     Args:
-        fn: pure in `tensors` and the block: no randomness but what a seed in them determines, and no tensor that
-            requires a gradient reached by closure (it would get none).
+        fn: pure in `tensors` and the block: no randomness but what a seed in them determines.
         tensors: what fn reads; gradients reach those that require one and are used.
         blocks: anything fn understands. If they are slices of `dim` of the result, in order and without gaps, pieces
             are written into one preallocated result; otherwise they are concatenated at the end.
@@ -38,9 +38,10 @@ def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Seque
     Returns:
         The same numbers as one plain loop over the blocks.
 
-    With a single block, while a compiler traces, and under functional transforms and forward derivatives, fn runs
-    plainly: the loop is then in the caller's graph, and what that keeps is kept. A backward that is itself
-    differentiated (create_graph=True) keeps all graphs.
+    With a single block, while a compiler traces, under functional transforms and forward derivatives, and where fn
+    reads a tensor that requires a gradient and is none of `tensors` (by a closure), fn runs plainly: the loop is then
+    in the caller's graph, and what that keeps is kept. A backward that is itself differentiated (create_graph=True)
+    keeps all graphs.
 
     Raises:
         ConfigError: if there are no blocks or `reduce` is unknown.
@@ -51,10 +52,12 @@ def recompute_blocks(fn: BlockFunction, tensors: Sequence[Tensor], blocks: Seque
         raise ConfigError("recompute_blocks", "blocks must hold at least one block", "none")
     if len(blocks) == 1:
         return fn(blocks[0], *tensors)
-    if torch.compiler.is_compiling() or transformed(*tensors):
+    traced = torch.compiler.is_compiling() or transformed(*tensors)
+    first = fn(blocks[0], *[t.detach() for t in tensors]) if torch.is_grad_enabled() and not traced else None
+    if traced or (first is not None and first.requires_grad):
         pieces = [fn(block, *tensors) for block in blocks]
         return torch.cat(pieces, dim) if reduce == "cat" else _add(pieces)
-    return apply(_Blocks, fn, blocks, reduce, dim, *tensors)
+    return apply(_Blocks, fn, blocks, reduce, dim, [first], *tensors)
 
 
 def _add(pieces: Sequence[Tensor]) -> Tensor:
@@ -107,11 +110,12 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, fn: BlockFunction, blocks: Sequence[Any], reduce: Reduce, dim: int,
-                *tensors: Tensor) -> Tensor:
+                first: list[Tensor | None], *tensors: Tensor) -> Tensor:
         ctx.fn, ctx.blocks, ctx.dim, ctx.lengths = fn, blocks, dim, None
         ctx.autocast = _autocast_state(tensors)
         ctx.save_for_backward(*tensors)
-        pieces = (fn(block, *tensors) for block in blocks)
+        pieces = (fn(block, *tensors) if made is None else made
+                  for block, made in itertools.zip_longest(blocks, _handed_over(first)))
         if reduce == "sum":
             return _sum_blocks(pieces)
         result, ctx.lengths = _cat_blocks(pieces, blocks, dim)
@@ -120,14 +124,20 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()  # a second derivative will be asked for
-        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[4:]
+        tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[5:]
         parts = [grad] * len(ctx.blocks) if ctx.lengths is None else grad.split(ctx.lengths, ctx.dim)
         sums: list[Tensor | None] = [None] * len(tensors)
         for block, part in zip(ctx.blocks, parts, strict=True):
             with torch.autocast(**ctx.autocast):
                 found = pulled_back(partial(ctx.fn, block), tensors, needed, [part])
             sums = [_accumulate(total, new, again) for total, new in zip(sums, found, strict=True)]
-        return None, None, None, None, *sums
+        return None, None, None, None, None, *sums
+
+
+def _handed_over(made: list[Tensor | None]) -> Iterator[Tensor | None]:
+    """What a list holds, which lets go of it."""
+    while made:
+        yield made.pop()
 
 
 def _accumulate(total: Tensor | None, new: Tensor | None, again: bool) -> Tensor | None:

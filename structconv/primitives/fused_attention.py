@@ -36,7 +36,7 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
 
 def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> bool:
     """Whether torch would record the operator that has no second derivative."""
-    if torch.compiler.is_compiling() or not (query.is_cpu and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or private.tracing() or not (query.is_cpu and torch.is_grad_enabled()):
         return False
     if None in (private.flash_attention, private.flash_attention_backward, private.fused_choice):
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
 from structconv.primitives.layout import Csr, check_bounds, layouts
+from structconv.shapes import check_choice
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, structure
 
@@ -141,13 +142,18 @@ class Graph(Exchange, Structure):
             num_outputs=self.num_inputs, edge_weight=self.edge_weight, edge_attr=self.edge_attr,
             samples=None if self.samples is None else self.samples.transpose()))
 
-    def with_self_loops(self, weight: float = 1.0, attr: float = 0.0) -> Graph:
+    def with_self_loops(self, weight: float = 1.0, attr: float | str = 0.0) -> Graph:
         """One edge n -> n for each entry, appended after the input edges: the graph of A + weight I. Remembered.
 
         Self-loops that are there already stay, and add up with the new ones. An unweighted graph stays so where
         `weight` is 1, and has weights of the default dtype otherwise. The new edges' attributes are filled with
-        `attr`. Refuses a bipartite graph, whose inputs are not its outputs. O(E + N).
+        `attr`, a number, or made of those of the edges into the entry: their "mean", "add" (sum), "min", "max" or "mul"
+        (product), zero (of "mul" one) where there are none. Refuses a bipartite graph, whose inputs are not its
+        outputs. O(E + N).
         """
+        if isinstance(attr, str):
+            check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
+        attr = 0.0 if self.edge_attr is None else attr
         self._check_square("with_self_loops", "Only a graph with M = N, whose inputs are its outputs, has self-loops.")
         return derived(self, ("self-loops", weight, attr), lambda: _with_self_loops(self, weight, attr))
 
@@ -350,7 +356,24 @@ def _selected(attr: Tensor, keep: Tensor) -> Tensor:
     return attr[(slice(None),) * edge_axis(attr) + (keep,)]
 
 
-def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
+#: How attributes of the edges into an entry make those of its loop, as torch names it.
+_REDUCTIONS = {"mean": "mean", "add": "sum", "min": "amin", "max": "amax", "mul": "prod"}
+
+
+def _attributes_of_loops(graph: Graph, attr: float | str) -> Tensor:
+    """(..., N, A), or (N)."""
+    given = cast(Tensor, graph.edge_attr)
+    axis = edge_axis(given)
+    shape = (*given.shape[:axis], graph.num_inputs, *given.shape[axis + 1:])
+    if not isinstance(attr, str):
+        return given.new_full((), attr).expand(shape)
+    given = given if given.is_floating_point() or attr != "mean" else given.to(torch.get_default_dtype())
+    index = graph.target.long().view(*[1] * axis, -1, *[1] * (given.dim() - axis - 1)).expand(given.shape)
+    return given.new_full(shape, attr == "mul").scatter_reduce(axis, index, given, _REDUCTIONS[attr],
+                                                               include_self=False)
+
+
+def _with_self_loops(graph: Graph, weight: float, attr: float | str) -> Graph:
     index, nodes = graph.edge_index, graph.num_inputs
 
     def appended() -> Tensor:
@@ -363,8 +386,6 @@ def _with_self_loops(graph: Graph, weight: float, attr: float) -> Graph:
     if edge_weight is not None:
         edge_weight = torch.cat([edge_weight, edge_weight.new_full((*edge_weight.shape[:-1], nodes), weight)], -1)
     if edge_attr is not None:
-        axis = edge_axis(edge_attr)
-        loops = edge_attr.new_full((), attr).expand(*edge_attr.shape[:axis], nodes, *edge_attr.shape[axis:][1:])
-        edge_attr = torch.cat([edge_attr, loops], axis)
+        edge_attr = torch.cat([edge_attr, _attributes_of_loops(graph, attr)], edge_axis(edge_attr))
     return Graph(derived(index, ("self-loops", nodes), appended), num_nodes=nodes, edge_weight=edge_weight,
                  edge_attr=edge_attr, samples=graph.samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from collections.abc import Callable, Hashable
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from structconv.errors import ConfigError
 from structconv.memo import forget, mark
 
 __all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "frozen", "key_of", "map_tensors", "size_class", "static",
@@ -65,9 +67,11 @@ class FrozenValue:
         return pinned
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a file has of it: what it holds, and nothing that was noted beside."""
+        """What a copy or a file has of it: what it holds, and nothing that was noted beside or is a cached property."""
         held = self.__dict__.copy()  # at once: another thread may note something meanwhile
-        return {name: value for name, value in held.items() if name not in NOTED}
+        kind = type(self)
+        return {name: value for name, value in held.items()
+                if name not in NOTED and type(getattr(kind, name, None)) is not cached_property}
 
 
 class Structure(FrozenValue):
@@ -181,11 +185,40 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Any], whole: tuple[type, ...]
 
 
 def altered(value: Any, **changed: Any) -> Any:
-    """The same frozen value with other fields, which are taken to be as good as those that they replace."""
+    """The same frozen value with other fields, which are taken to be as good as those that they replace.
+
+    What `__post_init__` notes beside them is made anew.
+
+    Raises:
+        ConfigError: tensors beside the fields that another constructor made of them.
+    """
+    held, names = value.__getstate__(), field_names(value)
     made = object.__new__(type(value))
-    made.__dict__.update(value.__getstate__())
+    made.__dict__.update(held)
     made.__dict__.update(changed)
+    if names and len(held) > len(names):
+        beside = [name for name in held if name not in names]
+        if hasattr(made, "__post_init__"):
+            made.__post_init__()
+        elif any(tensors_in(held[name]) for name in beside):
+            raise ConfigError(type(value).__name__, "tensors must be in its fields", ", ".join(beside),
+                              "Make what is derived from the fields a functools.cached_property.")
     return made
+
+
+def refreshed(value: Any) -> Any:
+    """The same value without what cached properties noted of its tensors, which may have changed; itself without such.
+    """
+    if isinstance(value, tuple | list):
+        items = [refreshed(item) for item in value]
+        same = all(map(operator.is_, items, value))
+        return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
+    if not isinstance(value, FrozenValue):
+        return value
+    held = dict(zip(field_names(value), fields(value), strict=True))
+    changed = {name: new for name, old in held.items() if (new := refreshed(old)) is not old}
+    noted = bool(held) and not value.__dict__.keys() <= held.keys() | NOTED
+    return altered(value, **changed) if changed or noted else value
 
 
 def frozen(cls: type, *, eq: bool, init: bool) -> Any:

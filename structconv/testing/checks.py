@@ -21,13 +21,20 @@ from structconv.bases.pairwise import Pairwise, entries, nodes
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
 from structconv.theta import Theta, as_theta
 
-__all__ = ["CHANNELS", "F64", "TOLERANCE", "arguments", "by_definition", "check_adjoint", "check_blocks",
-           "check_contract", "check_entries", "check_gradcheck", "check_paths", "check_reference", "is_expression",
-           "same", "same_gradients", "values"]
+__all__ = ["CHANNELS", "F64", "TOLERANCE", "absent_pairs", "arguments", "by_definition", "check_adjoint",
+           "check_blocks", "check_contract", "check_entries", "check_gradcheck", "check_paths", "check_reference",
+           "is_expression", "same", "same_gradients", "values"]
 
 F64 = torch.float64
 TOLERANCE = 1e-10
 CHANNELS = 3
+
+
+def absent_pairs(basis: Basis) -> Tensor:
+    """Which pairs are masked out in all matrices, (M, N) booleans; those whose entries are zero where no mask tells."""
+    present = basis._present()
+    absent = basis.dense(F64) == 0 if present is None else ~present
+    return absent.flatten(0, -3).all(0)
 
 
 def same(actual: Tensor, expected: Tensor, what: str, tolerance: float | Tensor | None = None) -> None:

@@ -23,7 +23,7 @@ from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call, Problem, Run
 from structconv.structures import Graph, batch
 from structconv.structures.values import EXACT
-from structconv.testing.checks import CHANNELS, F64, arguments, by_definition, same, same_gradients
+from structconv.testing.checks import CHANNELS, F64, absent_pairs, arguments, by_definition, same, same_gradients
 from structconv.testing.specimens import Setup, Specimen, Subject, mapped, with_leaves
 from structconv.theta import FullTheta, HeadBlocksTheta, LowRankTheta, Theta
 
@@ -111,7 +111,7 @@ def check_absent(specimen: Specimen) -> None:
     subject = specimen.subject()
     for theta in THETAS[:2]:
         clean = _call(subject, [], theta)[0]
-        absent = (clean.basis().dense(F64) == 0).flatten(0, -3).all(0)
+        absent = absent_pairs(clean.basis())
         expected = _expected(clean)
         for entry in _first_and_last(absent.any(-1)):
             dirty = _with_nan(subject, entry, clean)

@@ -196,7 +196,8 @@ def _algebra_of_values() -> None:
             sink_by_head=lambda: Dense(random(2, M, 5)).softmax(sink=random(2)),
             log_softmax=lambda: Dense(random(2, M, 5)).log_softmax(),
             plus_a_table=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)) + random(M, 5))
-    several(("masks",), masked_matrix=lambda: Dense(random(2, M, M)).masked(keep=Window(1)),
+    several(("masks",), masked_zeros=lambda: Dense(random(2, M, M).relu()).masked(keep=Window(1)),
+            masked_matrix=lambda: Dense(random(2, M, M)).masked(keep=Window(1)),
             transposed_scores=lambda: scores.Bilinear(random(HEADS, 5, 3), random(HEADS, M, 3)).masked(keep=Causal())
             .transpose())
     several(("repeats",), product_over_repeated_edges=lambda: Sparse(repeated_graph(), random(7))
@@ -236,13 +237,14 @@ def _index_based() -> None:
             .masked(keep=Causal()).softmax()))
     several(FREE, identity_mechanism=lambda: setup(index.Identity(2)))
     several(CONTENT, shifts=lambda: setup(index.Shifts([-1, 0, 2])))
-    several(("compiles",), cuboid=lambda: setup(index.Cuboid((3, 3)), Grid((4, 5)), entries=20),
+    several(("compiles", "exports"), cuboid=lambda: setup(index.Cuboid((3, 3)), Grid((4, 5)), entries=20),
             cuboid_strided=lambda: setup(index.Cuboid((3, 2), stride=2, dilation=(1, 2), padding=1), Grid((5, 4)),
                                          entries=20),
             shifts_off_the_grid=lambda: setup(index.Shifts([5, -7]), Grid(4), entries=4),
             cuboid_off_the_grid=lambda: setup(index.Cuboid(2, offset=7), Grid(4), entries=4),
             pool=lambda: setup(index.Pool(2), Grid((4, 4)), entries=16),
             pool_padded=lambda: setup(index.Pool(3, 2, 1), Grid((4, 5)), entries=20),
+            shifts_on_a_line=lambda: setup(index.Shifts([1, -2]), Grid(6)),
             unpool=lambda: setup(index.Pool(2).transpose(), Grid((4, 4)), entries=4))
     several(("translates",), cuboid_on_a_torus=lambda: setup(index.Cuboid((3, 3)), Grid((3, 4), periodic=True),
                                                              entries=12),
@@ -279,6 +281,7 @@ def _attention() -> None:
             linear_attention=lambda: setup(mechanisms.DotProduct(dim=3).normalize("count")),
             sigmoid_attention=lambda: setup(dot.scaled().normalize("sigmoid")))
     several((*CONTENT, "masks"), causal_attention=lambda: setup(dot.scaled().masked(keep=Causal()).softmax()),
+            window_of_zeros=lambda: setup(dot.masked(keep=Window(1)).relu()),
             causal_over_outputs=lambda: setup(dot.scaled().masked(keep=Causal()).softmax(over="outputs")),
             window_attention=lambda: setup(dot.scaled().masked(keep=Window(1)).softmax()),
             block_attention=lambda: setup(dot.masked(keep=Blocks(4)).softmax()),

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from structconv.mechanisms.expression import Mechanism
-from structconv.structures import Graph, KnowledgeGraph
+from structconv.structures import Graph, Grid, KnowledgeGraph
+from structconv.structures.values import FrozenValue, fields
 from structconv.testing.calls import Use
 from structconv.testing.checks import F64, arguments, same
 from structconv.testing.laws import twice
@@ -170,12 +171,13 @@ def check_compiled(use: Use, dynamic: bool | None = None) -> None:
 def check_export(specimen: Specimen) -> None:
     """An exported program gives the eager numbers at the sizes it was traced for and at larger ones.
 
-    With a graph the number of edges is free and the number of entries, an integer of the graph, is not.
+    With a graph the number of edges is free and the number of entries, an integer of the graph, is not; nor are they
+    with a grid, which has its sizes.
     """
     setup = specimen.subject()
     assert isinstance(setup, Setup), "exports needs a mechanism"
     module, graph = Analysis(setup.mechanism), setup.structure
-    free = None if isinstance(graph, Graph) else {-2 % setup.x.dim(): Dim.DYNAMIC}
+    free = None if isinstance(graph, Graph | Grid) else {-2 % setup.x.dim(): Dim.DYNAMIC}
     shapes = {"x": free, "z": None if setup.z is None else free, "structure": _edges_free(graph)}
     program = torch.export.export(module, (setup.x, setup.z, graph), dynamic_shapes=shapes).module()
     for each in _others(setup):
@@ -183,15 +185,20 @@ def check_export(specimen: Specimen) -> None:
              f"exported, with {each.x.shape[-2]} entries")
 
 
-def _edges_free(structure: Any) -> Any:
-    if structure is None:
+def _edges_free(structure: Any, last: bool = True) -> Any:
+    """What is free in each part of a structure, nested as it is: an axis of each tensor, of the first the last one."""
+    if isinstance(structure, Tensor):
+        return {structure.dim() - 1 if last else 0: Dim.DYNAMIC}
+    of_value = isinstance(structure, FrozenValue)  # exporters leave out its fields that are None
+    held = [part for part in fields(structure) if part is not None] if of_value else structure
+    if not isinstance(held, tuple | list):
         return None
-    leaves = torch.utils._pytree.tree_leaves(structure, is_leaf=lambda leaf: leaf is None)
-    return [{t.dim() - 1 if i == 0 else 0: Dim.DYNAMIC} if isinstance(t, Tensor) else None
-            for i, t in enumerate(leaves)]
+    return type(held)(_edges_free(part, last=i == 0) for i, part in enumerate(held))
 
 
 def _others(setup: Setup) -> list[Setup]:
+    if isinstance(setup.structure, Grid):
+        return [setup, dataclasses.replace(setup, x=setup.x.flip(-1))]
     if not isinstance(setup.structure, Graph):
         return larger(setup)
     graph = setup.structure

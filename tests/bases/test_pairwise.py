@@ -292,3 +292,15 @@ def test_a_module_of_entries_is_trained_also_where_they_are_evaluated_in_blocks(
         close(found, wanted)
     names = [name for name, _ in layer.named_parameters()]
     assert sum(name.endswith((".a", ".b")) and bool(grad) for name, grad in zip(names, whole, strict=True)) == 2
+
+
+@pytest.mark.parametrize("of", [
+    lambda t: mechanisms.DotProduct(2, 3).map(lambda s: torch.tanh(s * t)).softmax(),
+    lambda t: mechanisms.DotProduct(2, 3).normalize(lambda s, keep, dim: torch.softmax(s * t, dim)),
+    lambda t: mechanisms.DotProduct(2, 3).map(lambda s: s * t).masked(keep=Window(1)).softmax()])
+def test_a_parameter_that_a_function_reads_has_its_gradient_at_every_size(of, in_blocks):
+    t, x = leaf(1), random(M, 4)
+    layer = Conv(of(t), 4, 4).double()
+    expected = torch.autograd.grad(layer(x).square().sum(), t)
+    in_blocks()
+    close(torch.autograd.grad(layer(x).square().sum(), t), expected)

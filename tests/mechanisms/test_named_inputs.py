@@ -414,5 +414,5 @@ def test_what_reads_two_inputs_or_one_after_theta_is_refused():
         with pytest.raises(ConfigError, match="first must read an x without a name"):
             compose(layer, Conv(Identity(), Q, 2, bias=False).to(F64))
     nested = torch.nested.nested_tensor([numbers(3, P), numbers(2, P)], layout=torch.jagged)
-    with pytest.raises(ConfigError, match=r"x\['nodes'\] must be a plain tensor"):
+    with pytest.raises(ShapeError, match=r"x\['nodes'\] must not be nested"):
         conv(DOT.softmax().of("nodes") | Identity().of("edges"))({"nodes": nested, "edges": numbers(5, A)})

@@ -339,3 +339,52 @@ def test_weights_of_a_batch_are_degrees_of_each_and_nothing_for_other_libraries(
             made()
     with pytest.raises(StructureError, match="the same samples"):
         batch([shared, dataclasses.replace(shared, edge_weight=shared.edge_weight[:1])])
+
+
+@pytest.mark.parametrize("graph", [Graph(torch.zeros(2, 2, dtype=torch.long), num_nodes=1),
+                                   Graph(torch.zeros(2, 3, dtype=torch.long), num_nodes=700),
+                                   Graph(torch.arange(3).repeat(2, 7), num_nodes=3, edge_weight=torch.rand(21))])
+@pytest.mark.parametrize("normalize", ["sym", "row", None])
+def test_a_laplacian_that_is_zero_but_for_rounding_is_bounded_as_one_without_edges(graph, normalize):
+    bound = laplacian_bound(graph, normalize)
+    others = torch.ones(graph.num_nodes).index_fill(0, graph.source, 0).any() and normalize is not None
+    assert bound == (pytest.approx(1.0, abs=1e-4) if others else 2.0)  # L is one at nodes without edges
+
+
+def test_a_small_laplacian_is_none_of_rounding():
+    path = torch.tensor([[0, 1], [1, 0]])
+    assert laplacian_bound(Graph(path, edge_weight=torch.full((2,), 1e-20)), None) == pytest.approx(2e-20)
+
+
+@pytest.mark.parametrize("fill_value", ["mean", "add", "min", "max", "mul", 0.0, 2.5])
+def test_loops_have_the_attributes_of_pytorch_geometrics(x, fill_value):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    options = {} if fill_value == "mean" else {"fill_value": fill_value}
+    theirs, ours = (layer(P, Q, 2, edge_dim=3, **options).to(F64) for layer in (pyg.GATConv, GATConv))
+    score = next(module for module in ours.modules() if hasattr(module, "vector_source"))
+    edge = next(module for module in ours.modules() if hasattr(module, "linear") and hasattr(module, "attributes"))
+    attributes = torch.randn(EDGES.shape[1], 3, dtype=F64, requires_grad=True)
+    with torch.no_grad():
+        ours.weight.theta.copy_(theirs.lin.weight.mT.unflatten(-1, (2, Q)).movedim(1, 0))
+        score.vector_source.copy_(theirs.att_src[0])
+        score.vector_target.copy_(theirs.att_dst[0])
+        edge.linear.weight.copy_((theirs.lin_edge.weight.unflatten(0, (2, Q)) * theirs.att_edge[0, ..., None]).sum(1))
+    with_attributes = dataclasses.replace(graph(), edge_weight=None, edge_attr=attributes)
+    y, y_ = ours(x, with_attributes), theirs(x, EDGES, attributes)
+    close(y, y_)
+    close(*(torch.autograd.grad(out.square().sum(), attributes)[0] for out in (y, y_)))
+
+
+def test_attributes_of_loops_of_each_kind():
+    index, values = torch.tensor([[0, 1, 2], [1, 1, 0]]), torch.tensor([1, 4, 6])
+    for kind, of in [("mean", [6, 2.5, 0]), ("add", [6, 5, 0]), ("min", [6, 1, 0]), ("max", [6, 4, 0]),
+                     ("mul", [6, 4, 1])]:
+        for attr in (values, values[:, None].expand(3, 2), values[:, None].expand(4, 3, 2)):
+            looped = Graph(index, num_nodes=3, edge_attr=attr).with_self_loops(attr=kind).edge_attr
+            loops = looped[3:] if attr.dim() < 3 else looped[:, 3:]
+            expected = torch.tensor(of, dtype=loops.dtype).view(3, *[1] * (attr.dim() > 1)).expand_as(loops)
+            assert torch.equal(loops, expected)
+    for call in (lambda: Graph(index).with_self_loops(attr="median"), lambda: GATConv(P, Q, edge_dim=2, fill_value="x"),
+                 lambda: GATConv(P, Q, edge_dim=2, fill_value=[1.0])):
+        with pytest.raises(ConfigError, match="must be"):
+            call()

@@ -331,6 +331,8 @@ def test_pooling_is_held_to_a_path():
     (2, {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1}, (4, 3)),
     (2, {"kernel_size": (2, 3), "stride": (1, 3), "dilation": (2, 1), "groups": 2}, (3, 4)),
     (2, {"kernel_size": 1, "stride": 2, "bias": False}, (3, 4)),
+    (1, {"kernel_size": 2, "stride": 1, "dilation": 2, "output_padding": 1}, (4,)),
+    (2, {"kernel_size": (3, 2), "stride": (2, 1), "dilation": (4, 3), "output_padding": (3, 2), "groups": 2}, (4, 3)),
     (3, {"kernel_size": 2, "stride": (1, 2, 2), "padding": (1, 0, 0), "groups": 2}, (3, 2, 2))])
 def test_transposed_convolutions_equal_torchs(axes, options, size):
     theirs = getattr(nn, f"ConvTranspose{axes}d")(4, 6, **options).double()

@@ -29,16 +29,16 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv
 from structconv.planning import plan
-from structconv.structures import Graph, Padding, Window
+from structconv.structures import Causal, Graph, Grid, Padding, Window
 
 
-def reference(layer, x, z=None):
-    a = layer.basis(x, z).dense()
+def reference(layer, x, z=None, structure=None):
+    a = layer.basis(x, z, structure).dense()
     return torch.einsum("...kmn,...mp,kpq->...nq", a, x, layer.weight().dense()) + layer.bias
 
 
-def check(layer, x, z=None):
-    torch.testing.assert_close(layer(x, z), reference(layer, x, z), rtol=1e-4, atol=1e-5)
+def check(layer, x, z=None, structure=None):
+    torch.testing.assert_close(layer(x, z, structure), reference(layer, x, z, structure), rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
@@ -186,11 +186,44 @@ def test_fill_reads_options_alone(x, read):
         Conv(Reads().softmax(), 4, 4)(x)
 
 
+@pytest.mark.parametrize("read", [
+    lambda inputs: inputs.structure.periodic, lambda inputs: inputs.structure is None, lambda inputs: inputs.samples,
+    lambda inputs: inputs.structure.num_entries, lambda inputs: inputs.z is inputs.x, lambda inputs: inputs.x.shape[-2],
+    lambda inputs: inputs.z.shape[-2], lambda inputs: inputs.places, lambda inputs: inputs.kept,
+    lambda inputs: inputs.of_x(lambda x, start: x), lambda inputs: inputs.output_positions()])
+@pytest.mark.parametrize("within", [lambda own: own, lambda own: own @ own, lambda own: (own | own) * 2,
+                                    lambda own: own.masked(keep=Causal())])
+def test_fill_reads_nothing_of_a_call_that_the_key_of_a_plan_lacks(read, within):
+    class Reads(Own):
+        def fill(self, inputs, leaves):
+            return super().fill(inputs, leaves) * (2.0 if read(inputs) else 1.0)
+
+    with pytest.raises(ConfigError, match=r"inputs\.\w+\. Return it from forward, as a leaf"):
+        Conv(within(Reads()), 4, 4)(torch.randn(5, 4), structure=Grid(5))
+
+
+def test_what_fill_reads_of_a_structure_that_is_a_leaf_is_that_of_the_call():
+    class OnLines(Own):
+        def forward(self, inputs):
+            return inputs.structure, *super().forward(inputs)
+
+        def fill(self, inputs, leaves):
+            line = next(leaves)
+            scores = super().fill(inputs, leaves) * (1.0 / line.num_entries)
+            return scores if line.periodic else scores.masked(keep=Causal())
+
+    layer = Conv(OnLines().softmax(), 4, 4)
+    for line in (Grid(5, periodic=True), Grid(5), Grid(5, periodic=True), Grid(100), Grid(102), Grid(100)):
+        check(layer, torch.randn(2, line.num_entries, 4), structure=line)
+
+
 def test_fill_takes_tensors_from_leaves(x):
+    kept = torch.randn(1, 5, 3)
+
     class Keeps(Own):
         def fill(self, inputs, leaves):
             next(leaves)
-            return Bilinear(inputs.z.unsqueeze(-3), next(leaves))
+            return Bilinear(kept, next(leaves))
 
     with pytest.raises(ConfigError, match="Return the tensor from forward"):
         Conv(Keeps().softmax(), 3, 3)(torch.randn(5, 3))

@@ -169,3 +169,18 @@ def test_bad_arguments():
         recompute_blocks(attention, operands(), [], reduce="cat")
     with pytest.raises(ConfigError, match="mean"):
         recompute_blocks(attention, operands(), slices(11, 4), reduce="mean")
+
+
+@pytest.mark.parametrize("reduce", ["cat", "sum"])
+def test_a_tensor_that_is_reached_by_a_closure_has_its_gradient(reduce):
+    x, t = (torch.randn(4, 2, dtype=F64, requires_grad=True) for _ in range(2))
+
+    def run(x, t):
+        scale = t.exp()
+        return recompute_blocks(lambda block, x: (x * scale)[block], [x], slices(4, 2), reduce=reduce)
+
+    assert gradcheck(run, (x, t))
+    assert gradcheck(run, (x.detach(), t))
+    calls = []
+    recompute_blocks(lambda block, x: (calls.append(block), x[block])[1], [x], slices(4, 2), reduce=reduce)
+    assert calls == slices(4, 2)                       # what it is found by is not computed twice
