@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.memo import is_plain
+from structconv.memo import derived, is_plain, values_known
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native import calls
@@ -23,6 +23,7 @@ from structconv.primitives.native.interface import Struct, constants, integers, 
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
+from structconv.torch_private import outside_modes
 
 __all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
 
@@ -76,7 +77,8 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
     grid = _Grid(tuple(shape), tuple(below), tuple(above), tuple(dilation), outputs, inputs)
     grid.check()
     if table is None:
-        table = q.new_zeros((1, *grid.widths), dtype=sum_dtype(q.dtype))
+        table = _zeros(grid.widths, sum_dtype(q.dtype), q.device) if values_known(q) else q.new_zeros(
+            (1, *grid.widths), dtype=sum_dtype(q.dtype))
     _check(q, k, v, table, *grid, scale, dropout, seed, batch_heads)
     return _window_attention(q, k, v, table, *grid, scale, dropout, seed,
                              q.shape[1] if batch_heads is None else batch_heads)[0]
@@ -136,17 +138,16 @@ class _Grid(NamedTuple):
             raise ConfigError("window_attention", "outputs and inputs must be contiguous int64 (B + 1,) in main "
                               "memory, of sequences without dilation", f"{starts.dtype} {tuple(starts.shape)}")
         if is_plain(starts):
-            numbers = starts.tolist()
-            sizes = [after - before for before, after in itertools.pairwise(numbers)]
-            if not sizes or numbers[0] or min(sizes) < 0 or max(sizes) > self.shape[0]:
+            first, least, most, _ = _known(starts)
+            if first or least < 0 or most > self.shape[0]:
                 raise ShapeError("window_attention", "outputs and inputs must rise from 0 by at most "
-                                 f"{self.shape[0]} a step", numbers)
+                                 f"{self.shape[0]} a step", starts.tolist())
 
     def counts(self) -> tuple[int, int]:
         """N and M."""
         if self.outputs is None or self.inputs is None:
             return (math.prod(self.shape),) * 2
-        return int(self.outputs[-1]), int(self.inputs[-1])
+        return _known(self.outputs)[3], _known(self.inputs)[3]
 
     def known_counts(self, q: Tensor, k: Tensor) -> tuple[int, int]:
         """The same; those of q and k where a program is traced, which no numbers tell."""
@@ -304,18 +305,42 @@ def _native(q: Tensor, v: Tensor) -> Any:
 
 
 def _call(grid: _Grid, table: Tensor, scale: float, drop: calls.Drop) -> _Call:
-    combined = table.detach().to(torch.float32).reshape(table.shape[0], -1, table.shape[-1])
-    falling, rising = (F.pad(t, (_BORDER, _BORDER), value=-torch.inf).contiguous()
-                       for t in (combined.flip(-1), combined))
+    tables = derived(table, "bordered", lambda: _bordered(table.detach()))
     # a step beyond every axis leaves the grid as that one does, and the last axis is cut into as many lines
     steps = tuple(min(d, max(grid.shape)) for d in grid.dilation)
     lines = (_lines((1, *grid.shape[:-1]), (0, *grid.below[:-1]), (0, *grid.above[:-1]), (1, *steps[:-1]))
              if grid.outputs is None else _apart(grid.outputs.shape[0] - 1))
     starts = grid.outputs, grid.inputs
-    return _Call(lines, (falling, rising), starts, grid.shape[-1], steps[-1], grid.below[-1], grid.above[-1], scale,
+    return _Call(lines, tables, starts, grid.shape[-1], steps[-1], grid.below[-1], grid.above[-1], scale,
                  drop)
 
 
+@lru_cache(maxsize=64)
+def _zeros(widths: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A table without a bias."""
+    return outside_modes(lambda: torch.zeros((1, *widths), dtype=dtype, device=device))
+
+
+def _bordered(table: Tensor) -> tuple[Tensor, Tensor]:
+    """A table by falling and by rising offset, as the kernels read it."""
+    combined = table.to(torch.float32).reshape(table.shape[0], -1, table.shape[-1])
+    falling, rising = (F.pad(t, (_BORDER, _BORDER), value=-torch.inf).contiguous()
+                       for t in (combined.flip(-1), combined))
+    return falling, rising
+
+
+def _known(starts: Tensor) -> tuple[int, int, int, int]:
+    """Where sequences begin: the first number, the smallest and the largest step, and the last number."""
+    return derived(starts, "extremes", lambda: _extremes(starts.tolist()))
+
+
+def _extremes(starts: list[int]) -> tuple[int, int, int, int]:
+    """The same of a list; a step below zero where there is none."""
+    steps = [after - before for before, after in itertools.pairwise(starts)] or [-1]
+    return starts[0] if starts else 0, min(steps), max(steps), starts[-1] if starts else 0
+
+
+@lru_cache(maxsize=64)
 def _apart(count: int) -> tuple[Tensor, ...]:
     """Lines that are near themselves alone."""
     line = torch.arange(count + 1, dtype=torch.int32)
