@@ -14,7 +14,7 @@ from structconv import nn as layers
 from structconv import ops, tensors
 from structconv.arguments import explained
 from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
-from structconv.nn.conv import to_entries, to_image
+from structconv.nn.images import to_entries, to_image
 from structconv.structures import Causal, Graph, Grid, KnowledgeGraph, Padding
 from structconv.structures.batching import membership, unbatch
 from structconv.structures.supports import DenseMask, EdgeSupport

@@ -35,7 +35,7 @@ from structconv.mechanisms import (
     Shifts,
 )
 from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock, RelativeValue
-from structconv.nn.conv import to_entries
+from structconv.nn.images import to_entries
 from structconv.structures import Causal, DenseMask, Graph, Grid, Padding, Window
 from structconv.weights import (
     Depthwise,
