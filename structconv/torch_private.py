@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 __all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "backward_task", "below_autograd", "bound_apply",
-           "called", "defers",
-           "dispatch_modes", "flash_attention", "flash_attention_backward", "follows_transforms", "forward_level",
-           "forward_mode", "function_modes", "fused_choice", "global_hooks", "in_a_mode", "intercepted", "is_wrapped",
-           "linear_pointwise", "outside_modes", "parameter", "profiling", "single_level", "tracing",
-           "transforms_active", "version", "watched", "will_run", "without_autocast"]
+           "called", "defers", "dispatch_modes", "flash_attention", "flash_attention_backward", "follows_transforms",
+           "forward_level", "forward_mode", "function_modes", "fused_choice", "global_hooks", "in_a_mode",
+           "intercepted", "is_wrapped", "linear_pointwise", "outside_modes", "parameter", "profiling", "single_level",
+           "tracing", "transforms_active", "version", "watched", "will_run", "without_autocast"]
 
 T = TypeVar("T")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +11,8 @@ from structconv import torch_private as private
 from structconv.bases.spec import Projected, tensor
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct
 from structconv.planning.kernel import register
-from structconv.planning.problem import Call, Problem, Run
+from structconv.planning.problem import Call, Problem, Run, Step
+from structconv.primitives.native.loader import Core
 from structconv.primitives.native.step import Heads, attention_step, core_for
 from structconv.theta import LowRankTheta
 
@@ -43,56 +43,79 @@ class AttentionStep(ScaledDotProduct):
         apart = super().compile(match, problem, path)
 
         def run(call: Call) -> Tensor:
-            y = _step(match, call)
-            if y is None:
+            step, keys = _Step.of(match, call), match.key(call.leaves)
+            if step is None:
                 call.settle()
                 return apart(call)
+            y = step.taken(keys, cast(Tensor, call.projected))
+            call.pending.written()
             return y
 
         return run
 
-    def bind(self, match: Attended, call: Call) -> Callable[[Tensor], Tensor | None] | None:
-        theta, pending, keys, values = cast(Any, call.theta), call.pending, match.key(call.leaves), call.projected
-        query, key = match.query(call.leaves), pending.made(keys)
-        plain = type(query) is type(key) is Projected and query.x is pending.x and theta.values.shape[0] == theta.size
-        core = core_for(*query[:3], *key[:3], theta.values, theta.outputs, call.bias) if plain else None
-        if core is None:
+    def bind(self, match: Attended, call: Call) -> Step | None:
+        step, pending = _Step.of(match, call), call.pending
+        if step is None or not step.projects(pending.x):
             return None
-        shape, kept_keys, kept_values = pending.x.shape, pending.rows(keys), pending.rows(values)
-        single, last = len(shape) == 2, (*shape[:-1], theta.out_channels)
+        keys, values = pending.rows(match.key(call.leaves)), pending.rows(call.projected)
 
         def run(x: Tensor) -> Tensor | None:
-            if private.watched() or x.shape != shape or core_for(x) is None:
+            if private.watched() or x.shape != step.shape or core_for(x) is None:
                 return None
-            own, given = kept_keys.entries(), kept_values.entries()
-            if single:
-                own, given = own.unsqueeze(0), given.unsqueeze(0)
-            y = attention_step(core, Heads(x, query.weight, query.bias), Heads(x, key.weight, key.bias),
-                               Heads(x, theta.values, None, False), own, given, theta.outputs, call.bias, match.scale)
-            return y.view(last)
+            return step.of_entry(x).taken(keys.entries(), values.entries())
 
         return run
 
 
-def _step(match: Attended, call: Call) -> Tensor | None:
-    """y, and the new entry's key and values in their places; `None` where the kernel cannot take what is there."""
-    theta: Any = call.theta
-    pending, values, keys = call.pending, call.projected, match.key(call.leaves)
-    if private.watched() or pending is None or values is None:
-        return None
-    x = pending.x
-    if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1]:
-        return None
-    query, key = _heads(match.query(call.leaves)), _heads(pending.made(keys))
-    value = _heads(theta.heads(x)) if theta.values.shape[0] != theta.size else Heads(x, theta.values, None, False)
-    core = core_for(*query[:3], *key[:3], *value[:3], theta.outputs, call.bias)
-    if core is None or not (_alike(query, x) and _alike(key, x)):
-        return None
-    if x.dim() == 2:
-        keys, values = keys.unsqueeze(0), values.unsqueeze(0)
-    y = attention_step(core, query, key, value, keys, values, theta.outputs, call.bias, match.scale)
-    pending.written()
-    return y.view(*x.shape[:-1], y.shape[-1])
+class _Step(NamedTuple):
+    """What a step computes with, beside what is kept.
+
+    Args:
+        query, key, value: the new entry, or what is made of it.
+        shape: that of the entry, (B, 1, P) or (1, P).
+    """
+
+    core: Core
+    query: Heads
+    key: Heads
+    value: Heads
+    output: Tensor
+    bias: Tensor | None
+    scale: float
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, match: Attended, call: Call) -> Self | None:
+        """That of a call; `None` where the kernel cannot take what is there."""
+        theta: Any = call.theta
+        pending, values, keys = call.pending, call.projected, match.key(call.leaves)
+        if private.watched() or pending is None or values is None:
+            return None
+        x = pending.x
+        if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1]:
+            return None
+        query, key = _heads(match.query(call.leaves)), _heads(pending.made(keys))
+        value = _heads(theta.heads(x)) if theta.values.shape[0] != theta.size else Heads(x, theta.values, None, False)
+        core = core_for(*query[:3], *key[:3], *value[:3], theta.outputs, call.bias)
+        if core is None or not (_alike(query, x) and _alike(key, x)):
+            return None
+        return cls(core, query, key, value, theta.outputs, call.bias, match.scale, x.shape)
+
+    def projects(self, x: Tensor) -> bool:
+        """Whether query, key and value are projections of this entry."""
+        return all(heads.weight is not None and heads.x is x for heads in (self.query, self.key, self.value))
+
+    def of_entry(self, x: Tensor) -> Self:
+        """The same of another entry, of which query, key and value are projections."""
+        return self._replace(query=self.query._replace(x=x), key=self.key._replace(x=x), value=self.value._replace(x=x))
+
+    def taken(self, keys: Tensor, values: Tensor) -> Tensor:
+        """y, with the entry's key and values written to the last of those that are kept."""
+        if keys.dim() == 3:
+            keys, values = keys.unsqueeze(0), values.unsqueeze(0)
+        y = attention_step(self.core, self.query, self.key, self.value, keys, values, self.output, self.bias,
+                           self.scale)
+        return y.view(*self.shape[:-1], y.shape[-1])
 
 
 def _heads(leaf: Any) -> Heads:

@@ -6,7 +6,6 @@ layer, if a module was exchanged or is in another mode, if plans may be others. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from structconv import torch_private as private
 from structconv.mechanisms.sight import sees_all
 from structconv.planning.plan import Plan, era
-from structconv.planning.problem import Call
+from structconv.planning.problem import Call, Step
 
 __all__ = ["Bound"]
 
@@ -26,7 +25,7 @@ class Bound:
         layer: whose step it was. run: (entry x) -> y.
     """
 
-    def __init__(self, layer: Any, run: Callable[[Tensor], Tensor | None]) -> None:
+    def __init__(self, layer: Any, run: Step) -> None:
         self._run, self._layer, self._era, self._held = run, layer, era(), (layer.path, layer.max_bytes)
         self._modules = [(module, module.training) for module in layer.modules()
                          if not isinstance(module, nn.ModuleList)]
@@ -37,7 +36,9 @@ class Bound:
     def of(cls, layer: Any, plan: Plan, call: Call, structure: Any) -> Self | None:
         """What binds such a step; `None` where masks may leave pairs out of a later one, or its kernel cannot."""
         alone = type(layer).forward is type(layer).computes
-        run = plan.bind(call) if alone and sees_all(layer.mechanism, structure) else None
+        if plan.bind is None or not alone or not sees_all(layer.mechanism, structure):
+            return None
+        run = plan.bind(call)
         return None if run is None else cls(layer, run)
 
     def __call__(self, x: Tensor) -> Tensor | None:

@@ -384,8 +384,9 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
     if positions is not None or (prepared is not None and prepared.dropped):
         places = _places(positions, prepared, entries if z is None else z, structure)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
+    pending, reused = (None, None) if prepared is None else (prepared.pending, prepared.reused)
     call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs), heads, relative, places,
-                *(None, None) if prepared is None else (prepared.pending, prepared.reused))
+                pending, reused)
     return call if dtype is None else cast_call(call, dtype), image
 
 

@@ -119,14 +119,17 @@ class Pending:
 
     def made(self, kept: Tensor) -> Any:
         """What is to be put in the last rows of something that is kept, by a kernel that does so: a leaf."""
-        for make, rows in self._kept:
-            if rows.entries() is kept:
-                return make(self.x, self._start)
-        raise ConfigError("Pending", "what is made must be entries that are kept", tuple(kept.shape))
+        return self._kept_as(kept).make(self.x, self._start)
 
     def rows(self, kept: Tensor) -> Rows:
         """The rows that are kept as this tensor."""
-        return next(rows for _, rows in self._kept if rows.entries() is kept)
+        return self._kept_as(kept).rows
+
+    def _kept_as(self, kept: Tensor) -> Kept:
+        for own in self._kept:
+            if own.rows.entries() is kept:
+                return own
+        raise ConfigError("Pending", "what is made must be entries that are kept", tuple(kept.shape))
 
     def written(self) -> None:
         """It has been put there."""
@@ -249,10 +252,11 @@ class Prepared:
 
     def stepped(self) -> Tensor | None:
         """y of the pending entry, by the plan to which steps are bound; `None` where they are not."""
-        pending = self.pending
-        y = None if self._bound is None or pending is None else self._bound(pending.x)
-        if pending is not None and y is not None:
-            pending.written()
+        if self._bound is None or self.pending is None:
+            return None
+        y = self._bound(self.pending.x)
+        if y is not None:
+            self.pending.written()
         return y
 
     def bind(self, plan: Plan, call: Call, structure: Any) -> None:

@@ -21,19 +21,16 @@ import abc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
-
 from structconv.bases.base import Basis
 from structconv.bases.pairwise import weights_at
 from structconv.errors import ConfigError
 from structconv.planning.cost import Cost
-from structconv.planning.problem import Call, Problem, Run
+from structconv.planning.problem import Call, Problem, Run, Step
 
 if TYPE_CHECKING:
     from structconv.planning.plan import Plan
 
-__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered",
-           "registrations"]
+__all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered", "registrations"]
 
 
 class Kernel(abc.ABC):
@@ -89,7 +86,7 @@ class Kernel(abc.ABC):
         """(call) -> the basis's entries where they count: (..., K, E) along its edges, else (..., K, M, N)."""
         return lambda call: weights_at(call.basis(), call.x.dtype)
 
-    def bind(self, match: Any, call: Call) -> Callable[[Tensor], Tensor | None] | None:
+    def bind(self, match: Any, call: Call) -> Step | None:
         """(entry x) -> y, for the steps behind this one of the same prepared x, whose operands do not change: it makes
         what is pending of x, and may hold tensors of the call. `None` where it is not worth it."""
         return None

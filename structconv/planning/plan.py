@@ -28,7 +28,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
 from structconv.planning.kernel import FORGET, Kernel, matching, registrations
 from structconv.planning.precision import without_autocast
-from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
+from structconv.planning.problem import Call, Image, PartInputs, Problem, Run, Step
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
 from structconv.structures.entries import Entries
@@ -46,10 +46,6 @@ _SIZED: set[Hashable] = set()
 FORGET.append(_PLANS.clear)
 #: Leaves that are static themselves.
 _STATIC = frozenset((Token, type(None)))
-
-
-def _never(call: Call) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class Plan:
     problem: str
     parts: tuple[Plan, ...] = dataclasses.field(default=(), repr=False)
     subject: Hashable = dataclasses.field(default=None, repr=False)
-    bind: Callable[[Call], Callable[[Tensor], Tensor | None] | None] = dataclasses.field(default=_never, repr=False)
+    bind: Callable[[Call], Step | None] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def path(self) -> str:
@@ -251,7 +247,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     reason = "asked for" if path is not None else "cheapest" if fitting else "smallest; all hold more than max_bytes"
     others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
-    bind = partial(chosen.kernel.bind, chosen.match) if chosen.kernel.pending else _never
+    bind = partial(chosen.kernel.bind, chosen.match) if chosen.kernel.pending else None
     return Plan(_compiled(chosen, problem), _weights(chosen, problem),
                 "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
                 chosen.kernel.parts(chosen.match, problem), None if call is None else subject(call), bind)

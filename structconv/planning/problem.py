@@ -21,7 +21,7 @@ from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
 from structconv.structures.places import Places
 from structconv.theta import Theta
 
-__all__ = ["Call", "Image", "PartInputs", "Problem", "Run"]
+__all__ = ["Call", "Image", "PartInputs", "Problem", "Run", "Step"]
 
 #: The leaves of a call -> its basis.
 Build = Callable[[Sequence[Any]], Basis]
@@ -109,6 +109,8 @@ class Call(NamedTuple):
 
 #: What a kernel compiles: the call -> y (..., N, Q), b included.
 Run = Callable[[Call], Tensor]
+#: What a step is bound to: the entry -> y; `None` where it must be planned again.
+Step = Callable[[Tensor], Tensor | None]
 
 
 class Image(NamedTuple):

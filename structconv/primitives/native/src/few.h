@@ -6,6 +6,7 @@
 #pragma once
 
 #include "api.h"
+#include "lanes.h"
 #include "ratio.h"
 #include "rows.h"
 
@@ -15,15 +16,6 @@ template <class Args> bool few_outputs(const Args& a, int64_t outputs, int64_t i
     return a.activation == kProduct && !a.causal && !a.half && !(a.drop.p > 0) && outputs > 0 &&
            outputs <= kFewOutputs && inputs > 0 && inputs <= kFewInputs;
 }
-
-// visit(first channel, how many of 16) over channels from the first on.
-template <class Visit> void for_lanes(int64_t channels, const Visit& visit, int64_t first = 0) {
-    for (int64_t c = first; c < channels; c += 16) visit(c, static_cast<int>(channels - c < 16 ? channels - c : 16));
-}
-
-inline v16 lanes(const float* from, int part) { return part == 16 ? load<v16>(from) : load_part<v16>(from, part); }
-
-inline void put(float* to, v16 v, int part) { part == 16 ? store(to, v) : store_part(to, v, part); }
 
 // y = sum_m w_m row(m), 64 channels at a time.
 template <class Row> void few_sums(const float* w, const Row& row, int64_t inputs, int64_t channels, float factor,
@@ -56,12 +48,6 @@ struct OfSums {
     }
 };
 
-inline float few_dot(const float* a, const float* b, int64_t channels) {
-    v16 sum{};
-    for_lanes(channels, [&](int64_t c, int part) { sum += lanes(a + c, part) * lanes(b + c, part); });
-    return total(sum);
-}
-
 // Scores of one output, filled up with -inf to a multiple of 16.
 template <class Row, class Power>
 void few_scores(const float* own, const float* vector, const Row& row, int64_t inputs, int64_t depth, float* scores,
@@ -75,18 +61,7 @@ void few_scores(const float* own, const float* vector, const Row& row, int64_t i
         });
         scores[m] = total(sum);
     }
-    for (int64_t m = inputs; m % 16; ++m) scores[m] = -INFINITY;
-}
-
-// exp(score - base) in the place of scores; returns their sum.
-inline float few_weights(float* scores, int64_t inputs, float base) {
-    v16 sum{};
-    for (int64_t m = 0; m < inputs; m += 16) {
-        const v16 p = exponential(load<v16>(scores + m) - base);
-        sum += p;
-        store(scores + m, p);
-    }
-    return total(sum);
+    fill_up(scores, inputs);
 }
 
 inline void few_forward(const AdditiveForwardArgs& a, int64_t head) {
@@ -96,9 +71,7 @@ inline void few_forward(const AdditiveForwardArgs& a, int64_t head) {
     for (int64_t n = 0; n < a.layout.rows; ++n) {
         few_scores(row_of<float>(a.q, n, head), a.vector + head * a.depth,
                    [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, w, OfFactors{});
-        float top = -INFINITY;
-        for (int64_t m = 0; m < inputs; ++m) top = w[m] > top ? w[m] : top;
-        const float sum = few_weights(w, inputs, top), inverse = 1.0f / sum;
+        const float top = greatest(w, inputs), sum = weights_of(w, inputs, top), inverse = 1.0f / sum;
         a.lse[n * a.heads + head] = top + std::log(sum);
         few_sums(w, values, inputs, a.channels, inverse, row_of<float>(a.y, n, head));
     }
@@ -154,10 +127,10 @@ inline void few_backward(const AdditiveBackwardArgs& a, int64_t head) {
         const float *own = row_of<float>(a.q, n, head), *g = row_of<float>(a.grad, n, head);
         few_scores(own, vector, [&](int64_t m) { return row_of<float>(a.k, m, head); }, inputs, a.depth, p,
                    OfFactors{});
-        few_weights(p, inputs, a.lse[n * a.heads + head]);
-        const float shift = few_dot(g, row_of<float>(a.y, n, head), a.channels);
+        weights_of(p, inputs, a.lse[n * a.heads + head]);
+        const float shift = dot(g, row_of<float>(a.y, n, head), a.channels);
         for (int64_t m = 0; m < inputs; ++m)
-            ds[m] = p[m] * (few_dot(g, row_of<float>(a.x, m, head), a.channels) - shift);
+            ds[m] = p[m] * (dot(g, row_of<float>(a.x, m, head), a.channels) - shift);
         const bool more = n > 0;
         few_slopes({own, vector, ds, a.k, a.grad_k, row_of<float>(a.grad_q, n, head), a.grad_vector + head * a.depth,
                     inputs, head, static_cast<float>(a.parameter), more},
@@ -187,22 +160,6 @@ template <class Args, class Use> void with_powers(const Args& a, int64_t n, int6
     all ? use(own, a.factor, OfFactors{}) : use(q, a.k, OfSums{rate});
 }
 
-// <g, row(m)> for all inputs, four at a time.
-template <class Row> void few_dots(const float* g, const Row& row, int64_t inputs, int64_t channels, float* out) {
-    int64_t m = 0;
-    for (; m + 4 <= inputs; m += 4) {
-        const float* rows[4] = {row(m), row(m + 1), row(m + 2), row(m + 3)};
-        v16 sums[4] = {};
-        for_lanes(channels, [&](int64_t c, int part) {
-            const v16 own = lanes(g + c, part);
-            for (int i = 0; i < 4; ++i) sums[i] += own * lanes(rows[i] + c, part);
-        });
-        const v4 found = totals(sums[0], sums[1], sums[2], sums[3]);
-        for (int i = 0; i < 4; ++i) out[m + i] = found[i];
-    }
-    for (; m < inputs; ++m) out[m] = few_dot(g, row(m), channels);
-}
-
 inline void step_forward(const AdditiveStepArgs& a, int64_t head) {
     alignas(64) float w[kFewInputs];
     for (int64_t n = 0; n < a.outputs; ++n) {
@@ -210,9 +167,7 @@ inline void step_forward(const AdditiveStepArgs& a, int64_t head) {
             few_scores(own, a.vector + head * a.depth, [&](int64_t m) { return row_of<float>(others, m, head); },
                        a.inputs, a.depth, w, power);
         });
-        float top = -INFINITY;
-        for (int64_t m = 0; m < a.inputs; ++m) top = w[m] > top ? w[m] : top;
-        const float inverse = 1.0f / few_weights(w, a.inputs, top);
+        const float inverse = 1.0f / weights_of(w, a.inputs, greatest(w, a.inputs));
         float* weights = a.weights + (head * a.outputs + n) * a.inputs;
         for (int64_t m = 0; m < a.inputs; ++m) weights[m] = w[m] * inverse;
         few_sums(weights, [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs, a.channels, 1.0f,
@@ -224,7 +179,7 @@ inline void step_backward(const AdditiveStepBackwardArgs& a, int64_t head) {
     alignas(64) float ds[kFewInputs];
     for (int64_t n = 0; n < a.outputs; ++n) {
         const float* p = a.weights + (head * a.outputs + n) * a.inputs;
-        few_dots(row_of<float>(a.grad, n, head), [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs,
+        dots_of(row_of<float>(a.grad, n, head), [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs,
                  a.channels, ds);
         float shift = 0.0f;
         for (int64_t m = 0; m < a.inputs; ++m) shift += p[m] * ds[m];

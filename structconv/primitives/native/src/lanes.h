@@ -1,0 +1,74 @@
+// Rows of any number of channels, sixteen at a time: their products, and the softmax of scores.
+#pragma once
+
+#include "vectors.h"
+
+namespace structconv::SC_ISA {
+
+// visit(first channel, how many of 16) over channels from the first on.
+template <class Visit> void for_lanes(int64_t channels, const Visit& visit, int64_t first = 0) {
+    for (int64_t c = first; c < channels; c += 16) visit(c, static_cast<int>(channels - c < 16 ? channels - c : 16));
+}
+
+inline v16 lanes(const float* from, int part) { return part == 16 ? load<v16>(from) : load_part<v16>(from, part); }
+
+inline void put(float* to, v16 v, int part) { part == 16 ? store(to, v) : store_part(to, v, part); }
+
+inline float dot(const float* a, const float* b, int64_t channels) {
+    v16 sum{};
+    for_lanes(channels, [&](int64_t c, int part) { sum += lanes(a + c, part) * lanes(b + c, part); });
+    return total(sum);
+}
+
+// <x, row> of four rows.
+inline v4 dots(const float* x, const float* const (&rows)[4], int64_t channels) {
+    v16 sums[4] = {};
+    int64_t c = 0;
+    for (; c + 16 <= channels; c += 16) {
+        const v16 own = load<v16>(x + c);
+        for (int i = 0; i < 4; ++i) sums[i] += own * load<v16>(rows[i] + c);
+    }
+    if (c < channels) {
+        const int part = static_cast<int>(channels - c);
+        const v16 own = load_part<v16>(x + c, part);
+        for (int i = 0; i < 4; ++i) sums[i] += own * load_part<v16>(rows[i] + c, part);
+    }
+    return totals(sums[0], sums[1], sums[2], sums[3]);
+}
+
+// <x, row(m)> for so many rows, four at a time.
+template <class Row> void dots_of(const float* x, const Row& row, int64_t count, int64_t channels, float* out) {
+    int64_t m = 0;
+    for (; m + 4 <= count; m += 4) {
+        const v4 found = dots(x, {row(m), row(m + 1), row(m + 2), row(m + 3)}, channels);
+        for (int i = 0; i < 4; ++i) out[m + i] = found[i];
+    }
+    for (; m < count; ++m) out[m] = dot(x, row(m), channels);
+}
+
+// Scores are filled up with -inf to a multiple of 16.
+inline void fill_up(float* scores, int64_t count) {
+    for (int64_t m = count; m % 16; ++m) scores[m] = -INFINITY;
+}
+
+// The greatest of scores that are filled up.
+inline float greatest(const float* scores, int64_t count) {
+    v16 top = load<v16>(scores);
+    for (int64_t m = 16; m < count; m += 16) top = maximum(top, load<v16>(scores + m));
+    float found = top[0];
+    for (int lane = 1; lane < 16; ++lane) found = top[lane] > found ? top[lane] : found;
+    return found;
+}
+
+// exp(score - base) in the place of scores that are filled up; returns their sum.
+inline float weights_of(float* scores, int64_t count, float base) {
+    v16 sum{};
+    for (int64_t m = 0; m < count; m += 16) {
+        const v16 p = exponential(load<v16>(scores + m) - base);
+        sum += p;
+        store(scores + m, p);
+    }
+    return total(sum);
+}
+
+}  // namespace structconv::SC_ISA
