@@ -1,6 +1,7 @@
 """The command `structconv`: verbs, exit codes and one-line errors; torch is imported by the verb that needs it.
 
-Exit codes: 0 done, 2 bad usage or configuration, 75 interrupted with the state saved, 1 anything else.
+Exit codes: 0 done, 2 bad usage or configuration, 3 bad data, 4 a training that diverged, 75 interrupted with the state
+saved, 1 anything else.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import NoReturn
 
 from structconv import __version__
 from structconv.commands import bench, doctor, listing, plan, recipes, show
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, DataError, ShapeError, StructconvError
 from structconv.train.interrupt import EXIT_INTERRUPTED, Interrupted
 
 __all__ = ["main"]
 
+_CODES = {ConfigError: 2, ShapeError: 2, DataError: 3}
 _DESCRIPTION = "Convolution and attention as one operator: y = sum_k A_k^T x Theta_k."
 
 
@@ -46,10 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             raise
-        usage = isinstance(error, (ConfigError, ShapeError))
-        named = str(error) if isinstance(error, (ConfigError, ShapeError, StructureError)) else (
-            f"{type(error).__name__}: {error}")
-        return _fail(named, 2 if usage else 1)
+        named = str(error) if isinstance(error, StructconvError) else f"{type(error).__name__}: {error}"
+        return _fail(named, next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
 
 
 def _parser() -> Parser:

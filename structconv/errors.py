@@ -1,4 +1,4 @@
-"""The three errors of structconv, one format for all of them.
+"""The errors of structconv, one format for all of them.
 
 Every message names the owner, what was expected, what came, and the remedy::
 
@@ -7,7 +7,7 @@ Every message names the owner, what was expected, what came, and the remedy::
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "ShapeError", "StructureError"]
+__all__ = ["ConfigError", "DataError", "ShapeError", "StructconvError", "StructureError"]
 
 
 _MOST_LETTERS = 400
@@ -44,3 +44,18 @@ class StructureError(StructconvError):
 
 class ConfigError(StructconvError):
     """A layer, mechanism or recipe asked for something that has no meaning."""
+
+
+class DataError(StructureError):
+    """A file that is not what it should be: torn, empty, or with a line that cannot be read.
+
+    Args:
+        path: the file, as its user named it.
+        expected: what must stand there, ``"ten columns"``.
+        got: what stands there instead.
+        line: its number, from 1; `None` where it is the file as a whole.
+        remedy: what to do about it; a whole sentence, or nothing.
+    """
+
+    def __init__(self, path: object, expected: str, got: object, line: int | None = None, remedy: str = "") -> None:
+        super().__init__(str(path) if line is None else f"{path}, line {line}", f"expected {expected}", got, remedy)
