@@ -8,8 +8,8 @@ import pytest
 
 from structconv.analysis.flops import forward_flops
 from structconv.data.digits import load_digits
-from structconv.train.comparison import network
-from structconv.train.recipes import CompareDigits
+from structconv.recipes.digits import network
+from structconv.recipes.options.digits import CompareDigits
 from tools import results
 
 RESULTS = json.loads(results.RECORDED.read_text(encoding="utf-8"))

@@ -19,8 +19,8 @@ from structconv.bench.plot import SIZES, draw
 from structconv.bench.records import HEADERS, TEXT_COLUMNS, Line, from_json, row
 from structconv.bench.runner import HUGE_PAGES, Probe, Settings, run
 from structconv.bench.suites import SUITES, cases
-from structconv.commands.output import print_json
 from structconv.errors import ConfigError
+from structconv.report.output import print_json
 from structconv.report.table import print_table
 
 __all__ = ["Session", "execute"]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from structconv.bench.suites import SUITES
-from structconv.commands.output import no_more, print_json
+from structconv.commands.options import no_more
+from structconv.report.output import print_json
 
 __all__ = ["add"]
 

@@ -8,7 +8,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from structconv.commands.output import no_more, print_json
+from structconv.commands.options import no_more
+from structconv.report.output import print_json
 from structconv.report.table import print_table
 
 __all__ = ["add"]

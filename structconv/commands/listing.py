@@ -6,9 +6,10 @@ import argparse
 from typing import Any
 
 from structconv.commands.named import NAMED
-from structconv.commands.output import no_more, print_json
+from structconv.commands.options import no_more
+from structconv.recipes.register import RECIPES
+from structconv.report.output import print_json
 from structconv.report.table import print_table
-from structconv.train.recipes import RECIPES
 
 __all__ = ["add"]
 

@@ -1,12 +1,14 @@
-"""The options that `show` and `plan` share."""
+"""The options that `show` and `plan` share, and the refusal of what a verb does not know."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from structconv.commands.named import Options, parse_numbers
+from structconv.errors import ConfigError
 
-__all__ = ["add_options", "read_options"]
+__all__ = ["add_options", "no_more", "read_options"]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,3 +24,10 @@ def read_options(args: argparse.Namespace) -> Options:
     """What was given, converted and checked."""
     return Options(grid=parse_numbers("--grid", args.grid, "x"), periodic=args.periodic, order=args.order,
                   heads=args.heads, offsets=tuple(parse_numbers("--offset", text, ",") for text in args.offset))
+
+
+def no_more(verb: str, rest: Sequence[str]) -> None:
+    """Raise `ConfigError` if the command line has arguments that the verb does not know."""
+    if rest:
+        raise ConfigError(f"structconv {verb}", "every argument must be known", " ".join(rest),
+                          f"See structconv {verb} --help.")

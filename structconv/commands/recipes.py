@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from structconv.commands.output import no_more, print_json
+from structconv.commands.options import no_more
 from structconv.errors import ConfigError
+from structconv.recipes.register import RECIPES, Entry, Runner, entry_named, recipe_of
+from structconv.report.output import print_json
 from structconv.train.config import Recipe, options, resolve
 from structconv.train.interrupt import Interrupt, Interrupted
 from structconv.train.progress import progress_for
-from structconv.train.recipes import RECIPES, Entry, Runner, entry_named, recipe_of
 from structconv.train.run import Run, check_new
 
 __all__ = ["add"]

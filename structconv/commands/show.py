@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.named import Options, find
-from structconv.commands.options import add_options, read_options
-from structconv.commands.output import no_more, print_json
+from structconv.commands.options import add_options, no_more, read_options
 from structconv.errors import ConfigError
+from structconv.report.output import print_json
 
 __all__ = ["add"]
 

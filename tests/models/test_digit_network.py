@@ -9,7 +9,7 @@ from structconv.analysis.fields import receptive_field
 from structconv.analysis.flops import forward_flops
 from structconv.models.digits import VARIANTS, PixelNetwork
 from structconv.primitives.products import product
-from structconv.train.recipes import DIGIT_BASES
+from structconv.recipes.options.digits import DIGIT_BASES
 
 
 def test_the_recipe_names_the_variants():

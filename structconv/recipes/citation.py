@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from structconv.bases.sparse import Sparse
 from structconv.data.planetoid import Planetoid, read_planetoid
 from structconv.models import citation as networks
+from structconv.recipes.options.citation import Cora, CoraCheb, CoraGAT, CoraGCN
 from structconv.report.table import print_table
 from structconv.structures.graph import Graph
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
 from structconv.train.loop import Schedule, fit
 from structconv.train.progress import Progress
-from structconv.train.recipes import Cora, CoraCheb, CoraGAT, CoraGCN
 from structconv.train.run import Run
 from structconv.train.stopping import LossWindow, Patience, Stopping
 from structconv.train.summary import mean_and_std

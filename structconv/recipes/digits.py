@@ -16,13 +16,13 @@ from structconv.analysis.fields import receptive_field
 from structconv.analysis.flops import forward_flops
 from structconv.data.digits import Digits, Split, load_digits
 from structconv.models.digits import VARIANTS, PixelNetwork
+from structconv.recipes.options.digits import CompareDigits
 from structconv.report.comparison import HEADERS, table_rows, write_report
 from structconv.report.table import print_table
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
 from structconv.train.loop import Schedule, fit
 from structconv.train.progress import Progress
-from structconv.train.recipes import CompareDigits
 from structconv.train.run import Run
 from structconv.train.stopping import BestAccuracy
 from structconv.train.summary import mean_and_std

@@ -1,0 +1,3 @@
+"""What a user may set of each recipe, by chapter; nothing here imports torch."""
+
+__all__ = ()

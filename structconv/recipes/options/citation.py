@@ -1,0 +1,68 @@
+"""Options of the Cora recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv.train.config import Recipe, option
+
+__all__ = ["Cora", "CoraCheb", "CoraGAT", "CoraGCN"]
+
+SOURCE = "The files are in the folder data of github.com/kimiyoung/planetoid."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cora(Recipe):
+    """What the three Cora recipes share."""
+
+    paper: ClassVar[str]
+    data: str = option("", "folder with the raw Planetoid files ind.cora.*")
+    seeds: int = option(10, "trainings, with seeds 0, 1, ...", minimum=1)
+    verify: bool = option(True, "hold the files against their published SHA-256")
+    learning_rate: float = option(0.01, "of Adam", minimum=0)
+    weight_decay: float = option(5e-4, "L2 penalty", minimum=0)
+    epochs: int = option(200, "at most", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (Path(self.data) / "ind.cora.x").is_file():
+            raise ConfigError(self.name, "data must name the folder with the Planetoid files ind.cora.*",
+                              repr(self.data) if self.data else "none", f"Give it with --data DIR. {SOURCE}")
+        object.__setattr__(self, "data", str(Path(self.data).resolve()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoraGCN(Cora):
+    """Kipf and Welling (2017), section 5.2."""
+
+    name = "cora-gcn"
+    paper = "81.5"
+    hidden: int = option(16, "units of the first layer", minimum=1)
+    dropout: float = option(0.5, "share of inputs and hidden units dropped", minimum=0, below=1)
+    window: int = option(10, "validation losses that early stopping averages", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoraCheb(CoraGCN):
+    """Kipf and Welling (2017), table 3: Chebyshev filter with K = 2, three polynomials."""
+
+    name = "cora-cheb"
+    paper = "81.2"
+    order: int = option(2, "highest degree of the Chebyshev polynomials", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoraGAT(Cora):
+    """Velickovic et al. (2018), section 3.3."""
+
+    name = "cora-gat"
+    paper = "83.0 ± 0.7"
+    learning_rate: float = option(0.005, "of Adam", minimum=0)
+    heads: int = option(8, "attention heads of the first layer", minimum=1)
+    hidden: int = option(8, "channels of each head", minimum=1)
+    dropout: float = option(0.6, "share of inputs, hidden units and attention dropped", minimum=0, below=1)
+    epochs: int = option(2000, "at most", minimum=1)
+    patience: int = option(100, "validations without a better loss or accuracy before stopping", minimum=1)
