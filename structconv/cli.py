@@ -14,7 +14,7 @@ from typing import NoReturn
 from structconv import __version__
 from structconv.commands import bench, doctor, listing, plan, recipes, show
 from structconv.errors import ConfigError, DataError, ShapeError, StructconvError
-from structconv.train.interrupt import EXIT_INTERRUPTED, Interrupted
+from structconv.train.interrupt import EXIT_DIVERGED, EXIT_INTERRUPTED, Diverged, Interrupted
 
 __all__ = ["main"]
 
@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args, rest))
     except Interrupted as stopped:
         return _fail(str(stopped), EXIT_INTERRUPTED)
+    except Diverged as stopped:
+        return _fail(str(stopped), EXIT_DIVERGED)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:

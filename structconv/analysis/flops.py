@@ -18,7 +18,7 @@ from structconv.primitives.native import additive_dense as _additive_dense  # no
 from structconv.primitives.native import affine as _affine  # noqa: F401
 from structconv.primitives.native import bilinear as _bilinear  # noqa: F401
 
-__all__ = ["forward_flops"]
+__all__ = ["counted", "forward_flops"]
 
 _Shape = tuple[int, ...]
 
@@ -29,17 +29,22 @@ def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
     A multiplication and an addition are two. Element-wise work (activations, softmax, index selection) is not
     counted. The function is run once, without gradients.
     """
+    counter = FlopCounterMode(display=False, custom_mapping=counted())
+    with torch.no_grad(), counter:
+        fn(x)
+    return int(counter.get_total_flops())
+
+
+def counted() -> dict[Any, Callable[..., int]]:
+    """The flops of the package's operators, for torch's `FlopCounterMode`."""
     ops = torch.ops.structconv
-    counted: dict[Any, Callable[..., int]] = {
+    formulas: dict[Any, Callable[..., int]] = {
         ops.spmm: _spmm_flops, ops.sddmm: _sddmm_flops, ops.project: _project_flops,
         ops.affine_attention: _affine_flops, ops.bilinear_attention: _bilinear_flops,
         ops.additive_attention: _bilinear_flops, ops.dense_additive_attention: _dense_additive_flops}
     if private.flash_attention is not None:
-        counted[private.flash_attention] = _attention_flops
-    counter = FlopCounterMode(display=False, custom_mapping=counted)
-    with torch.no_grad(), counter:
-        fn(x)
-    return int(counter.get_total_flops())
+        formulas[private.flash_attention] = _attention_flops
+    return formulas
 
 
 def _spmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape, order_T: _Shape,

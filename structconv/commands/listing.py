@@ -23,7 +23,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("list", rest)
-    groups = {"recipe": {f"{entry.verb} {name}": entry.summary for name, entry in RECIPES.items()},
+    groups = {"recipe": {f"{entry.verb} {name}": f"{entry.chapter}: {entry.summary}"
+                         for name, entry in sorted(RECIPES.items(), key=lambda item: item[1].chapter)},
               "basis": {f"show {name}": named.summary for name, named in NAMED.items()}}
     if args.json:
         for kind, named in groups.items():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from structconv.commands.options import no_more
 from structconv.errors import ConfigError
-from structconv.recipes.register import RECIPES, Entry, Runner, entry_named, recipe_of
+from structconv.recipes.register import RECIPES, BatchRunner, Entry, Runner, entry_named, recipe_of
 from structconv.report.output import print_json
-from structconv.train.config import Recipe, options, resolve
+from structconv.report.table import print_table
+from structconv.train.config import Recipe, options, resolve, to_json
 from structconv.train.interrupt import Interrupt, Interrupted
+from structconv.train.options import Trained
 from structconv.train.progress import progress_for
 from structconv.train.run import Run, check_new
 
@@ -39,6 +42,10 @@ def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> No
     parser = names.add_parser(entry.recipe.name, help=entry.summary, description=entry.summary, parents=[shared],
                               allow_abbrev=False, epilog="Options may also be written key=value.")
     parser.add_argument("--out", metavar="DIR", default=None, help="the run's folder (new; default: below runs/)")
+    parser.add_argument("--preset", metavar="NAME", default="default",
+                        help=f"where options begin: {', '.join({'default': {}, **entry.recipe.presets})}")
+    if issubclass(entry.recipe, Trained):
+        parser.add_argument("--dry-run", action="store_true", help="try a few steps and say what the whole would take")
     for key in options(entry.recipe):
         default = ",".join(map(str, key.default)) if isinstance(key.default, tuple) else key.default
         flag = f"--{key.key.replace('_', '-')}"
@@ -54,9 +61,34 @@ def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> No
 
 def _start(args: argparse.Namespace, rest: list[str]) -> int:
     entry = entry_named(args.recipe)
-    recipe = resolve(entry.recipe, _overrides(entry, args, rest))
+    recipe = resolve(entry.recipe, _overrides(entry, args, rest), args.preset)
+    if getattr(args, "dry_run", False):
+        return _try(entry, recipe, args.json)
     check_new(args.out)
     return _execute(entry, recipe, lambda: Run.create(args.out, recipe), args.json)
+
+
+def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
+    """Nothing is written."""
+    with progress_for() as progress:
+        progress.phase("loading torch and reading the data")
+        runner = cast(BatchRunner, _runner(entry, recipe))
+        from structconv.train.study import tried
+
+        jobs = runner.jobs(recipe)
+        progress.phase(f"trying a few steps of {jobs[0].name}")
+        found = {"recipe": json.loads(to_json(recipe)), "trainings": len(jobs), **tried(jobs[0])}
+    if as_json:
+        print_json(found)
+    else:
+        print(to_json(recipe), end="")
+        print_table(("of a training", ""), [
+            ("parameters", f"{found['parameters']:,}"), ("flops a step", f"{found['flops_per_step']:.3g}"),
+            ("memory", f"{found['bytes'] / 2**20:,.0f} MiB and what torch itself takes"),
+            ("a step", f"{1e3 * found['seconds_per_step']:.0f} ms"),
+            (f"{found['steps']:,} steps", f"{found['seconds'] / 60:.1f} min without validation"),
+            ("trainings", str(len(jobs)))])
+    return 0
 
 
 def _resume(args: argparse.Namespace, rest: list[str]) -> int:

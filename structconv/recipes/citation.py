@@ -17,7 +17,7 @@ from structconv.report.table import print_table
 from structconv.structures.graph import Graph
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
-from structconv.train.loop import Schedule, fit
+from structconv.train.loop import Schedule, Task, fit
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import LossWindow, Patience, Stopping
@@ -26,7 +26,7 @@ from structconv.train.summary import mean_and_std
 __all__ = ["CitationTask", "evaluate", "execute", "show"]
 
 
-class CitationTask:
+class CitationTask(Task):
     """Full-batch classification of nodes: one step is one epoch.
 
     The loss is the cross-entropy over the training nodes. The weight decay is Adam's L2 penalty, on the first layer

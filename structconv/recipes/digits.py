@@ -21,7 +21,7 @@ from structconv.report.comparison import HEADERS, table_rows, write_report
 from structconv.report.table import print_table
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
-from structconv.train.loop import Schedule, fit
+from structconv.train.loop import Schedule, Task, fit
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import BestAccuracy
@@ -30,7 +30,7 @@ from structconv.train.summary import mean_and_std
 __all__ = ["DigitsTask", "evaluate", "execute", "show"]
 
 
-class DigitsTask:
+class DigitsTask(Task):
     """Classification of the digits; one step is one minibatch, its images a function of seed and step alone."""
 
     def __init__(self, recipe: CompareDigits, digits: Digits, basis: str, seed: int) -> None:

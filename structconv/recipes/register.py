@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from structconv.train.interrupt import Interrupt
     from structconv.train.progress import Progress
     from structconv.train.run import Run
+    from structconv.train.study import Job
 
-__all__ = ["RECIPES", "Entry", "Runner", "entry_named", "recipe_of"]
+__all__ = ["RECIPES", "BatchRunner", "Entry", "Runner", "entry_named", "recipe_of"]
 
 
 class Runner(Protocol):
@@ -33,14 +34,22 @@ class Runner(Protocol):
         """Print a summary for people."""
 
 
+class BatchRunner(Runner, Protocol):
+    """What the module of a recipe trained on batches offers as well."""
+
+    def jobs(self, recipe: Any) -> list[Job]:
+        """Its trainings, data read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A recipe, the verb that starts it, and the module that runs it."""
+    """A recipe, the verb that starts it, the module that runs it, and the chapter of the literature it belongs to."""
 
     recipe: type[Recipe]
     verb: str
     module: str
     summary: str
+    chapter: str
 
     def runner(self) -> Runner:
         """The module that runs the recipe; imports torch."""
@@ -51,13 +60,15 @@ _CITATION, _DIGITS = "structconv.recipes.citation", "structconv.recipes.digits"
 
 RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
     Entry(recipe=CompareDigits, verb="compare", module=_DIGITS,
-          summary="8x8 digits through seven bases: accuracy, parameters, flops, time, receptive field"),
+          summary="8x8 digits through seven bases: accuracy, parameters, flops, time, receptive field",
+          chapter="structures"),
     Entry(recipe=CoraGCN, verb="train", module=_CITATION,
-          summary="graph convolution on Cora (Kipf and Welling 2017)"),
+          summary="graph convolution on Cora (Kipf and Welling 2017)", chapter="graphs"),
     Entry(recipe=CoraCheb, verb="train", module=_CITATION,
-          summary="Chebyshev filters on Cora (Defferrard et al. 2016, in Kipf and Welling's setting)"),
+          summary="Chebyshev filters on Cora (Defferrard et al. 2016, in Kipf and Welling's setting)",
+          chapter="graphs"),
     Entry(recipe=CoraGAT, verb="train", module=_CITATION,
-          summary="graph attention on Cora (Velickovic et al. 2018)"),
+          summary="graph attention on Cora (Velickovic et al. 2018)", chapter="graphs"),
 )}
 
 

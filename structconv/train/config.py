@@ -19,9 +19,14 @@ R = TypeVar("R", bound="Recipe")
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def option(default: Any, help: str, *, minimum: float | None = None, below: float | None = None) -> Any:
-    """A dataclass field with its help line and, for numbers, bounds: minimum <= value < below."""
-    return dataclasses.field(default=default, metadata={"help": help, "minimum": minimum, "below": below})
+def option(default: Any, help: str, *, minimum: float | None = None, below: float | None = None,
+           fixed: bool = False) -> Any:
+    """A dataclass field with its help line and, for numbers, bounds: minimum <= value < below.
+
+    A `fixed` one is not for users to set: it is part of what a run writes down.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "minimum": minimum, "below": below,
+                                                        "fixed": fixed})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,11 +36,16 @@ class Recipe:
     Field types may be int, float, bool, str and tuples of one of them. `threads` is part of a recipe because sums over
     another number of threads round differently: with the same one, a run gives the same weights on the same machine.
 
+    Attributes:
+        name: what the command calls it.
+        presets: values by key, by the preset's name; ``default`` always is one, and may change nothing.
+
     Raises:
         ConfigError: a value has the wrong type or lies outside its bounds.
     """
 
     name: ClassVar[str]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     threads: int = option(1, "threads of torch; more pay only for large layers, and on idle cores", minimum=1)
 
     def __post_init__(self) -> None:
@@ -58,19 +68,20 @@ class Option:
 def options(recipe: type[Recipe]) -> list[Option]:
     """The keys of a recipe, in the order of its class body."""
     return [Option(field.name, str(field.type), field.default, field.metadata.get("help", ""))
-            for field in dataclasses.fields(recipe)]
+            for field in dataclasses.fields(recipe) if not field.metadata["fixed"]]
 
 
-def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = ()) -> R:
-    """A recipe with some of its defaults replaced.
+def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), preset: str = "default") -> R:
+    """A recipe with some of its defaults replaced, first by a preset, then by what the user says.
 
     Args:
         recipe: the recipe's class.
         overrides: ``["hidden=32", ...]``, or a mapping from keys to values or to their text. Dashes in keys read as
             underscores. Tuples are written with commas: ``offset=2,4``.
+        preset: one of the recipe's.
 
     Raises:
-        ConfigError: an unknown key (the nearest known one is suggested), a key given twice, or a bad value.
+        ConfigError: an unknown preset or key (the nearest known one is suggested), a key given twice, or a bad value.
     """
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [_split(recipe, o) for o in overrides]
     known = [field.name for field in dataclasses.fields(recipe)]
@@ -84,7 +95,7 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = ()) 
         if key in values:
             raise ConfigError(recipe.name, f"{key} must be given once", "two values")
         values[key] = value
-    return recipe(**values)
+    return recipe(**{**_preset(recipe, preset), **values})
 
 
 def to_json(recipe: Recipe) -> str:
@@ -105,6 +116,13 @@ def from_json(recipe: type[R], text: str) -> R:
     if not isinstance(values, dict) or values.pop("recipe", None) != recipe.name:
         raise ConfigError(recipe.name, f"the configuration must be an object with recipe {recipe.name!r}", text[:80])
     return resolve(recipe, values)
+
+
+def _preset(recipe: type[Recipe], name: str) -> Mapping[str, Any]:
+    presets = {"default": {}, **recipe.presets}
+    if name not in presets:
+        raise ConfigError(recipe.name, f"preset must be one of {', '.join(presets)}", repr(name))
+    return {"preset": name, **presets[name]} if recipe.presets else presets[name]
 
 
 def _split(recipe: type[Recipe], override: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that the loop honours between two steps; no torch."""
+"""How a training ends before its time: Ctrl-C and SIGTERM, honoured between two steps, and divergence; no torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["EXIT_INTERRUPTED", "Interrupt", "Interrupted"]
+__all__ = ["EXIT_DIVERGED", "EXIT_INTERRUPTED", "Diverged", "Interrupt", "Interrupted"]
 
-EXIT_INTERRUPTED = 75
+EXIT_DIVERGED, EXIT_INTERRUPTED = 4, 75
 
 
 class Interrupted(Exception):
     """A training was asked to stop, has saved its state, and stops."""
+
+
+class Diverged(Exception):
+    """Losses or gradients of a training were not finite too often."""
 
 
 class Interrupt:

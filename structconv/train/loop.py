@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,29 +12,42 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from structconv.train.checkpoint import Checkpoint, Checkpoints
+from structconv.train.events import Events
 from structconv.train.interrupt import Interrupt, Interrupted
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.state import capture_generators, restore_generators, seed_everything
 from structconv.train.stopping import Stopping
 
-__all__ = ["Schedule", "Task", "fit"]
+__all__ = ["Schedule", "Stateful", "Task", "fit"]
+
+
+class Stateful(Protocol):
+    """What has a state of its own beside the model's: a tree of dictionaries, lists, scalars and tensors."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Task(Protocol):
     """What is trained: a model, its optimiser, and three functions that return measurements by name."""
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizer: Optimizer | Stateful
 
     def train_step(self, step: int) -> dict[str, float]:
         """Do step number `step`, from 1. Data order must depend on `step` and on the global generators only."""
 
     def validate(self) -> dict[str, float]:
-        """``val_loss`` and ``val_accuracy`` of the present weights."""
+        """What is measured of the present weights, ``val_loss`` say."""
 
     def test(self) -> dict[str, float]:
-        """The figures of the chosen weights, ``test_accuracy`` among them."""
+        """The figures of the chosen weights, ``test_accuracy`` say."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the weights that were validated."""
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +100,7 @@ class _Training:
             verdict = self.schedule.stopping.update(metrics)
             self.stopped = verdict.stop
             if verdict.keep:
-                self.best = {name: value.detach().clone() for name, value in self.task.model.state_dict().items()}
+                self.best = self.task.weights()
         return metrics
 
 
@@ -110,6 +124,7 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
 
     Raises:
         Interrupted: `interrupt` was requested; the state is saved.
+        Diverged: losses were not finite; the checkpoint before stays.
     """
     checkpoints = Checkpoints(run.checkpoint_folder(job))
     saved = checkpoints.latest(progress.note)
@@ -121,24 +136,34 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
         training.restore(saved)
     run.metrics.truncate(job, training.step)
     progress.job(job, schedule.steps)
+    with closing(Events(run.folder / "events" / job, training.step)) as events:
+        _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, events=events)
+    return _finish(training, checkpoints, run)
+
+
+def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str, interrupt: Interrupt,
+           progress: Progress, events: Events) -> None:
+    """All steps that are left."""
+    schedule = training.schedule
     shown: dict[str, float] = {}
     while training.step < schedule.steps and not training.stopped:
         metrics = training.advance()
         run.metrics.append(job, training.step, metrics)
+        events.append(training.step, metrics)
         shown |= metrics
+        if "skipped" in metrics:
+            progress.note(f"{job}: step {training.step} was skipped, for its loss or gradient was not finite")
         progress.advance(training.step, shown)
         if interrupt.requested or training.step % schedule.checkpoint_every == 0:
             run.metrics.flush()
             checkpoints.save(training.checkpoint())
         if interrupt.requested:
             raise Interrupted(f"{job}: stopped after step {training.step}")
-    return _finish(training, checkpoints, run)
 
 
 def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str, Any]:
     task = training.task
-    if training.best is not None:
-        task.model.load_state_dict(training.best)
+    task.model.load_state_dict(task.weights() if training.best is None else training.best)
     seconds = training.elapsed()
     result = {**task.test(), "steps": training.step, "seconds": seconds}
     run.metrics.flush()

@@ -1,4 +1,7 @@
-"""What a user sees while a run works: live bars in a terminal, plain lines elsewhere, never two silent seconds."""
+"""What a user sees while a run works: live bars in a terminal, plain lines elsewhere.
+
+Lines come after 1.5 silent seconds, then after twice as many each time, until it is one a minute.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import IO, Any, Protocol, Self
 
 __all__ = ["Lines", "Live", "Progress", "Quiet", "progress_for"]
 
-_PULSE_SECONDS = 1.5
+_PULSE_SECONDS, _SLOWEST_PULSE = 1.5, 60.0
 
 
 class Progress(Protocol):
@@ -44,6 +47,24 @@ def _measured(metrics: dict[str, float]) -> str:
     return "  ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in metrics.items())
 
 
+class Pace:
+    """How long the rest of a training will take, from the steps done since it began or was continued."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._first, self._began = steps, 0, 0.0
+
+    def left(self, step: int) -> str:
+        """The time left after so many steps, ``3:05`` say."""
+        if not self._first:
+            self._first, self._began = step, time.monotonic()
+        done = step - self._first
+        if not done:
+            return "?"
+        seconds = round((time.monotonic() - self._began) / done * (self._steps - step))
+        hours, minutes = divmod(seconds // 60, 60)
+        return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
+
+
 class Quiet:
     """Reports nothing; for tests and for callers that have their own display."""
 
@@ -74,13 +95,13 @@ class Quiet:
 
 
 class Lines(Quiet):
-    """Plain lines; while nothing else is printed, a thread prints the present state every 1.5 seconds."""
+    """Plain lines; while nothing else is printed, a thread prints the present state, ever less often."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
         self._total = self._finished = 0
         self._status = "starting"
-        self._spoke = time.monotonic()
+        self._spoke, self._silence = time.monotonic(), _PULSE_SECONDS
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._pulse = threading.Thread(target=self._beat, daemon=True)
@@ -95,18 +116,19 @@ class Lines(Quiet):
         self._pulse.join()
 
     def phase(self, text: str) -> None:
-        self._status = text
+        self._status, self._silence = text, _PULSE_SECONDS
         self.note(text)
 
     def jobs(self, total: int) -> None:
         self._total = total
 
     def job(self, name: str, steps: int) -> None:
-        self._name, self._steps = name, steps
+        self._name, self._steps, self._pace = name, steps, Pace(steps)
         self._status = f"{self._place()}{name}: starting"
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
-        self._status = f"{self._place()}{self._name}: step {step}/{self._steps}  {_measured(metrics)}"
+        left = self._pace.left(step)
+        self._status = f"{self._place()}{self._name}: step {step}/{self._steps}  {_measured(metrics)}  {left} left"
 
     def job_done(self, text: str) -> None:
         self._finished += 1
@@ -121,8 +143,9 @@ class Lines(Quiet):
         return f"[{self._finished + 1}/{self._total}] " if self._total else ""
 
     def _beat(self) -> None:
-        while not self._over.wait(max(0.05, self._spoke + _PULSE_SECONDS - time.monotonic())):
-            if time.monotonic() - self._spoke >= _PULSE_SECONDS:
+        while not self._over.wait(max(0.05, self._spoke + self._silence - time.monotonic())):
+            if time.monotonic() - self._spoke >= self._silence:
+                self._silence = min(2 * self._silence, _SLOWEST_PULSE)
                 self.note(f"... {self._status}")
 
 
@@ -131,11 +154,19 @@ class Live(Quiet):
 
     def __init__(self, stream: IO[str]) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as Bars
 
         self._bars = Bars(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24),
                           MofNCompleteColumn(), TextColumn("{task.fields[shown]}"), TimeElapsedColumn(),
+                          TimeRemainingColumn(),
                           console=Console(file=stream), transient=True)
         self._all: Any = self._bars.add_task("starting", total=None, shown="")
         self._one: Any = None

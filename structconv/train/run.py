@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -158,19 +159,49 @@ def environment() -> dict[str, Any]:
     """Versions, threads and machine, for the record of a run; imports torch."""
     import torch
 
-    return {"structconv": version(), "python": platform.python_version(), "torch": torch.__version__,
-            "platform": platform.platform(), "threads": torch.get_num_threads(), "cores": os.cpu_count(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": ["structconv", *sys.argv[1:]]}
+    return {"structconv": version(), "commit": _commit(), "packages": _packages(),
+            "python": platform.python_version(), "torch": torch.__version__,
+            "platform": platform.platform(), "processor": _processor(), "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": ["structconv", *sys.argv[1:]]}
 
 
-def version() -> str:
-    """The installed version of structconv."""
+def version(package: str = "structconv") -> str:
+    """The installed version of a package."""
     from importlib import metadata
 
     try:
-        return metadata.version("structconv")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _packages() -> dict[str, str]:
+    found = {name: version(name) for name in ("numpy", "safetensors", "tokenizers", "sacrebleu", "networkx", "scipy")}
+    return {name: number for name, number in found.items() if number != "not installed"}
+
+
+def _commit() -> str | None:
+    """The commit that the package was read from, with a plus sign where files were changed; `None` outside git."""
+    source = Path(__file__).parents[1]
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("log", "-1", "--format=%h", "--", str(source))
+    return commit + ("+" if git("status", "--porcelain", "--", str(source)) else "") if commit else None
+
+
+def _processor() -> str:
+    """The processor's name as Linux gives it, else what Python knows of it."""
+    known = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in known.read_text().splitlines()
+             if line.startswith("model name")] if known.is_file() else []
+    return names[0] if names else platform.processor()
 
 
 def _fresh(parent: Path, name: str) -> Path:

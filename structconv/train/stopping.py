@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["BestAccuracy", "LossWindow", "Patience", "Stopping", "Verdict"]
+__all__ = ["Best", "BestAccuracy", "LossWindow", "Patience", "Stopping", "Verdict"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Verdict:
 
 
 class Stopping(Protocol):
-    """Sees ``val_loss`` and ``val_accuracy`` after each validation; its state is a dictionary of plain values."""
+    """Sees what each validation measured; its state is a dictionary of plain values."""
 
     def update(self, metrics: dict[str, float]) -> Verdict: ...
 
@@ -88,3 +88,17 @@ class BestAccuracy(_Remembers):
         if keep:
             self.best = now
         return Verdict(keep=keep, stop=False)
+
+
+class Best(_Remembers):
+    """Keeps the weights of the best figure; stops after `patience` validations without a better one, if it is not 0."""
+
+    def __init__(self, metric: str, *, higher: bool = False, patience: int = 0) -> None:
+        self.metric, self.patience, self.sign = metric, patience, 1.0 if higher else -1.0
+        self.best, self.waited = -math.inf, 0
+
+    def update(self, metrics: dict[str, float]) -> Verdict:
+        now = self.sign * metrics[self.metric]
+        keep = now > self.best
+        self.best, self.waited = (now, 0) if keep else (self.best, self.waited + 1)
+        return Verdict(keep=keep, stop=0 < self.patience <= self.waited)

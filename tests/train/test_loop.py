@@ -14,7 +14,7 @@ from torch import nn
 from structconv.errors import ConfigError
 from structconv.train.config import Recipe
 from structconv.train.interrupt import Interrupt, Interrupted
-from structconv.train.loop import Schedule, fit
+from structconv.train.loop import Schedule, Task, fit
 from structconv.train.progress import Quiet
 from structconv.train.run import Run
 from structconv.train.stopping import BestAccuracy, LossWindow, Patience
@@ -25,7 +25,7 @@ class Toy(Recipe):
     name = "toy"
 
 
-class Regression:
+class Regression(Task):
     """A net with dropout and batch statistics on random data: every generator and buffer matters."""
 
     def __init__(self, act=lambda step: None) -> None:

@@ -1,0 +1,62 @@
+"""Batches of samples of like length, in an order that seed and step alone decide: a checkpoint holds no position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from structconv.errors import ConfigError
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """The samples of each training step.
+
+    Samples are sorted by length, equal ones in a random order of each pass, and cut into batches that cost about as
+    much when they are padded; the batches then come in a random order. Every pass has as many as every other.
+
+    Args:
+        lengths: of the samples; in a batch each counts as much as the longest.
+        cost: of a batch at most: samples times the longest length. A longer sample is a batch of its own.
+        seed: of the order.
+
+    Raises:
+        ConfigError: there are no samples.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, cost: int, seed: int) -> None:
+        if not lengths:
+            raise ConfigError("Batches", "there must be samples", "none")
+        self._lengths, self._seed = torch.tensor(lengths), seed
+        self._cuts = _cuts(self._lengths.sort().values.tolist(), cost)
+        self._pass: tuple[int, list[list[int]]] = (-1, [])
+
+    def __len__(self) -> int:
+        """Batches in a pass over the samples."""
+        return len(self._cuts)
+
+    def at(self, step: int) -> list[int]:
+        """The samples of step number `step`, from 1."""
+        number, place = divmod(step - 1, len(self))
+        if number != self._pass[0]:
+            self._pass = number, self._shuffled(number)
+        return self._pass[1][place]
+
+    def _shuffled(self, number: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(1_000_003 * (self._seed + 1) + number)
+        order = torch.randperm(len(self._lengths), generator=generator)
+        samples: list[int] = order[self._lengths[order].argsort(stable=True)].tolist()
+        cuts = [self._cuts[batch] for batch in torch.randperm(len(self), generator=generator).tolist()]
+        return [samples[first:end] for first, end in cuts]
+
+
+def _cuts(lengths: list[int], cost: int) -> list[tuple[int, int]]:
+    """Where batches begin and end among sorted lengths."""
+    cuts, first = [], 0
+    for place, length in enumerate(lengths):
+        if place > first and (place - first + 1) * length > cost:
+            cuts.append((first, place))
+            first = place
+    return [*cuts, (first, len(lengths))]

@@ -1,0 +1,52 @@
+"""The options that every recipe trained by gradients on batches has; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv.train.config import Recipe, option
+
+__all__ = ["Trained"]
+
+_CHOICES = {"optimizer": ("adam", "adamw"), "schedule": ("constant", "inverse_root", "cosine", "plateau"),
+            "precision": ("float32", "bfloat16")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(Recipe):
+    """How a model is trained.
+
+    Attributes:
+        goals: by preset, what the recipe's headline figure should reach.
+        published: the figure in the paper, as it is printed there.
+        higher: whether a greater figure is better.
+    """
+
+    goals: ClassVar[Mapping[str, float]]
+    published: ClassVar[str]
+    higher: ClassVar[bool] = True
+    preset: str = option("default", "the preset whose values these are", fixed=True)
+    threads: int = option(2, "threads of torch", minimum=1)
+    seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
+    steps: int = option(1000, "of the optimiser, at most", minimum=1)
+    optimizer: str = option("adam", "adam or adamw")
+    learning_rate: float = option(1e-3, "at its peak", minimum=0)
+    schedule: str = option("constant", "of the learning rate: constant, inverse_root, cosine or plateau")
+    warmup: int = option(0, "steps in which the learning rate rises", minimum=0)
+    weight_decay: float = option(0.0, "of the optimiser", minimum=0)
+    clip: float = option(1.0, "the norm to which gradients are clipped; 0: not", minimum=0)
+    accumulate: int = option(1, "batches whose gradients make a step", minimum=1)
+    ema: float = option(0.0, "decay of averaged weights, which are then the ones measured; 0: none", minimum=0, below=1)
+    precision: str = option("float32", "of products: float32 or bfloat16 (autocast)")
+    validate_every: int = option(200, "steps", minimum=1)
+    checkpoint_every: int = option(200, "steps", minimum=1)
+    patience: int = option(0, "validations without a better figure before it stops; 0: never", minimum=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, known in _CHOICES.items():
+            if getattr(self, key) not in known:
+                raise ConfigError(self.name, f"{key} must be one of {', '.join(known)}", repr(getattr(self, key)))
