@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from structconv import __version__
-from structconv.commands import bench, doctor, listing, plan, recipes, show
+from structconv.commands import bench, doctor, listing, plan, recipes, reproduce, show, use
 from structconv.errors import ConfigError, DataError, ShapeError, StructconvError
 from structconv.train.interrupt import EXIT_DIVERGED, EXIT_INTERRUPTED, Diverged, Interrupted
 
@@ -61,7 +61,7 @@ def _parser() -> Parser:
     shared.add_argument("--json", action="store_true", help="print JSON; the last line is the result")
     shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for group in (recipes, listing, show, plan, bench, doctor):
+    for group in (recipes, reproduce, use, listing, show, plan, bench, doctor):
         group.add(verbs, shared)
     return parser
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["basis_png", "curves_png", "images_png", "matrix_text"]
+__all__ = ["alignment_png", "basis_png", "curves_png", "images_png", "matrix_text"]
 
 _MOST_PANELS = 16
 _MOST_CELLS = 360
@@ -77,6 +77,28 @@ def curves_png(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *,
     axis.set_ylabel(y_label, color=_INK, fontsize=8)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=7, framealpha=0.0, labelcolor=_INK)
+    return _png(figure)
+
+
+def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence[str]) -> bytes:
+    """How much each target token (a row) looks at each source token (a column), white at 0 and black at 1; a PNG.
+
+    Args:
+        weights_NM: array or CPU tensor (N, M), rows that sum to 1.
+        source: the M tokens. target: the N tokens.
+
+    Raises:
+        ShapeError: there are other numbers of tokens.
+    """
+    array = _array(weights_NM)
+    if array.shape != (len(target), len(source)):
+        raise ShapeError("alignment_png", f"weights must have shape (N={len(target)}, M={len(source)})", array.shape)
+    figure, (axis,) = _panels(1, 1.2 + 0.25 * len(source), aspect=(1 + len(target)) / (1 + len(source)),
+                              headroom=0.6, left=1.0)
+    axis.imshow(array, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    axis.set_xticks(range(len(source)), source, rotation=90, fontsize=7, color=_INK)
+    axis.set_yticks(range(len(target)), target, fontsize=7, color=_INK)
+    axis.xaxis.tick_top()
     return _png(figure)
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import no_more
 from structconv.errors import ConfigError
-from structconv.recipes.register import RECIPES, BatchRunner, Entry, Runner, entry_named, recipe_of
+from structconv.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv.report.output import print_json
 from structconv.report.table import print_table
 from structconv.train.config import Recipe, options, resolve, to_json
 from structconv.train.interrupt import Interrupt, Interrupted
 from structconv.train.options import Trained
-from structconv.train.progress import progress_for
+from structconv.train.progress import Progress, progress_for
 from structconv.train.run import Run, check_new
 
-__all__ = ["add"]
+if TYPE_CHECKING:
+    from structconv.train.study import Runner
+
+__all__ = ["add", "carried_out"]
 
 _HELP = {"compare": "learn one task through several bases and report on them", "train": "train a recipe"}
 
@@ -72,10 +75,11 @@ def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
     """Nothing is written."""
     with progress_for() as progress:
         progress.phase("loading torch and reading the data")
-        runner = cast(BatchRunner, _runner(entry, recipe))
+        runner = _runner(entry, recipe)
         from structconv.train.study import tried
 
-        jobs = runner.jobs(recipe)
+        assert runner.jobs is not None, "whatever has the option can be tried"
+        jobs = runner.jobs(recipe, None)
         progress.phase(f"trying a few steps of {jobs[0].name}")
         found = {"recipe": json.loads(to_json(recipe)), "trainings": len(jobs), **tried(jobs[0])}
     if as_json:
@@ -101,19 +105,28 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
 def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json: bool) -> int:
     progress = progress_for()
     with progress, Interrupt(progress.note) as interrupt:
-        progress.phase("loading torch")
-        runner = _runner(entry, recipe)
-        run = open_run()
-        progress.note(f"run folder: {run.folder}")
         try:
-            with run.held():
-                summary = runner.execute(recipe, run, interrupt, progress)
+            summary = carried_out(entry, recipe, open_run, interrupt, progress)
         except Interrupted as stopped:
             if as_json:
-                print_json({"recipe": recipe.name, "interrupted": True, "run": str(run.folder)})
-            raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}") from None
+                print_json({"recipe": recipe.name, "interrupted": True, "run": str(stopped.run)})
+            raise
     _report(entry, recipe, summary, as_json)
     return 0
+
+
+def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], interrupt: Interrupt,
+                progress: Progress) -> dict[str, Any]:
+    """Do, or continue, a run; its summary."""
+    progress.phase("loading torch")
+    runner = _runner(entry, recipe)
+    run = open_run()
+    progress.note(f"run folder: {run.folder}")
+    try:
+        with run.held():
+            return runner.execute(recipe, run, interrupt, progress)
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
 
 
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:

@@ -21,6 +21,7 @@ from structconv.train.loop import Schedule, Task, fit
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import LossWindow, Patience, Stopping
+from structconv.train.study import Runner
 from structconv.train.summary import mean_and_std
 
 __all__ = ["CitationTask", "evaluate", "execute", "show"]
@@ -153,3 +154,6 @@ def _summary(recipe: Cora, run: Run, accuracies: list[float], seconds: float) ->
     return {"recipe": recipe.name, "seeds": recipe.seeds, "test_accuracy_mean": mean, "test_accuracy_std": std,
             "seconds": seconds, "paper": recipe.paper, "test_accuracies": [100 * a for a in accuracies],
             "run": str(run.folder)}
+
+
+RUNNER = Runner(execute=execute, evaluate=evaluate, show=show)

@@ -25,6 +25,7 @@ from structconv.train.loop import Schedule, Task, fit
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import BestAccuracy
+from structconv.train.study import Runner
 from structconv.train.summary import mean_and_std
 
 __all__ = ["DigitsTask", "evaluate", "execute", "show"]
@@ -170,3 +171,6 @@ def _rate(done: float) -> float:
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(1_000_003 * (seed + 1) + epoch)
+
+
+RUNNER = Runner(execute=execute, evaluate=evaluate, show=show)

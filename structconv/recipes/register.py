@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from structconv.errors import ConfigError
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
@@ -13,47 +13,27 @@ from structconv.recipes.options.digits import CompareDigits
 from structconv.train.config import Recipe, from_json
 
 if TYPE_CHECKING:
-    from structconv.train.interrupt import Interrupt
-    from structconv.train.progress import Progress
     from structconv.train.run import Run
-    from structconv.train.study import Job
+    from structconv.train.study import Runner
 
-__all__ = ["RECIPES", "BatchRunner", "Entry", "Runner", "entry_named", "recipe_of"]
-
-
-class Runner(Protocol):
-    """What the module of a recipe offers."""
-
-    def execute(self, recipe: Any, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
-        """Do, or continue, all the trainings of a run; returns its summary, ready for JSON."""
-
-    def evaluate(self, recipe: Any, run: Run, progress: Progress) -> dict[str, Any]:
-        """Measure the final weights of a run again; returns its summary."""
-
-    def show(self, recipe: Any, summary: dict[str, Any]) -> None:
-        """Print a summary for people."""
-
-
-class BatchRunner(Runner, Protocol):
-    """What the module of a recipe trained on batches offers as well."""
-
-    def jobs(self, recipe: Any) -> list[Job]:
-        """Its trainings, data read."""
+__all__ = ["RECIPES", "Entry", "entry_named", "recipe_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A recipe, the verb that starts it, the module that runs it, and the chapter of the literature it belongs to."""
+    """A recipe, the verb that starts it, the module that runs it, the chapter of the literature it belongs to, and the
+    verb that uses what it trained, if there is one."""
 
     recipe: type[Recipe]
     verb: str
     module: str
     summary: str
     chapter: str
+    use: str = ""
 
     def runner(self) -> Runner:
-        """The module that runs the recipe; imports torch."""
-        return cast(Runner, import_module(self.module))
+        """What runs the recipe; imports torch."""
+        return cast("Runner", import_module(self.module).RUNNER)
 
 
 _CITATION, _DIGITS = "structconv.recipes.citation", "structconv.recipes.digits"

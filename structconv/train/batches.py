@@ -8,7 +8,7 @@ import torch
 
 from structconv.errors import ConfigError
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "Windows"]
 
 
 class Batches:
@@ -60,3 +60,25 @@ def _cuts(lengths: list[int], cost: int) -> list[tuple[int, int]]:
             cuts.append((first, place))
             first = place
     return [*cuts, (first, len(lengths))]
+
+
+class Windows:
+    """Places at which the samples of a step begin in a long sequence, drawn anew for each step.
+
+    Args:
+        places: how many there are to begin at. size: samples in a batch. seed: of the draws.
+
+    Raises:
+        ConfigError: the sequence is too short for one.
+    """
+
+    def __init__(self, places: int, *, size: int, seed: int) -> None:
+        if places < 1:
+            raise ConfigError("Windows", "the sequence must be longer than a sample", f"{places} places to begin at")
+        self._places, self._size, self._seed = places, size, seed
+
+    def at(self, step: int) -> list[int]:
+        """Where the samples of step number `step`, from 1, begin."""
+        generator = torch.Generator().manual_seed(1_000_003 * (self._seed + 1) + step)
+        places: list[int] = torch.randint(self._places, (self._size,), generator=generator).tolist()
+        return places

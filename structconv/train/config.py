@@ -84,7 +84,8 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
         ConfigError: an unknown preset or key (the nearest known one is suggested), a key given twice, or a bad value.
     """
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [_split(recipe, o) for o in overrides]
-    known = [field.name for field in dataclasses.fields(recipe)]
+    known = [field.name for field in dataclasses.fields(recipe)
+             if isinstance(overrides, Mapping) or not field.metadata["fixed"]]
     values: dict[str, Any] = {}
     for raw, value in pairs:
         key = raw.replace("-", "_")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,15 @@ EXIT_DIVERGED, EXIT_INTERRUPTED = 4, 75
 
 
 class Interrupted(Exception):
-    """A training was asked to stop, has saved its state, and stops."""
+    """A training was asked to stop, has saved its state, and stops.
+
+    Args:
+        message: what stopped and where. run: the folder of its run, where that is known.
+    """
+
+    def __init__(self, message: str, run: Path | None = None) -> None:
+        super().__init__(message)
+        self.run = run
 
 
 class Diverged(Exception):

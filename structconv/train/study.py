@@ -1,4 +1,4 @@
-"""The trainings of a recipe: done one after the other, measured again, or only tried for a few steps."""
+"""What a recipe does: its trainings one after the other, their figures again, or only a few steps as a try."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.analysis.flops import counted
+from structconv.report.table import print_table
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
 from structconv.train.loop import Schedule, Task, fit
@@ -22,7 +24,91 @@ from structconv.train.stopping import Best
 from structconv.train.summary import mean_and_std
 from structconv.train.task import BatchTask
 
-__all__ = ["Job", "headline", "jobs_of", "measured", "train_all", "trained", "tried"]
+__all__ = ["Job", "Runner", "Study", "against", "jobs_of", "loaded", "measured", "train_all", "trained", "tried"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """What the module of a recipe offers, as ``RUNNER``.
+
+    Attributes:
+        execute: (recipe, run, interrupt, progress) -> summary: do, or continue, all the trainings of a run.
+        evaluate: (recipe, run, progress) -> summary: measure the final weights of a run again.
+        show: (recipe, summary): print a summary for people.
+        jobs: (recipe, run or None) -> its trainings, data read; `None` of a recipe that cannot be tried.
+        use: (recipe, run, progress) -> what a finished run translates or writes with; `None` where it is for neither.
+    """
+
+    execute: Callable[[Any, Run, Interrupt, Progress], dict[str, Any]]
+    evaluate: Callable[[Any, Run, Progress], dict[str, Any]]
+    show: Callable[[Any, dict[str, Any]], None]
+    jobs: Callable[[Any, Run | None], list[Job]] | None = None
+    use: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A recipe whose trainings each give one figure; those whose names begin alike are one group.
+
+    Attributes:
+        jobs: (recipe, run or None) -> its trainings.
+        metric: the name of the figure in what `Task.test` measures. label: its name for people.
+        contrast: (mean by group) -> the headline figure; that of the only group where absent.
+        finish: (recipe, run, jobs, progress) -> what else the summary says: pictures, samples.
+        use: see `Runner`.
+    """
+
+    jobs: Callable[[Any, Run | None], list[Job]]
+    metric: str
+    label: str
+    contrast: Callable[[dict[str, float]], float] | None = None
+    finish: Callable[[Any, Run, list[Job], Progress], dict[str, Any]] = lambda recipe, run, jobs, progress: {}
+    use: Callable[..., Any] | None = None
+
+    @property
+    def runner(self) -> Runner:
+        return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self.jobs, use=self.use)
+
+    def execute(self, recipe: Trained, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
+        """Train, or continue; the run's ``summary.json`` holds what is returned."""
+        progress.phase("reading the data")
+        jobs = self.jobs(recipe, run)
+        results = train_all(jobs, run, interrupt, progress)
+        progress.phase("measuring and drawing what was learnt")
+        return run.write_summary({**self._summary(recipe, run, results), **self.finish(recipe, run, jobs, progress)})
+
+    def evaluate(self, recipe: Trained, run: Run, progress: Progress) -> dict[str, Any]:
+        """The figures of the run's final weights, computed anew."""
+        progress.phase("reading the data")
+        return self._summary(recipe, run, measured(self.jobs(recipe, run), run, progress))
+
+    def show(self, recipe: Trained, summary: dict[str, Any]) -> None:
+        """Print the figures of each group, and the headline beside the published figure."""
+        head = summary["headline"]
+        rows = [(name, f"{group['mean']:.3f} ± {group['std']:.3f}") for name, group in summary["groups"].items()]
+        print_table((recipe.name, self.label), rows)
+        verdict = {None: "", True: ", met", False: ", not met"}[head["met"]]
+        print(f"{self.label}: {head['value']:.3f}; published {recipe.published}; goal of preset {recipe.preset}: "
+              f"{head['goal']}{verdict}")
+        print(f"run: {summary['run']}")
+
+    def _summary(self, recipe: Trained, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        groups: dict[str, list[float]] = {}
+        for name, result in results.items():
+            groups.setdefault(name.partition("/")[0], []).append(result[self.metric])
+        table = {name: dict(zip(("mean", "std"), mean_and_std(values), strict=True)) for name, values in groups.items()}
+        means = {name: row["mean"] for name, row in table.items()}
+        value = self.contrast(means) if self.contrast else next(iter(means.values()))
+        return {"recipe": recipe.name, "preset": recipe.preset, "run": str(run.folder), "groups": table,
+                "headline": {"label": self.label, "value": value, **against(recipe, value)}, "results": results,
+                "seconds": sum(result["seconds"] for result in results.values())}
+
+
+def against(recipe: Trained, value: float) -> dict[str, Any]:
+    """The goal of the recipe's preset, whether it is met, and the published figure."""
+    goal = recipe.goals.get(recipe.preset)
+    met = None if goal is None else (value >= goal if recipe.higher else value <= goal)
+    return {"goal": goal, "met": met, "published": recipe.published}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +143,17 @@ def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Pro
     return results
 
 
-def trained(job: Job, run: Run, progress: Progress) -> Task:
-    """The task of a finished training, with the weights that it chose.
-
-    Raises:
-        ConfigError: it is not finished.
-    """
-    weights = Checkpoints(run.checkpoint_folder(job.name)).final(progress.note).weights
+def trained(job: Job, run: Run, progress: Progress) -> Any:
+    """The `Task` of a finished training, with the weights that it chose; `ConfigError` if it is not finished."""
     task = job.make()
-    task.model.load_state_dict(weights)
-    task.model.eval()
+    loaded(task.model, job.name, run, progress)
     return task
+
+
+def loaded(model: nn.Module, job: str, run: Run, progress: Progress) -> nn.Module:
+    """A model with the weights that a training chose, for evaluation; `ConfigError` if it is not finished."""
+    model.load_state_dict(Checkpoints(run.checkpoint_folder(job)).final(progress.note).weights)
+    return model.eval()
 
 
 def measured(jobs: Sequence[Job], run: Run, progress: Progress) -> dict[str, dict[str, Any]]:
@@ -79,15 +165,6 @@ def measured(jobs: Sequence[Job], run: Run, progress: Progress) -> dict[str, dic
         results[job.name] = {**trained(job, run, progress).test(), "seconds": time.perf_counter() - start}
         progress.job_done(job.name)
     return results
-
-
-def headline(recipe: Trained, figure: str, values: Sequence[float]) -> dict[str, Any]:
-    """The figure that a recipe is about, over seeds, beside the published one and the recipe's goal."""
-    mean, std = mean_and_std(values)
-    goal = recipe.goals.get(recipe.preset)
-    met = None if goal is None else (mean >= goal if recipe.higher else mean <= goal)
-    return {"figure": figure, "mean": mean, "std": std, "seeds": len(values), "goal": goal, "met": met,
-            "published": recipe.published, "preset": recipe.preset}
 
 
 def tried(job: Job, steps: int = 5) -> dict[str, Any]:

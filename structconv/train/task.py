@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from structconv.train.batches import Batches
+from structconv.train.batches import Batches, Windows
 from structconv.train.loop import Task
 from structconv.train.optimisation import Optimisation
 from structconv.train.options import Trained
@@ -30,7 +30,7 @@ class BatchTask(Task):
     metric: ClassVar[str] = "val_loss"
     higher: ClassVar[bool] = False
 
-    def __init__(self, model: nn.Module, options: Trained, batches: Batches) -> None:
+    def __init__(self, model: nn.Module, options: Trained, batches: Batches | Windows) -> None:
         self.model, self.options, self.batches = model, options, batches
         self.optimizer = Optimisation(model, options, higher=self.higher)
 

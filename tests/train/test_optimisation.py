@@ -20,7 +20,7 @@ from structconv.train.options import Trained
 from structconv.train.progress import Quiet
 from structconv.train.run import Run
 from structconv.train.schedules import Plateau, rate
-from structconv.train.study import headline, jobs_of, measured, train_all, tried
+from structconv.train.study import Study, jobs_of, measured, train_all, tried
 from structconv.train.task import BatchTask
 
 LENGTHS = [3, 9, 1, 4, 4, 7, 2, 12, 5, 5]
@@ -217,8 +217,20 @@ def test_trainings_are_done_once_and_measured_again(tmp_path):
     assert train_all(jobs, run, Interrupt(), Quiet()) == results
     again = measured(jobs, run, Quiet())
     assert {name: r["test_loss"] for name, r in again.items()} == {name: r["test_loss"] for name, r in results.items()}
-    head = headline(recipe, "loss", [result["test_loss"] for result in results.values()])
-    assert head["met"] and head["seeds"] == 2 and head["published"] == "0"
+
+
+def test_a_study_says_its_figure_beside_the_goal_and_the_published_one(tmp_path):
+    recipe = plain(seeds=2, steps=200, learning_rate=0.02)
+    run = Run.create(tmp_path / "run", recipe)
+    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
+                  metric="test_loss", label="loss", finish=lambda *_: {"more": 1})
+    summary = study.execute(recipe, run, Interrupt(), Quiet())
+    losses = [result["test_loss"] for result in summary["results"].values()]
+    assert summary["headline"] == {"label": "loss", "value": pytest.approx(sum(losses) / 2), "goal": 0.5, "met": True,
+                                   "published": "0"}
+    assert summary["more"] == 1
+    assert json.loads((run.folder / "summary.json").read_text()) == summary
+    assert study.evaluate(recipe, run, Quiet())["headline"] == summary["headline"]
 
 
 def test_trying_says_what_a_training_would_take():

@@ -1,0 +1,116 @@
+"""reproduce: run recipes one after the other, and set what they reach beside what was published."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from structconv.commands.options import no_more
+from structconv.commands.recipes import carried_out
+from structconv.errors import ConfigError
+from structconv.recipes.options.sequences import OnFiles
+from structconv.recipes.register import RECIPES, Entry, entry_named
+from structconv.report.output import print_json
+from structconv.report.table import print_table
+from structconv.train.config import resolve, to_json
+from structconv.train.interrupt import Interrupt
+from structconv.train.progress import Progress, progress_for
+from structconv.train.run import Run
+
+__all__ = ["add"]
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the verb."""
+    text = "run recipes, and show what they reach beside what was published"
+    parser = verbs.add_parser("reproduce", help=text, description=text, parents=[shared], allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="recipes, as `structconv list` shows them")
+    parser.add_argument("--all", action="store_true", help="every recipe that has a figure")
+    parser.add_argument("--data", metavar="DIR", required=True,
+                        help="the folder with a folder of data for each recipe: multi30k, text, ...")
+    parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default or paper")
+    parser.add_argument("--budget", metavar="MINUTES", type=float, default=None,
+                        help="leave out a recipe that a try says would not fit into what is left of so many")
+    parser.add_argument("--out", metavar="DIR", default="runs/reproduce",
+                        help="the folder of the runs, which are continued if they are there (default: runs/reproduce)")
+    parser.add_argument("--record", metavar="FILE", default=None,
+                        help="JSON with the outcomes, and FILE.md beside it (default: results.json in --out)")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("reproduce", rest)
+    entries = _chosen(args.names, args.all)
+    recipes = [resolve(entry.recipe, {"data": _folder(args.data, entry)}, args.preset) for entry in entries]
+    if not recipes:
+        raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
+    rows = []
+    progress, began = progress_for(), time.monotonic()
+    with progress, Interrupt(progress.note) as interrupt:
+        for entry, recipe in zip(entries, recipes, strict=True):
+            left = None if args.budget is None else 60 * args.budget - (time.monotonic() - began)
+            if left is not None and (need := _estimate(entry, recipe, progress)) > left:
+                progress.note(f"{recipe.name}: left out, for it takes {need / 60:.0f} min and {left / 60:.0f} are left")
+                continue
+            rows.append(_reproduced(entry, recipe, args, interrupt, progress))
+    if args.json:
+        print_json({"outcomes": rows, "minutes": (time.monotonic() - began) / 60})
+    else:
+        print_table(("recipe", "figure", "ours", "goal", "published"), [
+            (row["recipe"], row["label"], f"{row['value']:.3f}", f"{row['goal']}", row["published"]) for row in rows],
+            texts=2)
+    return 0 if all(row["met"] is not False for row in rows) else 1
+
+
+def _chosen(names: list[str], everything: bool) -> list[Entry]:
+    if everything:
+        return [entry for entry in RECIPES.values() if issubclass(entry.recipe, OnFiles)]
+    entries = [entry_named(name) for name in names]
+    for entry in entries:
+        if not issubclass(entry.recipe, OnFiles):
+            raise ConfigError("structconv reproduce", "a recipe must have a figure and presets", entry.recipe.name,
+                              f"Run it with structconv {entry.verb} {entry.recipe.name}.")
+    return entries
+
+
+def _folder(data: str, entry: Entry) -> str:
+    assert issubclass(entry.recipe, OnFiles)
+    return str(Path(data) / entry.recipe.folder)
+
+
+def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
+    """Seconds of its trainings, from a few steps of the first."""
+    progress.phase(f"{recipe.name}: trying a few steps")
+    from structconv.train.study import tried
+
+    jobs = entry.runner().jobs
+    assert jobs is not None
+    todo = jobs(recipe, None)
+    return len(todo) * float(tried(todo[0])["seconds"])
+
+
+def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, interrupt: Interrupt,
+                progress: Progress) -> dict[str, Any]:
+    folder = Path(args.out) / f"{recipe.name}-{recipe.preset}"
+    summary = carried_out(entry, recipe, lambda: _open(folder, recipe), interrupt, progress)
+    from structconv.report.results import outcome, record
+
+    environment = json.loads((folder / "environment.json").read_bytes())
+    command = f"structconv reproduce {recipe.name} --data DIR --preset {recipe.preset}"
+    found = outcome(summary, environment, command)
+    record(Path(args.record) if args.record else Path(args.out) / "results.json", found)
+    return found
+
+
+def _open(folder: Path, recipe: Any) -> Run:
+    """The run in the folder, if it is one of this recipe as it is; else a new one."""
+    if not (folder / "config.json").is_file():
+        return Run.create(folder, recipe)
+    run = Run.open(folder)
+    if run.config_text != to_json(recipe):
+        raise ConfigError("structconv reproduce", f"{folder} must be a run of {recipe.name} with the same options",
+                          "one with others", "Name another folder with --out.")
+    return run

@@ -1,0 +1,83 @@
+"""translate, sample: use what a run has trained, from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from structconv.commands.options import no_more
+from structconv.errors import ConfigError
+from structconv.recipes.register import recipe_of
+from structconv.report.output import print_json
+from structconv.train.files import write_atomically
+from structconv.train.progress import progress_for
+from structconv.train.run import Run
+
+__all__ = ["add"]
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the two verbs."""
+    text = "translate lines with a trained run"
+    parser = verbs.add_parser("translate", help=text, description=text, parents=[shared], allow_abbrev=False)
+    parser.add_argument("folder", metavar="RUN", help="the run's folder")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="plain or gzipped text (default: standard input)")
+    parser.add_argument("--beam", type=int, metavar="N", default=None, help="hypotheses kept (default: as in the run)")
+    parser.add_argument("--alignment", metavar="PNG", default=None, help="draw where the first line's words look")
+    parser.set_defaults(run=_translate)
+    text = "let a trained run write"
+    parser = verbs.add_parser("sample", help=text, description=text, parents=[shared], allow_abbrev=False)
+    parser.add_argument("folder", metavar="RUN", help="the run's folder")
+    parser.add_argument("--prompt", default="", help="how the text begins")
+    parser.add_argument("--length", type=int, metavar="N", default=500, help="characters (default: 500)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="below 1 safer, above 1 wilder (default: 0.8)")
+    parser.add_argument("--top-k", type=int, metavar="K", default=None, help="draw among the K likeliest")
+    parser.add_argument("--top-p", type=float, metavar="P", default=None, help="draw among those with this share")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.set_defaults(run=_sample)
+
+
+def _translate(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("translate", rest)
+    translator = _trained(args.folder, "translate", beam=args.beam)
+    for number, lines in enumerate(_lines(args.file)):
+        output = translator.translate(lines)
+        for line, translation in zip(lines, output, strict=True):
+            print_json({"source": line, "translation": translation}) if args.json else print(translation, flush=True)
+        if args.alignment and not number:
+            write_atomically(Path(args.alignment), translator.alignment(lines[0], output[0]))
+    return 0
+
+
+def _sample(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("sample", rest)
+    text = _trained(args.folder, "sample").write(
+        args.prompt, args.length, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    print_json({"text": text}) if args.json else print(text)
+    return 0
+
+
+def _trained(folder: str, verb: str, **options: Any) -> Any:
+    """What a run can be used by, if it is one that the verb is for."""
+    run = Run.open(folder)
+    entry, recipe = recipe_of(run)
+    if entry.use != verb:
+        raise ConfigError(f"structconv {verb}", f"the run must be of a recipe that can {verb}", entry.recipe.name)
+    with progress_for() as progress:
+        progress.phase("loading torch and the weights")
+        use = entry.runner().use
+        assert use is not None, "an entry with a use has a runner with one"
+        return use(recipe, run, progress, **options)
+
+
+def _lines(file: str | None) -> Iterable[list[str]]:
+    """The lines of a file, a few together; those of standard input one by one, as they come."""
+    if file is None:
+        return ([line.rstrip("\n")] for line in sys.stdin)
+    from structconv.data.text import read_lines
+
+    lines = read_lines(file)
+    return (lines[first:first + 32] for first in range(0, len(lines), 32))

@@ -1,0 +1,82 @@
+"""Recurrent translation without and with attention (Bahdanau et al. 2015): BLEU of both, by length, and alignments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from structconv.data.parallel import Parallel
+from structconv.models.rnnsearch import RNNsearch as Model
+from structconv.recipes.options.sequences import RNNSearch
+from structconv.recipes.translation import (
+    Corpus,
+    TranslationTask,
+    Translator,
+    bleu,
+    read_corpus,
+    translated,
+    translator,
+    write_translations,
+)
+from structconv.train.progress import Progress
+from structconv.train.run import Run
+from structconv.train.study import Job, Study, jobs_of, trained
+
+__all__ = ["RUNNER", "joined", "network"]
+
+_WITHOUT, _WITH = "without-attention", "with-attention"
+
+
+def network(recipe: RNNSearch, vocabulary: int, attention: bool) -> Model:
+    """The recipe's model."""
+    return Model(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout,
+                 attention=attention)
+
+
+def joined(text: Parallel, count: int) -> Parallel:
+    """Sentences made of `count` neighbours each, for longer ones than any that was trained on."""
+    source, target = (tuple(" ".join(side[first:first + count]) for first in range(0, len(side) - count + 1, count))
+                      for side in (text.source, text.target))
+    return Parallel(source=source, target=target)
+
+
+def _jobs(recipe: RNNSearch, run: Run | None) -> list[Job]:
+    corpus = read_corpus(recipe, run)
+    return [job for name, attention in ((_WITHOUT, False), (_WITH, True))
+            for job in jobs_of(recipe, name, partial(_task, recipe, corpus, attention), TranslationTask)]
+
+
+def _task(recipe: RNNSearch, corpus: Corpus, attention: bool, seed: int) -> TranslationTask:
+    return TranslationTask(network(recipe, len(corpus.subwords), attention), recipe, corpus, seed)
+
+
+def _gain(means: dict[str, float]) -> float:
+    return means[_WITH] - means[_WITHOUT]
+
+
+def _finish(recipe: RNNSearch, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+    """BLEU of one, two, three and four test sentences in a row, and a sentence's alignment, by the first trainings."""
+    first = {name: trained(next(job for job in jobs if job.name.startswith(name)), run, progress)
+             for name in (_WITHOUT, _WITH)}
+    lengths: dict[str, dict[int, float]] = {name: {} for name in first}
+    for count in range(1, 5):
+        progress.phase(f"translating {count} sentences in a row")
+        text = joined(first[_WITH].corpus.parts["test"].text, count)
+        for name, task in first.items():
+            output = translated(task.model, task.corpus.subwords, text.source, recipe)
+            lengths[name][count] = bleu(output, text.target)[0]
+    task = first[_WITH]
+    source = _telling(task.corpus.parts["test"].text)
+    own = Translator(task.model, task.corpus.subwords, recipe)
+    run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
+    return {"bleu_by_sentences_in_a_row": lengths, **write_translations(recipe, run, jobs[-recipe.seeds:], progress)}
+
+
+def _telling(text: Parallel) -> str:
+    """The first sentence of middling length."""
+    return next((line for line in text.source if 9 <= len(line.split()) <= 14), text.source[0])
+
+
+RUNNER = Study(jobs=_jobs, metric="test_bleu", label="BLEU gained by attention", contrast=_gain, finish=_finish,
+               use=partial(translator, partial(network, attention=True), f"{_WITH}/seed-0")).runner

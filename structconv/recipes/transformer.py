@@ -1,0 +1,32 @@
+"""The Transformer (Vaswani et al. 2017) translates: BLEU on the test files."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from structconv.models.transformer import Transformer as Model
+from structconv.recipes.options.sequences import Transformer
+from structconv.recipes.translation import Corpus, TranslationTask, read_corpus, translator, write_translations
+from structconv.train.run import Run
+from structconv.train.study import Job, Study, jobs_of
+
+__all__ = ["RUNNER", "network"]
+
+
+def network(recipe: Transformer, vocabulary: int) -> Model:
+    """The recipe's model."""
+    return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
+                 dropout=recipe.dropout, norm=recipe.norm, positions=recipe.positions,
+                 recompute=recipe.recompute)
+
+
+def _jobs(recipe: Transformer, run: Run | None) -> list[Job]:
+    return jobs_of(recipe, recipe.name, partial(_task, recipe, read_corpus(recipe, run)), TranslationTask)
+
+
+def _task(recipe: Transformer, corpus: Corpus, seed: int) -> TranslationTask:
+    return TranslationTask(network(recipe, len(corpus.subwords)), recipe, corpus, seed)
+
+
+RUNNER = Study(jobs=_jobs, metric="test_bleu", label="BLEU", finish=write_translations,
+               use=partial(translator, network, f"{Transformer.name}/seed-0")).runner

@@ -1,0 +1,198 @@
+"""What the recipes share that translate: subwords, the loss, perplexity, and BLEU of what is decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from structconv.data.parallel import Parallel, read_parallel
+from structconv.data.subwords import Subwords
+from structconv.data.tokens import BEGIN, END, PAD
+from structconv.errors import ConfigError
+from structconv.models.decoding import beam
+from structconv.pictures import alignment_png
+from structconv.recipes.options.sequences import Translation
+from structconv.train.batches import Batches
+from structconv.train.progress import Progress
+from structconv.train.run import Run
+from structconv.train.study import Job, loaded, trained
+from structconv.train.task import BatchTask
+
+__all__ = ["Corpus", "TranslationTask", "Translator", "bleu", "read_corpus", "translated", "translator",
+           "write_translations"]
+
+_SUBWORDS = "subwords.json"
+_MOST_MORE = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Sentences as written, and as subwords."""
+
+    text: Parallel
+    sources: list[Tensor]
+    targets: list[Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Parallel text in three parts, ``train``, ``val`` and ``test``, over one vocabulary of subwords."""
+
+    subwords: Subwords
+    parts: dict[str, Pairs]
+
+
+def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
+    """The files of a recipe; the subwords are those of the run, if it has any, else learnt from the training files."""
+    stems = {"train": recipe.train, "val": recipe.valid, "test": recipe.test}
+    texts = {part: read_parallel(recipe.path(stem), recipe.from_language, recipe.to_language)
+             for part, stem in stems.items()}
+    if recipe.sentences:
+        texts["train"] = Parallel(source=texts["train"].source[:recipe.sentences],
+                                  target=texts["train"].target[:recipe.sentences])
+    subwords = _subwords(recipe, texts["train"], run)
+    parts = {part: _encoded(text, subwords) for part, text in texts.items()}
+    return Corpus(subwords=subwords, parts={**parts, "train": _shorter(parts["train"], recipe.longest)})
+
+
+def _subwords(recipe: Translation, text: Parallel, run: Run | None) -> Subwords:
+    path = None if run is None else run.folder / _SUBWORDS
+    if path is not None and path.is_file():
+        return Subwords.load(path)
+    subwords = Subwords.train([*text.source, *text.target], recipe.vocabulary)
+    if path is not None:
+        subwords.save(path)
+    return subwords
+
+
+class TranslationTask(BatchTask):
+    """A model that translates: cross-entropy of the next subword, perplexity on ``val``, BLEU on ``test``.
+
+    Args:
+        model: sources (B, M) and targets (B, N) -> logits (B, N, V); `begin` of it decodes.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Translation, corpus: Corpus, seed: int) -> None:
+        self.recipe, self.corpus = recipe, corpus
+        train = corpus.parts["train"]
+        lengths = [max(len(source), len(target)) for source, target in zip(train.sources, train.targets, strict=True)]
+        super().__init__(model, recipe, Batches(lengths, cost=recipe.batch_tokens, seed=seed))
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        return self._loss(self.corpus.parts["train"], samples, self.recipe.label_smoothing)
+
+    def figures(self, part: str) -> dict[str, float]:
+        pairs = self.corpus.parts[part]
+        total, count = 0.0, 0.0
+        for first in range(0, len(pairs.text), 64):
+            loss, tokens = self._loss(pairs, range(first, min(first + 64, len(pairs.text))), 0.0)
+            total, count = total + loss.item(), count + tokens
+        found = {f"{part}_loss": total / count, f"{part}_perplexity": math.exp(min(total / count, 50.0))}
+        if part == "test":
+            output = translated(self.model, self.corpus.subwords, pairs.text.source, self.recipe)
+            found["test_bleu"] = bleu(output, pairs.text.target)[0]
+        return found
+
+    def _loss(self, pairs: Pairs, samples: Sequence[int], smoothing: float) -> tuple[Tensor, float]:
+        source = pad_sequence([pairs.sources[sample] for sample in samples], batch_first=True, padding_value=PAD)
+        target = pad_sequence([pairs.targets[sample] for sample in samples], batch_first=True, padding_value=PAD)
+        logits, wanted = self.model(source, target[:, :-1]), target[:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD, reduction="sum",
+                               label_smoothing=smoothing)
+        return loss, float((wanted != PAD).sum())
+
+
+@torch.no_grad()
+def translated(model: Any, subwords: Subwords, lines: Sequence[str], recipe: Translation,
+               told: Callable[[int], None] = lambda done: None) -> list[str]:
+    """Translations of lines, decoded in batches of like length; `told` hears how many are done."""
+    sources = [_source(subwords, line) for line in lines]
+    order = sorted(range(len(lines)), key=lambda place: len(sources[place]))
+    output = [""] * len(lines)
+    for first in range(0, len(order), 32):
+        places = order[first:first + 32]
+        source = pad_sequence([sources[place] for place in places], batch_first=True, padding_value=PAD)
+        found = beam(model.begin(source), len(places), width=recipe.beam, begin=BEGIN, end=END,
+                     most=source.shape[1] + _MOST_MORE, length_penalty=recipe.length_penalty, normalisation="length")
+        for place, tokens in zip(places, found, strict=True):
+            output[place] = subwords.decode(tokens)
+        told(first + len(places))
+    return output
+
+
+def write_translations(recipe: Translation, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+    """The test sentences as the first training translates them, in ``translations.txt``, and sacrebleu's signature."""
+    task: Any = trained(jobs[0], run, progress)
+    pairs = task.corpus.parts["test"].text
+    output = translated(task.model, task.corpus.subwords, pairs.source, recipe)
+    run.write("translations.txt", "\n".join(output) + "\n")
+    return {"signature": bleu(output, pairs.target)[1]}
+
+
+class Translator:
+    """A model and its subwords, for lines of text."""
+
+    def __init__(self, model: Any, subwords: Subwords, recipe: Translation) -> None:
+        self._model, self._subwords, self._recipe = model, subwords, recipe
+
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        """Their translations."""
+        return translated(self._model, self._subwords, lines, self._recipe)
+
+    @torch.no_grad()
+    def alignment(self, source: str, target: str) -> bytes:
+        """Where the model looks while it writes a translation; PNG.
+
+        Raises:
+            ConfigError: it is no model whose words are aligned.
+        """
+        if not hasattr(self._model, "alignment"):
+            raise ConfigError(self._recipe.name, "an alignment must be that of a recurrent model with attention",
+                              type(self._model).__name__, "Train the recipe rnnsearch.")
+        given = _source(self._subwords, source)
+        wanted = torch.tensor([BEGIN, *self._subwords.encode(target), END])
+        pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (given, wanted[1:]))
+        return alignment_png(self._model.alignment(given, wanted[:-1]), *pieces)
+
+
+def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Translation, run: Run, progress: Progress,
+               beam: int | None = None) -> Translator:
+    """That of a finished training; `network` makes the model for a number of subwords."""
+    subwords = Subwords.load(run.folder / _SUBWORDS)
+    model = loaded(network(recipe, len(subwords)), job, run, progress)
+    return Translator(model, subwords, recipe if beam is None else dataclasses.replace(recipe, beam=beam))
+
+
+def bleu(output: Sequence[str], wanted: Sequence[str]) -> tuple[float, str]:
+    """Corpus BLEU (Papineni et al. 2002) of detokenised text by sacrebleu (Post 2018), and its signature."""
+    import sacrebleu
+
+    metric = sacrebleu.metrics.BLEU()
+    return float(metric.corpus_score(list(output), [list(wanted)]).score), str(metric.get_signature())
+
+
+def _encoded(text: Parallel, subwords: Subwords) -> Pairs:
+    return Pairs(text=text, sources=[_source(subwords, line) for line in text.source],
+                 targets=[torch.tensor([BEGIN, *subwords.encode(line), END]) for line in text.target])
+
+
+def _source(subwords: Subwords, line: str) -> Tensor:
+    return torch.tensor([*subwords.encode(line), END])
+
+
+def _shorter(pairs: Pairs, longest: int) -> Pairs:
+    """Without the pairs that have a longer side."""
+    kept = [place for place in range(len(pairs.text))
+            if max(len(pairs.sources[place]), len(pairs.targets[place]) - 1) <= longest]
+    text = Parallel(source=tuple(pairs.text.source[place] for place in kept),
+                    target=tuple(pairs.text.target[place] for place in kept))
+    return Pairs(text=text, sources=[pairs.sources[place] for place in kept],
+                 targets=[pairs.targets[place] for place in kept])
