@@ -29,7 +29,8 @@ def test_a_gzip_of_several_parts_is_one_text(tmp_path):
 
 @pytest.mark.parametrize("text, lines", [
     ("a\nb", ["a", "b"]), ("a\nb\n", ["a", "b"]), ("a\nb\n\n", ["a", "b", ""]), ("a\r\nb\r\n", ["a", "b"]),
-    ("\na", ["", "a"]), (" a \n\tb", [" a ", "\tb"]), ("a\rb\n", ["a\rb"]), ("a\u2028b\x85c\x0bd\x0ce\x1cf\n", ["a\u2028b\x85c\x0bd\x0ce\x1cf"]),
+    ("\na", ["", "a"]), (" a \n\tb", [" a ", "\tb"]), ("a\rb\n", ["a\rb"]),
+    ("a\u2028b\x85c\x0bd\x0ce\x1cf\n", ["a\u2028b\x85c\x0bd\x0ce\x1cf"]),
     ("\ufeffa\n\ufeffb", ["a", "\ufeffb"])])
 def test_lines_end_where_editors_say(tmp_path, text, lines):
     path = tmp_path / "a.txt"
