@@ -92,6 +92,7 @@ def read_planetoid(folder: str | Path, name: str = "cora", *, verify: bool = Tru
     Raises:
         ConfigError: a file is missing.
         StructureError: a hash differs, a pickle names a forbidden type, or the parts do not fit each other.
+        DataError: `test.index` is no text.
     """
     paths = _find(Path(folder), name, verify)
     x, tx, allx = (_matrix(paths[part]) for part in ("x", "tx", "allx"))
@@ -145,7 +146,7 @@ def _one_hot(path: Path) -> Any:
 
 
 def _test_index(path: Path) -> Tensor:
-    words = read_text(path, "read_planetoid").split()
+    words = read_text(path).split()
     wrong = next((word for word in words or [""] if not (word.isdecimal() and len(word) < _MOST_DIGITS)), None)
     if wrong is not None:
         raise StructureError("read_planetoid", f"{path} must list one node number a line", repr(wrong))

@@ -1,24 +1,77 @@
-"""Reading text files that may be something else."""
+"""Text in UTF-8, plain or gzipped: what every reader of text begins with."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import zlib
 from pathlib import Path
+from typing import Any
 
-from structconv.errors import StructureError
+from structconv.errors import DataError
 
-__all__ = ["read_text"]
+__all__ = ["read_json", "read_lines", "read_text"]
+
+_GZIP = b"\x1f\x8b"
 
 
-def read_text(path: Path, owner: str) -> str:
-    """The text of a file in UTF-8.
+def read_text(path: str | Path) -> str:
+    """The text of a file in UTF-8, plain or gzipped: its first two bytes tell, not its name.
+
+    Ends of lines stay as they are, a byte order mark is left out. Cost: one read of the file.
 
     Raises:
-        StructureError: it has other bytes; the file and the first of them are named.
+        DataError: the file is missing or cannot be read, it is a torn gzip, it has bytes that are no UTF-8 (their line
+            is named), or there is nothing but white space in it.
     """
-    content = path.read_bytes()
+    content = _content(Path(path))
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise StructureError(owner, f"{path} must be text in UTF-8",
-                             f"the byte 0x{content[error.start]:02x} at position {error.start}",
-                             "Save it again in UTF-8, or fetch it again.") from None
+        before, byte = error.object[:error.start], error.object[error.start]
+        raise DataError(path, "text in UTF-8", f"the byte 0x{byte:02x}", line=before.count(b"\n") + 1,
+                        remedy="Save it again in UTF-8, or fetch it again.") from None
+    if not text.strip():
+        raise DataError(path, "text", "white space alone" if text else "an empty file")
+    return text
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a file, as `read_text` reads it, without their ends.
+
+    A line ends with LF or CRLF, as editors and `wc -l` count; other separators of Unicode are part of it.
+
+    Raises:
+        DataError: as of `read_text`.
+    """
+    return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a file of JSON, as `read_text` reads it.
+
+    Raises:
+        DataError: as of `read_text`, or it is no JSON; the line is named.
+    """
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(path, "JSON", error.msg, line=error.lineno) from None
+    except (RecursionError, ValueError) as error:  # nested too deep, or an integer of too many digits
+        raise DataError(path, "JSON", error) from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(path, "a file", "no such file") from None
+    except OSError as error:
+        raise DataError(path, "a file that can be read", error.strerror) from None
+    if not content.startswith(_GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(path, "a whole gzip file", error, remedy="Fetch it again.") from None

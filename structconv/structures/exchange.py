@@ -155,14 +155,14 @@ class Exchange:
         return self.edge_weight.to(dtype)
 
 
-def require(module: str, owner: str) -> Any:
-    """Import an optional module, or raise `ConfigError` with the command that installs it."""
+def require(module: str, owner: str, extra: str = "graph") -> Any:
+    """Import a module of an extra of the package, or raise `ConfigError` with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         raise ConfigError(owner, f"{package} must be installed", str(error),
-                          f"Install it with: pip install 'structconv[{package}]'.") from error
+                          f"Install it with: pip install 'structconv[{extra}]'.") from error
 
 
 def _samples(data: Any) -> Any:

@@ -118,7 +118,7 @@ class Run:
 
     @property
     def config_text(self) -> str:
-        return read_text(self.folder / "config.json", "Run")
+        return read_text(self.folder / "config.json")
 
     @property
     def recipe_name(self) -> str:

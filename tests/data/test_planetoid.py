@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 
 from structconv.data.pickles import read_array_pickle
 from structconv.data.planetoid import read_planetoid
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import ConfigError, DataError, StructureError
 
 SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "shared" / "data"))
 needs_cora = pytest.mark.skipif(not (SHARED / "planetoid" / "ind.cora.x").is_file(),
@@ -91,7 +91,7 @@ def test_neighbours_out_of_range_are_refused(tmp_path):
     ("3\n1000000000000\n", "at most half of the numbers from 3 to its highest; got 2 of 999999999998"),
     (f"3\n{10 ** 30}\n", "one node number a line; got '1000000"),
     ("3\n\u00b2\n", "one node number a line; got '\u00b2'"),
-    ("", "one node number a line; got ''"), ("3\n-5\n", "one node number a line; got '-5'")])
+    ("3\n-5\n", "one node number a line; got '-5'")])
 def test_test_numbers_that_cannot_be_are_named(tmp_path, text, message):
     tiny(tmp_path)
     (tmp_path / "ind.tiny.test.index").write_text(text, encoding="utf-8")
@@ -102,7 +102,14 @@ def test_test_numbers_that_cannot_be_are_named(tmp_path, text, message):
 def test_another_encoding_is_named(tmp_path):
     tiny(tmp_path)
     (tmp_path / "ind.tiny.test.index").write_bytes("3\n5\n".encode("utf-16"))
-    with pytest.raises(StructureError, match=r"test\.index must be text in UTF-8; got the byte 0xff at position 0"):
+    with pytest.raises(StructureError, match=r"test\.index, line 1: expected text in UTF-8; got the byte 0xff"):
+        read_planetoid(tmp_path, "tiny")
+
+
+def test_no_test_numbers_at_all_are_named(tmp_path):
+    tiny(tmp_path)
+    (tmp_path / "ind.tiny.test.index").write_text("")
+    with pytest.raises(DataError, match=r"ind\.tiny\.test\.index: expected text; got an empty file"):
         read_planetoid(tmp_path, "tiny")
 
 

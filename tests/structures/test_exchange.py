@@ -127,7 +127,7 @@ def test_empty_networkx():
 
 def test_missing_package_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
-    with pytest.raises(ConfigError, match=r"networkx must be installed.*pip install 'structconv\[networkx\]'"):
+    with pytest.raises(ConfigError, match=r"networkx must be installed.*pip install 'structconv\[graph\]'"):
         Graph(INDEX).to_networkx()
 
 

@@ -1,0 +1,9 @@
+"""The numbers of tokens that are no words, the same in every vocabulary."""
+
+from __future__ import annotations
+
+__all__ = ["BEGIN", "END", "PAD", "SPECIAL", "UNKNOWN"]
+
+PAD, BEGIN, END, UNKNOWN = range(4)
+#: By their numbers; the first token of a vocabulary's own comes after them.
+SPECIAL = ("<pad>", "<begin>", "<end>", "<unknown>")
