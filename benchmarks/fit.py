@@ -30,8 +30,8 @@ from benchmarks.experiments import EXPERIMENTS, Experiment
 from structconv.bench import peers, rates
 from structconv.bench.timing import Times, alternate, clock, quartiles
 from structconv.cli import Parser
-from structconv.commands.output import print_json
 from structconv.planning import fitted
+from structconv.report.output import print_json
 from structconv.report.table import print_table
 from structconv.train.progress import progress_for
 
