@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from structconv.errors import ConfigError
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
 from structconv.recipes.options.digits import CompareDigits
+from structconv.recipes.options.sequences import Characters, RNNSearch, Transformer
 from structconv.train.config import Recipe, from_json
 
 if TYPE_CHECKING:
@@ -49,6 +50,15 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           chapter="graphs"),
     Entry(recipe=CoraGAT, verb="train", module=_CITATION,
           summary="graph attention on Cora (Velickovic et al. 2018)", chapter="graphs"),
+    Entry(recipe=Transformer, verb="train", module="structconv.recipes.transformer",
+          summary="encoder-decoder of attention translates (Vaswani et al. 2017)", chapter="sequences",
+          use="translate"),
+    Entry(recipe=RNNSearch, verb="train", module="structconv.recipes.rnnsearch",
+          summary="recurrent encoder-decoder without and with attention (Bahdanau et al. 2015)", chapter="sequences",
+          use="translate"),
+    Entry(recipe=Characters, verb="train", module="structconv.recipes.characters",
+          summary="causal Transformer on characters with rotary positions (Su et al. 2021)", chapter="sequences",
+          use="sample"),
 )}
 
 
