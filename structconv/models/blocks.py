@@ -1,0 +1,184 @@
+"""What Transformers are made of: blocks around any attention, stacks of them, and embeddings of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from structconv.errors import ShapeError
+from structconv.mechanisms import Mechanism
+from structconv.mechanisms.encodings import LearntEncoding, SinusoidalEncoding
+from structconv.nn import Conv, Prepared
+from structconv.shapes import check_choice
+from structconv.structures import Support
+from structconv.weights import LowRank
+
+__all__ = ["Block", "Cache", "Stack", "StackDecoding", "Tokens", "attention"]
+
+
+def attention(made: Mechanism | Conv, channels: int, dim: int) -> Conv:
+    """The layer of a mechanism, whose heads carry `dim` channels each, whatever they are; a layer as it is."""
+    return made if isinstance(made, Conv) else Conv(made, channels, channels, weight=LowRank(dim))
+
+
+class Cache(NamedTuple):
+    """What a block keeps in decoding: of the entries that came, and of the source."""
+
+    own: Prepared
+    source: Prepared | None
+
+
+class Block(nn.Module):
+    """x + dropout(f(norm x)), or norm(x + dropout(f(x))), for f in turn attention, attention to a source, a network.
+
+    The network is W_2 relu(W_1 x + b_1) + b_2 (Vaswani et al. 2017, eq. 2).
+
+    Args:
+        attention: of the entries to each other.
+        source: of the entries to those of a source, `None` where there is none.
+        hidden: channels within the network.
+        dropout: on what is added to x.
+        norm: "pre" for the first form (Xiong et al. 2020), "post" for the second (Vaswani et al. 2017, section 3.1).
+    """
+
+    def __init__(self, attention: Conv, source: Conv | None, *, hidden: int, dropout: float, norm: str) -> None:
+        super().__init__()
+        check_choice("Block", "norm", norm, ("pre", "post"))
+        channels = attention.out_channels
+        self.attention, self.source, self.pre = attention, source, norm == "pre"
+        widen, narrow = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
+        self.network = nn.Sequential(widen, nn.ReLU(), narrow)
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2 if source is None else 3))
+        self.dropout = nn.Dropout(dropout)
+        for layer in (widen, narrow):
+            nn.init.xavier_uniform_(layer.weight)
+
+    def forward(self, x: Tensor, structure: Support | None = None, source: Tensor | None = None,
+                pairs: Support | None = None) -> Tensor:
+        """Entries (..., N, C), and those of the source (..., M, C) with the pairs of both -> (..., N, C)."""
+        return self._of(x, lambda h: self.attention(h, structure=structure),
+                        lambda h: cast(Conv, self.source)(source, h, structure=pairs))
+
+    def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> Cache:
+        """For steps behind entries x (B, N, C), of no number perhaps."""
+        own = self.attention.prepare(x)
+        return Cache(own, None if self.source is None or source is None else self.source.prepare(source, pairs))
+
+    def step(self, cache: Cache, x: Tensor) -> Tensor:
+        """One entry more, (B, 1, C) -> (B, 1, C)."""
+        return self._of(x, lambda h: self.attention.step(cache.own, h),
+                        lambda h: cast(Conv, self.source)(cache.source, h))
+
+    def _of(self, x: Tensor, attend: Callable[[Tensor], Tensor], look: Callable[[Tensor], Tensor]) -> Tensor:
+        layers: list[Any] = [attend, self.network] if self.source is None else [attend, look, self.network]
+        for norm, layer in zip(self.norms, layers, strict=True):
+            x = x + self.dropout(layer(norm(x))) if self.pre else norm(x + self.dropout(layer(x)))
+        return x
+
+
+class Stack(nn.Module):
+    """Blocks in a row, and a norm behind those that normalise first.
+
+    Args:
+        recompute: keep of each block its input alone, and compute it again in the backward pass (Chen et al. 2016).
+    """
+
+    def __init__(self, blocks: list[Block], *, recompute: bool = False) -> None:
+        super().__init__()
+        self.blocks, self.recompute = nn.ModuleList(blocks), recompute
+        channels = blocks[0].attention.out_channels
+        self.norm = nn.LayerNorm(channels) if blocks[0].pre else nn.Identity()
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        """As of one block."""
+        for block in self.blocks:
+            again = self.recompute and torch.is_grad_enabled()
+            x = checkpoint(block, x, *others, use_reentrant=False) if again else block(x, *others)
+        return cast(Tensor, self.norm(x))
+
+    def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> list[Cache]:
+        """What each block keeps."""
+        return [cast(Block, block).prepare(x, source, pairs) for block in self.blocks]
+
+    def step(self, caches: list[Cache], x: Tensor) -> Tensor:
+        """One entry more, (B, 1, C) -> (B, 1, C)."""
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = cast(Block, block).step(cache, x)
+        return cast(Tensor, self.norm(x))
+
+
+class Tokens(nn.Module):
+    """dropout(sqrt(C) e_token + p_place) (Vaswani et al. 2017, sections 3.4, 3.5 and 5.4), and logits <e_v, h>.
+
+    Args:
+        vocabulary: V. channels: C.
+        positions: p: "sinusoidal", "learnt" at most `length` of them, or "none".
+    """
+
+    def __init__(self, vocabulary: int, channels: int, *, positions: str, dropout: float, length: int = 512) -> None:
+        super().__init__()
+        check_choice("Tokens", "positions", positions, ("sinusoidal", "learnt", "none"))
+        self.embedding = nn.Embedding(vocabulary, channels)
+        nn.init.normal_(self.embedding.weight, std=channels ** -0.5)
+        self.length = length if positions == "learnt" else None
+        self.encoding: nn.Module | None = None
+        if positions != "none":
+            self.encoding = LearntEncoding(length, channels) if self.length else SinusoidalEncoding(channels)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor, first: int = 0, places: Tensor | None = None) -> Tensor:
+        """Tokens (..., N) of which the first is at a place, or all are at `places` (N,) -> (..., N, C)."""
+        x = self.embedding(tokens) * self.embedding.embedding_dim ** 0.5
+        if self.encoding is None:
+            return cast(Tensor, self.dropout(x))
+        if places is None:
+            self._check(first + tokens.shape[-1])
+            return cast(Tensor, self.dropout(self.encoding(x, first)))
+        count = int(places.max()) + 1 if places.numel() else 0
+        self._check(count)
+        return cast(Tensor, self.dropout(x + self.encoding(x.new_zeros(count, x.shape[-1]))[places]))
+
+    def logits(self, h: Tensor) -> Tensor:
+        """(..., C) -> (..., V), by the embeddings of the tokens (Press and Wolf 2017)."""
+        return F.linear(h, self.embedding.weight)
+
+    def _check(self, count: int) -> None:
+        if self.length is not None and not torch.compiler.is_compiling() and count > self.length:
+            raise ShapeError("Tokens", f"sentences must have at most length={self.length} tokens", count,
+                             "Learn more positions: length=.")
+
+
+class StackDecoding:
+    """The `Decoding` of a stack: of each block the keys and values of the tokens that came, and of the source.
+
+    Args:
+        logits: (B, C) -> (B, V), of what the stack gives. batch: B, each a sample of a source of its own.
+    """
+
+    def __init__(self, tokens: nn.Module, stack: Stack, caches: list[Cache], logits: Callable[[Tensor], Tensor],
+                 batch: int) -> None:
+        self._tokens, self._stack, self._caches, self._logits = tokens, stack, caches, logits
+        self._place, self._sources = 0, torch.arange(batch, device=caches[0].own.x.device)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor) -> Tensor:
+        """The newest tokens (B,) -> the logits (B, V) of the next ones."""
+        x = self._tokens(tokens.unsqueeze(-1), self._place)
+        self._place += 1
+        return self._logits(self._stack.step(self._caches, x).squeeze(-2))
+
+    @torch.no_grad()
+    def reorder(self, samples: Tensor) -> None:
+        """Sample b goes on as sample samples[b], (B',); what is kept of sources moves only where these change."""
+        sources = self._sources[samples]
+        moved = not torch.equal(sources, self._sources)
+        self._sources = sources
+        for cache in self._caches:
+            cache.own.reorder(samples)
+            if moved and cache.source is not None:
+                cache.source.reorder(samples)

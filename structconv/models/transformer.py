@@ -1,0 +1,92 @@
+"""The Transformer of Vaswani et al. 2017: an encoder-decoder of attention, any of whose mechanisms can be exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
+from structconv.models.blocks import Block, Stack, StackDecoding, Tokens, attention
+from structconv.models.sentences import Sentences
+from structconv.nn import Conv
+from structconv.shapes import check_divides, check_positive
+from structconv.structures import Causal, Padding
+
+__all__ = ["Transformer"]
+
+#: The number of a layer -> its self-attention: a mechanism, or a layer with a weight of its own.
+Attention = Callable[[int], Mechanism | Conv]
+
+
+class Transformer(nn.Module):
+    """P(y_n | y_<n, x) = softmax(E h_n), h of a stack that attends to y_<n and to the encoded x (section 3).
+
+    Every attention is y_n = sum_k sum_m A_kmn x_m V_k O_k with A = softmax_m(<W^q_k z_n, W^k_k x_m> / sqrt(D)), causal
+    in the decoder: `Conv` with a `LowRank` weight over `DotProduct(heads, D).scaled().softmax()`.
+
+    Args:
+        vocabulary: V of the source, and of the target where it has none of its own (`target_vocabulary`).
+        channels: C. layers: blocks of the encoder, and of the decoder. heads: K of each attention; D = C / K.
+        hidden: channels of the networks within blocks. dropout, norm, recompute: see `Block` and `Stack`.
+        positions, length: added to the embeddings; see `Tokens`.
+        tied: the output's weights are the embeddings of the target, and those of one vocabulary for both serve both
+            (section 3.4).
+        encoder_mechanism, decoder_mechanism: the self-attention of layer i, in place of that above: a mechanism, whose
+            heads carry D channels each, or a layer C -> C. Those of a decoder need `.masked(keep=Causal())`.
+        packed: sentences lie side by side in all layers, without padding; else they are padded, and mechanisms of the
+            encoder need `.masked(keep=STRUCTURE_IF_GIVEN)`. It may be set at any time; `torch.export` needs the latter.
+
+    Tokens are integers, padded with 0 behind the end of a sentence.
+    """
+
+    def __init__(self, vocabulary: int, *, target_vocabulary: int | None = None, channels: int = 256, layers: int = 3,
+                 heads: int = 4, hidden: int = 1024, dropout: float = 0.1, norm: str = "pre",
+                 positions: str = "sinusoidal", length: int = 512, tied: bool = True,
+                 encoder_mechanism: Attention | None = None, decoder_mechanism: Attention | None = None,
+                 recompute: bool = False, packed: bool = True) -> None:
+        super().__init__()
+        check_positive("Transformer", "layers", layers)
+        dim = check_divides("Transformer", "heads", heads, "channels", channels)
+        own = DotProduct(heads, dim).scaled()
+        seeing, causal = own.masked(keep=STRUCTURE_IF_GIVEN).softmax(), own.masked(keep=Causal()).softmax()
+        vocabularies = [vocabulary if target_vocabulary is None else target_vocabulary]
+        if target_vocabulary is not None or not tied:
+            vocabularies.insert(0, vocabulary)
+
+        def stack(chosen: Attention | None, default: Mechanism, source: bool) -> Stack:
+            return Stack([Block(attention(default if chosen is None else chosen(layer), channels, dim),
+                                attention(seeing, channels, dim) if source else None,
+                                hidden=hidden, dropout=dropout, norm=norm) for layer in range(layers)],
+                         recompute=recompute)
+
+        self.packed = packed
+        self.tokens = nn.ModuleList(Tokens(size, channels, positions=positions, length=length, dropout=dropout)
+                                    for size in vocabularies)
+        self.encoder, self.decoder = stack(encoder_mechanism, seeing, False), stack(decoder_mechanism, causal, True)
+        self.output = None if tied else nn.Linear(channels, vocabularies[-1], bias=False)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Tokens (B, M) and, beginning with the token before the first, (B, N) -> the logits (B, N, V) of what follows
+        each; where there is padding they are zero while sentences lie side by side, and else have no meaning."""
+        given, wanted = (Sentences.of(tokens, packed=self.packed) for tokens in (source, target))
+        x = self.tokens[-1](wanted.tokens, places=wanted.places)
+        h = self.decoder(x, wanted.causal, self.encode(given), given.seen_from(wanted))
+        return self._logits(wanted.padded(h))
+
+    def encode(self, source: Sentences) -> Tensor:
+        """The entries of the source, (T, C), or (B, M, C) where they are padded."""
+        return cast(Tensor, self.encoder(self.tokens[0](source.tokens, places=source.places), source.structure))
+
+    @torch.no_grad()
+    def begin(self, source: Tensor) -> StackDecoding:
+        """The decoding of sources (B, M), whose keys and values are made once; of a model in evaluation mode."""
+        given = Sentences.of(source, packed=self.packed)
+        entries, pairs = given.padded(self.encode(given)), None if bool(given.keep.all()) else Padding(given.keep)
+        caches = self.decoder.prepare(entries[:, :0], entries, pairs)
+        return StackDecoding(self.tokens[-1], self.decoder, caches, self._logits, len(source))
+
+    def _logits(self, h: Tensor) -> Tensor:
+        return cast(Tensor, cast(Tokens, self.tokens[-1]).logits(h) if self.output is None else self.output(h))
