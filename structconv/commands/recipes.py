@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import no_more
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, DataError
 from structconv.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv.report.output import print_json
 from structconv.report.table import print_table
@@ -68,7 +69,19 @@ def _start(args: argparse.Namespace, rest: list[str]) -> int:
     if getattr(args, "dry_run", False):
         return _try(entry, recipe, args.json)
     check_new(args.out)
-    return _execute(entry, recipe, lambda: Run.create(args.out, recipe), args.json)
+    made: list[Run] = []
+
+    def create() -> Run:
+        made.append(Run.create(args.out, recipe))
+        return made[0]
+
+    try:
+        return _execute(entry, recipe, create, args.json)
+    except DataError:
+        for run in made:
+            if not run.trained:
+                shutil.rmtree(run.folder)  # so that the same command goes again once the file is mended
+        raise
 
 
 def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:

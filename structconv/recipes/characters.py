@@ -29,7 +29,7 @@ _ALPHABET = "alphabet.json"
 def network(recipe: Characters, alphabet: int) -> CharacterModel:
     """The recipe's model."""
     return CharacterModel(alphabet, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads,
-                          dropout=recipe.dropout)
+                          hidden=4 * recipe.channels, dropout=recipe.dropout)
 
 
 class CharactersTask(BatchTask):

@@ -121,7 +121,7 @@ def translated(model: Any, subwords: Subwords, lines: Sequence[str], recipe: Tra
         places = order[first:first + 32]
         source = pad_sequence([sources[place] for place in places], batch_first=True, padding_value=PAD)
         found = beam(model.begin(source), len(places), width=recipe.beam, begin=BEGIN, end=END,
-                     most=source.shape[1] + _MOST_MORE, length_penalty=recipe.length_penalty, normalisation="length")
+                     most=recipe.longest + _MOST_MORE, length_penalty=recipe.length_penalty, normalisation="length")
         for place, tokens in zip(places, found, strict=True):
             output[place] = subwords.decode(tokens)
         told(first + len(places))

@@ -132,6 +132,11 @@ class Run:
         """Within it no other process works in the folder; `ConfigError` if one does."""
         return locked(self.folder)
 
+    @property
+    def trained(self) -> bool:
+        """Whether a training has saved anything."""
+        return (self.folder / "checkpoints").exists()
+
     def checkpoint_folder(self, job: str) -> Path:
         return self.folder / "checkpoints" / job
 

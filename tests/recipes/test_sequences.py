@@ -1,0 +1,192 @@
+"""Recipes of sequences as their user meets them: train, resume, evaluate, reproduce, translate, sample, bad files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+
+import pytest
+
+from structconv.cli import main
+
+WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
+TINY = ["vocabulary=300", "channels=16", "steps=6", "validate_every=3", "checkpoint_every=2", "threads=1",
+        "batch_tokens=64", "warmup=2", "beam=2"]
+TRANSLATORS = {"transformer": ["layers=1", "heads=2", "hidden=16"], "rnnsearch": []}
+
+
+def sentences(count, seed):
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(list(WORDS), k=draw.randint(2, 6))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Parallel text word by word in three parts, one of them gzipped, and a text of characters."""
+    root = tmp_path_factory.mktemp("data")
+    for seed, (part, count) in enumerate((("train", 60), ("val", 12), ("test_2016_flickr", 12))):
+        lines = sentences(count, seed)
+        (root / f"{part}.en").write_text("\n".join(lines) + "\n")
+        target = "\n".join(" ".join(WORDS[word] for word in line.split()) for line in lines) + "\n"
+        (root / f"{part}.de.gz").write_bytes(gzip.compress(target.encode()))
+    (root / "text.txt").write_text("\n".join(sentences(200, 9)))
+    return root
+
+
+def words_of(name, folder, *more):
+    if name == "characters":
+        own = ["text=text.txt", "length=16", "batch_size=4", "channels=16", "layers=1", "heads=2", "sample=20",
+               "steps=6", "validate_every=3", "checkpoint_every=2", "threads=1", "warmup=2"]
+    else:
+        own = [*TINY, *TRANSLATORS[name]]
+    return ["train", name, "--data", str(folder), *own, *more]
+
+
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory):
+    """A finished run of each recipe."""
+    root, found = tmp_path_factory.mktemp("runs"), {}
+    for name in ("transformer","characters"):
+        found[name] = root / name
+        assert main(words_of(name, folder, "--out", str(found[name]))) == 0
+    return found
+
+
+@pytest.mark.parametrize("name", [*TRANSLATORS, "characters"])
+def test_a_run_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
+    summary = json.loads((runs[name] / "summary.json").read_text())
+    assert summary["headline"]["published"]
+    assert main(["evaluate", str(runs[name]), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["headline"] == summary["headline"]
+    assert again["groups"] == summary["groups"]
+
+
+@pytest.mark.parametrize("name", [*TRANSLATORS, "characters"])
+def test_trying_writes_nothing(folder, tmp_path, name, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words_of(name, folder, "--dry-run", "--json")) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["parameters"] > 0
+    assert found["flops_per_step"] > 0
+    assert found["recipe"]["steps"] == 6
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", list(TRANSLATORS))
+def test_a_run_translates_lines_of_a_file_and_of_standard_input(runs, folder, name, tmp_path, capsys, monkeypatch):
+    assert main(["translate", str(runs[name]), str(folder / "val.en"), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["source"] for line in lines] == (folder / "val.en").read_text().splitlines()
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines[0]["source"] + "\n"))
+    assert main(["translate", str(runs[name])]) == 0
+    assert capsys.readouterr().out == lines[0]["translation"] + "\n"
+
+
+def test_alignments_are_drawn_where_a_model_has_them(runs, folder, tmp_path, capsys):
+    file, png = str(folder / "val.en"), tmp_path / "a.png"
+    assert main(["translate", str(runs["rnnsearch"]), file, "--beam", "1", "--alignment", str(png)]) == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert (runs["rnnsearch"] / "pictures" / "alignment.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["translate", str(runs["transformer"]), file, "--alignment", str(png)]) == 2
+    assert "rnnsearch" in capsys.readouterr().err
+
+
+def test_a_run_writes_behind_a_prompt(runs, capsys):
+    run = str(runs["characters"])
+    for _ in range(2):
+        assert main(["sample", run, "--prompt", "a dog", "--length", "12", "--top-k", "5", "--seed", "3"]) == 0
+    first, second = capsys.readouterr().out.split("a dog")[1:]
+    assert first == second
+    assert len(first.removesuffix("\n")) == 12
+    assert main(["sample", run, "--prompt", "Ω"]) == 2
+    assert "'Ω'" in capsys.readouterr().err
+    assert main(["sample", run, "--temperature", "0"]) == 2
+
+
+def test_verbs_refuse_runs_that_they_are_not_for(runs, capsys):
+    assert main(["sample", str(runs["transformer"])]) == 2
+    assert main(["translate", str(runs["characters"])]) == 2
+    assert "can translate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [*TRANSLATORS, "characters"])
+def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, folder, tmp_path, name):
+    """As after a kill: the checkpoints behind one are gone."""
+    import shutil
+
+    from safetensors.torch import load_file
+
+    cut = tmp_path / "cut"
+    shutil.copytree(runs[name], cut)
+    for final in sorted((cut / "checkpoints").rglob("final")):
+        shutil.rmtree(final)
+    assert main(["resume", str(cut)]) == 0
+    for final in (runs[name] / "checkpoints").rglob("final"):
+        own, again = (load_file(place / "weights.safetensors")
+                      for place in (final, cut / "checkpoints" / final.relative_to(runs[name] / "checkpoints")))
+        assert all((own[key] == again[key]).all() for key in own | again)
+
+
+def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, monkeypatch):
+    from structconv.recipes.options.sequences import Characters
+
+    monkeypatch.setattr(Characters, "presets", {"quick": {
+        "text": "text.txt", "length": 16, "batch_size": 4, "channels": 16, "layers": 1, "heads": 2, "steps": 4,
+        "sample": 5, "threads": 1}})
+    monkeypatch.setattr(Characters, "goals", {"quick": 9.0})
+    (tmp_path / "text").symlink_to(folder)
+    words = ["reproduce", "characters", "--preset", "quick", "--data", str(tmp_path), "--out", str(tmp_path / "out"),
+             "--record", str(tmp_path / "kept.json"), "--json"]
+    for _ in range(2):
+        assert main(words) == 0
+    [row] = json.loads((tmp_path / "kept.json").read_text())
+    assert row["met"] and row["recipe"] == "characters" and row["machine"]
+    page = (tmp_path / "kept.md").read_text()
+    assert "| characters | quick | nats a character |" in page
+    assert "structconv reproduce characters --data DIR --preset quick" in page
+    assert main([*words, "--budget", "0"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"] == []
+    monkeypatch.setattr(Characters, "goals", {"quick": 0.0})
+    assert main([*words[:-4], str(tmp_path / "missed"), *words[-3:]]) == 1
+
+
+def _torn(folder):
+    path = folder / "train.de.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def _latin(folder):
+    (folder / "val.en").write_bytes(b"a dog\n\xff\xfe\n")
+
+
+def _unequal(folder):
+    (folder / "train.en").write_text("a dog\n")
+
+
+def _empty(folder):
+    (folder / "test_2016_flickr.en").write_text("")
+
+
+def _missing(folder):
+    (folder / "train.en").unlink()
+
+
+@pytest.mark.parametrize(("spoil", "said"), [
+    (_torn, "train.de.gz"), (_latin, "val.en, line 2"), (_unequal, "as many lines"),
+    (_empty, "an empty file"), (_missing, "train.en")])
+def test_bad_files_end_with_3_and_leave_nothing(folder, tmp_path, spoil, said, capsys):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "data")
+    spoil(tmp_path / "data")
+    assert main(words_of("transformer", tmp_path / "data", "--out", str(tmp_path / "run"))) == 3
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_folder_is_a_bad_option(tmp_path, capsys):
+    assert main(["train", "characters", "--data", str(tmp_path / "none")]) == 2
+    assert "Give it with --data DIR" in capsys.readouterr().err
