@@ -14,6 +14,7 @@ from structconv import torch_private as private
 from structconv.bases.entrywise import Dropped, Normalised
 from structconv.bases.scores import Additive
 from structconv.bases.spec import Leaves, getter, tensor
+from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import (
     Dropout,
     entries_first,
@@ -37,7 +38,6 @@ from structconv.primitives.native.additive_steps import StepInputs, additive_ste
 from structconv.primitives.native.calls import usable
 from structconv.primitives.native.weights import additive_weights
 from structconv.shapes import broadcast
-from structconv.structures.supports import Causal
 
 __all__ = ["AdditiveAttention", "AdditiveScores", "known"]
 
@@ -57,7 +57,7 @@ class AdditiveScores(NamedTuple):
 
     Args:
         source, target, vector: what finds them. size: K.
-        edges: none for all pairs.
+        edges: none for all pairs that `existing` leaves.
     """
 
     source: Callable[[Leaves], Any]
@@ -68,10 +68,12 @@ class AdditiveScores(NamedTuple):
     size: int
     dropout: Dropout
     edges: Edges | None
-    causal: bool
+    existing: Existing
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
+        if self.existing.paddings:
+            return call.basis().apply(r)
         source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
         lead, size = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3]), self.size
         q, k, vector = self._operands(source, target, lead, call)
@@ -81,11 +83,11 @@ class AdditiveScores(NamedTuple):
         if self.edges is not None:
             layouts = self.edges.layouts(call.leaves, source.shape[-2], target.shape[-2], r.device)
             y = additive_attention(*layouts, q, k, v, vector, **options)
-        elif self.causal and usable(r, target.shape[-2]) is None and not all(map(finite, (source, target, r))):
+        elif self.existing.causal and usable(r, target.shape[-2]) is None and not all(map(finite, (source, target, r))):
             return call.basis().apply(r)  # without native kernels a NaN would pass a causal mask
         else:
-            y = dense_additive_attention(q, k, v, vector, causal=self.causal, factor=self._factor(source, target, lead),
-                                         **options)
+            y = dense_additive_attention(q, k, v, vector, causal=self.existing.causal,
+                                         factor=self._factor(source, target, lead), **options)
         return heads_first(y, lead, size)
 
     def step(self, r: Tensor, call: Call) -> Tensor:
@@ -94,17 +96,22 @@ class AdditiveScores(NamedTuple):
         if call.reused is None or private.watched() or not values_known(r, source, target):
             return self.apply(r, call)
         lead = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3])
-        owners = source, call.x if call.projected is None else call.projected, self.vector(call.leaves)
-        inputs = call.reused.of(owners, (lead, r.shape), lambda: self._step_inputs(r, source, lead, call))
+        keep = self.existing.padding(call.leaves)
+        made = source, call.x if call.projected is None else call.projected, self.vector(call.leaves)
+        owners = made if keep is None else (*made, keep)
+        inputs = call.reused.of(owners, (lead, r.shape), lambda: self._step_inputs(r, source, keep, lead, call))
         q = entries_first(target, lead, self.size)
         if inputs is None or not inputs.take(q):
             return self.apply(r, call)
         return heads_first(additive_step(q, inputs), lead, self.size)
 
-    def _step_inputs(self, r: Tensor, source: Tensor, lead: tuple[int, ...], call: Call) -> StepInputs | None:
+    def _step_inputs(self, r: Tensor, source: Tensor, keep: Tensor | None, lead: tuple[int, ...], call: Call
+                     ) -> StepInputs | None:
         """What all steps over a prepared x read of it."""
         k, x = (entries_first(t, lead, self.size) for t in (source, r))
-        return StepInputs.of(k, x, self._vector(lead, call), self.activation)
+        if keep is not None:
+            keep = keep.unsqueeze(-2).expand(*lead, self.size, k.shape[0]).reshape(-1, k.shape[0])
+        return StepInputs.of(k, x, self._vector(lead, call), self.activation, keep)
 
     def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
         """What the kernel makes of the inputs before it sees the outputs; remembered where these are few, so that the
@@ -162,17 +169,20 @@ class AdditiveAttention(Applied):
             return None
         support = weights.child.support()
         pairs = pairs_list(support)
-        if pairs is None and support is not None and (not isinstance(support, Causal) or listed(weights.child)):
+        existing = Existing.of(None if pairs else support, problem.inputs, problem.outputs)
+        steps = problem.reused and not dropout.p
+        if existing is None or existing.others or (existing.paddings and (existing.causal or not steps)) or (
+                pairs is None and support is not None and listed(weights.child)):
             return None
         edges = None if pairs is None else Edges(pairs, dropout, node.size)
         return AdditiveScores(getter(node.source), getter(node.target), getter(node.vector), *named, node.size, dropout,
-                              edges, pairs is None and support is not None)
+                              edges, existing)
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
         return fused_application(problem.basis, problem.sizes, channels, mode)
 
     def application(self, match: AdditiveScores, problem: Problem) -> Application:
-        steps = problem.reused and match.edges is None and not match.causal and not match.dropout.p
+        steps = problem.reused and match.edges is None and not match.existing.causal and not match.dropout.p
         return Application(match.step if steps else match.apply,
                            weights=None if match.edges is None else match.weights)
 

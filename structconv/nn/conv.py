@@ -373,10 +373,11 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
     if mechanism.hides(structure):
-        seen, others, kept = _seen(mechanism, entries, z, structure)
         if prepared is None:
-            entries, z = seen, others
+            entries, z, kept = _seen(mechanism, entries, z, structure)
             x = x if axes else entries
+        else:
+            kept = _existing(mechanism, entries, z, structure)
     heads = None if prepared is None else prepared.heads(unread=not mechanism.sees_projection)
     if mechanism.sees_projection:
         heads = theta.heads(entries) if heads is None else heads
@@ -459,15 +460,21 @@ def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
     return found
 
 
+def _existing(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> Tensor | None:
+    """Which entries some output sees, (..., M); `None` for all."""
+    exist = mechanism.kept_inputs(Inputs(x, x if z is None else z, structure))
+    if exist is not None and exist.shape[-1] != x.shape[-2]:
+        raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", exist.shape[-1])
+    return exist
+
+
 def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any
           ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """x without the entries that no output sees, and z, or x for it: what no output sees is still an output itself,
     unless it is not finite; and which entries are left."""
-    exist = mechanism.kept_inputs(Inputs(x, x if z is None else z, structure))
+    exist = _existing(mechanism, x, z, structure)
     if exist is None:
         return x, z, None
-    if exist.shape[-1] != x.shape[-2]:
-        raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", exist.shape[-1])
     kept, zero = exist.unsqueeze(-1), torch.zeros((), dtype=x.dtype, device=x.device)
     if z is None:
         z = torch.where(kept | x.isfinite().all(-1, keepdim=True), x, zero)

@@ -269,7 +269,8 @@ void additive(const Case& c, int64_t heads, int64_t channels, int64_t depth, int
 }
 
 // Two steps, the second of which adds to what the first has left; `scale` of q makes factors that are normal or not.
-void steps(int64_t outputs, int64_t inputs, int64_t heads, int64_t channels, int64_t depth, float scale, bool of_q) {
+void steps(int64_t outputs, int64_t inputs, int64_t heads, int64_t channels, int64_t depth, float scale, bool of_q,
+           const uint8_t* keep) {
     const int64_t in = inputs * heads, out = outputs * heads;
     Block q(out * depth, 0, -scale, scale), k(in * depth, 0, -1, 1), factor(in * depth, 0, 0.1f, 7);
     Block x(in * channels, 0, 1, 1);
@@ -278,7 +279,7 @@ void steps(int64_t outputs, int64_t inputs, int64_t heads, int64_t channels, int
     Block grad_vector(heads * depth, 0, 0, 0);
     const AdditiveStepArgs forward{rows(q, heads, depth), rows(k, heads, depth), rows(factor, heads, depth),
                                    rows(x, heads, channels), rows(y, heads, channels), vector.floats(),
-                                   weights.floats(), outputs, inputs, heads, depth, channels, 2, 2.0};
+                                   weights.floats(), keep, outputs, inputs, heads, depth, channels, 2, 2.0};
     CALL(additive_step)(&forward);
     bool means = true;
     for (int64_t i = 0; i < out * channels; ++i) means = means && std::fabs(y.floats()[i] - 1.0f) < 1e-4f;
@@ -552,7 +553,12 @@ int main() {
             }
     for (const auto& [heads, channels, depth] : shapes)
         for (const auto& [outputs, inputs] : {std::array<int64_t, 2>{1, 1}, {1, 40}, {3, 17}, {8, 6}, {2, 4096}})
-            for (float scale : {1.0f, 200.0f}) steps(outputs, inputs, heads, channels, depth, scale, inputs == 17);
+            for (float scale : {1.0f, 200.0f}) {
+                std::vector<uint8_t> keep(heads * inputs, 0);
+                for (int64_t i = 0; i < heads; ++i) keep[i * inputs + i % inputs] = 1;
+                steps(outputs, inputs, heads, channels, depth, scale, inputs == 17, nullptr);
+                steps(outputs, inputs, heads, channels, depth, scale, inputs == 17, keep.data());
+            }
     std::printf("%s\n", failures ? "native kernels: FAILED" : "native kernels: all hold");
     return failures != 0;
 }

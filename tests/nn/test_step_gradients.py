@@ -13,9 +13,10 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from structconv.errors import ShapeError
-from structconv.mechanisms import Additive
+from structconv.mechanisms import STRUCTURE, Additive
 from structconv.nn import Conv
 from structconv.primitives.native import additive_steps, core
+from structconv.structures import Padding
 from structconv.weights import Eye, EyeBlocks
 
 STEPS = 5
@@ -25,23 +26,24 @@ pytestmark = pytest.mark.skipif(core() is None, reason="without native kernels n
 class Decoder:
     """A layer, x and z, and the steps over x prepared once."""
 
-    def __init__(self, lead=(3,), heads=1, dtype=torch.float32, mechanism=None, **options):
+    def __init__(self, lead=(3,), heads=1, dtype=torch.float32, mechanism=None, structure=None, **options):
         torch.manual_seed(0)
         scores = Additive(20, heads=heads).softmax() if mechanism is None else mechanism
         others = options.pop("others", 10)
         self.layer = Conv(scores, 12, options.pop("outputs", 6), other_channels=others, **options).to(dtype)
         self.x, self.z = (torch.randn(*lead, n, c).to(dtype).requires_grad_() for n, c in ((30, 12), (STEPS, others)))
+        self.structure = structure
 
     @property
     def leaves(self):
         return [t for t in (self.x, self.z, *self.layer.parameters()) if t.requires_grad]
 
     def steps(self, prepared=None):
-        prepared = self.layer.prepare(self.x) if prepared is None else prepared
+        prepared = self.layer.prepare(self.x, self.structure) if prepared is None else prepared
         return [self.layer(prepared, self.z[..., t:t + 1, :]) for t in range(STEPS)]
 
     def wanted(self, loss=lambda y: y.cos().sum()):
-        return torch.autograd.grad(loss(self.layer(self.x, self.z)), self.leaves)
+        return torch.autograd.grad(loss(self.layer(self.x, self.z, structure=self.structure)), self.leaves)
 
 
 def loss_of(steps):
@@ -71,6 +73,33 @@ def test_gradients_are_those_of_the_whole_call(options, taken):
     decoder = Decoder(**options)
     close(torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves), decoder.wanted())
     assert len(taken) == STEPS
+
+
+def padded(heads=1, dtype=torch.float32):
+    """A decoder of samples with padding; of one nothing exists, of one all."""
+    keep = torch.arange(30) < torch.tensor([17, 0, 30]).unsqueeze(-1)
+    return Decoder(heads=heads, dtype=dtype, mechanism=Additive(20, heads).masked(keep=STRUCTURE).softmax(),
+                   structure=Padding(keep))
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_gradients_of_padded_samples_are_those_of_the_whole_call(heads, taken):
+    decoder = padded(heads)
+    steps, whole = decoder.steps(), decoder.layer(decoder.x, decoder.z, structure=decoder.structure)
+    close([torch.cat(steps, 1)], [whole])
+    close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.wanted())
+    assert len(taken) == STEPS
+
+
+def test_padded_samples_in_another_order():
+    decoder, order = padded(), torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        decoder.x[~decoder.structure.keep] = torch.nan
+        prepared = decoder.layer.prepare(decoder.x, decoder.structure)
+        decoder.layer(prepared, decoder.z[:, :1])
+        found = decoder.layer(prepared.reorder(order), decoder.z[:, 1:2])
+        own = Padding(decoder.structure.keep[order])
+        torch.testing.assert_close(found, decoder.layer(decoder.x[order], decoder.z[:, 1:2], structure=own))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -116,10 +145,11 @@ def test_passes_for_some_leave_nothing_for_later_ones(first):
     close(torch.autograd.grad(loss, decoder.leaves), wanted)
 
 
-def test_second_derivatives():
+@pytest.mark.parametrize("make", [Decoder, padded])
+def test_second_derivatives(make):
     found = []
     for dtype in (torch.float32, torch.float64):
-        decoder = Decoder(dtype=dtype)
+        decoder = make(dtype=dtype)
         grads = torch.autograd.grad(loss_of(decoder.steps()), decoder.leaves, create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().sum() for g in grads[:3]), decoder.leaves))
     close([t.double() for t in found[0]], found[1], rtol=1e-3, atol=1e-4)

@@ -15,15 +15,16 @@ from torch import Tensor
 from structconv import torch_private as private
 from structconv.primitives.functions import pulled_back, transformed
 from structconv.primitives.native import calls
-from structconv.primitives.native.additive import LOGISTIC, as_logistic
+from structconv.primitives.native.additive import LOGISTIC, activate, as_logistic
 from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
 from structconv.primitives.native.calls import ROWS, floats, pointer, rows, unit
 from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
 from structconv.primitives.native.loader import Core
+from structconv.primitives.segments import masked_softmax
 
 __all__ = ["StepInputs", "additive_step"]
 
-_STEP = Struct("AdditiveStepArgs", ROWS.named("q k factor x y"), pointers("vector weights"),
+_STEP = Struct("AdditiveStepArgs", ROWS.named("q k factor x y"), pointers("vector weights keep"),
                integers("outputs inputs heads depth channels threads"), reals("rate"))
 _BACKWARD = Struct("AdditiveStepBackwardArgs", ROWS.named("q k factor x grad grad_q grad_k"),
                    pointers("vector weights grad_vector"),
@@ -32,7 +33,8 @@ FEW_OUTPUTS, FEW_INPUTS = constants(kFewOutputs=8, kFewInputs=4096)
 
 
 class _Numbers(NamedTuple):
-    """The inputs as kernels read them, without gradients: k, exp(-rate k), x, and `amplitude` times the vector."""
+    """The inputs as kernels read them, without gradients: k, exp(-rate k), x, and `amplitude` times the vector; which
+    of them exist, (B, M) bytes, or `None` for all."""
 
     kernels: Core
     k: Tensor
@@ -42,6 +44,7 @@ class _Numbers(NamedTuple):
     activation: str
     rate: float
     amplitude: float
+    keep: Tensor | None
 
 
 class StepInputs(NamedTuple):
@@ -54,20 +57,24 @@ class StepInputs(NamedTuple):
     left: _Left | None
 
     @classmethod
-    def of(cls, k: Tensor, x: Tensor, vector: Tensor, activation: str) -> StepInputs | None:
+    def of(cls, k: Tensor, x: Tensor, vector: Tensor, activation: str, keep: Tensor | None = None) -> StepInputs | None:
         """What steps read; `None` where they are none for the native kernels: other dtypes, too many inputs, or some
-        |2 k| above 80, of which no factor is made."""
+        |2 k| above 80, of which no factor is made. Only the inputs that `keep` (B, M) has true exist."""
         kernels = calls.usable(x, k.shape[0]) and calls.usable(k, x.shape[0])
         kind, rate, amplitude = as_logistic(activation, 0.0)
         if kernels is None or kind != LOGISTIC or not private.defers or {k.dtype, x.dtype} != {torch.float32} or not (
                 0 < k.shape[0] <= FEW_INPUTS and x.shape[:2] == k.shape[:2] and vector.shape == k.shape[1:]):
             return None
+        if keep is not None:
+            absent = ~keep.mT.unsqueeze(-1)
+            k, x = k.masked_fill(absent, 0), x.masked_fill(absent, 0)  # a NaN there would pass weights of zero
         with torch.no_grad():
             factor = factor_of(k, activation, 0.0)
             if factor is None:
                 return None
             numbers = _Numbers(kernels, unit(k.detach()), unit(factor), unit(x.detach()),
-                               floats(vector.detach() * amplitude), activation, rate, amplitude)
+                               floats(vector.detach() * amplitude), activation, rate, amplitude,
+                               None if keep is None else keep.contiguous().view(torch.uint8))
         if not (torch.is_grad_enabled() and private.any_requires_grad(k, x, vector)):
             return cls(numbers, k, x, vector, None)
         left = _Left(numbers, (k.requires_grad, x.requires_grad, vector.requires_grad))
@@ -86,6 +93,8 @@ def additive_step(q: Tensor, inputs: StepInputs) -> Tensor:
     Gradients of the inputs are added up over all steps of a backward pass; memory O(M B D) for all of them, and
     O(N B (M + C)) for each. With `create_graph` each step gives its own.
 
+    Inputs that do not exist have weight zero; an output for which none does is zero.
+
     Cost: N M B (3 D + 2 C) flops, where some |2 q| is above 80 an exponential for each of N M B D activations more.
     """
     if torch.is_grad_enabled() and private.any_requires_grad(q, inputs.k):
@@ -102,7 +111,7 @@ def _forward(q: Tensor, own: _Numbers) -> tuple[Tensor, Tensor]:
     y, weights = own.x.new_empty((outputs, heads, channels)), own.x.new_empty((heads, outputs, inputs))
     own.kernels.additive_step(_STEP.pack(
         *rows(q), *rows(own.k), *rows(own.factor), *rows(own.x), *rows(y), pointer(own.vector), weights.data_ptr(),
-        outputs, inputs, heads, depth, channels, torch.get_num_threads(), own.rate))
+        pointer(own.keep), outputs, inputs, heads, depth, channels, torch.get_num_threads(), own.rate))
     return y, weights
 
 
@@ -210,10 +219,19 @@ class _Step(torch.autograd.Function):
             return (None,) * 6
         *operands, weights = ctx.saved_tensors
         if torch.is_grad_enabled() or transformed(grad):
-            return *pulled_back(_whole(ctx.own.activation), operands, ctx.needs_input_grad[:4], [grad]), None, None
+            return *pulled_back(_whole(ctx.own), operands, ctx.needs_input_grad[:4], [grad]), None, None
         sums = None if ctx.left is None else ctx.left.sums(operands[1].grad_fn)
         return _backward(operands[0], weights, grad, ctx.own, sums), None, None, None, None, None
 
 
-def _whole(activation: str) -> Any:
-    return lambda q, k, x, vector: dense_additive_attention(q, k, x, vector, activation=activation)
+def _whole(own: _Numbers) -> Any:
+    if own.keep is None:
+        return lambda q, k, x, vector: dense_additive_attention(q, k, x, vector, activation=own.activation)
+    absent = own.keep == 0
+
+    def among_kept(q: Tensor, k: Tensor, x: Tensor, vector: Tensor) -> Tensor:
+        active = activate(q.unsqueeze(1) + k, own.activation, 0.0)
+        scores = torch.einsum("nmhd,hd->nhm", active, vector).masked_fill(absent, -torch.inf)
+        return torch.einsum("nhm,mhc->nhc", masked_softmax(scores, None, -1), x)
+
+    return among_kept

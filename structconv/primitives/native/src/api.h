@@ -171,10 +171,12 @@ struct AdditiveBackwardArgs {
 };
 
 // A step: few outputs over inputs of which factors exp(-rate k) are made. Scores are <v, 1 / (1 + exp(-rate (q + k)))>.
+// Inputs of which `keep` is 0 have weight zero, and so has every input where it is 0 for all of them.
 struct AdditiveStepArgs {
     Rows q, k, factor, x, y;
     const float* vector;  // (heads, depth)
     float* weights;       // (heads, outputs, inputs)
+    const uint8_t* keep;  // (heads, inputs), or null: all
     int64_t outputs, inputs, heads, depth, channels, threads;
     double rate;
 };

@@ -48,11 +48,13 @@ struct OfSums {
     }
 };
 
-// Scores of one output, filled up with -inf to a multiple of 16.
+// Scores of one output, -inf of inputs that are not kept, filled up with -inf to a multiple of 16.
 template <class Row, class Power>
 void few_scores(const float* own, const float* vector, const Row& row, int64_t inputs, int64_t depth, float* scores,
-                const Power& power) {
+                const Power& power, const uint8_t* keep = nullptr) {
     for (int64_t m = 0; m < inputs; ++m) {
+        scores[m] = -INFINITY;
+        if (keep && !keep[m]) continue;
         const float* other = row(m);
         v16 sum{};
         for_lanes(depth, [&](int64_t c, int part) {
@@ -165,9 +167,10 @@ inline void step_forward(const AdditiveStepArgs& a, int64_t head) {
     for (int64_t n = 0; n < a.outputs; ++n) {
         with_powers(a, n, head, [&](const float* own, const Rows& others, const auto& power) {
             few_scores(own, a.vector + head * a.depth, [&](int64_t m) { return row_of<float>(others, m, head); },
-                       a.inputs, a.depth, w, power);
+                       a.inputs, a.depth, w, power, a.keep ? a.keep + head * a.inputs : nullptr);
         });
-        const float inverse = 1.0f / weights_of(w, a.inputs, greatest(w, a.inputs));
+        const float top = greatest(w, a.inputs), sum = weights_of(w, a.inputs, top == -INFINITY ? 0.0f : top);
+        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         float* weights = a.weights + (head * a.outputs + n) * a.inputs;
         for (int64_t m = 0; m < a.inputs; ++m) weights[m] = w[m] * inverse;
         few_sums(weights, [&](int64_t m) { return row_of<float>(a.x, m, head); }, a.inputs, a.channels, 1.0f,

@@ -1,0 +1,66 @@
+"""Recurrent encoders of padded sequences, by torch's GRU and LSTM, whose states stay zero in front of a sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["PAD", "Recurrent", "gated", "shared_dropout"]
+
+#: The token that fills up the shorter sequences of a batch, at their end.
+PAD = 0
+
+
+class Recurrent(nn.Module):
+    """Layers of GRUs (Cho et al. 2014) or LSTMs (Hochreiter and Schmidhuber 1997), in one direction or in both.
+
+    Each layer is torch's without biases, over inputs with one more channel, 1 at entries and 0 in padding, whose
+    weights are the bias. A state of zeros thus stays zero in padding (tanh(0) = 0): a backward layer meets its sequence
+    as if it began there, without packing, lengths on the host or a copy in reversed order. A GRU is torch's, with the
+    reset gate behind the product, without the bias inside of it.
+
+    Args:
+        kind: `nn.GRU` or `nn.LSTM`. in_channels: C. hidden: H of each direction. layers, bidirectional: as torch's.
+        dropout: of the inputs of each layer but the first, one mask for all steps of a sequence.
+
+    Calling it: x (B, L, C), keep (B, L) booleans -> states (B, L, H or 2 H), zero in padding, and the last states of
+    layers and directions (layers or 2 layers, B, H), of an LSTM the pair (h, c): those behind the last of the L
+    entries, padding included, and for the backward direction behind the first.
+    """
+
+    def __init__(self, kind: type[nn.GRU] | type[nn.LSTM], in_channels: int, hidden: int, *, layers: int = 1,
+                 bidirectional: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.out_channels, self.dropout = hidden * (1 + bidirectional), dropout
+        sizes = [in_channels, *[self.out_channels] * (layers - 1)]
+        self.layers = nn.ModuleList(kind(size + 1, hidden, bias=False, batch_first=True, bidirectional=bidirectional)
+                                    for size in sizes)
+
+    def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
+        entries, last = keep.unsqueeze(-1).to(x.dtype), []
+        for i, layer in enumerate(self.layers):
+            x = shared_dropout(x, self.dropout, self.training and i > 0)
+            x, state = layer(torch.cat([x * entries, entries], -1))
+            last.append(state)
+        if isinstance(last[0], Tensor):
+            return x * entries, torch.cat(last)
+        return x * entries, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
+
+
+def shared_dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    """Dropout of x (B, L, C) with one mask for all entries of a sequence (Gal and Ghahramani 2016)."""
+    return x * F.dropout(x.new_ones(x.shape[0], 1, x.shape[2]), p) if training and p > 0 else x
+
+
+def gated(inputs: Tensor, of_state: Tensor, state: Tensor) -> Tensor:
+    """The next state u h + (1 - u) tanh(c + r c_h) of a GRU, r, u = sigmoid((r_x, u_x) + (r_h, u_h)), (..., H).
+
+    inputs (r_x, u_x, c) and of_state (r_h, u_h, c_h), (..., 3 H), are what the inputs and h, the state, bring to the
+    gates and to the candidate.
+    """
+    hidden = state.shape[-1]
+    both, candidate = inputs.split((2 * hidden, hidden), -1)
+    gates, own = of_state.split((2 * hidden, hidden), -1)
+    reset, update = (both + gates).sigmoid().chunk(2, -1)
+    return torch.lerp(torch.addcmul(candidate, reset, own).tanh(), state, update)

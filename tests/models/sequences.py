@@ -1,0 +1,90 @@
+"""What tests of models over sequences share: pairs of token sequences, padded, and what must hold of a model."""
+
+from __future__ import annotations
+
+import torch
+from safetensors.torch import load, save
+from torch.nn import functional as F
+
+BEGIN, END = 1, 2
+WORDS = 13
+
+
+def batch(lengths, *, begin=False, seed=0):
+    """Random words of these lengths, (B, L) padded with 0, with a mark in front and behind where they `begin`."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(4, WORDS, (length,), generator=generator) for length in lengths]
+    if begin:
+        rows = [torch.cat([torch.tensor([BEGIN]), row, torch.tensor([END])]) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def pairs():
+    """Sources and targets of three lengths."""
+    return batch((7, 3, 5)), batch((4, 6, 2), begin=True, seed=1)
+
+
+def check_overfits(model, source, target, steps=150, rate=1e-2):
+    """The loss of a small batch falls below a tenth."""
+    optimizer, losses = torch.optim.Adam(model.parameters(), rate), []
+    for _ in range(steps):
+        logits = model(source, target[:, :-1])
+        losses.append(F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=0))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 10
+
+
+def check_alone(model, source, target):
+    """A sentence alone has the logits that it has in a padded batch, and the same gradient of a source word."""
+    together = model(source, target)
+    for i, (own, words) in enumerate(zip(source, target, strict=True)):
+        own, words = own[own != 0], words[words != 0]
+        torch.testing.assert_close(together[i, :len(words)], model(own[None], words[None])[0], rtol=1e-5, atol=1e-5)
+
+
+def check_padding_has_no_gradient(model, source, target, embedding):
+    """What stands in padding changes nothing: its vector has no share in any logit of a word."""
+    with torch.no_grad():
+        before = model(source, target)
+        embedding.weight[0] += 3
+        after = model(source, target)
+    for i, words in enumerate(target):
+        torch.testing.assert_close(after[i, :int((words != 0).sum())], before[i, :int((words != 0).sum())])
+
+
+def check_causal(model, source, target):
+    """Words to come change no logit."""
+    other = target.clone()
+    other[:, 3:] = 4 + other[:, 3:] % 9
+    torch.testing.assert_close(model(source, target)[:, :3], model(source, other)[:, :3])
+
+
+def check_steps(model, source, target):
+    """Step by step the logits are those of the whole call, also of samples that go on as others."""
+    whole, order = model(source, target), torch.tensor([2, 0, 0, 1])
+    with torch.no_grad():
+        decoding = model.begin(source)
+        for t in range(2):
+            torch.testing.assert_close(decoding.step(target[:, t]), whole[:, t], rtol=1e-5, atol=1e-5)
+        decoding.reorder(order)
+        for t in range(2, target.shape[1]):
+            found = decoding.step(target[order, t])
+            torch.testing.assert_close(found, whole[order, t], rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def greedy(model, source, length):
+    """The most probable words, one after the other."""
+    decoding, words = model.begin(source), [torch.full((len(source),), BEGIN)]
+    for _ in range(length):
+        words.append(decoding.step(words[-1]).argmax(-1))
+    return torch.stack(words, 1)
+
+
+def check_saved(model, fresh, *inputs):
+    """A new model with the numbers of a file computes the same."""
+    assert not torch.equal(fresh(*inputs), model(*inputs))
+    fresh.load_state_dict(load(save(model.state_dict())))
+    assert torch.equal(fresh(*inputs), model(*inputs))
