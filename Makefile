@@ -1,9 +1,10 @@
 # Everything sets itself up: each target makes the virtual environment first if it is missing or out of date.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-native lint bench docs results clean
+.PHONY: help venv demo test test-native lint bench docs systems results clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
+DATA ?= ../shared/data
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -48,6 +49,9 @@ bench: $(READY_BENCH) ## time the layers against other libraries
 docs: $(READY) ## build the docs in docs/_build/html and run their examples
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	$(BIN)/sphinx-build -q -W --keep-going -b doctest docs docs/_build/doctest
+
+systems: $(READY) ## run the quick preset of every recipe; DATA=DIR is the folder with the data
+	$(BIN)/structconv reproduce --all --preset quick --data "$(DATA)" --out runs/systems
 
 results: $(READY) ## run the digits anew and write the README's table of them
 	rm -rf runs/results

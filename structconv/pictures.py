@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -96,10 +97,18 @@ def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence
     figure, (axis,) = _panels(1, 1.2 + 0.25 * len(source), aspect=(1 + len(target)) / (1 + len(source)),
                               headroom=0.6, left=1.0)
     axis.imshow(array, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-    axis.set_xticks(range(len(source)), source, rotation=90, fontsize=7, color=_INK)
-    axis.set_yticks(range(len(target)), target, fontsize=7, color=_INK)
+    plain: dict[str, Any] = {"fontsize": 7, "color": _INK, "parse_math": False}
+    axis.set_xticks(range(len(source)), _printable(source), rotation=90, **plain)
+    axis.set_yticks(range(len(target)), _printable(target), **plain)
     axis.xaxis.tick_top()
-    return _png(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # what the font lacks is drawn as a box
+        return _png(figure)
+
+
+def _printable(words: Sequence[str]) -> list[str]:
+    return ["".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in word)
+            for word in words]
 
 
 def matrix_text(matrix_MN: ArrayLike, *, columns: int = 80) -> str:

@@ -11,7 +11,7 @@ from matplotlib import image
 
 from structconv.bases import Dense, Identity, Sparse
 from structconv.errors import ShapeError
-from structconv.pictures import basis_png, curves_png, images_png, matrix_text
+from structconv.pictures import alignment_png, basis_png, curves_png, images_png, matrix_text
 from structconv.structures import Graph
 
 
@@ -85,3 +85,11 @@ def test_a_notebook_draws_small_bases_and_prints_large_ones():
     assert repr(large) == "Sparse(K=1, M=60000, N=60000, E=60000, values=ones)"
     assert Dense(torch.zeros(1).expand(64, 8, 512, 512))._repr_png_() is None
     assert Dense(torch.eye(4).expand(3, 2, 4, 4))._repr_png_().startswith(b"\x89PNG")
+
+
+def test_alignments_of_any_tokens_are_drawn():
+    weights = torch.rand(2, 3).softmax(-1)
+    png = alignment_png(weights, ["$a", "\x1a", "汉"], ["<b>", "c_"])
+    assert png.startswith(b"\x89PNG")
+    with pytest.raises(ShapeError, match=r"\(N=1, M=3\)"):
+        alignment_png(weights, ["a", "b", "c"], ["d"])

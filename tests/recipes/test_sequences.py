@@ -48,7 +48,7 @@ def words_of(name, folder, *more):
 def runs(folder, tmp_path_factory):
     """A finished run of each recipe."""
     root, found = tmp_path_factory.mktemp("runs"), {}
-    for name in ("transformer","characters"):
+    for name in (*TRANSLATORS, "characters"):
         found[name] = root / name
         assert main(words_of(name, folder, "--out", str(found[name]))) == 0
     return found
