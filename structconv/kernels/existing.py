@@ -79,8 +79,9 @@ def _table(support: Support, num_inputs: int, num_outputs: int, device: torch.de
         m, n = (torch.arange(size, device=device) for size in (num_inputs, num_outputs))
         return support.contains(m.unsqueeze(-1), n.unsqueeze(0))
 
-    few = math.prod(support.batch_shape) * num_inputs * num_outputs <= REMEMBERED
-    return derived(support, ("table", num_inputs, num_outputs, device), build) if few else build()
+    if torch.compiler.is_compiling() or math.prod(support.batch_shape) * num_inputs * num_outputs > REMEMBERED:
+        return build()
+    return derived(support, ("table", num_inputs, num_outputs, device), build)
 
 
 def _flat(keep: Tensor, lead: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["PAD", "Recurrent", "gated", "shared_dropout"]
+__all__ = ["PAD", "Recurrent", "gated", "lstm_step", "shared_dropout"]
 
 #: The token that fills up the shorter sequences of a batch, at their end.
 PAD = 0
@@ -64,3 +64,16 @@ def gated(inputs: Tensor, of_state: Tensor, state: Tensor) -> Tensor:
     gates, own = of_state.split((2 * hidden, hidden), -1)
     reset, update = (both + gates).sigmoid().chunk(2, -1)
     return torch.lerp(torch.addcmul(candidate, reset, own).tanh(), state, update)
+
+
+def lstm_step(lstm: nn.LSTM, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The states (layers, B, H) of a stack behind one more entry x (B, C): what `lstm` makes of a sequence of one.
+
+    In steps it is at most half the time of calling the module, which sets up its loop over time each time.
+    """
+    states = []
+    for i, weights in enumerate(lstm.all_weights):
+        x = F.dropout(x, lstm.dropout, lstm.training) if i else x
+        states.append(torch.lstm_cell(x, (h[i], c[i]), *weights))
+        x = states[-1][0]
+    return torch.stack([own for own, _ in states]), torch.stack([own for _, own in states])

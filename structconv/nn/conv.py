@@ -264,7 +264,7 @@ class Conv(Layer):
 
     def _of_prepared(self, prepared: Prepared, structure: Any, axes: int) -> tuple[Tensor, Any]:
         """x, and the structure of the call, or that for which it was prepared."""
-        if prepared.layer is not self or axes:
+        if prepared.layer.__dict__ is not self.__dict__ or axes:  # torch.export has several proxies of one module
             raise ConfigError(type(self).__name__, "x must be prepared by this layer, as entries", repr(prepared),
                               "Prepare it by layer.prepare(x).")
         prepared.check()
