@@ -1,6 +1,6 @@
 # Everything sets itself up: each target makes the virtual environment first if it is missing or out of date.
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-native lint bench docs systems results clean
+.PHONY: help venv demo test test-every test-native lint bench docs systems results clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -35,6 +35,9 @@ demo: $(READY) ## learn one task through seven structures; report in runs/demo/r
 
 test: $(READY_TEST) ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+test-every: $(READY_TEST) ## run the tests, and every change between two calls on every specimen
+	STRUCTCONV_EVERY_TEST=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-native: $(READY) ## run the native kernels under a memory checker
 	$(BIN)/python tests/native/run.py

@@ -1,9 +1,11 @@
 """What may change between two calls: every change over every named layer, in float64 and where numbers count in
-float32 too, and over a layer on every specimen."""
+float32 too, and over a layer on every specimen: half of the changes on each, the other half on its neighbour, or with
+STRUCTCONV_EVERY_TEST=1 (`make test-every`) all of them."""
 
 from __future__ import annotations
 
 import copy
+import os
 from functools import partial
 
 import pytest
@@ -14,6 +16,7 @@ from structconv.testing.calls import check_now
 from structconv.testing.layers import LAYERS, in_float32, over_specimens
 from structconv.testing.mutations import MUTATIONS, mutations
 
+EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 #: Changes that native kernels, most of which are for float32, may see.
 NUMBERS = {"a_structure_behind_torch", "a_structure_in_place", "arguments_made_under_inference",
            "autocast_on_and_off", "batches_of_all_sizes", "first_used_under_jvp", "first_used_under_vmap",
@@ -32,9 +35,10 @@ def _cases():
     for name, make in LAYERS.items():
         yield from ((name, check) for check in mutations(make))
         yield from ((f"{name}_float32", check) for check in mutations(partial(in_float32, make), NUMBERS))
-    for name, make in over_specimens().items():
+    for number, (name, make) in enumerate(over_specimens().items()):
         fixed = isinstance(make().layer.mechanism, Given)
-        yield from ((name, check) for check in mutations(make, OF_VALUES if fixed else None))
+        checks = list(mutations(make, OF_VALUES if fixed else None))
+        yield from ((name, check) for check in (checks if EVERY else checks[number % 2::2]))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
