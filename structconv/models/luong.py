@@ -64,7 +64,8 @@ class Luong(nn.Module):
         self.source = nn.Embedding(source_words, embed, padding_idx=PAD)
         self.target = nn.Embedding(target_words, embed, padding_idx=PAD)
         self.encoder = Recurrent(nn.LSTM, embed, hidden, layers=layers, dropout=dropout)
-        self.decoder = nn.LSTM(embed + hidden * input_feeding, hidden, layers, batch_first=True, dropout=dropout)
+        self.decoder = nn.LSTM(embed + hidden * input_feeding, hidden, layers, batch_first=True,
+                               dropout=dropout if layers > 1 else 0.0)
         self.context = Conv(expression, hidden, hidden)
         self.own, self.words = nn.Linear(hidden, hidden, bias=False), nn.Linear(hidden, target_words)
         self.dropout = nn.Dropout(dropout)

@@ -94,4 +94,4 @@ def _finish(recipe: Characters, run: Run, jobs: Sequence[Job], progress: Progres
     return {"sample": text}
 
 
-RUNNER = Study(jobs=_jobs, metric="test_loss", label="nats a character", finish=_finish, use=writer).runner
+RUNNER = Study(jobs=_jobs, columns={"test_loss": "nats a character"}, finish=_finish, use=writer).runner

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, cast
 from structconv.errors import ConfigError
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
 from structconv.recipes.options.digits import CompareDigits
-from structconv.recipes.options.sequences import Characters, RNNSearch, Transformer
+from structconv.recipes.options.sequences import (
+    Characters,
+    FixedHeads,
+    Luong,
+    RelativePositions,
+    RNNSearch,
+    Transformer,
+)
 from structconv.train.config import Recipe, from_json
 
 if TYPE_CHECKING:
@@ -55,6 +62,15 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           use="translate"),
     Entry(recipe=RNNSearch, verb="train", module="structconv.recipes.rnnsearch",
           summary="recurrent encoder-decoder without and with attention (Bahdanau et al. 2015)", chapter="sequences",
+          use="translate"),
+    Entry(recipe=Luong, verb="train", module="structconv.recipes.luong",
+          summary="four scores, global and local attention, input feeding (Luong et al. 2015)", chapter="sequences",
+          use="translate"),
+    Entry(recipe=RelativePositions, verb="train", module="structconv.recipes.relative_positions",
+          summary="relative positions on keys and values, by clipping, and others (Shaw et al. 2018)",
+          chapter="sequences"),
+    Entry(recipe=FixedHeads, verb="train", module="structconv.recipes.fixed_heads",
+          summary="all heads of the encoder but one replaced by shifts (Raganato et al. 2020)", chapter="sequences",
           use="translate"),
     Entry(recipe=Characters, verb="train", module="structconv.recipes.characters",
           summary="causal Transformer on characters with rotary positions (Su et al. 2021)", chapter="sequences",

@@ -78,5 +78,6 @@ def _telling(text: Parallel) -> str:
     return next((line for line in text.source if 9 <= len(line.split()) <= 14), text.source[0])
 
 
-RUNNER = Study(jobs=_jobs, metric="test_bleu", label="BLEU gained by attention", contrast=_gain, finish=_finish,
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
+               contrast=(_gain, "BLEU gained by attention"), finish=_finish,
                use=partial(translator, partial(network, attention=True), f"{_WITH}/seed-0")).runner

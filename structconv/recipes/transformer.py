@@ -28,5 +28,5 @@ def _task(recipe: Transformer, corpus: Corpus, seed: int) -> TranslationTask:
     return TranslationTask(network(recipe, len(corpus.subwords)), recipe, corpus, seed)
 
 
-RUNNER = Study(jobs=_jobs, metric="test_bleu", label="BLEU", finish=write_translations,
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=write_translations,
                use=partial(translator, network, f"{Transformer.name}/seed-0")).runner

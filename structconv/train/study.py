@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,16 +52,16 @@ class Study:
 
     Attributes:
         jobs: (recipe, run or None) -> its trainings.
-        metric: the name of the figure in what `Task.test` measures. label: its name for people.
-        contrast: (mean by group) -> the headline figure; that of the only group where absent.
+        columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
+            is the one the recipe is about.
+        contrast: (mean by group) -> the headline figure, and its name; where absent that of the first group.
         finish: (recipe, run, jobs, progress) -> what else the summary says: pictures, samples.
         use: see `Runner`.
     """
 
     jobs: Callable[[Any, Run | None], list[Job]]
-    metric: str
-    label: str
-    contrast: Callable[[dict[str, float]], float] | None = None
+    columns: Mapping[str, str]
+    contrast: tuple[Callable[[dict[str, float]], float], str] | None = None
     finish: Callable[[Any, Run, list[Job], Progress], dict[str, Any]] = lambda recipe, run, jobs, progress: {}
     use: Callable[..., Any] | None = None
 
@@ -85,22 +85,26 @@ class Study:
     def show(self, recipe: Trained, summary: dict[str, Any]) -> None:
         """Print the figures of each group, and the headline beside the published figure."""
         head = summary["headline"]
-        rows = [(name, f"{group['mean']:.3f} ± {group['std']:.3f}") for name, group in summary["groups"].items()]
-        print_table((recipe.name, self.label), rows)
+        rows = [(name, *(f"{group[metric]['mean']:.3f} ± {group[metric]['std']:.3f}" for metric in self.columns))
+                for name, group in summary["groups"].items()]
+        print_table((recipe.name, *self.columns.values()), rows)
         verdict = {None: "", True: ", met", False: ", not met"}[head["met"]]
-        print(f"{self.label}: {head['value']:.3f}; published {recipe.published}; goal of preset {recipe.preset}: "
+        print(f"{head['label']}: {head['value']:.3f}; published: {recipe.published}; goal of preset {recipe.preset}: "
               f"{head['goal']}{verdict}")
         print(f"run: {summary['run']}")
 
     def _summary(self, recipe: Trained, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        groups: dict[str, list[float]] = {}
+        groups: dict[str, list[dict[str, Any]]] = {}
         for name, result in results.items():
-            groups.setdefault(name.partition("/")[0], []).append(result[self.metric])
-        table = {name: dict(zip(("mean", "std"), mean_and_std(values), strict=True)) for name, values in groups.items()}
-        means = {name: row["mean"] for name, row in table.items()}
-        value = self.contrast(means) if self.contrast else next(iter(means.values()))
+            groups.setdefault(name.partition("/")[0], []).append(result)
+        table = {name: {metric: dict(zip(("mean", "std"), mean_and_std([one[metric] for one in group]), strict=True))
+                        for metric in self.columns} for name, group in groups.items()}
+        first = next(iter(self.columns))
+        means = {name: row[first]["mean"] for name, row in table.items()}
+        contrast, label = self.contrast or (lambda means: next(iter(means.values())), self.columns[first])
+        value = contrast(means)
         return {"recipe": recipe.name, "preset": recipe.preset, "run": str(run.folder), "groups": table,
-                "headline": {"label": self.label, "value": value, **against(recipe, value)}, "results": results,
+                "headline": {"label": label, "value": value, **against(recipe, value)}, "results": results,
                 "seconds": sum(result["seconds"] for result in results.values())}
 
 

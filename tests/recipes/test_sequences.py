@@ -13,8 +13,13 @@ from structconv.cli import main
 
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
 TINY = ["vocabulary=300", "channels=16", "steps=6", "validate_every=3", "checkpoint_every=2", "threads=1",
-        "batch_tokens=64", "warmup=2", "beam=2"]
-TRANSLATORS = {"transformer": ["layers=1", "heads=2", "hidden=16"], "rnnsearch": []}
+        "batch_tokens=64", "warmup=2", "beam=2",
+        "longest=12"]
+SMALL = ["layers=1", "heads=2", "hidden=16"]
+TRANSLATORS = {"transformer": SMALL, "rnnsearch": [], "luong": ["layers=1"],
+               "fixed-heads": ["layers=1", "hidden=16", "shifts=-1,0,1"]}
+TRAINED = {**TRANSLATORS, "characters": [],
+           "relative-positions": [*SMALL, "rows=clip-0,clip-2,values,rotary"]}
 
 
 def sentences(count, seed):
@@ -40,7 +45,7 @@ def words_of(name, folder, *more):
         own = ["text=text.txt", "length=16", "batch_size=4", "channels=16", "layers=1", "heads=2", "sample=20",
                "steps=6", "validate_every=3", "checkpoint_every=2", "threads=1", "warmup=2"]
     else:
-        own = [*TINY, *TRANSLATORS[name]]
+        own = [*TINY, *TRAINED[name]]
     return ["train", name, "--data", str(folder), *own, *more]
 
 
@@ -48,13 +53,13 @@ def words_of(name, folder, *more):
 def runs(folder, tmp_path_factory):
     """A finished run of each recipe."""
     root, found = tmp_path_factory.mktemp("runs"), {}
-    for name in (*TRANSLATORS, "characters"):
+    for name in TRAINED:
         found[name] = root / name
         assert main(words_of(name, folder, "--out", str(found[name]))) == 0
     return found
 
 
-@pytest.mark.parametrize("name", [*TRANSLATORS, "characters"])
+@pytest.mark.parametrize("name", list(TRAINED))
 def test_a_run_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
     summary = json.loads((runs[name] / "summary.json").read_text())
     assert summary["headline"]["published"]
@@ -64,7 +69,7 @@ def test_a_run_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
     assert again["groups"] == summary["groups"]
 
 
-@pytest.mark.parametrize("name", [*TRANSLATORS, "characters"])
+@pytest.mark.parametrize("name", list(TRAINED))
 def test_trying_writes_nothing(folder, tmp_path, name, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words_of(name, folder, "--dry-run", "--json")) == 0
@@ -112,7 +117,7 @@ def test_verbs_refuse_runs_that_they_are_not_for(runs, capsys):
     assert "can translate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [*TRANSLATORS, "characters"])
+@pytest.mark.parametrize("name", list(TRAINED))
 def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, folder, tmp_path, name):
     """As after a kill: the checkpoints behind one are gone."""
     import shutil
@@ -190,3 +195,19 @@ def test_bad_files_end_with_3_and_leave_nothing(folder, tmp_path, spoil, said, c
 def test_a_missing_folder_is_a_bad_option(tmp_path, capsys):
     assert main(["train", "characters", "--data", str(tmp_path / "none")]) == 2
     assert "Give it with --data DIR" in capsys.readouterr().err
+
+
+def test_a_table_has_a_row_for_each_kind_of_training(runs, capsys):
+    summary = json.loads((runs["luong"] / "summary.json").read_text())
+    assert list(summary["groups"]) == ["global-location", "global-dot", "global-general", "global-additive",
+                                       "local-m-dot", "local-m-general", "local-p-dot", "local-p-general"]
+    summary = json.loads((runs["fixed-heads"] / "summary.json").read_text())
+    assert summary["parameters"]["fixed-heads"] < summary["parameters"]["learnt-heads"]
+    summary = json.loads((runs["relative-positions"] / "summary.json").read_text())
+    assert list(summary["groups"])[:2] == ["clip-0", "clip-2"]
+
+
+def test_unknown_rows_are_refused(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "relative-positions", "--data", str(folder), "rows=clip-2,shaw"]) == 2
+    assert "'shaw'" in capsys.readouterr().err

@@ -223,7 +223,7 @@ def test_a_study_says_its_figure_beside_the_goal_and_the_published_one(tmp_path)
     recipe = plain(seeds=2, steps=200, learning_rate=0.02)
     run = Run.create(tmp_path / "run", recipe)
     study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
-                  metric="test_loss", label="loss", finish=lambda *_: {"more": 1})
+                  columns={"test_loss": "loss"}, finish=lambda *_: {"more": 1})
     summary = study.execute(recipe, run, Interrupt(), Quiet())
     losses = [result["test_loss"] for result in summary["results"].values()]
     assert summary["headline"] == {"label": "loss", "value": pytest.approx(sum(losses) / 2), "goal": 0.5, "met": True,

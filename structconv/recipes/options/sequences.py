@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +11,8 @@ from structconv.errors import ConfigError
 from structconv.train.config import option
 from structconv.train.options import Trained
 
-__all__ = ["Characters", "OnFiles", "RNNSearch", "Transformer", "Translation"]
+__all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "RNNSearch", "RelativePositions", "Transformer",
+           "Translation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,83 @@ class RNNSearch(Translation):
     schedule: str = option("cosine", "of the learning rate: constant, inverse_root, cosine or plateau")
     warmup: int = option(200, "steps in which the learning rate rises", minimum=0)
     channels: int = option(256, "of the recurrent layers and of embeddings", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Luong(Translation):
+    """Luong, Pham and Manning (2015), table 4."""
+
+    name = "luong"
+    published = "perplexity 6.4 (location) to 5.9 (local-p, general)"
+    higher = False
+    goals: ClassVar = {"quick": 200.0}
+    presets: ClassVar = {
+        "quick": {"sentences": 3000, "vocabulary": 1500, "channels": 64, "layers": 1, "steps": 60, "warmup": 20,
+                  "validate_every": 60, "checkpoint_every": 30, "beam": 1, "learning_rate": 5e-3},
+        "paper": {"channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000}}
+    layers: int = option(2, "LSTMs of each stack", minimum=1)
+    radius: int = option(10, "D of local attention", minimum=1)
+    input_feeding: bool = option(True, "the decoder reads its last attention")
+    sentences: int = option(12_000, "training pairs used, the first ones; 0: all", minimum=0)
+    vocabulary: int = option(4000, "subwords, of both languages together", minimum=300)
+    label_smoothing: float = option(0.0, "share of the target spread over all subwords", minimum=0, below=1)
+    dropout: float = option(0.2, "share of hidden units dropped", minimum=0, below=1)
+    steps: int = option(1000, "of the optimiser, at most", minimum=1)
+    beam: int = option(1, "hypotheses kept in decoding; 1: greedy", minimum=1)
+    schedule: str = option("cosine", "of the learning rate: constant, inverse_root, cosine or plateau")
+    learning_rate: float = option(2e-3, "at its peak", minimum=0)
+    warmup: int = option(100, "steps in which the learning rate rises", minimum=0)
+    channels: int = option(192, "of the recurrent layers and of embeddings", minimum=1)
+
+
+_ROWS = ("keys", "values", "neither", "sinusoidal", "t5", "alibi", "rotary")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativePositions(Transformer):
+    """Shaw, Uszkoreit and Vaswani (2018), tables 2 and 3."""
+
+    name = "relative-positions"
+    published = "clip 0: 12.5, 2: 25.8, 16: 25.9; both sides 25.8, keys 25.8, values 25.3, none 12.5"
+    goals: ClassVar = {"quick": -100.0, "default": 3.0}
+    presets: ClassVar = {
+        "quick": {"rows": ("clip-0", "clip-2", "alibi"), "sentences": 3000, "vocabulary": 1500, "channels": 64,
+                  "hidden": 128, "layers": 1, "steps": 80, "warmup": 30, "validate_every": 80, "checkpoint_every": 40,
+                  "learning_rate": 3e-3},
+        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000, "sentences": 0}}
+    rows: tuple[str, ...] = option(
+        ("clip-0", "clip-1", "clip-2", "clip-4", "clip-16", "clip-64", *_ROWS),
+        "of the tables, a,b,c: clip-C is positions on both sides; keys and values alone are clipped at 16")
+    sentences: int = option(12_000, "training pairs used, the first ones; 0: all", minimum=0)
+    vocabulary: int = option(4000, "subwords, of both languages together", minimum=300)
+    channels: int = option(128, "of the hidden layers", minimum=1)
+    hidden: int = option(512, "channels within the feed-forward parts", minimum=1)
+    layers: int = option(2, "of the encoder and of the decoder", minimum=1)
+    steps: int = option(1200, "of the optimiser, at most", minimum=1)
+    warmup: int = option(200, "steps in which the learning rate rises", minimum=0)
+    beam: int = option(1, "hypotheses kept in decoding; 1: greedy", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = [row for row in self.rows if row not in _ROWS and not re.fullmatch(r"clip-\d+", row)]
+        if unknown or not self.rows:
+            raise ConfigError(self.name, f"rows must be clip-C or of {', '.join(_ROWS)}", unknown or "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedHeads(Transformer):
+    """Raganato, Scherrer and Tiedemann (2020); Andreoli (2019), section 3.3."""
+
+    name = "fixed-heads"
+    published = "within 0.5 BLEU of learnt heads"
+    goals: ClassVar = {"quick": -5.0, "default": -0.5}
+    presets: ClassVar = {
+        "quick": {"sentences": 3000, "vocabulary": 1500, "channels": 64, "hidden": 128, "layers": 2, "steps": 150,
+                  "warmup": 50, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 3e-3, "beam": 1},
+        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000}}
+    shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learnt")
+    sentences: int = option(0, "training pairs used, the first ones; 0: all", minimum=0)
+    steps: int = option(2500, "of the optimiser, at most", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)

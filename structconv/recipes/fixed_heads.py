@@ -1,0 +1,69 @@
+"""Shifts in the place of learnt heads (Raganato et al. 2020): BLEU, parameters and speed beside attention alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism, Shifts
+from structconv.models.transformer import Transformer as Model
+from structconv.recipes.options.sequences import FixedHeads
+from structconv.recipes.translation import Corpus, TranslationTask, read_corpus, translator
+from structconv.train.progress import Progress
+from structconv.train.run import Run
+from structconv.train.study import Job, Study, jobs_of
+
+__all__ = ["RUNNER", "network"]
+
+_LEARNT, _FIXED = "learnt-heads", "fixed-heads"
+
+
+def network(recipe: FixedHeads, vocabulary: int, fixed: bool = True) -> Model:
+    """The recipe's model; with `fixed` its encoder has one head of attention beside the shifts."""
+    heads = 1 + len(recipe.shifts)
+    return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=heads, hidden=recipe.hidden,
+                 dropout=recipe.dropout, norm=recipe.norm, positions=recipe.positions, recompute=recipe.recompute,
+                 encoder_mechanism=partial(_mixed, recipe, recipe.channels // heads) if fixed else None)
+
+
+def _mixed(recipe: FixedHeads, dim: int, layer: int) -> Mechanism:
+    attention = DotProduct(1, dim).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
+    return attention | Shifts(list(recipe.shifts), padding="zeros")
+
+
+def _jobs(recipe: FixedHeads, run: Run | None) -> list[Job]:
+    corpus = read_corpus(recipe, run)
+    return [job for name, fixed in ((_LEARNT, False), (_FIXED, True))
+            for job in jobs_of(recipe, name, partial(_task, recipe, corpus, fixed), TranslationTask)]
+
+
+def _task(recipe: FixedHeads, corpus: Corpus, fixed: bool, seed: int) -> TranslationTask:
+    return TranslationTask(network(recipe, len(corpus.subwords), fixed), recipe, corpus, seed)
+
+
+def _difference(means: dict[str, float]) -> float:
+    return means[_FIXED] - means[_LEARNT]
+
+
+def _finish(recipe: FixedHeads, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+    """Parameters of both, and the time of a step of one over that of the other, step by step in turn."""
+    learnt, fixed = (next(job for job in jobs if job.name.startswith(name)).make() for name in (_LEARNT, _FIXED))
+    seconds: list[tuple[float, float]] = []
+    for step in range(1, 22):
+        times = []
+        for task in (learnt, fixed):
+            start = time.perf_counter()
+            task.train_step(step)
+            times.append(time.perf_counter() - start)
+        seconds.append((times[0], times[1]))
+    ratios = sorted(one / other for one, other in seconds[1:])
+    return {"parameters": {name: sum(parameter.numel() for parameter in task.model.parameters())
+                           for name, task in ((_LEARNT, learnt), (_FIXED, fixed))},
+            "step_of_learnt_over_fixed": ratios[len(ratios) // 2], "spread": [ratios[0], ratios[-1]]}
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
+               contrast=(_difference, "BLEU of fixed heads over learnt ones"), finish=_finish,
+               use=partial(translator, network, f"{_FIXED}/seed-0")).runner

@@ -1,0 +1,68 @@
+"""Relative positions (Shaw et al. 2018): BLEU by clipping, by side, and beside other encodings of positions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Mechanism, RelativeBias, RelativeKey, Rotary
+from structconv.models.transformer import Transformer as Model
+from structconv.nn import Conv, RelativeValue
+from structconv.recipes.options.sequences import RelativePositions
+from structconv.recipes.translation import Corpus, TranslationTask, read_corpus
+from structconv.structures import Causal
+from structconv.train.run import Run
+from structconv.train.study import Job, Study, jobs_of
+from structconv.weights import LowRank
+
+__all__ = ["RUNNER", "attention", "network"]
+
+_CLIP = 16
+
+
+def network(recipe: RelativePositions, vocabulary: int, row: str) -> Model:
+    """The Transformer of a row of the tables; positions are in its self-attention, except those of ``sinusoidal``."""
+    return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
+                 dropout=recipe.dropout, norm=recipe.norm, recompute=recipe.recompute,
+                 positions="sinusoidal" if row == "sinusoidal" else "none",
+                 encoder_mechanism=partial(_layer, recipe, row, STRUCTURE_IF_GIVEN),
+                 decoder_mechanism=partial(_layer, recipe, row, Causal()))
+
+
+def attention(row: str, heads: int, dim: int) -> tuple[Mechanism, int | None]:
+    """The scores of a row, and the clipping of its values, if these have positions."""
+    product = DotProduct(heads, dim)
+    plain = product.scaled()
+    if row.startswith("clip-"):
+        clip = int(row.removeprefix("clip-"))
+        return (product + RelativeKey(clip)).scaled(), clip
+    rows: dict[str, tuple[Mechanism, int | None]] = {
+        "keys": ((product + RelativeKey(_CLIP)).scaled(), None), "values": (plain, _CLIP), "neither": (plain, None),
+        "sinusoidal": (plain, None), "t5": (plain + RelativeBias(_CLIP, buckets="log"), None),
+        "alibi": (plain + ALiBi(), None), "rotary": (DotProduct(heads, dim, rotary=Rotary()).scaled(), None)}
+    return rows[row]
+
+
+def _layer(recipe: RelativePositions, row: str, keep: object, layer: int) -> Conv:
+    dim = recipe.channels // recipe.heads
+    scores, clip = attention(row, recipe.heads, dim)
+    return Conv(scores.masked(keep=keep).softmax(), recipe.channels, recipe.channels, weight=LowRank(dim),
+                relative_value=None if clip is None else RelativeValue(clip))
+
+
+def _jobs(recipe: RelativePositions, run: Run | None) -> list[Job]:
+    corpus = read_corpus(recipe, run)
+    return [job for row in recipe.rows
+            for job in jobs_of(recipe, row, partial(_task, recipe, corpus, row), TranslationTask)]
+
+
+def _task(recipe: RelativePositions, corpus: Corpus, row: str, seed: int) -> TranslationTask:
+    return TranslationTask(network(recipe, len(corpus.subwords), row), recipe, corpus, seed)
+
+
+def _gain(means: dict[str, float]) -> float:
+    """Of clipping at 2 over clipping at 0, which knows no positions."""
+    return means.get("clip-2", float("nan")) - means.get("clip-0", float("nan"))
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
+               contrast=(_gain, "BLEU of clip 2 over clip 0")).runner
