@@ -129,6 +129,8 @@ class Tokens(nn.Module):
         self.embedding = nn.Embedding(vocabulary, channels)
         nn.init.normal_(self.embedding.weight, std=channels ** -0.5)
         self.learnt = LearntEncoding(length, channels) if positions == "learnt" else None
+        if self.learnt is not None:
+            nn.init.normal_(self.learnt.embedding, std=channels ** -0.5)
         self.sinusoidal = positions == "sinusoidal"
         self.dropout = nn.Dropout(dropout)
 
