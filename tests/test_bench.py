@@ -264,7 +264,8 @@ def test_every_suite_has_headline_cases_of_different_names(suite):
 def small_cases() -> list[Case]:
     """The cases whose size follows a number of edges, and those that are small as they are."""
     return [case for suite in ("graph", "relational", "dispatch") for case in cases(suite)
-            if isinstance(case, Case) and not case.name.startswith("cora")]
+            if isinstance(case, Case) and not case.name.startswith("cora")] + [
+        case for case in cases("models") if case.name.endswith("-step")]
 
 
 @pytest.mark.parametrize("case", small_cases(), ids=lambda case: f"{case.suite}-{case.name}")

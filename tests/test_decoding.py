@@ -128,6 +128,16 @@ def test_beams_are_reordered_and_drafts_taken_back():
     torch.testing.assert_close(found, layer(mixed, keep=Causal())[:, 5:])
 
 
+def test_beams_that_go_on_keep_their_room():
+    layer, x = MultiheadAttention(8, 2), torch.randn(3, 7, 8)
+    with torch.no_grad():
+        prepared = layer.prepare(x[:, :4], Causal())
+        layer.step(prepared, x[:, 4:5])
+        held = prepared.reorder(torch.tensor([1, 1, 0])).x.data_ptr()
+        layer.step(prepared, x[:, 5:6])
+    assert prepared.x.data_ptr() == held
+
+
 def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
     torch.manual_seed(0)
     layer = Conv(Additive(5).softmax(), 4, 3, other_channels=6).double()

@@ -12,13 +12,16 @@ from torch.utils.checkpoint import checkpoint
 
 from structconv.errors import ShapeError
 from structconv.mechanisms import Mechanism
-from structconv.mechanisms.encodings import LearntEncoding, SinusoidalEncoding
+from structconv.mechanisms.encodings import LearntEncoding, sinusoidal
 from structconv.nn import Conv, Prepared
 from structconv.shapes import check_choice
 from structconv.structures import Support
 from structconv.weights import LowRank
 
 __all__ = ["Block", "Cache", "Stack", "StackDecoding", "Tokens", "attention"]
+
+#: Places of which positions are made at a time in decoding.
+ROOM = 64
 
 
 def attention(made: Mechanism | Conv, channels: int, dim: int) -> Conv:
@@ -125,31 +128,35 @@ class Tokens(nn.Module):
         check_choice("Tokens", "positions", positions, ("sinusoidal", "learnt", "none"))
         self.embedding = nn.Embedding(vocabulary, channels)
         nn.init.normal_(self.embedding.weight, std=channels ** -0.5)
-        self.length = length if positions == "learnt" else None
-        self.encoding: nn.Module | None = None
-        if positions != "none":
-            self.encoding = LearntEncoding(length, channels) if self.length else SinusoidalEncoding(channels)
+        self.learnt = LearntEncoding(length, channels) if positions == "learnt" else None
+        if self.learnt is not None:
+            nn.init.normal_(self.learnt.embedding, std=channels ** -0.5)
+        self.sinusoidal = positions == "sinusoidal"
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tensor, first: int = 0, places: Tensor | None = None) -> Tensor:
-        """Tokens (..., N) of which the first is at a place, or all are at `places` (N,) -> (..., N, C)."""
+    def forward(self, tokens: Tensor, p: Tensor | None) -> Tensor:
+        """Tokens (..., N), and p of the place of each, (N, C) -> (..., N, C)."""
         x = self.embedding(tokens) * self.embedding.embedding_dim ** 0.5
-        if self.encoding is None:
-            return cast(Tensor, self.dropout(x))
-        if places is None:
-            self._check(first + tokens.shape[-1])
-            return cast(Tensor, self.dropout(self.encoding(x, first)))
-        count = int(places.max()) + 1 if places.numel() else 0
-        self._check(count)
-        return cast(Tensor, self.dropout(x + self.encoding(x.new_zeros(count, x.shape[-1]))[places]))
+        return cast(Tensor, self.dropout(x if p is None else x + p))
+
+    def table(self, count: int, room: int = 0) -> Tensor | None:
+        """p of the places from 0 on, (L, C), L >= `count`; with `room` for so many more, unless they are learnt."""
+        weight = self.embedding.weight
+        if self.learnt is not None:
+            self._check(count)
+            return self.learnt.embedding
+        if not self.sinusoidal:
+            return None
+        return sinusoidal(torch.arange(count + room, device=weight.device), weight.shape[-1]).to(weight.dtype)
 
     def logits(self, h: Tensor) -> Tensor:
         """(..., C) -> (..., V), by the embeddings of the tokens (Press and Wolf 2017)."""
         return F.linear(h, self.embedding.weight)
 
     def _check(self, count: int) -> None:
-        if self.length is not None and not torch.compiler.is_compiling() and count > self.length:
-            raise ShapeError("Tokens", f"sentences must have at most length={self.length} tokens", count,
+        length = cast(LearntEncoding, self.learnt).embedding.shape[0]
+        if not torch.compiler.is_compiling() and count > length:
+            raise ShapeError("Tokens", f"sentences must have at most length={length} tokens", count,
                              "Learn more positions: length=.")
 
 
@@ -160,16 +167,20 @@ class StackDecoding:
         logits: (B, C) -> (B, V), of what the stack gives. batch: B, each a sample of a source of its own.
     """
 
-    def __init__(self, tokens: nn.Module, stack: Stack, caches: list[Cache], logits: Callable[[Tensor], Tensor],
+    def __init__(self, tokens: Tokens, stack: Stack, caches: list[Cache], logits: Callable[[Tensor], Tensor],
                  batch: int) -> None:
         self._tokens, self._stack, self._caches, self._logits = tokens, stack, caches, logits
-        self._place, self._sources = 0, torch.arange(batch, device=caches[0].own.x.device)
+        self._place, self._table = 0, tokens.table(1, ROOM)
+        self._sources = torch.arange(batch, device=caches[0].own.x.device)
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """The newest tokens (B,) -> the logits (B, V) of the next ones."""
-        x = self._tokens(tokens.unsqueeze(-1), self._place)
-        self._place += 1
+        place, self._place = self._place, self._place + 1
+        if self._table is not None and place >= len(self._table):
+            self._table = self._tokens.table(place + 1, place + ROOM)
+        p = None if self._table is None else self._table[place:place + 1]
+        x = self._tokens(tokens.unsqueeze(-1), p)
         return self._logits(self._stack.step(self._caches, x).squeeze(-2))
 
     @torch.no_grad()

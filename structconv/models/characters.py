@@ -40,7 +40,7 @@ class CharacterModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Characters (B, N) -> the logits (B, N, V) of those that follow each."""
-        return self.tokens.logits(self.stack(self.tokens(tokens)))
+        return self.tokens.logits(self.stack(self.tokens(tokens, None)))
 
     @torch.no_grad()
     def begin(self, batch: int) -> StackDecoding:

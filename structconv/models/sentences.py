@@ -42,10 +42,13 @@ class Sentences(NamedTuple):
         rows = keep.flatten().nonzero().squeeze(-1)
         return cls(tokens.flatten()[rows], keep, rows, Samples(keep.sum(-1)))
 
-    @property
-    def places(self) -> Tensor | None:
-        """Of each token side by side the place in its sentence."""
-        return None if self.samples is None else self.samples.positions(self.tokens.device)[0]
+    def placed(self, table: Tensor | None) -> Tensor | None:
+        """Of each token the row of its place in a table (at least L, C): (T, C), or (L, C) of the padded."""
+        if table is None:
+            return None
+        if self.samples is None:
+            return table[:self.keep.shape[-1]]
+        return table[self.samples.positions(self.tokens.device)[0]]
 
     @property
     def structure(self) -> Support:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,13 +72,12 @@ class Transformer(nn.Module):
         """Tokens (B, M) and, beginning with the token before the first, (B, N) -> the logits (B, N, V) of what follows
         each; where there is padding they are zero while sentences lie side by side, and else have no meaning."""
         given, wanted = (Sentences.of(tokens, packed=self.packed) for tokens in (source, target))
-        x = self.tokens[-1](wanted.tokens, places=wanted.places)
-        h = self.decoder(x, wanted.causal, self.encode(given), given.seen_from(wanted))
+        h = self.decoder(_embedded(self.tokens[-1], wanted), wanted.causal, self.encode(given), given.seen_from(wanted))
         return self._logits(wanted.padded(h))
 
     def encode(self, source: Sentences) -> Tensor:
         """The entries of the source, (T, C), or (B, M, C) where they are padded."""
-        return cast(Tensor, self.encoder(self.tokens[0](source.tokens, places=source.places), source.structure))
+        return cast(Tensor, self.encoder(_embedded(self.tokens[0], source), source.structure))
 
     @torch.no_grad()
     def begin(self, source: Tensor) -> StackDecoding:
@@ -86,7 +85,12 @@ class Transformer(nn.Module):
         given = Sentences.of(source, packed=self.packed)
         entries, pairs = given.padded(self.encode(given)), None if bool(given.keep.all()) else Padding(given.keep)
         caches = self.decoder.prepare(entries[:, :0], entries, pairs)
-        return StackDecoding(self.tokens[-1], self.decoder, caches, self._logits, len(source))
+        return StackDecoding(cast(Tokens, self.tokens[-1]), self.decoder, caches, self._logits, len(source))
 
     def _logits(self, h: Tensor) -> Tensor:
         return cast(Tensor, cast(Tokens, self.tokens[-1]).logits(h) if self.output is None else self.output(h))
+
+
+def _embedded(tokens: Any, sentences: Sentences) -> Tensor:
+    """The entries of sentences, by these embeddings."""
+    return cast(Tensor, tokens(sentences.tokens, sentences.placed(tokens.table(sentences.keep.shape[-1]))))

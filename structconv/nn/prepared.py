@@ -92,8 +92,9 @@ class Rows:
         return Rows(self.entries().clone(), self._axis)
 
     def reorder(self, index: Tensor) -> None:
-        """Those of other samples of the batch."""
-        self._hold(self.entries().index_select(0, index))
+        """Those of other samples of the batch, with the room for more that there is."""
+        self._held, self._view = self._held.index_select(0, index), None
+        self._inference = self._held.is_inference()
 
     def _grow(self, count: int) -> None:
         live = self.entries()

@@ -1,4 +1,4 @@
-"""Whole small models: two graph networks, an image network, a transformer block."""
+"""Whole models: two graph networks, an image network, a transformer block, and those of `transformers`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from structconv.bench import peers
 from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import citation
 from structconv.bench.suites.graph_peers import copied, heads_to_rows, leaf
+from structconv.bench.suites.transformers import CASES as TRANSFORMERS
 from structconv.nn import Conv2d, GATConv, GCNConv, MultiheadAttention
 
 __all__ = ["CASES"]
@@ -98,4 +99,5 @@ CASES = (
     Case(suite="models", name="cora-gat", build=lambda size: _citation(True, size), headline=False),
     Case(suite="models", name="image-network", build=_images),
     Case(suite="models", name="transformer-block", build=_transformer),
+    *TRANSFORMERS,
 )
