@@ -120,7 +120,7 @@ class Lines(Quiet):
         self.note(text)
 
     def jobs(self, total: int) -> None:
-        self._total = total
+        self._total, self._finished = total, 0
 
     def job(self, name: str, steps: int) -> None:
         self._name, self._steps, self._pace = name, steps, Pace(steps)

@@ -45,7 +45,10 @@ def test_lines_keep_notes_and_finished_jobs_in_order():
         progress.job("two", 5)
         progress.note("careful")
         progress.job_done("two: fine")
-    assert stream.getvalue().splitlines() == ["reading", "[1/2] one: fine", "careful", "[2/2] two: fine"]
+        progress.jobs(1)
+        progress.job_done("another recipe's: fine")
+    assert stream.getvalue().splitlines() == ["reading", "[1/2] one: fine", "careful", "[2/2] two: fine",
+                                              "[1/1] another recipe's: fine"]
     assert not [thread for thread in threading.enumerate() if thread.name.endswith("(_beat)")]
 
 
