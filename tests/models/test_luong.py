@@ -21,7 +21,8 @@ from tests.models.sequences import (
 
 COMBINATIONS = [(score, window) for score in SCORES for window in WINDOWS]
 SOME = pytest.mark.parametrize(("score", "window", "feeding"), [
-    ("location", "global", True), ("dot", "local-m", False), ("general", "local-p", True), ("additive", "global", False)])
+    ("location", "global", True), ("dot", "local-m", False), ("general", "local-p", True),
+    ("additive", "global", False)])
 EVERY = pytest.mark.parametrize(("score", "window"), COMBINATIONS)
 
 
