@@ -156,13 +156,13 @@ class Exchange:
 
 
 def require(module: str, owner: str) -> Any:
-    """Import an optional module, or raise `ConfigError` with the command that installs it."""
+    """Import a module of the extra `graph`, or raise `ConfigError` with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         raise ConfigError(owner, f"{package} must be installed", str(error),
-                          f"Install it with: pip install 'structconv[{package}]'.") from error
+                          f"Install it with: pip install 'structconv[graph]'.") from error
 
 
 def _samples(data: Any) -> Any:
