@@ -134,7 +134,12 @@ class Block(Pairs):
         return self._columns(t.unsqueeze(-2), -1)
 
     def bilinear(self, query: Tensor, key: Tensor) -> Tensor:
-        return self._rows(key) @ self._columns(query, -2).mT
+        rows, columns = self._rows(key), self._columns(query, -2)
+        if rows.shape[-3] == 1 or columns.shape[-3] > 1:
+            return rows @ columns.mT
+        by_entry = rows.transpose(-3, -2)  # the same outputs for all heads of an input: one product
+        flat = by_entry.flatten(-3, -2) @ columns.squeeze(-3).mT
+        return flat.unflatten(-2, by_entry.shape[-3:-1]).transpose(-3, -2)
 
     def combine(self, fn: Callable[..., Tensor], source: Tensor, target: Tensor, extra: Sequence[Tensor]) -> Tensor:
         return fn(self._rows(source).unsqueeze(-2), self._columns(target, -2).unsqueeze(-3), *extra)

@@ -16,6 +16,7 @@ from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
 from structconv.memo import values_known
+from structconv.primitives.functions import finite
 from structconv.primitives.segments import segment_sum
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
@@ -31,9 +32,9 @@ def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Te
 
     No gradient passes through such a pair, so that a mask above it keeps the NaN from all other entries.
     """
-    known = source.isfinite().all(-1), target.isfinite().all(-1)
-    if torch.compiler.is_compiling() or (values_known(*known) and known[0].all() and known[1].all()):
+    if torch.compiler.is_compiling() or (values_known(source, target) and finite(source) and finite(target)):
         return score(source, target)
+    known = source.isfinite().all(-1), target.isfinite().all(-1)
     zeroed = [t.masked_fill(~finite.unsqueeze(-1), 0) for t, finite in zip((source, target), known, strict=True)]
     return score(*zeroed).masked_fill(~(pairs.source(known[0]) & pairs.target(known[1])), torch.nan)
 

@@ -100,6 +100,8 @@ class Term(NamedTuple):
 
     def tensor(self) -> Tensor:
         """The terms."""
+        if self.x.shape[-3] == 1:
+            return (self.x.squeeze(-3) @ self.vector.mT).mT
         return (self.x @ self.vector.unsqueeze(-1)).squeeze(-1)
 
 

@@ -14,7 +14,7 @@ from structconv.bases.entrywise import Dropped, Masked, Normalised, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Products
 from structconv.bases.spec import Leaf, Leaves, filler, getter
-from structconv.memo import values_known
+from structconv.primitives.functions import finite
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
 
@@ -117,13 +117,3 @@ def heads_first(y: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
     """(N, B K, C) -> (..., K, N, C)."""
     y = y.transpose(0, 1)
     return y.unflatten(0, (*lead, size)) if lead else y
-
-
-def finite(t: Tensor) -> bool:
-    """Whether all numbers are finite: their sum tells in one pass, unless it overflows.
-
-    Programs that are compiled, and functional transforms, read no values: there what is masked out is the layer's care.
-    """
-    if not values_known(t):
-        return True
-    return math.isfinite(float(t.detach().sum())) or bool(t.isfinite().all())

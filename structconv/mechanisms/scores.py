@@ -23,7 +23,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.activations import as_leaf
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.mechanisms.rotary import Rotary
-from structconv.primitives.products import linear, split_heads
+from structconv.primitives.products import expand_heads, linear, split_heads
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.places import at_places
 from structconv.structures.supports import Window
@@ -230,7 +230,7 @@ class BiAffine(Score):
 
     def keys(self, x: Tensor, start: int = 0) -> Tensor:
         """x W_k of x (..., M, P), or its product with the factor that is x's: (..., K, M, D)."""
-        return self._keys(x.unsqueeze(-3))
+        return expand_heads(x, self.weight if self.rank is None else self.weight_source)
 
     def terms(self, x: Tensor, start: int = 0) -> Tensor | Term:
         """u_k^T x of x (..., M, P): (..., K, M)."""
@@ -245,7 +245,7 @@ class BiAffine(Score):
     def forward(self, inputs: Inputs) -> Leaves:
         if self.sees_projection:
             x, z = _projected("BiAffine", inputs)
-            keys, terms = (lambda: self._keys(x)), (lambda: _term(x, self.vector_source, self.heads))
+            keys, terms = (lambda: self._keys_of_heads(x)), (lambda: _term(x, self.vector_source, self.heads))
         else:
             z, keys, terms = inputs.z.unsqueeze(-3), partial(inputs.of_x, self.keys), partial(inputs.of_x, self.terms)
         return *((self._queries(z), keys()) if self.bilinear else ()), *((terms(), self._terms(z)) if self._affine
@@ -261,14 +261,14 @@ class BiAffine(Score):
     def _affine(self) -> bool:
         return self.source or self.target or self.constant
 
-    def _keys(self, x: Tensor) -> Tensor:
+    def _keys_of_heads(self, x: Tensor) -> Tensor:
         return x @ (self.weight if self.rank is None else self.weight_source)
 
     def _queries(self, z: Tensor) -> Tensor:
-        """z of all heads, or its product with the factor that is z's."""
+        """z of its heads, or of the one that stands for all; or its product with the factor that is z's."""
         if self.rank is None:
-            return z.expand(*z.shape[:-3], self.heads, *z.shape[-2:])
-        return z @ self.weight_target
+            return z
+        return z @ self.weight_target if z.shape[-3] > 1 else expand_heads(z.squeeze(-3), self.weight_target)
 
     def _terms(self, z: Tensor) -> Tensor | Term:
         """v_k^T z + c_k."""

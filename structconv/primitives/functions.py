@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,13 +11,24 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_private as private
+from structconv.memo import values_known
 
-__all__ = ["apply", "pulled_back", "sum_dtype", "transformed"]
+__all__ = ["apply", "finite", "pulled_back", "sum_dtype", "transformed"]
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """In which numbers of a floating dtype are added up: float32 at least."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def finite(t: Tensor) -> bool:
+    """Whether all numbers are finite: their sum tells in one pass, unless it overflows.
+
+    Programs that are compiled, and functional transforms, read no values: there what is masked out is the layer's care.
+    """
+    if not values_known(t):
+        return True
+    return math.isfinite(float(t.detach().sum())) or bool(t.isfinite().all())
 
 
 def apply(function: Any, *inputs: Any) -> Any:

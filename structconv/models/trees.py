@@ -1,0 +1,86 @@
+"""Trees over the words of sentences: the spanning trees of the greatest scores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.structures.exchange import require
+
+__all__ = ["are_trees", "best_trees"]
+
+#: Edges of a word with which the search for a tree begins.
+FEW = 4
+
+
+def best_trees(scores: Tensor, lengths: Tensor) -> Tensor:
+    """The head of each word in the tree of the greatest sum of scores, of all that have one word below the root.
+
+    Args:
+        scores: (B, N + 1, N), of head m and word n, the root being m = 0 and word n the entry n + 1.
+        lengths: (B) words of each sentence; what is behind them is not looked at.
+
+    Returns:
+        (B, N) integers, on the CPU: 0 for the root, else the number of the head from 1 on; 0 in padding.
+
+    Where the best head of each word makes a tree, that is it; else networkx finds it (Chu and Liu 1965; Edmonds 1967),
+    in about 20 ms a sentence of UD English where no score is learnt yet.
+
+    Raises:
+        ConfigError: networkx is needed and is not installed.
+    """
+    scores, lengths = scores.detach().double().cpu(), lengths.cpu()
+    words = torch.arange(scores.shape[-1])
+    exist = words < lengths.unsqueeze(-1)
+    others = exist.unsqueeze(2) & ~torch.eye(len(words), dtype=torch.bool)
+    present = torch.cat([torch.ones_like(others[:, :1]), others], 1)
+    heads = scores.masked_fill(~present, -math.inf).argmax(1) * exist
+    for i in (~are_trees(heads, lengths)).nonzero().flatten().tolist():
+        length = int(lengths[i])
+        heads[i, :length] = _best_tree(scores[i, :length + 1, :length])
+    return heads
+
+
+def are_trees(heads: Tensor, lengths: Tensor) -> Tensor:
+    """Whether heads (B, N) are trees with one word below the root, to which some steps lead from each: (B) booleans."""
+    exist = torch.arange(heads.shape[1], device=heads.device) < lengths.unsqueeze(-1)
+    above = torch.cat([heads.new_zeros(len(heads), 1), heads * exist], 1)
+    single = ((heads == 0) & exist).sum(1) == (lengths > 0).to(lengths.dtype)
+    for _ in range(max(heads.shape[1], 1).bit_length()):
+        above = above.gather(1, above)
+    return single & (above == 0).all(1)
+
+
+def _best_tree(scores: Tensor) -> Tensor:
+    """The heads of one sentence, by its scores (N + 1, N).
+
+    An edge loses to the best of its word at least its regret, and a tree the sum of those of its edges. A tree of the
+    few best edges of each word thus tells which others may be in a better one: no edge that loses more than it does.
+    """
+    scores = scores.clone()
+    scores[1:].fill_diagonal_(-math.inf)
+    regrets = scores.amax(0) - scores
+    few = (regrets <= regrets.kthvalue(min(FEW, len(scores)), 0).values) & scores.isfinite()
+    tree = _arborescence(scores, few)
+    lost = math.inf if int((tree == 0).sum()) > 1 else float(regrets.gather(0, tree.unsqueeze(0)).sum()) * (1 + 1e-9)
+    left = (regrets <= lost) & scores.isfinite()
+    return tree if bool((few | ~left).all()) else _arborescence(scores, left)
+
+
+def _arborescence(scores: Tensor, edges: Tensor) -> Tensor:
+    """The heads in the best tree of these edges, and all from the root. One of those costs more than all others can
+    gain, so that there is one where that can be."""
+    networkx: Any = require("networkx", "best_trees")
+    numbers = scores[scores.isfinite()]
+    costs = len(scores) * float(numbers.max() - numbers.min()) + 1
+    scores, edges = scores.clone(), edges.clone()
+    scores[0] -= costs
+    edges[0] = True
+    graph = networkx.DiGraph()
+    graph.add_weighted_edges_from(zip(*(edges.nonzero() + torch.tensor([0, 1])).T.tolist(), scores[edges].tolist(),
+                                      strict=True))
+    found = {word: head for head, word in networkx.maximum_spanning_arborescence(graph).edges}
+    return torch.tensor([found[n + 1] for n in range(scores.shape[1])])
