@@ -11,7 +11,7 @@ from structconv.errors import ConfigError
 from structconv.train.config import option
 from structconv.train.options import Trained
 
-__all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "RNNSearch", "RelativePositions", "Transformer",
+__all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "RNNSearch", "RelativePositions", "Transformer",
            "Translation"]
 
 
@@ -181,6 +181,39 @@ class FixedHeads(Transformer):
     shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learnt")
     sentences: int = option(0, "training pairs used, the first ones; 0: all", minimum=0)
     steps: int = option(2500, "of the optimiser, at most", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parser(OnFiles):
+    """Dozat and Manning (2017)."""
+
+    name = "parser"
+    folder = "ud_ewt"
+    where = "Universal Dependencies are at universaldependencies.org; any CoNLL-U goes."
+    published = "UAS 95.7, LAS 94.1 on PTB"
+    goals: ClassVar = {"quick": 50.0, "default": 86.0}
+    presets: ClassVar = {
+        "quick": {"sentences": 1500, "hidden": 96, "layers": 1, "arc": 96, "label": 48, "steps": 150, "warmup": 20,
+                  "validate_every": 150, "checkpoint_every": 50, "learning_rate": 5e-3},
+        "paper": {"steps": 75_000, "hidden": 400, "layers": 3, "arc": 500, "label": 100, "batch_words": 5000}}
+    train: str = option("en_ewt-ud-train.conllu.gz", "the training file, CoNLL-U, plain or gzipped")
+    valid: str = option("en_ewt-ud-dev.conllu.gz", "the validation file")
+    test: str = option("en_ewt-ud-test.conllu.gz", "the test file")
+    sentences: int = option(0, "training sentences used, the first ones; 0: all", minimum=0)
+    batch_words: int = option(1000, "in a batch, padding included", minimum=1)
+    least: int = option(2, "times that a word comes in the training file, to be known as a word", minimum=1)
+    embed: int = option(100, "channels of a word, a part of speech, and what letters make", minimum=1)
+    hidden: int = option(200, "channels of each direction of the LSTMs", minimum=1)
+    layers: int = option(2, "of LSTMs", minimum=1)
+    arc: int = option(300, "channels of the perceptrons of heads", minimum=1)
+    label: int = option(100, "channels of the perceptrons of relations", minimum=1)
+    dropout: float = option(0.33, "share of hidden units dropped", minimum=0, below=1)
+    steps: int = option(2500, "of the optimiser, at most", minimum=1)
+    learning_rate: float = option(2e-3, "at its peak", minimum=0)
+    schedule: str = option("cosine", "of the learning rate: constant, inverse_root, cosine or plateau")
+    warmup: int = option(100, "steps in which the learning rate rises", minimum=0)
+    clip: float = option(5.0, "the norm to which gradients are clipped; 0: not", minimum=0)
+    validate_every: int = option(250, "steps", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
