@@ -139,7 +139,7 @@ def _translation(size: Size, batch: int, length: int, shortest: int, vocabulary:
 
 def _characters(size: Size, heads: int = 6) -> Comparison:
     """The defaults of our model, without dropout."""
-    batch, length, vocabulary = size.pick(2, 16), size.pick(32, 256), 65
+    (batch, length), vocabulary = (2, 32) if size.quick else (16, 256), 65
     ours = CharacterModel(vocabulary, heads=heads, dropout=0.0)
     peer = _Characters(ours, heads)
     tokens = _tokens(batch, length + 1, length + 1, vocabulary, 0)
