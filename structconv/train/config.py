@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 import math
 import typing
@@ -36,6 +37,9 @@ class Recipe:
     Field types may be int, float, bool, str and tuples of one of them. `threads` is part of a recipe because sums over
     another number of threads round differently: with the same one, a run gives the same weights on the same machine.
 
+    A recipe that has another default than the one it stands on writes that alone: ``steps: int = 4000`` keeps the help
+    line and the bounds.
+
     Attributes:
         name: what the command calls it.
         presets: values by key, by the preset's name; ``default`` always is one, and may change nothing.
@@ -47,6 +51,13 @@ class Recipe:
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     threads: int = option(1, "threads of torch; more pay only for large layers, and on idle cores", minimum=1)
+
+    def __init_subclass__(cls) -> None:
+        inherited = {field.name: field.metadata for field in dataclasses.fields(cls)}
+        for key in inspect.get_annotations(cls):
+            default = cls.__dict__.get(key, dataclasses.MISSING)
+            if key in inherited and not isinstance(default, dataclasses.Field):
+                setattr(cls, key, dataclasses.field(default=default, metadata=inherited[key]))
 
     def __post_init__(self) -> None:
         for field, kind in _typed_fields(type(self)):
