@@ -27,7 +27,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verb."""
     text = "run recipes, and show what they reach beside what was published"
     parser = verbs.add_parser("reproduce", help=text, description=text, parents=[shared], allow_abbrev=False)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="recipes, as `structconv list` shows them")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help="recipes, as `structconv list` shows them; key=value sets an option of all of them")
     parser.add_argument("--all", action="store_true", help="every recipe that has a figure")
     parser.add_argument("--data", metavar="DIR", required=True,
                         help="the folder with a folder of data for each recipe: multi30k, text, ...")
@@ -43,8 +44,10 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("reproduce", rest)
-    entries = _chosen(args.names, args.all)
-    recipes = [resolve(entry.recipe, {"data": _folder(args.data, entry)}, args.preset) for entry in entries]
+    overrides = [name for name in args.names if "=" in name]
+    entries = _chosen([name for name in args.names if "=" not in name], args.all)
+    recipes = [resolve(entry.recipe, [f"data={_folder(args.data, entry)}", *overrides], args.preset)
+               for entry in entries]
     if not recipes:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
     rows = []
@@ -55,7 +58,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             if left is not None and (need := _estimate(entry, recipe, progress)) > left:
                 progress.note(f"{recipe.name}: left out, for it takes {need / 60:.0f} min and {left / 60:.0f} are left")
                 continue
-            rows.append(_reproduced(entry, recipe, args, interrupt, progress))
+            rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
     if args.json:
         print_json({"outcomes": rows, "minutes": (time.monotonic() - began) / 60})
     else:
@@ -92,14 +95,14 @@ def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
     return len(todo) * float(tried(todo[0])["seconds"])
 
 
-def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, interrupt: Interrupt,
-                progress: Progress) -> dict[str, Any]:
+def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: list[str],
+                interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
     folder = Path(args.out) / f"{recipe.name}-{recipe.preset}"
     summary = carried_out(entry, recipe, lambda: _open(folder, recipe), interrupt, progress)
     from structconv.report.results import outcome, record
 
     environment = json.loads((folder / "environment.json").read_bytes())
-    command = f"structconv reproduce {recipe.name} --data DIR --preset {recipe.preset}"
+    command = " ".join(["structconv reproduce", recipe.name, *overrides, f"--data DIR --preset {recipe.preset}"])
     found = outcome(summary, environment, command)
     record(Path(args.record) if args.record else Path(args.out) / "results.json", found)
     return found
