@@ -23,7 +23,7 @@ from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.study import Job, Study, jobs_of, trained
 
-__all__ = ["RUNNER", "joined", "network"]
+__all__ = ["RUNNER", "joined", "network", "telling"]
 
 _WITHOUT, _WITH = "without-attention", "with-attention"
 
@@ -67,14 +67,14 @@ def _finish(recipe: RNNSearch, run: Run, jobs: Sequence[Job], progress: Progress
             output = translated(task.model, task.corpus.subwords, text.source, recipe)
             lengths[name][count] = bleu(output, text.target)[0]
     task = first[_WITH]
-    source = _telling(task.corpus.parts["test"].text)
+    source = telling(task.corpus.parts["test"].text)
     own = Translator(task.model, task.corpus.subwords, recipe)
     run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
     return {"bleu_by_sentences_in_a_row": lengths, **write_translations(recipe, run, jobs[-recipe.seeds:], progress)}
 
 
-def _telling(text: Parallel) -> str:
-    """The first sentence of middling length."""
+def telling(text: Parallel) -> str:
+    """The first sentence of middling length, to be drawn."""
     return next((line for line in text.source if 9 <= len(line.split()) <= 14), text.source[0])
 
 

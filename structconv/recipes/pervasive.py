@@ -1,0 +1,73 @@
+"""Pervasive attention (Elbayad et al. 2018) beside RNNsearch, trained on the same pairs: BLEU of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from structconv.models.pervasive import Pervasive as Model
+from structconv.models.rnnsearch import RNNsearch
+from structconv.recipes.options.sequences import Pervasive
+from structconv.recipes.rnnsearch import telling
+from structconv.recipes.translation import (
+    Corpus,
+    TranslationTask,
+    Translator,
+    read_corpus,
+    translator,
+    write_translations,
+)
+from structconv.train.progress import Progress
+from structconv.train.run import Run
+from structconv.train.study import Job, Study, jobs_of, trained
+
+__all__ = ["RUNNER", "beside", "network"]
+
+_OURS, _BESIDE = "pervasive", "rnnsearch"
+
+
+def network(recipe: Pervasive, vocabulary: int) -> Model:
+    """The recipe's model."""
+    return Model(vocabulary, vocabulary, embed=recipe.channels, channels=recipe.pairs, layers=recipe.layers,
+                 growth=recipe.growth, hidden=recipe.hidden, kernel=recipe.kernel, pooling=recipe.pooling,
+                 positions=recipe.positions, dropout=recipe.dropout)
+
+
+def beside(recipe: Pervasive, vocabulary: int) -> RNNsearch:
+    """The model that it is compared with."""
+    return RNNsearch(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout)
+
+
+def _jobs(recipe: Pervasive, run: Run | None) -> list[Job]:
+    corpus = read_corpus(recipe, run)
+    return [job for name, made in ((_OURS, network), (_BESIDE, beside))
+            for job in jobs_of(recipe, name, partial(_task, recipe, corpus, made), TranslationTask)]
+
+
+def _task(recipe: Pervasive, corpus: Corpus, made: Callable[[Pervasive, int], nn.Module], seed: int
+          ) -> TranslationTask:
+    return TranslationTask(made(recipe, len(corpus.subwords)), recipe, corpus, seed)
+
+
+def _lead(means: dict[str, float]) -> float:
+    return means[_OURS] - means[_BESIDE]
+
+
+def _finish(recipe: Pervasive, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+    """Parameters of both, and where the greatest values of a sentence stand while it is translated."""
+    ours, beside = (trained(next(job for job in jobs if job.name.startswith(name)), run, progress)
+                    for name in (_OURS, _BESIDE))
+    if recipe.pooling != "attention":
+        source, own = telling(ours.corpus.parts["test"].text), Translator(ours.model, ours.corpus.subwords, recipe)
+        run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
+    return {"parameters": {name: sum(parameter.numel() for parameter in task.model.parameters())
+                           for name, task in ((_OURS, ours), (_BESIDE, beside))},
+            **write_translations(recipe, run, jobs, progress)}
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
+               contrast=(_lead, "BLEU of pervasive attention over RNNsearch"), finish=_finish,
+               use=partial(translator, network, f"{_OURS}/seed-0")).runner
