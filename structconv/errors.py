@@ -7,7 +7,10 @@ Every message names the owner, what was expected, what came, and the remedy::
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "DataError", "ShapeError", "StructconvError", "StructureError"]
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["ConfigError", "DataError", "ShapeError", "StructconvError", "StructureError", "nearest"]
 
 
 _MOST_LETTERS = 400
@@ -17,6 +20,12 @@ def _brief(got: object) -> str:
     """In one line that a terminal can show, whatever it is."""
     text = " ".join(str(got).split())
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The question whether the nearest of the known names was meant; empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 class StructconvError(ValueError):

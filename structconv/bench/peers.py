@@ -10,8 +10,9 @@ import sys
 import types
 import warnings
 from functools import cache
-from importlib import metadata
 from typing import Any, ClassVar
+
+from structconv.train import environment
 
 __all__ = ["dgl", "geometric", "versions"]
 
@@ -31,7 +32,7 @@ def dgl() -> Any:
 
     Its import prints and warns about the parts that are replaced, which is not shown.
     """
-    if _version("dgl") is None:
+    if environment.version("dgl") is None:
         return None
     os.environ.setdefault("DGLBACKEND", "pytorch")
     for name in _ABSENT_IN_DGL:
@@ -45,8 +46,7 @@ def dgl() -> Any:
 
 def versions() -> dict[str, str]:
     """The versions of torch and of the peers that are installed."""
-    found = {name: _version(name) for name in ("torch", "torch-geometric", "dgl")}
-    return {name: version for name, version in found.items() if version is not None}
+    return environment.versions(("torch", "torch-geometric", "dgl"))
 
 
 class _StandIn(types.ModuleType):
@@ -58,13 +58,6 @@ class _StandIn(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return type(name, (), {})
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _imported(name: str) -> Any:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 from structconv.commands.options import no_more
 from structconv.report.output import print_json
 from structconv.report.table import print_table
+from structconv.train.environment import PACKAGES, processor, version
 
 __all__ = ["add"]
-
-_EXTRAS = ("numpy", "scipy", "networkx", "scikit-learn", "matplotlib", "rich", "safetensors")
 
 
 def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
@@ -43,18 +41,17 @@ def _findings(measure: bool) -> dict[str, Any]:
 
     from structconv.planning import machine
     from structconv.primitives import native, triton
-    from structconv.train.run import version
 
     rates = machine.measure() if measure else machine.load()
     core = native.status()
-    return {"structconv": version(), "python": platform.python_version(), "platform": platform.platform(),
-            "processor": _processor(), "cores": os.cpu_count(), "torch": torch.__version__,
+    return {"structconv": version("structconv"), "python": platform.python_version(), "platform": platform.platform(),
+            "processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__,
             "torch_threads": torch.get_num_threads(), "torch_capability": torch.backends.cpu.get_cpu_capability(),
             "torch_mkl": torch.backends.mkl.is_available(), "torch_onednn": torch.backends.mkldnn.is_available(),
             "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
             "native_kernels": _core(core), "native_threads": core.threads,
             "gpu_kernels": triton.status(),
-            **{name: _version(name) for name in _EXTRAS}, "cache_folder": str(machine.cache_folder()),
+            **{name: version(name) for name in PACKAGES}, "cache_folder": str(machine.cache_folder()),
             "matrix_products_gflops": rates and round(rates.gflops, 1),
             "copy_gbs": rates and round(rates.copy_gbs, 1), "gather_gbs": rates and round(rates.gather_gbs, 1)}
 
@@ -64,22 +61,6 @@ def _core(status: Any) -> str:
     if not status.available:
         return f"torch operators instead: {status.reason}"
     return f"{status.level}, {status.origin}" + (f", by {status.compiler}" if status.compiler else "")
-
-
-def _version(name: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _text(value: object) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from structconv.mechanisms import Mechanism
@@ -121,9 +120,8 @@ def find(name: str) -> Named:
         ConfigError: there is none; the nearest name is suggested.
     """
     if name not in NAMED:
-        near = difflib.get_close_matches(name, NAMED, n=1, cutoff=0.4)
         raise ConfigError("structconv", f"a basis must be one of {', '.join(NAMED)}", repr(name),
-                          f"Did you mean {near[0]!r}?" if near else "")
+                          nearest(name, NAMED))
     return NAMED[name]
 
 

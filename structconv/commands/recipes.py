@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from structconv.errors import ConfigError, DataError
 from structconv.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv.report.output import print_json
 from structconv.report.table import print_table
-from structconv.train.config import Recipe, options, resolve, to_json
+from structconv.train.config import Recipe, options, presets, resolve, to_json
 from structconv.train.interrupt import Interrupt, Interrupted
 from structconv.train.options import Trained
 from structconv.train.progress import Progress, progress_for
@@ -47,7 +46,7 @@ def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> No
                               allow_abbrev=False, epilog="Options may also be written key=value.")
     parser.add_argument("--out", metavar="DIR", default=None, help="the run's folder (new; default: below runs/)")
     parser.add_argument("--preset", metavar="NAME", default="default",
-                        help=f"where options begin: {', '.join({'default': {}, **entry.recipe.presets})}")
+                        help=f"where options begin: {', '.join(presets(entry.recipe))}")
     if issubclass(entry.recipe, Trained):
         parser.add_argument("--dry-run", action="store_true", help="try a few steps and say what the whole would take")
     for key in options(entry.recipe):
@@ -69,19 +68,7 @@ def _start(args: argparse.Namespace, rest: list[str]) -> int:
     if getattr(args, "dry_run", False):
         return _try(entry, recipe, args.json)
     check_new(args.out)
-    made: list[Run] = []
-
-    def create() -> Run:
-        made.append(Run.create(args.out, recipe))
-        return made[0]
-
-    try:
-        return _execute(entry, recipe, create, args.json)
-    except DataError:
-        for run in made:
-            if not run.trained:
-                shutil.rmtree(run.folder)  # so that the same command goes again once the file is mended
-        raise
+    return _execute(entry, recipe, lambda: Run.create(args.out, recipe), args.json)
 
 
 def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
@@ -138,6 +125,9 @@ def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], inter
     try:
         with run.held():
             return runner.execute(recipe, run, interrupt, progress)
+    except DataError:
+        run.discard_untouched()
+        raise
     except Interrupted as stopped:
         raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from structconv.data.text import read_json
-from structconv.data.tokens import SPECIAL
 from structconv.errors import ConfigError, DataError
+from structconv.models.tokens import SPECIAL
 from structconv.structures.exchange import require
 from structconv.train.files import write_atomically
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 
 from structconv.data.text import read_json
-from structconv.data.tokens import SPECIAL, UNKNOWN
 from structconv.errors import ConfigError, DataError
+from structconv.models.tokens import SPECIAL, UNKNOWN
 from structconv.train.files import write_atomically
 
 __all__ = ["Vocabulary"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from structconv.models.decoding import Decoding
+from structconv.models.protocol import Decoding
 
 __all__ = ["Beams", "Search"]
 

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError
 from structconv.models.beams import Beams, Search
+from structconv.models.protocol import Decoding
 from structconv.shapes import check_choice, check_natural, check_positive
 
 __all__ = ["Decoding", "beam", "greedy", "sample"]
-
-
-class Decoding(Protocol):
-    """One batch as it is decoded: what a model prepared for its sources, and what came so far."""
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """The newest tokens (B,) -> the logits (B, V) of the next ones."""
-
-    def reorder(self, samples: Tensor) -> None:
-        """Sample b goes on as sample samples[b], integers (B',); B' may be another number than B."""
 
 
 def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | None, most: int) -> list[list[int]]:

@@ -18,7 +18,8 @@ from structconv.mechanisms import (
     Mechanism,
     PredictedPosition,
 )
-from structconv.models.recurrent import PAD, Recurrent, lstm_step
+from structconv.models.recurrent import Recurrent, lstm_step
+from structconv.models.tokens import PAD
 from structconv.nn import Conv
 from structconv.nn.prepared import Prepared
 from structconv.shapes import check_choice, check_positive

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.mechanisms import BiAffine, Cuboid
-from structconv.models.recurrent import PAD, Recurrent, shared_dropout
+from structconv.models.recurrent import Recurrent, shared_dropout
+from structconv.models.tokens import PAD
 from structconv.models.trees import best_trees
 from structconv.nn import Conv
 

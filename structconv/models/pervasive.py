@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from structconv.errors import ConfigError
 from structconv.mechanisms import STRUCTURE, Context, Cuboid
 from structconv.models.blocks import Tokens
-from structconv.models.sentences import PAD
+from structconv.models.tokens import PAD
 from structconv.nn import Conv
 from structconv.shapes import check_choice, check_positive
 from structconv.structures import Grid, Padding
@@ -159,8 +159,7 @@ class PervasiveDecoding:
 
     def __init__(self, model: Pervasive, keep: Tensor, columns: Tensor) -> None:
         self.model, self.keep, self.columns, self.place = model, keep, columns, 0
-        self.rows = [columns.new_zeros(len(columns), 0, columns.shape[2], model.hidden)
-                     for _ in model.layers]
+        self.rows = [columns.new_zeros(len(columns), 0, columns.shape[2], model.hidden) for _ in model.layers]
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["PAD", "Recurrent", "gated", "lstm_step", "shared_dropout"]
-
-#: The token that fills up the shorter sequences of a batch, at their end.
-PAD = 0
+__all__ = ["Recurrent", "gated", "lstm_step", "shared_dropout"]
 
 
 class Recurrent(nn.Module):

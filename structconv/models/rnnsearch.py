@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from structconv.errors import ConfigError
 from structconv.mechanisms import STRUCTURE, Additive
-from structconv.models.recurrent import PAD, Recurrent, gated
+from structconv.models.recurrent import Recurrent, gated
+from structconv.models.tokens import PAD
 from structconv.nn import Conv
 from structconv.structures import Padding
 

@@ -6,12 +6,10 @@ from typing import NamedTuple, Self
 
 from torch import Tensor
 
+from structconv.models.tokens import PAD
 from structconv.structures import Padding, Samples, Support
 
-__all__ = ["PAD", "Sentences"]
-
-#: The token that stands behind a sentence.
-PAD = 0
+__all__ = ["Sentences"]
 
 
 class Sentences(NamedTuple):

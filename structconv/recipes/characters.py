@@ -19,7 +19,7 @@ from structconv.train.batches import Windows
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.study import Job, Study, jobs_of, loaded
-from structconv.train.task import BatchTask
+from structconv.train.task import BatchTask, mean_loss
 
 __all__ = ["RUNNER", "CharactersTask", "Writer", "network", "writer"]
 
@@ -47,11 +47,8 @@ class CharactersTask(BatchTask):
         """Of ``val`` and ``test``, which are the same text: its windows one after the other."""
         text, length = self.text.validation, self.recipe.length
         starts = range(0, len(text) - length, length)
-        total, count = 0.0, 0.0
-        for first in range(0, len(starts), 32):
-            loss, characters = self._loss(text, starts[first:first + 32])
-            total, count = total + loss.item(), count + characters
-        return {f"{part}_loss": total / count}
+        return {f"{part}_loss": mean_loss(self._loss(text, starts[first:first + 32])
+                                          for first in range(0, len(starts), 32))}
 
     def _loss(self, text: Tensor, starts: Sequence[int]) -> tuple[Tensor, float]:
         window = torch.stack([text[start:start + self.recipe.length + 1] for start in starts])

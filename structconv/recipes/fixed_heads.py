@@ -10,10 +10,10 @@ from typing import Any
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism, Shifts
 from structconv.models.transformer import Transformer as Model
 from structconv.recipes.options.sequences import FixedHeads
-from structconv.recipes.translation import Corpus, TranslationTask, read_corpus, translator
+from structconv.recipes.translation import translation_jobs, translator
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of
+from structconv.train.study import Job, Study
 
 __all__ = ["RUNNER", "network"]
 
@@ -34,13 +34,8 @@ def _mixed(recipe: FixedHeads, dim: int, layer: int) -> Mechanism:
 
 
 def _jobs(recipe: FixedHeads, run: Run | None) -> list[Job]:
-    corpus = read_corpus(recipe, run)
-    return [job for name, fixed in ((_LEARNT, False), (_FIXED, True))
-            for job in jobs_of(recipe, name, partial(_task, recipe, corpus, fixed), TranslationTask)]
-
-
-def _task(recipe: FixedHeads, corpus: Corpus, fixed: bool, seed: int) -> TranslationTask:
-    return TranslationTask(network(recipe, len(corpus.subwords), fixed), recipe, corpus, seed)
+    return translation_jobs(recipe, run, {_LEARNT: partial(network, recipe, fixed=False),
+                                          _FIXED: partial(network, recipe, fixed=True)})
 
 
 def _difference(means: dict[str, float]) -> float:

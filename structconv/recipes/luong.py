@@ -6,10 +6,10 @@ from functools import partial
 
 from structconv.models.luong import Luong as Model
 from structconv.recipes.options.sequences import Luong
-from structconv.recipes.translation import Corpus, TranslationTask, Translator, read_corpus, translator
+from structconv.recipes.translation import Translator, translation_jobs, translator
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of
+from structconv.train.study import Job, Study
 
 __all__ = ["RUNNER", "network"]
 
@@ -24,13 +24,7 @@ def network(recipe: Luong, vocabulary: int, row: str = "global-general") -> Mode
 
 
 def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
-    corpus = read_corpus(recipe, run)
-    return [job for row in recipe.rows
-            for job in jobs_of(recipe, row, partial(_task, recipe, corpus, row), TranslationTask)]
-
-
-def _task(recipe: Luong, corpus: Corpus, row: str, seed: int) -> TranslationTask:
-    return TranslationTask(network(recipe, len(corpus.subwords), row), recipe, corpus, seed)
+    return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
 
 
 def _gain(means: dict[str, float]) -> float:

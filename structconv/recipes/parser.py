@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from structconv.data.conllu import Sentence, read_conllu
-from structconv.data.tokens import PAD
 from structconv.data.words import Vocabulary
 from structconv.models.parser import Parser as Model
+from structconv.models.tokens import PAD
 from structconv.recipes.options.sequences import Parser
 from structconv.train.batches import Batches
 from structconv.train.run import Run

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
-
-from torch import nn
 
 from structconv.models.pervasive import Pervasive as Model
 from structconv.models.rnnsearch import RNNsearch
 from structconv.recipes.options.sequences import Pervasive
 from structconv.recipes.rnnsearch import telling
-from structconv.recipes.translation import (
-    Corpus,
-    TranslationTask,
-    Translator,
-    read_corpus,
-    translator,
-    write_translations,
-)
+from structconv.recipes.translation import translation_jobs, translator, write_translations
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of, trained
+from structconv.train.study import Job, Study, trained
 
 __all__ = ["RUNNER", "beside", "network"]
 
@@ -42,14 +33,7 @@ def beside(recipe: Pervasive, vocabulary: int) -> RNNsearch:
 
 
 def _jobs(recipe: Pervasive, run: Run | None) -> list[Job]:
-    corpus = read_corpus(recipe, run)
-    return [job for name, made in ((_OURS, network), (_BESIDE, beside))
-            for job in jobs_of(recipe, name, partial(_task, recipe, corpus, made), TranslationTask)]
-
-
-def _task(recipe: Pervasive, corpus: Corpus, made: Callable[[Pervasive, int], nn.Module], seed: int
-          ) -> TranslationTask:
-    return TranslationTask(made(recipe, len(corpus.subwords)), recipe, corpus, seed)
+    return translation_jobs(recipe, run, {_OURS: partial(network, recipe), _BESIDE: partial(beside, recipe)})
 
 
 def _lead(means: dict[str, float]) -> float:
@@ -57,15 +41,16 @@ def _lead(means: dict[str, float]) -> float:
 
 
 def _finish(recipe: Pervasive, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
-    """Parameters of both, and where the greatest values of a sentence stand while it is translated."""
-    ours, beside = (trained(next(job for job in jobs if job.name.startswith(name)), run, progress)
-                    for name in (_OURS, _BESIDE))
+    """Parameters of both, translations, and where the greatest values stand while a sentence is translated."""
+    first = {name: trained(next(job for job in jobs if job.name.startswith(name)), run, progress)
+             for name in (_OURS, _BESIDE)}
+    text, own = first[_OURS].corpus.parts["test"].text, first[_OURS].translator
     if recipe.pooling != "attention":
-        source, own = telling(ours.corpus.parts["test"].text), Translator(ours.model, ours.corpus.subwords, recipe)
+        source = telling(text)
         run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
     return {"parameters": {name: sum(parameter.numel() for parameter in task.model.parameters())
-                           for name, task in ((_OURS, ours), (_BESIDE, beside))},
-            **write_translations(recipe, run, jobs, progress)}
+                           for name, task in first.items()},
+            **write_translations(run, own.translate(text.source), text.target)}
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, nearest
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
 from structconv.recipes.options.digits import CompareDigits
 from structconv.recipes.options.sequences import (
@@ -92,9 +91,8 @@ def entry_named(name: str) -> Entry:
         ConfigError: there is none; the nearest one is suggested.
     """
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
         raise ConfigError("structconv", f"a recipe must be one of {', '.join(RECIPES)}", repr(name),
-                          f"Did you mean {near[0]!r}?" if near else "")
+                          nearest(name, RECIPES))
     return RECIPES[name]
 
 

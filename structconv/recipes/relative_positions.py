@@ -8,10 +8,10 @@ from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Mechani
 from structconv.models.transformer import Transformer as Model
 from structconv.nn import Conv, RelativeValue
 from structconv.recipes.options.sequences import RelativePositions
-from structconv.recipes.translation import Corpus, TranslationTask, read_corpus
+from structconv.recipes.translation import translation_jobs
 from structconv.structures import Causal
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of
+from structconv.train.study import Job, Study
 from structconv.weights import LowRank
 
 __all__ = ["RUNNER", "attention", "network"]
@@ -50,13 +50,7 @@ def _layer(recipe: RelativePositions, row: str, keep: object, layer: int) -> Con
 
 
 def _jobs(recipe: RelativePositions, run: Run | None) -> list[Job]:
-    corpus = read_corpus(recipe, run)
-    return [job for row in recipe.rows
-            for job in jobs_of(recipe, row, partial(_task, recipe, corpus, row), TranslationTask)]
-
-
-def _task(recipe: RelativePositions, corpus: Corpus, row: str, seed: int) -> TranslationTask:
-    return TranslationTask(network(recipe, len(corpus.subwords), row), recipe, corpus, seed)
+    return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
 
 
 def _gain(means: dict[str, float]) -> float:

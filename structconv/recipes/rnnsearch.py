@@ -9,19 +9,10 @@ from typing import Any
 from structconv.data.parallel import Parallel
 from structconv.models.rnnsearch import RNNsearch as Model
 from structconv.recipes.options.sequences import RNNSearch
-from structconv.recipes.translation import (
-    Corpus,
-    TranslationTask,
-    Translator,
-    bleu,
-    read_corpus,
-    translated,
-    translator,
-    write_translations,
-)
+from structconv.recipes.translation import bleu, translation_jobs, translator, write_translations
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of, trained
+from structconv.train.study import Job, Study, trained
 
 __all__ = ["RUNNER", "joined", "network", "telling"]
 
@@ -42,13 +33,8 @@ def joined(text: Parallel, count: int) -> Parallel:
 
 
 def _jobs(recipe: RNNSearch, run: Run | None) -> list[Job]:
-    corpus = read_corpus(recipe, run)
-    return [job for name, attention in ((_WITHOUT, False), (_WITH, True))
-            for job in jobs_of(recipe, name, partial(_task, recipe, corpus, attention), TranslationTask)]
-
-
-def _task(recipe: RNNSearch, corpus: Corpus, attention: bool, seed: int) -> TranslationTask:
-    return TranslationTask(network(recipe, len(corpus.subwords), attention), recipe, corpus, seed)
+    return translation_jobs(recipe, run, {_WITHOUT: partial(network, recipe, attention=False),
+                                          _WITH: partial(network, recipe, attention=True)})
 
 
 def _gain(means: dict[str, float]) -> float:
@@ -64,13 +50,14 @@ def _finish(recipe: RNNSearch, run: Run, jobs: Sequence[Job], progress: Progress
         progress.phase(f"translating {count} sentences in a row")
         text = joined(first[_WITH].corpus.parts["test"].text, count)
         for name, task in first.items():
-            output = translated(task.model, task.corpus.subwords, text.source, recipe)
+            output = task.translator.translate(text.source)
             lengths[name][count] = bleu(output, text.target)[0]
-    task = first[_WITH]
-    source = telling(task.corpus.parts["test"].text)
-    own = Translator(task.model, task.corpus.subwords, recipe)
+            if count == 1 and name == _WITH:
+                signature = write_translations(run, output, text.target)
+    own = first[_WITH].translator
+    source = telling(first[_WITH].corpus.parts["test"].text)
     run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
-    return {"bleu_by_sentences_in_a_row": lengths, **write_translations(recipe, run, jobs[-recipe.seeds:], progress)}
+    return {"bleu_by_sentences_in_a_row": lengths, **signature}
 
 
 def telling(text: Parallel) -> str:

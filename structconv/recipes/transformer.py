@@ -6,9 +6,9 @@ from functools import partial
 
 from structconv.models.transformer import Transformer as Model
 from structconv.recipes.options.sequences import Transformer
-from structconv.recipes.translation import Corpus, TranslationTask, read_corpus, translator, write_translations
+from structconv.recipes.translation import translation_jobs, translator, write_first
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of
+from structconv.train.study import Job, Study
 
 __all__ = ["RUNNER", "network"]
 
@@ -21,12 +21,8 @@ def network(recipe: Transformer, vocabulary: int) -> Model:
 
 
 def _jobs(recipe: Transformer, run: Run | None) -> list[Job]:
-    return jobs_of(recipe, recipe.name, partial(_task, recipe, read_corpus(recipe, run)), TranslationTask)
+    return translation_jobs(recipe, run, {recipe.name: partial(network, recipe)})
 
 
-def _task(recipe: Transformer, corpus: Corpus, seed: int) -> TranslationTask:
-    return TranslationTask(network(recipe, len(corpus.subwords)), recipe, corpus, seed)
-
-
-RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=write_translations,
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=write_first,
                use=partial(translator, network, f"{Transformer.name}/seed-0")).runner

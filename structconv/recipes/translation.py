@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,19 +16,19 @@ from torch.nn.utils.rnn import pad_sequence
 
 from structconv.data.parallel import Parallel, read_parallel
 from structconv.data.subwords import Subwords
-from structconv.data.tokens import BEGIN, END, PAD
 from structconv.errors import ConfigError
 from structconv.models.decoding import beam
+from structconv.models.tokens import BEGIN, END, PAD
 from structconv.pictures import alignment_png
 from structconv.recipes.options.sequences import Translation
 from structconv.train.batches import Batches
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, loaded, trained
-from structconv.train.task import BatchTask
+from structconv.train.study import Job, jobs_of, loaded, trained
+from structconv.train.task import BatchTask, mean_loss
 
-__all__ = ["Corpus", "TranslationTask", "Translator", "bleu", "read_corpus", "translated", "translator",
-           "write_translations"]
+__all__ = ["TranslationTask", "Translator", "bleu", "read_corpus", "translation_jobs", "translator",
+           "write_first", "write_translations"]
 
 _SUBWORDS = "subwords.json"
 _MOST_MORE = 50
@@ -91,15 +92,17 @@ class TranslationTask(BatchTask):
 
     def figures(self, part: str) -> dict[str, float]:
         pairs = self.corpus.parts[part]
-        total, count = 0.0, 0.0
-        for first in range(0, len(pairs.text), 64):
-            loss, tokens = self._loss(pairs, range(first, min(first + 64, len(pairs.text))), 0.0)
-            total, count = total + loss.item(), count + tokens
-        found = {f"{part}_loss": total / count, f"{part}_perplexity": math.exp(min(total / count, 50.0))}
+        count = len(pairs.text)
+        loss = mean_loss(self._loss(pairs, range(first, min(first + 64, count)), 0.0) for first in range(0, count, 64))
+        found = {f"{part}_loss": loss, f"{part}_perplexity": math.exp(min(loss, 50.0))}
         if part == "test":
-            output = translated(self.model, self.corpus.subwords, pairs.text.source, self.recipe)
-            found["test_bleu"] = bleu(output, pairs.text.target)[0]
+            found["test_bleu"] = bleu(self.translator.translate(pairs.text.source), pairs.text.target)[0]
         return found
+
+    @property
+    def translator(self) -> Translator:
+        """The model as it is."""
+        return Translator(self.model, self.corpus.subwords, self.recipe)
 
     def _loss(self, pairs: Pairs, samples: Sequence[int], smoothing: float) -> tuple[Tensor, float]:
         source = pad_sequence([pairs.sources[sample] for sample in samples], batch_first=True, padding_value=PAD)
@@ -110,31 +113,29 @@ class TranslationTask(BatchTask):
         return loss, float((wanted != PAD).sum())
 
 
-@torch.no_grad()
-def translated(model: Any, subwords: Subwords, lines: Sequence[str], recipe: Translation,
-               told: Callable[[int], None] = lambda done: None) -> list[str]:
-    """Translations of lines, decoded in batches of like length; `told` hears how many are done."""
-    sources = [_source(subwords, line) for line in lines]
-    order = sorted(range(len(lines)), key=lambda place: len(sources[place]))
-    output = [""] * len(lines)
-    for first in range(0, len(order), 32):
-        places = order[first:first + 32]
-        source = pad_sequence([sources[place] for place in places], batch_first=True, padding_value=PAD)
-        found = beam(model.begin(source), len(places), width=recipe.beam, begin=BEGIN, end=END,
-                     most=recipe.longest + _MOST_MORE, length_penalty=recipe.length_penalty, normalisation="length")
-        for place, tokens in zip(places, found, strict=True):
-            output[place] = subwords.decode(tokens)
-        told(first + len(places))
-    return output
+def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str, Callable[[int], nn.Module]]
+                     ) -> list[Job]:
+    """The trainings of each group on one corpus; `networks` make their models for a number of subwords."""
+    corpus = read_corpus(recipe, run)
+
+    def task(network: Callable[[int], nn.Module], seed: int) -> TranslationTask:
+        return TranslationTask(network(len(corpus.subwords)), recipe, corpus, seed)
+
+    return [job for name, network in networks.items()
+            for job in jobs_of(recipe, name, partial(task, network), TranslationTask)]
 
 
-def write_translations(recipe: Translation, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
-    """The test sentences as the first training translates them, in ``translations.txt``, and sacrebleu's signature."""
+def write_first(recipe: Translation, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+    """`write_translations` of the test sentences by the first training."""
     task: Any = trained(jobs[0], run, progress)
-    pairs = task.corpus.parts["test"].text
-    output = translated(task.model, task.corpus.subwords, pairs.source, recipe)
+    text = task.corpus.parts["test"].text
+    return write_translations(run, task.translator.translate(text.source), text.target)
+
+
+def write_translations(run: Run, output: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
+    """Put them into ``translations.txt``; sacrebleu's signature."""
     run.write("translations.txt", "\n".join(output) + "\n")
-    return {"signature": bleu(output, pairs.target)[1]}
+    return {"signature": bleu(output, wanted)[1]}
 
 
 class Translator:
@@ -143,9 +144,17 @@ class Translator:
     def __init__(self, model: Any, subwords: Subwords, recipe: Translation) -> None:
         self._model, self._subwords, self._recipe = model, subwords, recipe
 
+    @torch.no_grad()
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """Their translations."""
-        return translated(self._model, self._subwords, lines, self._recipe)
+        """Their translations, decoded in batches of like length."""
+        sources = [_source(self._subwords, line) for line in lines]
+        order = sorted(range(len(lines)), key=lambda place: len(sources[place]))
+        output = [""] * len(lines)
+        for first in range(0, len(order), 32):
+            places = order[first:first + 32]
+            for place, tokens in zip(places, self._decoded([sources[place] for place in places]), strict=True):
+                output[place] = self._subwords.decode(tokens)
+        return output
 
     @torch.no_grad()
     def alignment(self, source: str, target: str) -> bytes:
@@ -158,9 +167,14 @@ class Translator:
             raise ConfigError(self._recipe.name, "an alignment must be that of a recurrent model with attention",
                               type(self._model).__name__, "Train the recipe rnnsearch.")
         given = _source(self._subwords, source)
-        wanted = torch.tensor([BEGIN, *self._subwords.encode(target), END])
+        wanted = _target(self._subwords, target)
         pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (given, wanted[1:]))
         return alignment_png(self._model.alignment(given, wanted[:-1]), *pieces)
+
+    def _decoded(self, sources: list[Tensor]) -> list[list[int]]:
+        recipe, source = self._recipe, pad_sequence(sources, batch_first=True, padding_value=PAD)
+        return beam(self._model.begin(source), len(sources), width=recipe.beam, begin=BEGIN, end=END,
+                    most=recipe.longest + _MOST_MORE, length_penalty=recipe.length_penalty, normalisation="length")
 
 
 def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Translation, run: Run, progress: Progress,
@@ -181,11 +195,15 @@ def bleu(output: Sequence[str], wanted: Sequence[str]) -> tuple[float, str]:
 
 def _encoded(text: Parallel, subwords: Subwords) -> Pairs:
     return Pairs(text=text, sources=[_source(subwords, line) for line in text.source],
-                 targets=[torch.tensor([BEGIN, *subwords.encode(line), END]) for line in text.target])
+                 targets=[_target(subwords, line) for line in text.target])
 
 
 def _source(subwords: Subwords, line: str) -> Tensor:
     return torch.tensor([*subwords.encode(line), END])
+
+
+def _target(subwords: Subwords, line: str) -> Tensor:
+    return torch.tensor([BEGIN, *subwords.encode(line), END])
 
 
 def _shorter(pairs: Pairs, longest: int) -> Pairs:

@@ -8,7 +8,12 @@ import torch
 
 from structconv.errors import ConfigError
 
-__all__ = ["Batches", "Windows"]
+__all__ = ["Batches", "Windows", "generator"]
+
+
+def generator(seed: int, number: int) -> torch.Generator:
+    """Random numbers that a training's seed and a number, of a step or a pass, alone decide."""
+    return torch.Generator().manual_seed(1_000_003 * (seed + 1) + number)
 
 
 class Batches:
@@ -45,10 +50,10 @@ class Batches:
         return self._pass[1][place]
 
     def _shuffled(self, number: int) -> list[list[int]]:
-        generator = torch.Generator().manual_seed(1_000_003 * (self._seed + 1) + number)
-        order = torch.randperm(len(self._lengths), generator=generator)
+        random = generator(self._seed, number)
+        order = torch.randperm(len(self._lengths), generator=random)
         samples: list[int] = order[self._lengths[order].argsort(stable=True)].tolist()
-        cuts = [self._cuts[batch] for batch in torch.randperm(len(self), generator=generator).tolist()]
+        cuts = [self._cuts[batch] for batch in torch.randperm(len(self), generator=random).tolist()]
         return [samples[first:end] for first, end in cuts]
 
 
@@ -79,6 +84,5 @@ class Windows:
 
     def at(self, step: int) -> list[int]:
         """Where the samples of step number `step`, from 1, begin."""
-        generator = torch.Generator().manual_seed(1_000_003 * (self._seed + 1) + step)
-        places: list[int] = torch.randint(self._places, (self._size,), generator=generator).tolist()
+        places: list[int] = torch.randint(self._places, (self._size,), generator=generator(self._seed, step)).tolist()
         return places

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import json
 import math
@@ -11,9 +10,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, nearest
 
-__all__ = ["Recipe", "from_json", "option", "options", "resolve", "to_json"]
+__all__ = ["Recipe", "from_json", "option", "options", "presets", "resolve", "to_json"]
 
 R = TypeVar("R", bound="Recipe")
 
@@ -101,9 +100,8 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
     for raw, value in pairs:
         key = raw.replace("-", "_")
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
             raise ConfigError(recipe.name, "a key must be one of the recipe's", repr(raw),
-                              f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}.")
+                              nearest(key, known) or f"Known: {', '.join(known)}.")
         if key in values:
             raise ConfigError(recipe.name, f"{key} must be given once", "two values")
         values[key] = value
@@ -130,11 +128,16 @@ def from_json(recipe: type[R], text: str) -> R:
     return resolve(recipe, values)
 
 
+def presets(recipe: type[Recipe]) -> dict[str, Mapping[str, Any]]:
+    """What each preset changes, ``default`` included."""
+    return {"default": {}, **recipe.presets}
+
+
 def _preset(recipe: type[Recipe], name: str) -> Mapping[str, Any]:
-    presets = {"default": {}, **recipe.presets}
-    if name not in presets:
-        raise ConfigError(recipe.name, f"preset must be one of {', '.join(presets)}", repr(name))
-    return {"preset": name, **presets[name]} if recipe.presets else presets[name]
+    known = presets(recipe)
+    if name not in known:
+        raise ConfigError(recipe.name, f"preset must be one of {', '.join(known)}", repr(name))
+    return {"preset": name, **known[name]} if recipe.presets else known[name]
 
 
 def _split(recipe: type[Recipe], override: str) -> tuple[str, str]:

@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from structconv.errors import ConfigError
 from structconv.train.config import Recipe, option
+from structconv.train.schedules import SCHEDULES
 
 __all__ = ["Trained"]
 
-_CHOICES = {"optimizer": ("adam", "adamw"), "schedule": ("constant", "inverse_root", "cosine", "plateau"),
+_CHOICES = {"optimizer": ("adam", "adamw"), "schedule": tuple(SCHEDULES),
             "precision": ("float32", "bfloat16")}
 
 
@@ -34,7 +35,7 @@ class Trained(Recipe):
     steps: int = option(1000, "of the optimiser, at most", minimum=1)
     optimizer: str = option("adam", "adam or adamw")
     learning_rate: float = option(1e-3, "at its peak", minimum=0)
-    schedule: str = option("constant", "of the learning rate: constant, inverse_root, cosine or plateau")
+    schedule: str = option("constant", f"of the learning rate: {', '.join(SCHEDULES)}")
     warmup: int = option(0, "steps in which the learning rate rises", minimum=0)
     weight_decay: float = option(0.0, "of the optimiser", minimum=0)
     clip: float = option(1.0, "the norm to which gradients are clipped; 0: not", minimum=0)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
-import sys
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -16,10 +14,11 @@ from typing import Any
 from structconv.data.text import read_text
 from structconv.errors import ConfigError
 from structconv.train.config import Recipe, to_json
+from structconv.train.environment import environment
 from structconv.train.files import write_atomically
 from structconv.train.lock import locked
 
-__all__ = ["Metrics", "Run", "check_new", "environment", "version"]
+__all__ = ["Metrics", "Run", "check_new"]
 
 
 class Metrics:
@@ -81,8 +80,8 @@ class Run:
     that exists.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        self.folder, self._fresh = Path(folder), fresh
         self.metrics = Metrics(self.folder / "metrics.jsonl")
 
     @classmethod
@@ -98,7 +97,7 @@ class Run:
         check_new(folder)
         place = Path(folder) if folder else _fresh(Path("runs"), recipe.name)
         place.mkdir(parents=True, exist_ok=True)
-        run = cls(place)
+        run = cls(place, fresh=True)
         run.write("config.json", to_json(recipe))
         run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
         return run
@@ -137,6 +136,11 @@ class Run:
         """Whether a training has saved anything."""
         return (self.folder / "checkpoints").exists()
 
+    def discard_untouched(self) -> None:
+        """Remove the folder if `create` made it and nothing was trained, so that the same command goes again."""
+        if self._fresh and not self.trained:
+            shutil.rmtree(self.folder)
+
     def checkpoint_folder(self, job: str) -> Path:
         return self.folder / "checkpoints" / job
 
@@ -158,55 +162,6 @@ def check_new(folder: str | Path | None) -> None:
     if place is not None and place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ConfigError("Run", f"{place} must be a new or an empty folder", "one with files in it",
                           f"Continue it with `structconv resume {place}`, or name another.")
-
-
-def environment() -> dict[str, Any]:
-    """Versions, threads and machine, for the record of a run; imports torch."""
-    import torch
-
-    return {"structconv": version(), "commit": _commit(), "packages": _packages(),
-            "python": platform.python_version(), "torch": torch.__version__,
-            "platform": platform.platform(), "processor": _processor(), "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": ["structconv", *sys.argv[1:]]}
-
-
-def version(package: str = "structconv") -> str:
-    """The installed version of a package."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _packages() -> dict[str, str]:
-    found = {name: version(name) for name in ("numpy", "safetensors", "tokenizers", "sacrebleu", "networkx", "scipy")}
-    return {name: number for name, number in found.items() if number != "not installed"}
-
-
-def _commit() -> str | None:
-    """The commit that the package was read from, with a plus sign where files were changed; `None` outside git."""
-    source = Path(__file__).parents[1]
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("log", "-1", "--format=%h", "--", str(source))
-    return commit + ("+" if git("status", "--porcelain", "--", str(source)) else "") if commit else None
-
-
-def _processor() -> str:
-    """The processor's name as Linux gives it, else what Python knows of it."""
-    known = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in known.read_text().splitlines()
-             if line.startswith("model name")] if known.is_file() else []
-    return names[0] if names else platform.processor()
 
 
 def _fresh(parent: Path, name: str) -> Path:

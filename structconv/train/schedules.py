@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from structconv.errors import ConfigError
+from structconv.train.stopping import Best
 
 __all__ = ["SCHEDULES", "Plateau", "rate"]
 
@@ -44,18 +45,17 @@ class Plateau:
     """The rate is multiplied by `factor` after `patience` validations without a better figure."""
 
     def __init__(self, *, factor: float = 0.5, patience: int = 3, higher: bool = False) -> None:
-        self.factor, self.patience, self._sign = factor, patience, 1.0 if higher else -1.0
-        self.share, self._best, self._waited = 1.0, -math.inf, 0
+        self.factor, self.share = factor, 1.0
+        self._best = Best("figure", higher=higher, patience=patience)
 
     def update(self, figure: float) -> None:
         """Sees the figure of a validation."""
-        better = self._sign * figure > self._best
-        self._best, self._waited = (self._sign * figure, 0) if better else (self._best, self._waited + 1)
-        if self._waited >= self.patience:
-            self.share, self._waited = self.share * self.factor, 0
+        if self._best.update({"figure": figure}).stop:
+            self.share, self._best.waited = self.share * self.factor, 0
 
     def state(self) -> dict[str, Any]:
-        return {"share": self.share, "best": self._best, "waited": self._waited}
+        return {"share": self.share, "best": self._best.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.share, self._best, self._waited = state["share"], state["best"], state["waited"]
+        self.share = state["share"]
+        self._best.load(state["best"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from structconv.train.loop import Task
 from structconv.train.optimisation import Optimisation
 from structconv.train.options import Trained
 
-__all__ = ["BatchTask"]
+__all__ = ["BatchTask", "mean_loss"]
 
 
 class BatchTask(Task):
@@ -71,3 +71,11 @@ class BatchTask(Task):
     def _measured(self, part: str) -> dict[str, float]:
         self.model.eval()
         return self.figures(part)
+
+
+def mean_loss(losses: Iterable[tuple[Tensor, float]]) -> float:
+    """The mean over all batches of what `BatchTask.loss` gives of each."""
+    total, count = 0.0, 0.0
+    for loss, weight in losses:
+        total, count = total + loss.item(), count + weight
+    return total / count

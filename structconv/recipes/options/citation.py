@@ -60,9 +60,9 @@ class CoraGAT(Cora):
 
     name = "cora-gat"
     paper = "83.0 ± 0.7"
-    learning_rate: float = option(0.005, "of Adam", minimum=0)
+    learning_rate: float = 0.005
     heads: int = option(8, "attention heads of the first layer", minimum=1)
     hidden: int = option(8, "channels of each head", minimum=1)
     dropout: float = option(0.6, "share of inputs, hidden units and attention dropped", minimum=0, below=1)
-    epochs: int = option(2000, "at most", minimum=1)
+    epochs: int = 2000
     patience: int = option(100, "validations without a better loss or accuracy before stopping", minimum=1)

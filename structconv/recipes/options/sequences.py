@@ -203,7 +203,7 @@ class Pervasive(Translation):
     """Elbayad, Besacier and Verbeek (2018), beside RNNsearch on the same pairs."""
 
     name = "pervasive"
-    published = "33.8 beside 31.6 of an RNN with attention on IWSLT DE-EN"
+    published = "IWSLT DE-EN 34.18, EN-DE 27.99"
     goals: ClassVar = {"quick": -3.0, "default": -3.0}
     presets: ClassVar = {
         "quick": {"sentences": 3000, "vocabulary": 1500, "channels": 96, "pairs": 48, "layers": 3, "growth": 24,
