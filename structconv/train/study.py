@@ -88,9 +88,9 @@ class Study:
         rows = [(name, *(f"{group[metric]['mean']:.3f} ± {group[metric]['std']:.3f}" for metric in self.columns))
                 for name, group in summary["groups"].items()]
         print_table((recipe.name, *self.columns.values()), rows)
-        verdict = {None: "", True: ", met", False: ", not met"}[head["met"]]
-        print(f"{head['label']}: {head['value']:.3f}; published: {recipe.published}; goal of preset {recipe.preset}: "
-              f"{head['goal']}{verdict}")
+        goal = f"; goal of preset {recipe.preset}: {head['goal']}, {'met' if head['met'] else 'not met'}"
+        print(f"{head['label']}: {head['value']:.3f}; seeds: {recipe.seeds}; published: {recipe.published}"
+              + (goal if head["goal"] is not None else ""))
         print(f"run: {summary['run']}")
 
     def _summary(self, recipe: Measured, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
