@@ -51,6 +51,8 @@ class Architectures(Generated):
         if not self.near <= reach + 1 <= self.length // 2:
             raise ConfigError(self.name, f"layers (kernel - 1) + 1 = {reach + 1} entries, which convolutions see, must "
                               "be at least near and at most length // 2", f"near={self.near}, length={self.length}")
+        if self.channels % self.heads:
+            raise ConfigError(self.name, "heads must divide channels", f"{self.heads} and {self.channels}")
 
 
 @dataclass(frozen=True, kw_only=True)
