@@ -69,7 +69,7 @@ class Pooling(Generated):
     dim: int = option(32, "channels of queries and keys in self-attention", minimum=1)
     channels: int = option(64, "of what is pooled", minimum=1)
     batch_size: int = 64
-    steps: int = 3000
+    steps: int = 2000
     seeds: int = 5
     learning_rate: float = 5e-3
 
