@@ -42,6 +42,7 @@ class Architectures(Generated):
     longest: int = option(4096, "entries of the longest sequence that is timed; others are its halves, down to 64",
                           minimum=128)
     rounds: int = option(9, "in each of which every layer is timed once", minimum=3)
+    steps: int = 800
     seeds: int = 3
     learning_rate: float = 3e-3
 
