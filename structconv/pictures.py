@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["alignment_png", "basis_png", "curves_png", "images_png", "matrix_text"]
 
+_Curve = tuple[Sequence[float], Sequence[float]]
+
 _MOST_PANELS = 16
 _MOST_CELLS = 360
 _INK = "#808080"
@@ -69,11 +71,22 @@ def images_png(images: Sequence[ArrayLike], titles: Sequence[str] = (), *, panel
     return _png(figure)
 
 
-def curves_png(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x_label: str, y_label: str) -> bytes:
-    """Named curves, each (x values, y values), in one frame, as one PNG."""
+def curves_png(curves: Mapping[str, _Curve], *, x_label: str, y_label: str, logarithmic: bool = False,
+               dashed: Mapping[str, _Curve] | None = None) -> bytes:
+    """Named curves, each (x values, y values), in one frame, as one PNG.
+
+    Args:
+        logarithmic: both axes are.
+        dashed: further curves by the names of those whose colours they have.
+    """
     figure, (axis,) = _panels(1, 6.0, aspect=0.55, left=0.75)
     for name, (x, y) in curves.items():
-        axis.plot(x, y, label=name, linewidth=1.4)
+        [line] = axis.plot(x, y, label=name, linewidth=1.4)
+        if dashed and name in dashed:
+            axis.plot(*dashed[name], linewidth=1.0, linestyle="--", color=line.get_color())
+    if logarithmic:
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
     axis.set_xlabel(x_label, color=_INK, fontsize=8)
     axis.set_ylabel(y_label, color=_INK, fontsize=8)
     axis.grid(alpha=0.25)

@@ -55,7 +55,11 @@ def test_the_same_picture_has_the_same_bytes():
 
 def test_images_and_curves():
     assert images_png([np.eye(3), np.ones((2, 2))], ["a"]).startswith(b"\x89PNG")
-    assert curves_png({"a": ([1, 2], [0.5, 0.7])}, x_label="x", y_label="y").startswith(b"\x89PNG")
+    plain = curves_png({"a": ([1, 2], [0.5, 0.7])}, x_label="x", y_label="y")
+    assert plain.startswith(b"\x89PNG")
+    dashed = curves_png({"a": ([1, 2], [0.5, 0.7])}, x_label="x", y_label="y", dashed={"a": ([1, 2], [0.6, 0.6])})
+    assert dashed != plain
+    assert curves_png({"a": ([1, 2], [0.5, 0.7])}, x_label="x", y_label="y", logarithmic=True) != plain
 
 
 def test_small_matrices_take_two_characters_an_entry():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import no_more
@@ -39,6 +41,9 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
         parser = verbs.add_parser(verb, help=text, description=text, parents=[shared], allow_abbrev=False)
         parser.add_argument("folder", metavar="RUN", help="the run's folder")
         parser.set_defaults(run=run)
+        if verb == "evaluate":
+            parser.add_argument("--test", metavar="NAME", default=None,
+                                help="measure other files of the same format: a file, or the stem of two")
 
 
 def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> None:
@@ -136,11 +141,24 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("evaluate", rest)
     run = Run.open(args.folder)
     entry, recipe = recipe_of(run)
+    if args.test is not None:
+        recipe = _on_other_files(recipe, args.test)
     with progress_for() as progress:
         progress.phase("loading torch")
         summary = _runner(entry, recipe).evaluate(recipe, run, progress)
+    if args.test is not None:
+        summary["headline"].update(goal=None, met=None)
     _report(entry, recipe, summary, args.json)
     return 0
+
+
+def _on_other_files(recipe: Any, name: str) -> Any:
+    """The recipe with another `test`, from the current directory if something there begins with that name."""
+    if "test" not in (key.key for key in options(type(recipe))):
+        raise ConfigError("structconv evaluate", "--test needs a recipe that reads test files of its own", recipe.name)
+    here = Path(name).absolute()
+    there = any(path.name.startswith(here.name) for path in here.parent.glob("*"))
+    return dataclasses.replace(recipe, test=str(here) if there else name)
 
 
 def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool) -> None:

@@ -17,6 +17,7 @@ from structconv.report.output import print_json
 from structconv.report.table import print_table
 from structconv.train.config import resolve, to_json
 from structconv.train.interrupt import Interrupt
+from structconv.train.options import Trained
 from structconv.train.progress import Progress, progress_for
 from structconv.train.run import Run
 
@@ -30,8 +31,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="recipes, as `structconv list` shows them; key=value sets an option of all of them")
     parser.add_argument("--all", action="store_true", help="every recipe that has a figure")
-    parser.add_argument("--data", metavar="DIR", required=True,
-                        help="the folder with a folder of data for each recipe: multi30k, text, ...")
+    parser.add_argument("--data", metavar="DIR", default=None,
+                        help="the folder with a folder of data for each recipe that reads any: multi30k, text, ...")
     parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default or paper")
     parser.add_argument("--budget", metavar="MINUTES", type=float, default=None,
                         help="leave out a recipe that a try says would not fit into what is left of so many")
@@ -46,8 +47,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("reproduce", rest)
     overrides = [name for name in args.names if "=" in name]
     entries = _chosen([name for name in args.names if "=" not in name], args.all)
-    recipes = [resolve(entry.recipe, [f"data={_folder(args.data, entry)}", *overrides], args.preset)
-               for entry in entries]
+    recipes = [resolve(entry.recipe, [*_data(args.data, entry), *overrides], args.preset) for entry in entries]
     if not recipes:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
     rows = []
@@ -70,18 +70,23 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _chosen(names: list[str], everything: bool) -> list[Entry]:
     if everything:
-        return [entry for entry in RECIPES.values() if issubclass(entry.recipe, OnFiles)]
+        return [entry for entry in RECIPES.values() if issubclass(entry.recipe, Trained)]
     entries = [entry_named(name) for name in names]
     for entry in entries:
-        if not issubclass(entry.recipe, OnFiles):
+        if not issubclass(entry.recipe, Trained):
             raise ConfigError("structconv reproduce", "a recipe must have a figure and presets", entry.recipe.name,
                               f"Run it with structconv {entry.verb} {entry.recipe.name}.")
     return entries
 
 
-def _folder(data: str, entry: Entry) -> str:
-    assert issubclass(entry.recipe, OnFiles)
-    return str(Path(data) / entry.recipe.folder)
+def _data(folder: str | None, entry: Entry) -> list[str]:
+    """The option that names a recipe's own folder, of one that reads files."""
+    if not issubclass(entry.recipe, OnFiles):
+        return []
+    if folder is None:
+        raise ConfigError("structconv reproduce", f"--data must name the folder with {entry.recipe.folder}, which "
+                          f"{entry.recipe.name} reads", "none", entry.recipe.where)
+    return [f"data={Path(folder) / entry.recipe.folder}"]
 
 
 def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
@@ -102,7 +107,8 @@ def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: 
     from structconv.report.results import outcome, record
 
     environment = json.loads((folder / "environment.json").read_bytes())
-    command = " ".join(["structconv reproduce", recipe.name, *overrides, f"--data DIR --preset {recipe.preset}"])
+    data = ["--data DIR"] if isinstance(recipe, OnFiles) else []
+    command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
     found = outcome(summary, environment, command)
     record(Path(args.record) if args.record else Path(args.out) / "results.json", found)
     return found

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from structconv.data.characters import Alphabet, read_characters
 from structconv.data.characters import Characters as Text
+from structconv.errors import DataError
 from structconv.models.characters import CharacterModel
 from structconv.models.decoding import sample
 from structconv.recipes.options.sequences import Characters
@@ -44,11 +45,20 @@ class CharactersTask(BatchTask):
         return self._loss(self.text.train, samples)
 
     def figures(self, part: str) -> dict[str, float]:
-        """Of ``val`` and ``test``, which are the same text: its windows one after the other."""
-        text, length = self.text.validation, self.recipe.length
+        """Of windows of the text one after the other."""
+        text, length = self._part(part), self.recipe.length
         starts = range(0, len(text) - length, length)
         return {f"{part}_loss": mean_loss(self._loss(text, starts[first:first + 32])
                                           for first in range(0, len(starts), 32))}
+
+    def _part(self, part: str) -> Tensor:
+        if part == "val" or not self.recipe.test:
+            return self.text.validation
+        path = self.recipe.path(self.recipe.test)
+        text = self.text.alphabet.read(path)
+        if len(text) <= self.recipe.length:
+            raise DataError(path, f"more than length={self.recipe.length} characters", len(text))
+        return text
 
     def _loss(self, text: Tensor, starts: Sequence[int]) -> tuple[Tensor, float]:
         window = torch.stack([text[start:start + self.recipe.length + 1] for start in starts])

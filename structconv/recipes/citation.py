@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +13,13 @@ from structconv.bases.sparse import Sparse
 from structconv.data.planetoid import Planetoid, read_planetoid
 from structconv.models import citation as networks
 from structconv.recipes.options.citation import Cora, CoraCheb, CoraGAT, CoraGCN
-from structconv.report.table import print_table
 from structconv.structures.graph import Graph
-from structconv.train.checkpoint import Checkpoints
-from structconv.train.interrupt import Interrupt
-from structconv.train.loop import Schedule, Task, fit
-from structconv.train.progress import Progress
+from structconv.train.loop import Schedule, Task
 from structconv.train.run import Run
 from structconv.train.stopping import LossWindow, Patience, Stopping
-from structconv.train.study import Runner
-from structconv.train.summary import mean_and_std
+from structconv.train.study import Job, Study
 
-__all__ = ["CitationTask", "evaluate", "execute", "show"]
+__all__ = ["RUNNER", "CitationTask", "network", "row_normalised"]
 
 
 class CitationTask(Task):
@@ -57,14 +52,14 @@ class CitationTask(Task):
         return {"loss": loss.item(), "accuracy": accuracy}
 
     def validate(self) -> dict[str, float]:
-        """Loss, weight decay included as in the published rule, and accuracy on the validation nodes."""
+        """Loss, weight decay included as in the published rule, and accuracy in percent on the validation nodes."""
         loss, accuracy = self._measure(self._outputs(), "val")
         penalty = sum(group["weight_decay"] / 2 * sum(float(p.detach().square().sum()) for p in group["params"])
                       for group in self.optimizer.param_groups)
         return {"val_loss": loss.item() + penalty, "val_accuracy": accuracy}
 
     def test(self) -> dict[str, float]:
-        """Accuracy on the test nodes."""
+        """Accuracy on the test nodes, in percent."""
         return {"test_accuracy": self._measure(self._outputs(), "test")[1]}
 
     def _outputs(self) -> Tensor:
@@ -75,7 +70,7 @@ class CitationTask(Task):
     def _measure(self, outputs: Tensor, part: str) -> tuple[Tensor, float]:
         nodes = self.parts[part]
         outputs, labels = outputs[nodes], self.labels[nodes]
-        return F.cross_entropy(outputs, labels), int((outputs.argmax(-1) == labels).sum()) / len(labels)
+        return F.cross_entropy(outputs, labels), 100 * int((outputs.argmax(-1) == labels).sum()) / len(labels)
 
 
 def network(recipe: Cora, data: Planetoid) -> networks.CitationNetwork:
@@ -100,46 +95,14 @@ def row_normalised(data: Planetoid) -> Sparse:
     return Sparse(Graph(edges, num_inputs=data.num_features, num_outputs=data.num_nodes), values)
 
 
-def execute(recipe: Cora, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
-    """Train with each seed, or continue; the run's ``summary.json`` holds what is returned."""
-    progress.phase("reading Cora")
+def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
     data = read_planetoid(recipe.data, verify=recipe.verify)
-    progress.jobs(recipe.seeds)
-    results = []
-    for seed in range(recipe.seeds):
-        schedule = Schedule(steps=recipe.epochs, seed=seed, stopping=_stopping(recipe))
-        result = fit(lambda: CitationTask(recipe, data), schedule, run=run, job=_job(seed), interrupt=interrupt,
-                     progress=progress)
-        progress.job_done(f"seed {seed}: test accuracy {100 * result['test_accuracy']:.2f} after {result['steps']} "
-                          f"epochs, {result['seconds']:.1f} s")
-        results.append(result)
-    summary = _summary(recipe, run, [result["test_accuracy"] for result in results],
-                       sum(result["seconds"] for result in results))
-    return run.write_summary(summary)
+    return [Job(name=f"{recipe.name}/seed-{seed}", make=partial(CitationTask, recipe, data),
+                schedule=partial(_schedule, recipe, seed)) for seed in range(recipe.seeds)]
 
 
-def evaluate(recipe: Cora, run: Run, progress: Progress) -> dict[str, Any]:
-    """Test accuracies of the final weights in the run's checkpoints, computed anew."""
-    progress.phase("reading Cora")
-    data, start = read_planetoid(recipe.data, verify=recipe.verify), time.perf_counter()
-    task = CitationTask(recipe, data)
-    accuracies = []
-    for seed in range(recipe.seeds):
-        task.model.load_state_dict(Checkpoints(run.checkpoint_folder(_job(seed))).final(progress.note).weights)
-        accuracies.append(task.test()["test_accuracy"])
-    return _summary(recipe, run, accuracies, time.perf_counter() - start)
-
-
-def show(recipe: Cora, summary: dict[str, Any]) -> None:
-    """Print mean and deviation beside the paper's figure."""
-    measured = f"{summary['test_accuracy_mean']:.2f} ± {summary['test_accuracy_std']:.2f}"
-    print_table(("recipe", "seeds", "test accuracy, %", "paper, %", "seconds"),
-                [(recipe.name, str(recipe.seeds), measured, summary["paper"], f"{summary['seconds']:.1f}")])
-    print(f"run folder: {summary['run']}")
-
-
-def _job(seed: int) -> str:
-    return f"seed-{seed}"
+def _schedule(recipe: Cora, seed: int) -> Schedule:
+    return Schedule(steps=recipe.epochs, seed=seed, stopping=_stopping(recipe))
 
 
 def _stopping(recipe: Cora) -> Stopping:
@@ -149,11 +112,4 @@ def _stopping(recipe: Cora) -> Stopping:
     return LossWindow(recipe.window)
 
 
-def _summary(recipe: Cora, run: Run, accuracies: list[float], seconds: float) -> dict[str, Any]:
-    mean, std = mean_and_std([100 * accuracy for accuracy in accuracies])
-    return {"recipe": recipe.name, "seeds": recipe.seeds, "test_accuracy_mean": mean, "test_accuracy_std": std,
-            "seconds": seconds, "paper": recipe.paper, "test_accuracies": [100 * a for a in accuracies],
-            "run": str(run.folder)}
-
-
-RUNNER = Runner(execute=execute, evaluate=evaluate, show=show)
+RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "test accuracy, %"}).runner

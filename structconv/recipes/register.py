@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from structconv.errors import ConfigError, nearest
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
+from structconv.recipes.options.comparisons import Architectures, Pooling
 from structconv.recipes.options.digits import CompareDigits
 from structconv.recipes.options.sequences import (
     Characters,
@@ -81,6 +82,11 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
     Entry(recipe=Characters, verb="train", module="structconv.recipes.characters",
           summary="causal Transformer on characters with rotary positions (Su et al. 2021)", chapter="sequences",
           use="sample"),
+    Entry(recipe=Architectures, verb="train", module="structconv.recipes.architectures",
+          summary="convolution, recurrence and self-attention: accuracy, cost, paths (Zhang et al., Dive into Deep "
+                  "Learning)", chapter="sequences"),
+    Entry(recipe=Pooling, verb="train", module="structconv.recipes.pooling",
+          summary="sequences pooled by place, by content and by relations (Fleuret, EE-559)", chapter="sequences"),
 )}
 
 

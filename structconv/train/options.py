@@ -1,4 +1,4 @@
-"""The options that every recipe trained by gradients on batches has; no torch."""
+"""The options of every recipe that has a figure, and of those trained by gradients on batches; no torch."""
 
 from __future__ import annotations
 
@@ -10,28 +10,36 @@ from structconv.errors import ConfigError
 from structconv.train.config import Recipe, option
 from structconv.train.schedules import SCHEDULES
 
-__all__ = ["Trained"]
+__all__ = ["Measured", "Trained"]
 
 _CHOICES = {"optimizer": ("adam", "adamw"), "schedule": tuple(SCHEDULES),
             "precision": ("float32", "bfloat16")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained(Recipe):
-    """How a model is trained.
+class Measured(Recipe):
+    """A recipe with a figure that stands beside a published one.
 
     Attributes:
         goals: by preset, what the recipe's headline figure should reach.
         published: the figure in the paper, as it is printed there.
         higher: whether a greater figure is better.
+        folder: where its files are below a folder with the data of all recipes; empty where it needs none.
     """
 
     goals: ClassVar[Mapping[str, float]]
     published: ClassVar[str]
     higher: ClassVar[bool] = True
+    folder: ClassVar[str] = ""
     preset: str = option("default", "the preset whose values these are", fixed=True)
-    threads: int = option(2, "threads of torch", minimum=1)
     seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(Measured):
+    """How a model is trained."""
+
+    threads: int = option(2, "threads of torch", minimum=1)
     steps: int = option(1000, "of the optimiser, at most", minimum=1)
     optimizer: str = option("adam", "adam or adamw")
     learning_rate: float = option(1e-3, "at its peak", minimum=0)

@@ -17,7 +17,7 @@ from structconv.report.table import print_table
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
 from structconv.train.loop import Schedule, Task, fit
-from structconv.train.options import Trained
+from structconv.train.options import Measured, Trained
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import Best
@@ -69,7 +69,7 @@ class Study:
     def runner(self) -> Runner:
         return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self.jobs, use=self.use)
 
-    def execute(self, recipe: Trained, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
+    def execute(self, recipe: Measured, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
         """Train, or continue; the run's ``summary.json`` holds what is returned."""
         progress.phase("reading the data")
         jobs = self.jobs(recipe, run)
@@ -77,23 +77,23 @@ class Study:
         progress.phase("measuring and drawing what was learnt")
         return run.write_summary({**self._summary(recipe, run, results), **self.finish(recipe, run, jobs, progress)})
 
-    def evaluate(self, recipe: Trained, run: Run, progress: Progress) -> dict[str, Any]:
+    def evaluate(self, recipe: Measured, run: Run, progress: Progress) -> dict[str, Any]:
         """The figures of the run's final weights, computed anew."""
         progress.phase("reading the data")
         return self._summary(recipe, run, measured(self.jobs(recipe, run), run, progress))
 
-    def show(self, recipe: Trained, summary: dict[str, Any]) -> None:
+    def show(self, recipe: Measured, summary: dict[str, Any]) -> None:
         """Print the figures of each group, and the headline beside the published figure."""
         head = summary["headline"]
         rows = [(name, *(f"{group[metric]['mean']:.3f} ± {group[metric]['std']:.3f}" for metric in self.columns))
                 for name, group in summary["groups"].items()]
         print_table((recipe.name, *self.columns.values()), rows)
-        verdict = {None: "", True: ", met", False: ", not met"}[head["met"]]
-        print(f"{head['label']}: {head['value']:.3f}; published: {recipe.published}; goal of preset {recipe.preset}: "
-              f"{head['goal']}{verdict}")
+        goal = f"; goal of preset {recipe.preset}: {head['goal']}, {'met' if head['met'] else 'not met'}"
+        print(f"{head['label']}: {head['value']:.3f}; seeds: {recipe.seeds}; published: {recipe.published}"
+              + (goal if head["goal"] is not None else ""))
         print(f"run: {summary['run']}")
 
-    def _summary(self, recipe: Trained, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    def _summary(self, recipe: Measured, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, result in results.items():
             groups.setdefault(name.partition("/")[0], []).append(result)
@@ -108,7 +108,7 @@ class Study:
                 "seconds": sum(result["seconds"] for result in results.values())}
 
 
-def against(recipe: Trained, value: float) -> dict[str, Any]:
+def against(recipe: Measured, value: float) -> dict[str, Any]:
     """The goal of the recipe's preset, whether it is met, and the published figure."""
     goal = recipe.goals.get(recipe.preset)
     met = None if goal is None else (value >= goal if recipe.higher else value <= goal)

@@ -77,6 +77,22 @@ def test_a_run_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
     assert again["groups"] == summary["groups"]
 
 
+@pytest.mark.parametrize(("name", "other"), [("transformer", "val"), ("parser", "b.conllu"), ("characters", "b.txt")])
+def test_a_run_is_measured_on_other_files(runs, folder, tmp_path, name, other, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.conllu").write_text("\n".join(map(tree, sentences(9, 1))))
+    (tmp_path / "b.txt").write_text("\n".join(sentences(40, 2)))
+    summary = json.loads((runs[name] / "summary.json").read_text())
+    assert main(["evaluate", str(runs[name]), "--test", other, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["groups"].keys() == summary["groups"].keys()
+    assert found["groups"] != summary["groups"]
+    assert found["headline"]["goal"] is None
+    assert json.loads((runs[name] / "summary.json").read_text()) == summary
+    assert main(["evaluate", str(runs[name]), "--test", "absent"]) == 3
+    assert "absent" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", list(TRAINED))
 def test_trying_writes_nothing(folder, tmp_path, name, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

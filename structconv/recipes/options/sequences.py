@@ -279,6 +279,7 @@ class Characters(OnFiles):
                   "validate_every": 150, "checkpoint_every": 50, "dropout": 0.0, "learning_rate": 3e-3},
         "paper": {"channels": 384, "layers": 6, "heads": 6, "length": 256, "batch_size": 64, "steps": 5000}}
     text: str = option("tinyshakespeare.txt", "the file, plain or gzipped")
+    test: str = option("", "another file that is measured in the end; without one, the text's last tenth")
     length: int = option(128, "characters of a sample", minimum=2)
     batch_size: int = option(32, "samples in a batch", minimum=1)
     channels: int = option(192, "of the hidden layers", minimum=2)

@@ -1,0 +1,50 @@
+"""What the recipes share that classify sequences made from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.data.generated import Labelled
+from structconv.recipes.options.comparisons import Generated
+from structconv.train.batches import Batches
+from structconv.train.task import BatchTask
+
+__all__ = ["Classification", "parts_of"]
+
+_PARTS = ("train", "val", "test")
+
+
+def parts_of(recipe: Generated, make: Callable[[int, int], Labelled]) -> dict[str, Labelled]:
+    """``train``, ``val`` and ``test`` by `make` of a number of samples and a seed, which is 0, 1 and 2."""
+    return {part: make(recipe.samples if part == "train" else recipe.held_out, seed)
+            for seed, part in enumerate(_PARTS)}
+
+
+class Classification(BatchTask):
+    """Cross-entropy of the labels, by which weights are chosen, and accuracy in percent.
+
+    Args:
+        model: inputs -> logits (B, classes).
+        parts: of the data.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Generated, parts: dict[str, Labelled], seed: int) -> None:
+        self.parts = parts
+        batches = Batches([1] * len(parts["train"]), cost=recipe.batch_size, seed=seed)
+        super().__init__(model, recipe, batches)
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        data, chosen = self.parts["train"], torch.tensor(samples)
+        loss = F.cross_entropy(self.model(data.inputs[chosen]), data.labels[chosen], reduction="sum")
+        return loss, float(len(samples))
+
+    def figures(self, part: str) -> dict[str, float]:
+        data = self.parts[part]
+        logits = torch.cat([self.model(inputs) for inputs in data.inputs.split(256)])
+        right = int((logits.argmax(-1) == data.labels).sum())
+        return {f"{part}_loss": F.cross_entropy(logits, data.labels).item(),
+                f"{part}_accuracy": 100 * right / len(data)}
