@@ -38,7 +38,7 @@ class Pervasive(nn.Module):
         embed: channels of words; the output's weights are the embeddings of the target. channels: of f_0.
         layers: of the network. growth: G. hidden: H. kernel: k, odd.
         pooling: "max", "attention" or "both".
-        positions: of words, see `Tokens`; the paper has "none".
+        positions: of words, see `Tokens`. The paper has "none"; few layers, which see L R rows back, need some.
         dropout: of words, of each f_l, and of what is pooled.
 
     Calling it: source (B, M) and target (B, N) integers, filled up with 0 at the end, the target beginning with 1 ->

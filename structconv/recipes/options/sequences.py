@@ -206,18 +206,18 @@ class Pervasive(Translation):
     published = "IWSLT DE-EN 34.18, EN-DE 27.99"
     goals: ClassVar = {"quick": -3.0, "default": -3.0}
     presets: ClassVar = {
-        "quick": {"sentences": 3000, "vocabulary": 1500, "channels": 96, "pairs": 48, "layers": 3, "growth": 24,
-                  "steps": 300, "warmup": 50, "validate_every": 150, "checkpoint_every": 50, "beam": 1,
-                  "learning_rate": 3e-3},
-        "paper": {"channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 3,
-                  "pooling": "max", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
+        "quick": {"sentences": 3000, "vocabulary": 1500, "batch_tokens": 768, "channels": 96, "pairs": 32, "layers": 3,
+                  "growth": 16, "hidden": 48, "steps": 300, "warmup": 50, "validate_every": 150,
+                  "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
+        "paper": {"channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 5,
+                  "positions": "none", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
     pairs: int = option(64, "channels of a pair in front of the first layer", minimum=1)
     layers: int = option(6, "of convolution", minimum=1)
     growth: int = option(24, "channels that a layer adds", minimum=1)
     hidden: int = option(64, "channels that are convolved", minimum=1)
     kernel: int = option(5, "words of the source that a convolution sees; odd", minimum=1)
     pooling: str = option("max", "of the source: max, attention or both")
-    positions: str = option("none", "encoding of positions: none, sinusoidal or learnt")
+    positions: str = option("sinusoidal", "encoding of positions: none, sinusoidal or learnt")
     sentences: int = 8000
     vocabulary: int = 3000
     longest: int = 50
