@@ -127,7 +127,7 @@ def forecast_png(history: ArrayLike, futures: Mapping[str, ArrayLike], weights_R
         values = _array(future)
         upper.plot(range(1, len(values) + 1), values, label=name, linewidth=1.2)
     upper.set_ylabel(y_label, color=_INK, fontsize=8)
-    upper.legend(fontsize=6, framealpha=0.0, labelcolor=_INK, loc="lower left")
+    upper.legend(fontsize=6, framealpha=0.0, labelcolor=_INK, loc="best")
     lower.imshow(weights / weights.max(-1, keepdims=True, initial=1e-30), cmap="Greys", vmin=0, vmax=1, aspect="auto",
                  interpolation="nearest", extent=(0.5 - len(past), 0.5, len(weights) + 0.5, 0.5))
     lower.set_ylabel("looks at", color=_INK, fontsize=8)
