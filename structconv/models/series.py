@@ -76,7 +76,7 @@ class Forecaster(nn.Module):
     Calling it: readings and which are observed, (B, T) -> (B, horizon), in the unit of the readings. O((T + horizon)
     / patch) steps one after the other; one of the decoder costs O(B D T / patch) beside its products.
 
-    After Cinar et al. (2017, 2018), whose pi^(1) has a scalar for each distance, as one head, and whose pi^(2) a vector,
+    After Cinar et al. (2017, 2018), whose pi^(1) has a scalar for each distance, as one head, whose pi^(2) a vector,
     as K = H; exp(-mu g) weighs padded values. Unlike them: pi is added to the score, and so multiplies weights, where
     theirs multiplies h_m inside of the tanh; GRUs; patches; what is forecast is the change since the last value.
 
