@@ -14,7 +14,7 @@ from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.study import Job, Study, trained
 
-__all__ = ["RUNNER", "joined", "network"]
+__all__ = ["RUNNER", "joined", "network", "telling"]
 
 _WITHOUT, _WITH = "without-attention", "with-attention"
 
@@ -55,13 +55,13 @@ def _finish(recipe: RNNSearch, run: Run, jobs: Sequence[Job], progress: Progress
             if count == 1 and name == _WITH:
                 signature = write_translations(run, output, text.target)
     own = first[_WITH].translator
-    source = _telling(first[_WITH].corpus.parts["test"].text)
+    source = telling(first[_WITH].corpus.parts["test"].text)
     run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
     return {"bleu_by_sentences_in_a_row": lengths, **signature}
 
 
-def _telling(text: Parallel) -> str:
-    """The first sentence of middling length."""
+def telling(text: Parallel) -> str:
+    """The first sentence of middling length, to be drawn."""
     return next((line for line in text.source if 9 <= len(line.split()) <= 14), text.source[0])
 
 

@@ -19,7 +19,8 @@ SMALL = ["layers=1", "heads=2", "hidden=16"]
 TRANSLATORS = {
     "transformer": [*TEXT, *SMALL], "rnnsearch": TEXT,
     "luong": [*TEXT, "layers=1", "rows=global-location,local-m-dot,local-p-general"],
-    "fixed-heads": [*TEXT, "layers=1", "hidden=16", "shifts=-1,0,1"]}
+    "fixed-heads": [*TEXT, "layers=1", "hidden=16", "shifts=-1,0,1"],
+    "pervasive": [*TEXT, "pairs=8", "layers=2", "growth=4", "hidden=8", "kernel=3", "pooling=both"]}
 TRAINED = {
     **TRANSLATORS, "relative-positions": [*TEXT, *SMALL, "rows=clip-0,clip-2,values,rotary"],
     "parser": [*TINY, "train=a.conllu", "valid=a.conllu", "test=a.conllu", "batch_words=40", "embed=8", "hidden=8",
@@ -123,11 +124,12 @@ def test_a_run_translates_lines_of_a_file_and_of_standard_input(runs, folder, na
     assert capsys.readouterr().out == lines[0]["translation"] + "\n"
 
 
-def test_alignments_are_drawn_where_a_model_has_them(runs, folder, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["rnnsearch", "pervasive"])
+def test_alignments_are_drawn_where_a_model_has_them(runs, folder, name, tmp_path, capsys):
     file, png = str(folder / "val.en"), tmp_path / "a.png"
-    assert main(["translate", str(runs["rnnsearch"]), file, "--beam", "1", "--alignment", str(png)]) == 0
+    assert main(["translate", str(runs[name]), file, "--beam", "1", "--alignment", str(png)]) == 0
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert (runs["rnnsearch"] / "pictures" / "alignment.png").read_bytes().startswith(b"\x89PNG")
+    assert (runs[name] / "pictures" / "alignment.png").read_bytes().startswith(b"\x89PNG")
     assert main(["translate", str(runs["transformer"]), file, "--alignment", str(png)]) == 2
     assert "rnnsearch" in capsys.readouterr().err
 
@@ -274,6 +276,10 @@ def test_a_table_has_a_row_for_each_kind_of_training(runs, capsys):
     assert list(summary["groups"]) == ["global-location", "local-m-dot", "local-p-general"]
     summary = json.loads((runs["fixed-heads"] / "summary.json").read_text())
     assert summary["parameters"]["fixed-heads"] < summary["parameters"]["learnt-heads"]
+    summary = json.loads((runs["pervasive"] / "summary.json").read_text())
+    means = {name: row["test_bleu"]["mean"] for name, row in summary["groups"].items()}
+    assert summary["headline"]["value"] == means["pervasive"] - means["rnnsearch"]
+    assert set(summary["parameters"]) == {"pervasive", "rnnsearch"}
     summary = json.loads((runs["relative-positions"] / "summary.json").read_text())
     assert list(summary["groups"])[:2] == ["clip-0", "clip-2"]
 

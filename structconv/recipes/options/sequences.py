@@ -11,8 +11,8 @@ from structconv.errors import ConfigError
 from structconv.train.config import option
 from structconv.train.options import Trained
 
-__all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "RNNSearch", "RelativePositions", "Transformer",
-           "Translation"]
+__all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "Pervasive", "RNNSearch", "RelativePositions",
+           "Transformer", "Translation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +189,39 @@ class FixedHeads(Transformer):
     channels: int = 192
     hidden: int = 384
     steps: int = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pervasive(Translation):
+    """Elbayad, Besacier and Verbeek (2018), beside RNNsearch on the same pairs."""
+
+    name = "pervasive"
+    published = "IWSLT DE-EN 34.18, EN-DE 27.99"
+    goals: ClassVar = {"quick": -3.0, "default": -3.0}
+    presets: ClassVar = {
+        "quick": {"sentences": 3000, "vocabulary": 1500, "channels": 96, "pairs": 48, "layers": 3, "growth": 24,
+                  "steps": 300, "warmup": 50, "validate_every": 150, "checkpoint_every": 50, "beam": 1,
+                  "learning_rate": 3e-3},
+        "paper": {"channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 3,
+                  "pooling": "max", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
+    pairs: int = option(64, "channels of a pair in front of the first layer", minimum=1)
+    layers: int = option(6, "of convolution", minimum=1)
+    growth: int = option(24, "channels that a layer adds", minimum=1)
+    hidden: int = option(64, "channels that are convolved", minimum=1)
+    kernel: int = option(5, "words of the source that a convolution sees; odd", minimum=1)
+    pooling: str = option("max", "of the source: max, attention or both")
+    positions: str = option("none", "encoding of positions: none, sinusoidal or learnt")
+    sentences: int = 8000
+    vocabulary: int = 3000
+    longest: int = 50
+    batch_tokens: int = 1024
+    channels: int = 192
+    dropout: float = 0.2
+    steps: int = 2500
+    learning_rate: float = 2e-3
+    schedule: str = "cosine"
+    warmup: int = 200
+    validate_every: int = 250
 
 
 @dataclass(frozen=True, kw_only=True)
