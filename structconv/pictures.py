@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["alignment_png", "basis_png", "curves_png", "images_png", "matrix_text"]
+__all__ = ["alignment_png", "basis_png", "curves_png", "forecast_png", "images_png", "matrix_text"]
 
 _Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -119,6 +119,36 @@ def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence
         return _png(figure)
 
 
+def forecast_png(history: ArrayLike, futures: Mapping[str, ArrayLike], weights_RM: ArrayLike, *,
+                 y_label: str) -> bytes:
+    """A series, what follows it by several names, and below how much each of R rows looks at M equal parts of it.
+
+    Args:
+        history: array or CPU tensor (T,), NaN where nothing was observed.
+        futures: series that go on behind it, drawn in turn.
+        weights_RM: (R, M), each row on its own scale from white at 0 to black.
+
+    Raises:
+        ShapeError: `history` is no vector or `weights_RM` no matrix.
+    """
+    past, weights = _array(history), _array(weights_RM)
+    if past.ndim != 1 or weights.ndim != 2:
+        raise ShapeError("forecast_png", "history must be (T,) and weights (R, M)", f"{past.shape}, {weights.shape}")
+    figure, (upper, lower) = _stacked(8.0, (2.2, 0.25 + 0.08 * len(weights)))
+    upper.plot(range(1 - len(past), 1), past, color=_INK, linewidth=1.0)
+    for name, future in futures.items():
+        values = _array(future)
+        upper.plot(range(1, len(values) + 1), values, label=name, linewidth=1.2)
+    upper.set_ylabel(y_label, color=_INK, fontsize=8)
+    upper.legend(fontsize=6, framealpha=0.0, labelcolor=_INK, loc="best")
+    lower.imshow(weights / weights.max(-1, keepdims=True, initial=1e-30), cmap="Greys", vmin=0, vmax=1, aspect="auto",
+                 interpolation="nearest", extent=(0.5 - len(past), 0.5, len(weights) + 0.5, 0.5))
+    lower.set_ylabel("looks at", color=_INK, fontsize=8)
+    lower.set_xlabel("readings since the last one", color=_INK, fontsize=8)
+    lower.set_xlim(upper.get_xlim())
+    return _png(figure)
+
+
 def _printable(words: Sequence[str]) -> list[str]:
     return ["".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in word)
             for word in words]
@@ -206,12 +236,29 @@ def _panels(count: int, inches: float, *, aspect: float = 1.0, headroom: float =
         low = (rows - 1 - row) * cell_height + _BELOW
         axes.append(figure.add_axes(((column * cell_width + left) / width, low / height, inches / width,
                                      inches * aspect / height)))
-    for axis in axes:
-        axis.tick_params(labelsize=6, colors=_INK, length=2)
-        axis.patch.set_alpha(0.0)
-        for spine in axis.spines.values():
-            spine.set_color(_INK)
-    return figure, axes
+    return figure, [_framed(axis) for axis in axes]
+
+
+def _stacked(inches: float, heights: Sequence[float]) -> tuple[Any, list[Any]]:
+    """A figure with a framed panel of each height, one above the other, of the same width."""
+    from matplotlib.figure import Figure
+
+    left, gap, below = 0.6, 0.25, 0.45
+    width, height = inches + left + 0.1, sum(heights) + gap * len(heights) + below
+    figure, top = Figure(figsize=(width, height)), height
+    axes = []
+    for own in heights:
+        top -= own + gap
+        axes.append(figure.add_axes((left / width, (top + gap / 2) / height, inches / width, own / height)))
+    return figure, [_framed(axis) for axis in axes]
+
+
+def _framed(axis: Any) -> Any:
+    axis.tick_params(labelsize=6, colors=_INK, length=2)
+    axis.patch.set_alpha(0.0)
+    for spine in axis.spines.values():
+        spine.set_color(_INK)
+    return axis
 
 
 def _png(figure: Any) -> bytes:

@@ -11,7 +11,7 @@ from matplotlib import image
 
 from structconv.bases import Dense, Identity, Sparse
 from structconv.errors import ShapeError
-from structconv.pictures import alignment_png, basis_png, curves_png, images_png, matrix_text
+from structconv.pictures import alignment_png, basis_png, curves_png, forecast_png, images_png, matrix_text
 from structconv.structures import Graph
 
 
@@ -97,3 +97,12 @@ def test_alignments_of_any_tokens_are_drawn():
     assert png.startswith(b"\x89PNG")
     with pytest.raises(ShapeError, match=r"\(N=1, M=3\)"):
         alignment_png(weights, ["a", "b", "c"], ["d"])
+
+
+def test_forecasts_are_drawn_behind_their_history_and_where_they_look_is_dark():
+    history, futures = [1.0, np.nan, 3.0, 2.0], {"forecast": torch.ones(2), "last value": [2.0, 2.0]}
+    all_over, nowhere = (forecast_png(history, futures, weights, y_label="reading")
+                         for weights in (np.full((12, 4), 0.25), np.zeros((12, 4))))
+    assert dark_share(all_over) > 0.1 > dark_share(nowhere)
+    with pytest.raises(ShapeError, match=r"weights \(R, M\); got \(4,\), \(2,\)"):
+        forecast_png(history, futures, [0.5, 0.5], y_label="reading")

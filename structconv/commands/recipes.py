@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import no_more
-from structconv.errors import ConfigError, DataError
+from structconv.errors import ConfigError, StructconvError
 from structconv.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv.report.output import print_json
 from structconv.report.table import print_table
@@ -130,7 +130,7 @@ def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], inter
     try:
         with run.held():
             return runner.execute(recipe, run, interrupt, progress)
-    except DataError:
+    except StructconvError:
         run.discard_untouched()
         raise
     except Interrupted as stopped:

@@ -11,13 +11,12 @@ from typing import Any
 from structconv.commands.options import no_more
 from structconv.commands.recipes import carried_out
 from structconv.errors import ConfigError
-from structconv.recipes.options.sequences import OnFiles
 from structconv.recipes.register import RECIPES, Entry, entry_named
 from structconv.report.output import print_json
 from structconv.report.table import print_table
 from structconv.train.config import resolve, to_json
 from structconv.train.interrupt import Interrupt
-from structconv.train.options import Trained
+from structconv.train.options import Measured
 from structconv.train.progress import Progress, progress_for
 from structconv.train.run import Run
 
@@ -44,9 +43,10 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
-    no_more("reproduce", rest)
-    overrides = [name for name in args.names if "=" in name]
-    entries = _chosen([name for name in args.names if "=" not in name], args.all)
+    words = [*args.names, *(word for word in rest if not word.startswith("-"))]
+    no_more("reproduce", [word for word in rest if word.startswith("-")])
+    overrides = [word for word in words if "=" in word]
+    entries = _chosen([word for word in words if "=" not in word], args.all)
     recipes = [resolve(entry.recipe, [*_data(args.data, entry), *overrides], args.preset) for entry in entries]
     if not recipes:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
@@ -70,10 +70,10 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _chosen(names: list[str], everything: bool) -> list[Entry]:
     if everything:
-        return [entry for entry in RECIPES.values() if issubclass(entry.recipe, Trained)]
+        return [entry for entry in RECIPES.values() if issubclass(entry.recipe, Measured)]
     entries = [entry_named(name) for name in names]
     for entry in entries:
-        if not issubclass(entry.recipe, Trained):
+        if not issubclass(entry.recipe, Measured):
             raise ConfigError("structconv reproduce", "a recipe must have a figure and presets", entry.recipe.name,
                               f"Run it with structconv {entry.verb} {entry.recipe.name}.")
     return entries
@@ -81,7 +81,8 @@ def _chosen(names: list[str], everything: bool) -> list[Entry]:
 
 def _data(folder: str | None, entry: Entry) -> list[str]:
     """The option that names a recipe's own folder, of one that reads files."""
-    if not issubclass(entry.recipe, OnFiles):
+    assert issubclass(entry.recipe, Measured)
+    if not entry.recipe.folder:
         return []
     if folder is None:
         raise ConfigError("structconv reproduce", f"--data must name the folder with {entry.recipe.folder}, which "
@@ -107,7 +108,7 @@ def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: 
     from structconv.report.results import outcome, record
 
     environment = json.loads((folder / "environment.json").read_bytes())
-    data = ["--data DIR"] if isinstance(recipe, OnFiles) else []
+    data = ["--data DIR"] if recipe.folder else []
     command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
     found = outcome(summary, environment, command)
     record(Path(args.record) if args.record else Path(args.out) / "results.json", found)

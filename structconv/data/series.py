@@ -11,13 +11,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from structconv.data.text import read_lines
 from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
 
-__all__ = ["Series", "read_series"]
+__all__ = ["Series", "gaps", "read_series"]
 
 _OPEN = ("", "nan", "na")
 _LARGEST = torch.finfo(torch.float32).max
@@ -75,6 +76,21 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
         raise DataError(path, "a reading", "missing ones alone")
     return Series(values=values.where(observed, 0.0), observed=observed, names=names,
                   graph=None if adjacency is None else _graph(adjacency, names))
+
+
+def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Generator | None = None) -> Tensor:
+    """Which of (B, T) readings are missing where gaps of `length`, or several in a row, begin anywhere at random.
+
+    Args:
+        share: of the readings that are missing, on average; below 1.
+        length: of a gap, at least 1.
+        generator: of the random numbers; torch's own where absent.
+
+    Returns:
+        (B, T) booleans.
+    """
+    begins = torch.rand(shape[0], shape[1] + length - 1, generator=generator) < 1 - (1 - share) ** (1 / length)
+    return F.max_pool1d(begins.float(), length, 1).bool()
 
 
 def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:

@@ -225,7 +225,6 @@ class Pool(GridMechanism):
         stride: distance of neighbouring windows; the window's size by default.
         padding: zeros before and behind each axis, at most half a window.
         structure: the name of the one that it reads, in a call with several.
-        structure: the name of the one that it reads, in a call with several.
     """
 
     def __init__(self, window: Ints, stride: Ints | None = None, padding: Ints = 0, *,

@@ -20,6 +20,7 @@ from structconv.recipes.options.sequences import (
     RNNSearch,
     Transformer,
 )
+from structconv.recipes.options.series import Series
 from structconv.train.config import Recipe, from_json
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           chapter="sequences", use="translate"),
     Entry(recipe=Parser, verb="train", module="structconv.recipes.parser",
           summary="bi-affine dependency parser, arcs and relations (Dozat and Manning 2017)", chapter="sequences"),
+    Entry(recipe=Series, verb="train", module="structconv.recipes.series",
+          summary="period-aware attention forecasts series with missing values (Cinar et al. 2018)",
+          chapter="sequences"),
     Entry(recipe=Characters, verb="train", module="structconv.recipes.characters",
           summary="causal Transformer on characters with rotary positions (Su et al. 2021)", chapter="sequences",
           use="sample"),

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ def environment() -> dict[str, Any]:
 
 def version(package: str) -> str | None:
     """The installed version of a package; `None` where there is none."""
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

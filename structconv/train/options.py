@@ -25,12 +25,14 @@ class Measured(Recipe):
         published: the figure in the paper, as it is printed there.
         higher: whether a greater figure is better.
         folder: where its files are below a folder with the data of all recipes; empty where it needs none.
+        where: a user gets them; a sentence.
     """
 
     goals: ClassVar[Mapping[str, float]]
     published: ClassVar[str]
     higher: ClassVar[bool] = True
     folder: ClassVar[str] = ""
+    where: ClassVar[str] = ""
     preset: str = option("default", "the preset whose values these are", fixed=True)
     seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
 

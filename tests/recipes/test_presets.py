@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from structconv.errors import ConfigError
-from structconv.recipes.options.sequences import OnFiles
 from structconv.recipes.register import RECIPES
 from structconv.train.config import from_json, resolve, to_json
-from structconv.train.options import Trained
+from structconv.train.options import Measured
 
-PRESETS = [(name, preset) for name, entry in RECIPES.items() if issubclass(entry.recipe, Trained)
+PRESETS = [(name, preset) for name, entry in RECIPES.items() if issubclass(entry.recipe, Measured)
            for preset in ("default", *entry.recipe.presets)]
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 def test_a_preset_resolves_and_is_written_down(name, preset, tmp_path):
     kind = RECIPES[name].recipe
-    recipe = resolve(kind, ["steps=7", *([f"data={tmp_path}"] if issubclass(kind, OnFiles) else [])], preset)
+    (tmp_path / "ind.cora.x").touch()
+    recipe = resolve(kind, ["seeds=7", *([f"data={tmp_path}"] if kind.folder else [])], preset)
     assert recipe.preset == preset
-    assert recipe.steps == 7
+    assert recipe.seeds == 7
     assert from_json(kind, to_json(recipe)) == recipe
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import random
 
 import pytest
@@ -24,6 +25,8 @@ TRAINED = {
     **TRANSLATORS, "relative-positions": [*TEXT, *SMALL, "rows=clip-0,clip-2,values,rotary"],
     "parser": [*TINY, "train=a.conllu", "valid=a.conllu", "test=a.conllu", "batch_words=40", "embed=8", "hidden=8",
                "layers=1", "arc=8", "label=8"],
+    "series": [*TINY, "file=series.csv", "missing=nan", "history=24", "patch=4", "gap=4", "hidden=8", "heads=2",
+               "batch_size=8", "seeds=2"],
     "characters": [*TINY, "text=text.txt", "length=16", "batch_size=4", "channels=16", "layers=1", "heads=2",
                    "sample=20"]}
 
@@ -35,7 +38,7 @@ def sentences(count, seed):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Parallel text word by word in three parts, one side gzipped, a text of characters and a treebank."""
+    """Parallel text word by word in three parts, one side gzipped, a text, series and a treebank."""
     root = tmp_path_factory.mktemp("data")
     for seed, (part, count) in enumerate((("train", 60), ("val", 12), ("test_2016_flickr", 12))):
         lines = sentences(count, seed)
@@ -43,6 +46,7 @@ def folder(tmp_path_factory):
         target = "\n".join(" ".join(WORDS[word] for word in line.split()) for line in lines) + "\n"
         (root / f"{part}.de.gz").write_bytes(gzip.compress(target.encode()))
     (root / "text.txt").write_text("\n".join(sentences(200, 9)))
+    (root / "series.csv").write_text("a,b,c\n" + "\n".join(map(reading, range(150))))
     (root / "a.conllu").write_text("\n".join(map(tree, sentences(20, 7))))
     return root
 
@@ -51,6 +55,12 @@ def tree(sentence):
     """A sentence in CoNLL-U, each word below the one before it."""
     return "".join(f"{place + 1}\t{word}\t_\tX\t_\t_\t{place}\t{'dep' if place else 'root'}\t_\t_\n"
                    for place, word in enumerate(sentence.split()))
+
+
+def reading(time):
+    """A line of three sensors with the period 12, some of them missing."""
+    values = [f"{30 + 10 * math.sin(math.pi * (time + lag) / 6) + time % 5:.2f}" for lag in range(3)]
+    return ",".join("" if (7 * time + lag) % 11 == 0 else value for lag, value in enumerate(values))
 
 
 def words_of(name, folder, *more):
@@ -141,6 +151,38 @@ def test_a_cycle_in_a_treebank_is_a_bad_file(folder, tmp_path, capsys):
     (tmp_path / "a.conllu").write_text(lines)
     assert main(words_of("parser", tmp_path, "--out", str(tmp_path / "run"))) == 3
     assert "a.conllu, line " in capsys.readouterr().err
+
+
+def test_a_series_of_text_is_a_bad_file(folder, tmp_path, capsys):
+    (tmp_path / "series.csv").write_text((folder / "series.csv").read_text().replace("\n30.00,", "\nfast,", 1))
+    assert main(words_of("series", tmp_path, "--out", str(tmp_path / "run"))) == 3
+    assert "series.csv, line 32: expected a finite number in column 1" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_series_too_short_is_a_bad_file(folder, tmp_path, capsys):
+    (tmp_path / "series.csv").write_text("".join((folder / "series.csv").read_text().splitlines(True)[:30]))
+    assert main(words_of("series", tmp_path, "--out", str(tmp_path / "run"))) == 3
+    assert "history=24" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "said"), [
+    ("patch=5", "patch must divide history=24"), ("heads=3", "heads must divide hidden=8"),
+    ("valid=0.4", "leave something for the test"), ("missing=some", "missing must be nan or zero")])
+def test_options_of_series_that_do_not_fit(folder, tmp_path, option, said, capsys):
+    kept = [word for word in words_of("series", folder) if word.partition("=")[0] != option.partition("=")[0]]
+    assert main([*kept, option, "--out", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_forecasts_have_a_row_for_each_model_and_are_drawn(runs):
+    summary = json.loads((runs["series"] / "summary.json").read_text())
+    assert list(summary["groups"]) == ["without-attention", "attention", "period-aware", "last-value"]
+    assert summary["below_last_value"].keys() == summary["groups"].keys() - {"last-value"}
+    mean = {name: row["test_mae"]["mean"] for name, row in summary["groups"].items()}
+    assert summary["headline"]["value"] == pytest.approx(mean["attention"] - mean["period-aware"])
+    for name in ("attention", "period-aware"):
+        assert (runs["series"] / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_verbs_refuse_runs_that_they_are_not_for(runs, capsys):

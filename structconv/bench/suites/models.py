@@ -12,6 +12,7 @@ from structconv.bench import peers
 from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import citation
 from structconv.bench.suites.graph_peers import copied, heads_to_rows, leaf
+from structconv.bench.suites.recurrent import CASES as RECURRENT
 from structconv.bench.suites.transformers import CASES as TRANSFORMERS
 from structconv.nn import Conv2d, GATConv, GCNConv, MultiheadAttention
 
@@ -100,4 +101,5 @@ CASES = (
     Case(suite="models", name="image-network", build=_images),
     Case(suite="models", name="transformer-block", build=_transformer),
     *TRANSFORMERS,
+    *RECURRENT,
 )

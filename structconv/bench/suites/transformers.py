@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from structconv.bench.case import FORWARD, Case, Comparison, Entrant, Size
 from structconv.bench.suites.graph_peers import copied, heads_to_rows
+from structconv.bench.suites.sequence_peers import embedding, step, tokens_of
 from structconv.mechanisms import DotProduct
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.models.characters import CharacterModel
@@ -23,12 +24,12 @@ __all__ = ["CASES"]
 class _Transformer(nn.Module):
     """torch's, with sinusoidal positions and one embedding for source, target and output."""
 
-    def __init__(self, ours: Transformer, heads: int) -> None:
+    def __init__(self, ours: Any, heads: int) -> None:
         super().__init__()
         block: Any = ours.encoder.blocks[0]
         channels, hidden, layers = block.attention.in_channels, block.network[0].out_features, len(ours.encoder.blocks)
         self.layers = nn.Transformer(channels, heads, layers, layers, hidden, 0.0, batch_first=True, norm_first=True)
-        self.embedding = _embedding(ours.tokens[0])
+        self.embedding = embedding(ours.tokens[0].embedding)
         self.register_buffer("positions", sinusoidal(torch.arange(512), channels))
         for stack, own in ((self.layers.encoder, ours.encoder), (self.layers.decoder, ours.decoder)):
             for layer, part in zip(stack.layers, own.blocks, strict=True):
@@ -51,7 +52,7 @@ class _Characters(nn.Module):
     def __init__(self, ours: CharacterModel, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.embedding = _embedding(ours.tokens)
+        self.embedding = embedding(ours.tokens.embedding)
         channels = self.embedding.embedding_dim
         self.blocks = nn.ModuleList()
         for own in ours.stack.blocks:
@@ -84,10 +85,6 @@ def _turned(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def _embedding(tokens: Any) -> nn.Embedding:
-    return nn.Embedding.from_pretrained(tokens.embedding.weight.detach().clone(), freeze=False)
-
-
 def _copied(layer: Any, own: Any) -> None:
     """Give torch's layer the numbers of our block."""
     attentions = [(layer.self_attn, own.attention)]
@@ -103,37 +100,16 @@ def _copied(layer: Any, own: Any) -> None:
         copied(peer.bias, ours.bias)
 
 
-def _tokens(batch: int, length: int, shortest: int, vocabulary: int, seed: int) -> Tensor:
-    """Sentences of `shortest` to `length` tokens, padded."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(4, vocabulary, (batch, length), generator=generator)
-    sizes = torch.randint(shortest, length + 1, (batch, 1), generator=generator)
-    sizes[0] = length
-    return tokens.masked_fill(torch.arange(length) >= sizes, 0)
-
-
-def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=0)
-
-
-def _entrant(name: str, model: nn.Module, tokens: Any, *given: Tensor) -> Entrant:
-    """The loss of a model, `tokens` of which has its embedding; the last that is given is what it is to tell."""
-    *others, wanted = given
-    held = tokens.embedding.weight
-    rest = tuple(own for own in model.eval().parameters() if own is not held)
-    return Entrant(name=name, run=lambda: _loss(model(*others), wanted), inputs=(held,), parameters=rest)
-
-
 def _translation(size: Size, batch: int, length: int, shortest: int, vocabulary: int = 8000, heads: int = 4
                  ) -> Comparison:
     """The defaults of our model, without dropout, on sentences of nearly one length, as batches by length have them."""
     batch, vocabulary = (4, 50) if size.quick else (batch, vocabulary)
-    ours = Transformer(vocabulary, heads=heads, dropout=0.0)
+    ours: Any = Transformer(vocabulary, heads=heads, dropout=0.0)
     peer = _Transformer(ours, heads)
-    source, target = (_tokens(batch, n, shortest, vocabulary, n) for n in (length, length + 1))
+    source, target = (tokens_of(batch, n, shortest, vocabulary, n) for n in (length, length + 1))
     tokens = source, target[:, :-1], target[:, 1:]
-    return Comparison(ours=_entrant("ours", ours, ours.tokens[0], *tokens),
-                      peers=(_entrant("torch nn.Transformer", peer, peer, *tokens),),
+    return Comparison(ours=step("ours", ours, ours.tokens[0].embedding, *tokens),
+                      peers=(step("torch nn.Transformer", peer, peer.embedding, *tokens),),
                       size=f"B={batch}, {shortest} to {length} tokens, V={vocabulary}, 256 channels, 3 + 3 blocks")
 
 
@@ -142,9 +118,9 @@ def _characters(size: Size, heads: int = 6) -> Comparison:
     (batch, length), vocabulary = (2, 32) if size.quick else (16, 256), 65
     ours = CharacterModel(vocabulary, heads=heads, dropout=0.0)
     peer = _Characters(ours, heads)
-    tokens = _tokens(batch, length + 1, length + 1, vocabulary, 0)
-    return Comparison(ours=_entrant("ours", ours, ours.tokens, tokens[:, :-1], tokens[:, 1:]),
-                      peers=(_entrant("torch SDPA", peer, peer, tokens[:, :-1], tokens[:, 1:]),),
+    tokens = tokens_of(batch, length + 1, length + 1, vocabulary, 0)
+    return Comparison(ours=step("ours", ours, ours.tokens.embedding, tokens[:, :-1], tokens[:, 1:]),
+                      peers=(step("torch SDPA", peer, peer.embedding, tokens[:, :-1], tokens[:, 1:]),),
                       size=f"B={batch}, {length} characters, 192 channels, 6 blocks")
 
 
@@ -152,7 +128,7 @@ def _decoding(size: Size, batch: int, steps: int = 60) -> Comparison:
     """So many tokens of each source, greedily: by kept keys and values, and by a full pass for each."""
     steps, vocabulary = (5, 50) if size.quick else (steps, 8000)
     model = Transformer(vocabulary).eval()
-    source = _tokens(batch, 15, 15, vocabulary, 0)
+    source = tokens_of(batch, 15, 15, vocabulary, 0)
 
     def cached() -> Tensor:
         return torch.tensor(greedy(model.begin(source), batch, begin=1, end=None, most=steps)).float()

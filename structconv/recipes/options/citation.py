@@ -12,14 +12,13 @@ from structconv.train.options import Measured
 
 __all__ = ["Cora", "CoraCheb", "CoraGAT", "CoraGCN"]
 
-SOURCE = "The files are in the folder data of github.com/kimiyoung/planetoid."
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cora(Measured):
     """What the three Cora recipes share."""
 
     folder = "planetoid"
+    where = "The files are in the folder data of github.com/kimiyoung/planetoid."
     presets: ClassVar = {"quick": {"seeds": 1, "epochs": 60}}
     data: str = option("", "folder with the raw Planetoid files ind.cora.*")
     seeds: int = 10
@@ -32,7 +31,7 @@ class Cora(Measured):
         super().__post_init__()
         if not (Path(self.data) / "ind.cora.x").is_file():
             raise ConfigError(self.name, "data must name the folder with the Planetoid files ind.cora.*",
-                              repr(self.data) if self.data else "none", f"Give it with --data DIR. {SOURCE}")
+                              repr(self.data) if self.data else "none", f"Give it with --data DIR. {self.where}")
         object.__setattr__(self, "data", str(Path(self.data).resolve()))
 
 

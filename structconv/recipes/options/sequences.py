@@ -17,15 +17,8 @@ __all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "Pervasive"
 
 @dataclass(frozen=True, kw_only=True)
 class OnFiles(Trained):
-    """A recipe that reads files in a folder.
+    """A recipe that reads files in a folder."""
 
-    Attributes:
-        folder: where the files are below a folder with the data of all recipes.
-        where: a user gets them; a sentence.
-    """
-
-    folder: ClassVar[str]
-    where: ClassVar[str]
     data: str = option(".", "the folder with the files")
 
     def __post_init__(self) -> None:

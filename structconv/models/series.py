@@ -1,0 +1,152 @@
+"""Forecasts of time series with missing values: recurrent, without attention, with it, and with period-aware attention
+(Cinar et al. 2017, 2018); and the last value."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.errors import ConfigError
+from structconv.mechanisms import Additive, Mechanism, RelativeBias
+from structconv.nn import Conv
+from structconv.shapes import check_choice, check_divides, check_positive
+from structconv.weights import EyeBlocks
+
+__all__ = ["ATTENTION", "Forecaster", "History", "LastValue", "scores"]
+
+ATTENTION = ("none", "content", "period")
+
+
+class History(NamedTuple):
+    """What was observed, in front of a forecast.
+
+    Args:
+        filled: (B, T), each missing reading being the last one before it, and 0 where there is none.
+        observed: (B, T) booleans.
+        gap: (B, T), steps since the last observed reading: 0 where it is observed.
+    """
+
+    filled: Tensor
+    observed: Tensor
+    gap: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, observed: Tensor) -> History:
+        """That of readings (B, T), of which those that are not observed may be any number."""
+        places = torch.arange(values.shape[-1], device=values.device)
+        last = torch.where(observed, places, -1).cummax(-1).values
+        filled = values.gather(-1, last.clamp(min=0)).masked_fill(last < 0, 0.0)
+        return cls(filled, observed, places - last)
+
+
+class LastValue(nn.Module):
+    """The last observed reading, at all of `horizon` steps to come (persistence)."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__()
+        self.horizon = check_positive("LastValue", "horizon", horizon)
+
+    def forward(self, values: Tensor, observed: Tensor) -> Tensor:
+        """Readings and which are observed, (B, T) -> (B, horizon)."""
+        return History.of(values, observed).filled[:, -1:].expand(-1, self.horizon)
+
+
+class Forecaster(nn.Module):
+    """y_n = last + s W_o [s_n; c_n], s_n = GRU(s_(n-1), [y_(n-1); c_n]), c_n what is made of the states h_m of a GRU.
+
+    An entry m holds `patch` readings one after the other, so that the encoder makes T / patch steps and the decoder
+    horizon / patch. It reads them standardised, the missing ones as the last before them, with which are observed.
+
+    - "none": c_n is the last h_m, a fixed summary (Cho et al. 2014).
+    - "content": c_n = sum_m softmax_m(v^T tanh(W s_(n-1) + U h_m)) h_m (Bahdanau et al. 2015).
+    - "period": c_kn = sum_m softmax_m(v^T tanh(W s_(n-1) + U h_m) + pi_k[m - n]) h_km, where h_k is the k-th block of
+      channels and pi_k a learnt number for each distance m - n, the outputs standing behind the inputs: what lies a
+      period back can have a weight of its own. h_m is scaled by exp(-mu g_m), mu > 0 learnt and g_m the steps since
+      the last observed reading. All else is equal.
+
+    Args:
+        history: T. horizon: readings to come. patch: divides both. hidden: H, channels of the states.
+        attention: see above. heads: K, which divides H: how many blocks of channels have a pi of their own.
+        align: D of the scores; H / 2 where absent. dropout: of [s_n; c_n].
+        mean, deviation: by which readings are standardised.
+
+    Calling it: readings and which are observed, (B, T) -> (B, horizon), in the unit of the readings. O((T + horizon)
+    / patch) steps one after the other; one of the decoder costs O(B D T / patch) beside its products.
+
+    After Cinar et al. (2017, 2018), whose pi^(1) has a scalar for each distance, as one head, whose pi^(2) a vector,
+    as K = H; exp(-mu g) weighs padded values. Unlike them: pi is added to the score, and so multiplies weights, where
+    theirs multiplies h_m inside of the tanh; GRUs; patches; what is forecast is the change since the last value.
+
+    Raises:
+        ConfigError: options that do not go together.
+    """
+
+    def __init__(self, *, history: int, horizon: int, attention: str = "period", patch: int = 1, hidden: int = 64,
+                 heads: int = 4, align: int | None = None, dropout: float = 0.0, mean: float = 0.0,
+                 deviation: float = 1.0) -> None:
+        super().__init__()
+        check_choice("Forecaster", "attention", attention, ATTENTION)
+        self.history, self.horizon, self.patch, self.attention = history, horizon, patch, attention
+        entries = check_divides("Forecaster", "patch", patch, "history", history)
+        self.steps = check_divides("Forecaster", "patch", patch, "horizon", horizon)
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+        self.encoder = nn.GRU(2 * patch, hidden, batch_first=True)
+        self.first, self.decoder = nn.Linear(hidden, hidden), nn.GRUCell(patch + hidden, hidden)
+        self.readout, self.dropout = nn.Linear(2 * hidden, patch), nn.Dropout(dropout)
+        if attention != "none":
+            weights = scores(attention, align or max(hidden // 2, 1), entries + self.steps, heads).softmax()
+            self.context = Conv(weights, hidden, hidden, weight=EyeBlocks(), bias=False)
+        if attention == "period":
+            self.fade = nn.Parameter(torch.tensor(-4.0))
+
+    def forward(self, values: Tensor, observed: Tensor) -> Tensor:
+        return self._run(values, observed)[0]
+
+    def weights(self, values: Tensor, observed: Tensor) -> Tensor:
+        """How much each step of the decoder looks at each entry, (B, K, horizon / patch, T / patch).
+
+        Raises:
+            ConfigError: a model without attention.
+        """
+        if self.attention == "none":
+            raise ConfigError("weights", "the model must have attention", "Forecaster(attention='none')")
+        return self._run(values, observed, True)[1]
+
+    def _run(self, values: Tensor, observed: Tensor, look: bool = False) -> tuple[Tensor, Any]:
+        history = History.of(values, observed)
+        states = self.encoded(history)
+        state = self.first(states[:, -1]).tanh()
+        states = self.faded(states, history) if self.attention == "period" else states
+        prepared: Any = self.context.prepare(states) if self.attention != "none" else None
+        changes, seen = [values.new_zeros(values.shape[0], self.patch)], []
+        for place in range(states.shape[1], states.shape[1] + self.steps):
+            query = state.unsqueeze(1)
+            if look:
+                seen.append(self.context.basis(prepared, query, positions=place).dense())
+            context = states[:, -1] if prepared is None else self.context(prepared, query, positions=place).squeeze(1)
+            state = self.decoder(torch.cat([changes[-1], context], -1), state)
+            changes.append(self.readout(self.dropout(torch.cat([state, context], -1))))
+        y = history.filled[:, -1:] + cast(Tensor, self.deviation) * torch.cat(changes[1:], -1)
+        return y, torch.cat(seen, -1).mT if look else None
+
+    def encoded(self, history: History) -> Tensor:
+        """h_m of the entries, (B, T / patch, H)."""
+        standard = (history.filled - cast(Tensor, self.mean)) / cast(Tensor, self.deviation)
+        rows = [part.unflatten(-1, (-1, self.patch)) for part in (standard, history.observed.to(standard))]
+        states: Tensor = self.encoder(torch.cat(rows, -1))[0]
+        return states
+
+    def faded(self, states: Tensor, history: History) -> Tensor:
+        """exp(-mu g_m) h_m, g_m being the gap at the end of an entry."""
+        gaps = history.gap.unflatten(-1, (-1, self.patch))[..., -1:]
+        return states * torch.exp(-F.softplus(self.fade) * gaps)
+
+
+def scores(attention: str, dim: int, reach: int, heads: int) -> Mechanism:
+    """v^T tanh(W s + U h_m), and if by "period" a learnt number for each distance up to `reach` added, a head each."""
+    content = Additive(dim)
+    return content if attention == "content" else content + RelativeBias(reach, heads)

@@ -1,0 +1,225 @@
+"""Traffic with missing values (Cinar et al. 2017, 2018): the error without attention, with plain and with period-aware
+attention, and of the last value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.data.series import gaps, read_series
+from structconv.errors import DataError
+from structconv.models.series import Forecaster, LastValue
+from structconv.pictures import forecast_png
+from structconv.recipes.options.series import Series
+from structconv.train.batches import Windows
+from structconv.train.checkpoint import Checkpoints
+from structconv.train.loop import Schedule, Task
+from structconv.train.progress import Progress
+from structconv.train.run import Run
+from structconv.train.stopping import Best
+from structconv.train.study import Job, Study, jobs_of, trained
+from structconv.train.task import BatchTask
+
+__all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
+
+_WITHOUT, _PLAIN, _PERIOD, _LAST = "without-attention", "attention", "period-aware", "last-value"
+_ATTENTION = {_WITHOUT: "none", _PLAIN: "content", _PERIOD: "period"}
+#: Forecasts made at a time.
+_MANY = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Histories (B, T) and what follows them (B, horizon), each with which of its readings are observed."""
+
+    values: Tensor
+    observed: Tensor
+    wanted: Tensor
+    counted: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histories:
+    """Series (S, times) in three parts, one behind the other; a sample is an origin, the last time that is known, of a
+    sensor. Of ``val`` and ``test`` origins and what is forecast lie in the part; histories reach back before it.
+
+    Attributes:
+        ends: of each part, in times.
+    """
+
+    recipe: Series
+    values: Tensor
+    observed: Tensor
+    ends: dict[str, int]
+
+    @classmethod
+    def read(cls, recipe: Series) -> Histories:
+        """Those of the recipe's file; `DataError` where it is too short."""
+        path = recipe.path(recipe.file)
+        series = read_series(path, missing="zero" if recipe.missing == "zero" else "nan")
+        times = len(series.values)
+        ends = {"train": int(recipe.train * times), "val": int((recipe.train + recipe.valid) * times), "test": times}
+        if ends["train"] <= recipe.history or min(ends["val"] - ends["train"], times - ends["val"]) <= recipe.horizon:
+            raise DataError(path, f"more than history={recipe.history} times for training, and than horizon="
+                            f"{recipe.horizon} for validation and for the test", f"{times} times")
+        return cls(recipe=recipe, values=F.pad(series.values.T, (0, recipe.horizon)),
+                   observed=F.pad(series.observed.T, (0, recipe.horizon)), ends=ends)
+
+    def origins(self, part: str) -> range:
+        """From where is forecast."""
+        first = {"train": self.recipe.history - 1, "val": self.ends["train"], "test": self.ends["val"]}[part]
+        return range(first, self.ends[part] - 1)
+
+    def known(self) -> Tensor:
+        """The readings that train."""
+        end = self.ends["train"]
+        return self.values[:, :end][self.observed[:, :end]]
+
+    def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
+        """Samples, without those of the history that are `missing` (B, T); what lies behind the part is not counted."""
+        recipe = self.recipe
+        times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
+        values, observed = (table[sensors.unsqueeze(-1), times] for table in (self.values, self.observed))
+        observed = observed & (times < self.ends[part])
+        (known, wanted), (seen, counted) = (table.split((recipe.history, recipe.horizon), -1)
+                                            for table in (values, observed))
+        seen = seen if missing is None else seen & ~missing
+        return Batch(values=known * seen, observed=seen, wanted=wanted, counted=counted)
+
+    @torch.no_grad()
+    def errors(self, model: nn.Module, part: str, stride: int, share: float = 0.0) -> Tensor:
+        """Mean absolute errors (horizon,) of a model over the readings of a part that were observed, from every
+        `stride`-th origin; with a share of each history in gaps, the same for all models."""
+        generator = torch.Generator().manual_seed(0)
+        origins, sensors = torch.tensor(self.origins(part)[::stride]), torch.arange(len(self.values))
+        samples = torch.cartesian_prod(origins, sensors)
+        total, count = torch.zeros(2, self.recipe.horizon, dtype=torch.float64)
+        for origin, sensor in (rows.unbind(-1) for rows in samples.split(_MANY)):
+            missing = self.missing(len(origin), share, generator) if share else None
+            batch = self.batch(part, origin, sensor, missing)
+            error = (model(batch.values, batch.observed) - batch.wanted).abs() * batch.counted
+            total, count = total + error.double().sum(0), count + batch.counted.sum(0)
+        return total / count
+
+    def missing(self, samples: int, share: float, generator: torch.Generator | None = None) -> Tensor:
+        """Gaps in histories, (B, T)."""
+        return gaps((samples, self.recipe.history), share, self.recipe.gap, generator)
+
+    def figures(self, model: nn.Module, part: str) -> dict[str, float]:
+        """The error by steps, their mean, and with gaps; of ``val`` the mean alone."""
+        if part == "val":
+            return {"val_loss": float(self.errors(model, part, self.recipe.stride).mean())}
+        error = self.errors(model, part, 1)
+        quarters = {f"{part}_mae_{place}": float(error[max(round(place * len(error) / 12), 1) - 1])
+                    for place in (1, 3, 6, 12)}
+        hidden = self.errors(model, part, self.recipe.stride, self.recipe.gaps)
+        return {f"{part}_mae": float(error.mean()), **quarters, f"{part}_mae_gaps": float(hidden.mean())}
+
+
+def network(recipe: Series, histories: Histories, attention: str) -> Forecaster:
+    """The recipe's model."""
+    known = histories.known()
+    return Forecaster(history=recipe.history, horizon=recipe.horizon, patch=recipe.patch, hidden=recipe.hidden,
+                      attention=attention, heads=recipe.heads if attention == "period" else 1, dropout=recipe.dropout,
+                      mean=float(known.mean()), deviation=float(known.std()))
+
+
+class SeriesTask(BatchTask):
+    """Absolute error of all steps that are forecast, in the unit of the readings; half of the samples have gaps."""
+
+    model: Forecaster
+
+    def __init__(self, recipe: Series, histories: Histories, attention: str, seed: int) -> None:
+        self.histories, self.places = histories, histories.origins("train")
+        windows = Windows(len(self.places) * len(histories.values), size=recipe.batch_size, seed=seed)
+        super().__init__(network(recipe, histories, attention), recipe, windows)
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        histories, count = self.histories, len(samples)
+        chosen, sensors = torch.tensor([divmod(sample, len(histories.values)) for sample in samples]).unbind(-1)
+        missing = histories.missing(count, histories.recipe.gaps) & (torch.rand(count, 1) < 0.5)
+        batch = histories.batch("train", chosen + self.places[0], sensors, missing)
+        error = (self.model(batch.values, batch.observed) - batch.wanted).abs() * batch.counted
+        return error.sum(), float(batch.counted.sum())
+
+    def figures(self, part: str) -> dict[str, float]:
+        return self.histories.figures(self.model, part)
+
+
+class _Nothing:
+    """The optimiser of what is not trained."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is none."""
+
+
+class LastValueTask(Task):
+    """The last value, which is measured as the others are and not trained."""
+
+    def __init__(self, histories: Histories) -> None:
+        self.histories, self.model, self.optimizer = histories, LastValue(histories.recipe.horizon), _Nothing()
+
+    def train_step(self, step: int) -> dict[str, float]:
+        return {}
+
+    def validate(self) -> dict[str, float]:
+        return self.histories.figures(self.model, "val")
+
+    def test(self) -> dict[str, float]:
+        return self.histories.figures(self.model, "test")
+
+
+def _jobs(recipe: Series, run: Run | None) -> list[Job]:
+    histories = Histories.read(recipe)
+    last = Job(name=f"{_LAST}/once", make=partial(LastValueTask, histories),
+               schedule=lambda: Schedule(steps=1, seed=0, stopping=Best("val_loss")))
+    trainings = [jobs_of(recipe, name, partial(SeriesTask, recipe, histories, attention), SeriesTask)
+                 for name, attention in _ATTENTION.items()]
+    return [*(job for jobs in trainings for job in jobs), last]
+
+
+def _gain(means: dict[str, float]) -> float:
+    return means[_PLAIN] - means[_PERIOD]
+
+
+def _finish(recipe: Series, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+    """Whose mean error is below that of the last value; and forecasts with gaps in pictures, by the first trainings."""
+    errors: dict[str, list[float]] = {}
+    for job in jobs:
+        result = Checkpoints(run.checkpoint_folder(job.name)).final(progress.note).state["result"]
+        errors.setdefault(job.name.partition("/")[0], []).append(result["test_mae"])
+    for name in (_PLAIN, _PERIOD):
+        task: SeriesTask = trained(next(job for job in jobs if job.name.startswith(f"{name}/")), run, progress)
+        run.write(f"pictures/{name}.png", _picture(task))
+    means = {name: sum(found) / len(found) for name, found in errors.items()}
+    return {"below_last_value": {name: means[name] < means[_LAST] for name in _ATTENTION}}
+
+
+@torch.no_grad()
+def _picture(task: SeriesTask) -> bytes:
+    """A history with gaps, in the middle of the test, of the sensor whose readings vary most; what is forecast, and
+    where the heads look."""
+    histories, model = task.histories, task.model
+    origins, end = histories.origins("test"), histories.ends["train"]
+    sensor = histories.values[:, :end].std(-1).argmax().unsqueeze(0)
+    missing = histories.missing(1, histories.recipe.gaps, torch.Generator().manual_seed(0))
+    batch = histories.batch("test", torch.tensor([origins[len(origins) // 2]]), sensor, missing)
+    y, last = (found(batch.values, batch.observed)[0] for found in (model, LastValue(histories.recipe.horizon)))
+    wanted = batch.wanted.masked_fill(~batch.counted, torch.nan)[0]
+    return forecast_png(batch.values.masked_fill(~batch.observed, torch.nan)[0],
+                        {"observed later": wanted, "forecast": y, "last value": last},
+                        model.weights(batch.values, batch.observed)[0].flatten(0, 1), y_label="reading")
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_1": "5 min", "test_mae_3": "15 min",
+                                    "test_mae_6": "30 min", "test_mae_12": "60 min", "test_mae_gaps": "with gaps"},
+               contrast=(_gain, "error less by period-aware attention"), finish=_finish).runner
