@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from structconv import __version__
 from structconv.commands import bench, doctor, listing, plan, recipes, reproduce, show, use
 from structconv.errors import ConfigError, DataError, ShapeError, StructconvError
+from structconv.report.output import print_json
 from structconv.train.interrupt import EXIT_DIVERGED, EXIT_INTERRUPTED, Diverged, Interrupted
 
 __all__ = ["main"]
@@ -39,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args, rest))
     except Interrupted as stopped:
-        return _fail(str(stopped), EXIT_INTERRUPTED)
+        return _fail(args, str(stopped), EXIT_INTERRUPTED, interrupted=True, run=str(stopped.run))
     except Diverged as stopped:
-        return _fail(str(stopped), EXIT_DIVERGED)
+        return _fail(args, str(stopped), EXIT_DIVERGED)
     except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return _fail(args, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         named = str(error) if isinstance(error, StructconvError) else f"{type(error).__name__}: {error}"
-        return _fail(named, next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
+        return _fail(args, named, next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
 
 
 def _parser() -> Parser:
@@ -66,7 +67,9 @@ def _parser() -> Parser:
     return parser
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(args: argparse.Namespace, message: str, code: int, **more: Any) -> int:
+    if getattr(args, "json", False):
+        print_json({"error": message, "exit_code": code, **more})
     print("structconv: " + " ".join(message.split()), file=sys.stderr)
     return code
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import no_more
@@ -110,12 +110,7 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
 def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json: bool) -> int:
     progress = progress_for()
     with progress, Interrupt(progress.note) as interrupt:
-        try:
-            summary = carried_out(entry, recipe, open_run, interrupt, progress)
-        except Interrupted as stopped:
-            if as_json:
-                print_json({"recipe": recipe.name, "interrupted": True, "run": str(stopped.run)})
-            raise
+        summary = carried_out(entry, recipe, open_run, interrupt, progress)
     _report(entry, recipe, summary, as_json)
     return 0
 
@@ -128,13 +123,19 @@ def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], inter
     run = open_run()
     progress.note(f"run folder: {run.folder}")
     try:
-        with run.held():
+        with run.held(), _discarding(run):
             return runner.execute(recipe, run, interrupt, progress)
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
+
+
+@contextmanager
+def _discarding(run: Run) -> Iterator[None]:
+    try:
+        yield
     except StructconvError:
         run.discard_untouched()
         raise
-    except Interrupted as stopped:
-        raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
 
 
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
@@ -153,12 +154,10 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _on_other_files(recipe: Any, name: str) -> Any:
-    """The recipe with another `test`, from the current directory if something there begins with that name."""
+    """The recipe with another `test`."""
     if "test" not in (key.key for key in options(type(recipe))):
         raise ConfigError("structconv evaluate", "--test needs a recipe that reads test files of its own", recipe.name)
-    here = Path(name).absolute()
-    there = any(path.name.startswith(here.name) for path in here.parent.glob("*"))
-    return dataclasses.replace(recipe, test=str(here) if there else name)
+    return dataclasses.replace(recipe, test=recipe.from_here(name))
 
 
 def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool) -> None:

@@ -50,17 +50,22 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     recipes = [resolve(entry.recipe, [*_data(args.data, entry), *overrides], args.preset) for entry in entries]
     if not recipes:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
-    rows = []
+    if args.budget is not None and not args.budget >= 0:
+        raise ConfigError("structconv reproduce", "--budget must be minutes, 0 or more", args.budget)
+    rows, left_out = [], []
     progress, began = progress_for(), time.monotonic()
     with progress, Interrupt(progress.note) as interrupt:
         for entry, recipe in zip(entries, recipes, strict=True):
             left = None if args.budget is None else 60 * args.budget - (time.monotonic() - began)
-            if left is not None and (need := _estimate(entry, recipe, progress)) > left:
-                progress.note(f"{recipe.name}: left out, for it takes {need / 60:.0f} min and {left / 60:.0f} are left")
+            done = (_place(args, recipe) / "summary.json").is_file()
+            if left is not None and not done and (need := _estimate(entry, recipe, progress)) > left:
+                left_out.append(recipe.name)
+                progress.note(f"{recipe.name}: left out, for it takes {need / 60:.1f} min, and "
+                              f"{max(left, 0) / 60:.1f} are left")
                 continue
             rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
     if args.json:
-        print_json({"outcomes": rows, "minutes": (time.monotonic() - began) / 60})
+        print_json({"outcomes": rows, "left_out": left_out, "minutes": (time.monotonic() - began) / 60})
     else:
         print_table(("recipe", "figure", "ours", "goal", "published"), [
             (row["recipe"], row["label"], f"{row['value']:.3f}", f"{row['goal']}", row["published"]) for row in rows],
@@ -103,7 +108,7 @@ def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
 
 def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: list[str],
                 interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
-    folder = Path(args.out) / f"{recipe.name}-{recipe.preset}"
+    folder = _place(args, recipe)
     summary = carried_out(entry, recipe, lambda: _open(folder, recipe), interrupt, progress)
     from structconv.report.results import outcome, record
 
@@ -113,6 +118,10 @@ def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: 
     found = outcome(summary, environment, command)
     record(Path(args.record) if args.record else Path(args.out) / "results.json", found)
     return found
+
+
+def _place(args: argparse.Namespace, recipe: Any) -> Path:
+    return Path(args.out) / f"{recipe.name}-{recipe.preset}"
 
 
 def _open(folder: Path, recipe: Any) -> Run:

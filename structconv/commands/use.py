@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from structconv.commands.options import no_more
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, DataError
 from structconv.recipes.register import recipe_of
 from structconv.report.output import print_json
 from structconv.train.files import write_atomically
@@ -41,6 +41,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def _translate(args: argparse.Namespace, rest: list[str]) -> int:
+    if args.file is None and rest and not rest[0].startswith("-"):
+        args.file, *rest = rest
     no_more("translate", rest)
     translator = _trained(args.folder, "translate", beam=args.beam)
     for number, lines in enumerate(_lines(args.file)):
@@ -76,8 +78,17 @@ def _trained(folder: str, verb: str, **options: Any) -> Any:
 def _lines(file: str | None) -> Iterable[list[str]]:
     """The lines of a file, a few together; those of standard input one by one, as they come."""
     if file is None:
-        return ([line.rstrip("\n")] for line in sys.stdin)
+        return _spoken()
     from structconv.data.text import read_lines
 
     lines = read_lines(file)
     return (lines[first:first + 32] for first in range(0, len(lines), 32))
+
+
+def _spoken() -> Iterable[list[str]]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError("standard input", "UTF-8", error, line=number) from None
+        yield [text.rstrip("\r\n")]

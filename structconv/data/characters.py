@@ -110,22 +110,22 @@ class Characters:
                 f"{len(self.alphabet)} different)")
 
 
-def read_characters(path: str | Path, validation_share: float = 0.1) -> Characters:
+def read_characters(path: str | Path, validation_share: float = 0.1, alphabet: Alphabet | None = None) -> Characters:
     """Read a text, plain or gzipped, as the numbers of its characters; the last part of it is for validation.
 
-    With N characters the first int((1 - validation_share) N) train. The alphabet is that of the whole text, as is usual
-    for Tiny Shakespeare.
+    With N characters the first int((1 - validation_share) N) train. Without an `alphabet` it is that of the whole
+    text, as is usual for Tiny Shakespeare.
 
     Raises:
         ConfigError: the share is not between 0 and 1.
-        DataError: `read_text` cannot read the file, or it is too short to have both parts.
+        DataError: `read_text` cannot read the file, or it is too short to have both parts, or has characters
+            that the alphabet lacks.
     """
     if not 0 < validation_share < 1:
         raise ConfigError("read_characters", "validation_share must be between 0 and 1", validation_share)
-    text = read_text(path)
-    alphabet = Alphabet.of(text)
-    first = int((1 - validation_share) * len(text))
-    if not 0 < first < len(text):
-        raise DataError(path, "text enough to train and to validate", f"{len(text)} characters")
-    numbers = alphabet.encode(text)
+    alphabet = Alphabet.of(read_text(path)) if alphabet is None else alphabet
+    numbers = alphabet.read(path)
+    first = int((1 - validation_share) * len(numbers))
+    if not 0 < first < len(numbers):
+        raise DataError(path, "text enough to train and to validate", f"{len(numbers)} characters")
     return Characters(alphabet=alphabet, train=numbers[:first], validation=numbers[first:])

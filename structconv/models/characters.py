@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from structconv.mechanisms import DotProduct, Rotary
 from structconv.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 from structconv.shapes import check_divides, check_positive
-from structconv.structures import Causal
+from structconv.structures import Causal, Window
 
 __all__ = ["CharacterModel"]
 
@@ -18,22 +18,24 @@ class CharacterModel(nn.Module):
 
     Attention is y_n = sum_k sum_(m <= n) A_kmn x_m V_k O_k, A = softmax_m(<R_n W^q_k x_n, R_m W^k_k x_m> / sqrt(D)),
     with the rotation R_n by the place n (Su et al. 2021, eq. 16): what a character sees depends on offsets alone, so
-    that texts of any length are taken.
+    that texts of any length are taken. Offsets that training did not have mislead it: a `window` leaves them out.
 
     Args:
         vocabulary: V. channels: C. layers: blocks. heads: K; D = C / K, even. hidden: channels of the networks.
         dropout: see `Block`. recompute: see `Stack`.
+        window: characters that each sees, itself included; all before it where absent. No weight depends on it.
 
     Characters are integers below V, of which none stands for padding.
     """
 
     def __init__(self, vocabulary: int, *, channels: int = 192, layers: int = 6, heads: int = 6, hidden: int = 768,
-                 dropout: float = 0.1, recompute: bool = False) -> None:
+                 dropout: float = 0.1, recompute: bool = False, window: int | None = None) -> None:
         super().__init__()
         check_positive("CharacterModel", "layers", layers)
         dim = check_divides("CharacterModel", "heads", heads, "channels", channels)
         scores = DotProduct(heads, dim, rotary=Rotary(layout="half")).scaled()
-        causal = scores.masked(keep=Causal()).softmax()
+        seen = Causal() if window is None else Window(check_positive("CharacterModel", "window", window) - 1) & Causal()
+        causal = scores.masked(keep=seen).softmax()
         self.tokens = Tokens(vocabulary, channels, positions="none", dropout=dropout)
         self.stack = Stack([Block(attention(causal, channels, dim), None, hidden=hidden, dropout=dropout, norm="pre")
                             for _ in range(layers)], recompute=recompute)

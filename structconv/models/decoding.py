@@ -59,7 +59,8 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
         raise ConfigError("sample", "top_p must be above 0 and at most 1", top_p)
 
     def drawn(logits: Tensor) -> Tensor:
-        likely = _likely(logits.float() / temperature, top_k, top_p)
+        below = (logits - logits.amax(-1, keepdim=True)).double()
+        likely = _likely(below / temperature, top_k, top_p)
         return torch.multinomial(likely.softmax(-1), 1, generator=generator).squeeze(-1)
 
     return _followed(decoding, batch, drawn, begin, end, most)

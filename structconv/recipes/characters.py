@@ -27,10 +27,10 @@ __all__ = ["RUNNER", "CharactersTask", "Writer", "network", "writer"]
 _ALPHABET = "alphabet.json"
 
 
-def network(recipe: Characters, alphabet: int) -> CharacterModel:
-    """The recipe's model."""
+def network(recipe: Characters, alphabet: int, window: int | None = None) -> CharacterModel:
+    """The recipe's model, whose characters see all before them or a window."""
     return CharacterModel(alphabet, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads,
-                          hidden=4 * recipe.channels, dropout=recipe.dropout)
+                          hidden=4 * recipe.channels, dropout=recipe.dropout, window=window)
 
 
 class CharactersTask(BatchTask):
@@ -74,23 +74,32 @@ class Writer:
 
     def write(self, prompt: str, characters: int, *, temperature: float = 0.8, seed: int = 0,
               top_k: int | None = None, top_p: float | None = None) -> str:
-        """A prompt, and so many characters behind it."""
-        begin = self._alphabet.encode(prompt or "\n").unsqueeze(0)
+        """A prompt, and so many characters behind it; without a prompt, what follows the end of a line."""
+        begin = self._alphabet.encode(prompt or self._first).unsqueeze(0)
         [drawn] = sample(self._model.begin(1), 1, begin=begin, end=None, most=characters, temperature=temperature,
                          top_k=top_k, top_p=top_p, generator=torch.Generator().manual_seed(seed))
         return prompt + self._alphabet.decode(drawn)
 
+    @property
+    def _first(self) -> str:
+        known = self._alphabet.characters
+        return "\n" if "\n" in known else known[0]
+
 
 def writer(recipe: Characters, run: Run, progress: Progress) -> Writer:
-    """That of a finished run."""
+    """That of a finished run; it sees as much of what came as it saw in training."""
     alphabet = Alphabet.load(run.folder / _ALPHABET)
-    return Writer(loaded(network(recipe, len(alphabet)), f"{recipe.name}/seed-0", run, progress), alphabet)
+    model = network(recipe, len(alphabet), window=recipe.length)
+    return Writer(loaded(model, f"{recipe.name}/seed-0", run, progress), alphabet)
 
 
 def _jobs(recipe: Characters, run: Run | None) -> list[Job]:
-    text = read_characters(recipe.path(recipe.text))
-    if run is not None:
-        text.alphabet.save(run.folder / _ALPHABET)
+    path, known = recipe.path(recipe.text), None if run is None else run.folder / _ALPHABET
+    text = read_characters(path, alphabet=Alphabet.load(known) if known and known.is_file() else None)
+    if len(text.validation) <= recipe.length:
+        raise DataError(path, f"more than length={recipe.length} characters in its last tenth", len(text.validation))
+    if known and not known.is_file():
+        text.alphabet.save(known)
     return jobs_of(recipe, recipe.name, partial(CharactersTask, recipe, text), CharactersTask)
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from structconv.data.parallel import Parallel, read_parallel
 from structconv.data.subwords import Subwords
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, DataError
 from structconv.models.decoding import beam
 from structconv.models.tokens import BEGIN, END, PAD
 from structconv.pictures import alignment_png
@@ -61,7 +61,7 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
                                   target=texts["train"].target[:recipe.sentences])
     subwords = _subwords(recipe, texts["train"], run)
     parts = {part: _encoded(text, subwords) for part, text in texts.items()}
-    return Corpus(subwords=subwords, parts={**parts, "train": _shorter(parts["train"], recipe.longest)})
+    return Corpus(subwords=subwords, parts={**parts, "train": _shorter(recipe, parts["train"])})
 
 
 def _subwords(recipe: Translation, text: Parallel, run: Run | None) -> Subwords:
@@ -94,7 +94,7 @@ class TranslationTask(BatchTask):
         pairs = self.corpus.parts[part]
         count = len(pairs.text)
         loss = mean_loss(self._loss(pairs, range(first, min(first + 64, count)), 0.0) for first in range(0, count, 64))
-        found = {f"{part}_loss": loss, f"{part}_perplexity": math.exp(min(loss, 50.0))}
+        found = {f"{part}_loss": loss, f"{part}_perplexity": math.exp(min(loss, 700.0))}
         if part == "test":
             found["test_bleu"] = bleu(self.translator.translate(pairs.text.source), pairs.text.target)[0]
         return found
@@ -164,8 +164,8 @@ class Translator:
             ConfigError: it is no model whose words are aligned.
         """
         if not hasattr(self._model, "alignment"):
-            raise ConfigError(self._recipe.name, "an alignment must be that of a recurrent model with attention",
-                              type(self._model).__name__, "Train the recipe rnnsearch.")
+            raise ConfigError(self._recipe.name, "an alignment must be that of a model that has them",
+                              type(self._model).__name__, "Train the recipe rnnsearch or pervasive.")
         given = _source(self._subwords, source)
         wanted = _target(self._subwords, target)
         pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (given, wanted[1:]))
@@ -206,10 +206,12 @@ def _target(subwords: Subwords, line: str) -> Tensor:
     return torch.tensor([BEGIN, *subwords.encode(line), END])
 
 
-def _shorter(pairs: Pairs, longest: int) -> Pairs:
-    """Without the pairs that have a longer side."""
+def _shorter(recipe: Translation, pairs: Pairs) -> Pairs:
+    """Without the pairs that have a side longer than the recipe allows."""
     kept = [place for place in range(len(pairs.text))
-            if max(len(pairs.sources[place]), len(pairs.targets[place]) - 1) <= longest]
+            if max(len(pairs.sources[place]), len(pairs.targets[place]) - 1) <= recipe.longest]
+    if not kept:
+        raise DataError(recipe.path(recipe.train), f"sentences of at most longest={recipe.longest} subwords", "none")
     text = Parallel(source=tuple(pairs.text.source[place] for place in kept),
                     target=tuple(pairs.text.target[place] for place in kept))
     return Pairs(text=text, sources=[pairs.sources[place] for place in kept],

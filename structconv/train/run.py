@@ -80,8 +80,8 @@ class Run:
     that exists.
     """
 
-    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
-        self.folder, self._fresh = Path(folder), fresh
+    def __init__(self, folder: Path, *, fresh: bool = False, made: bool = False) -> None:
+        self.folder, self._fresh, self._made = Path(folder), fresh, made
         self.metrics = Metrics(self.folder / "metrics.jsonl")
 
     @classmethod
@@ -96,8 +96,9 @@ class Run:
         """
         check_new(folder)
         place = Path(folder) if folder else _fresh(Path("runs"), recipe.name)
+        made = not place.exists()
         place.mkdir(parents=True, exist_ok=True)
-        run = cls(place, fresh=True)
+        run = cls(place, fresh=True, made=made)
         run.write("config.json", to_json(recipe))
         run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
         return run
@@ -137,9 +138,14 @@ class Run:
         return (self.folder / "checkpoints").exists()
 
     def discard_untouched(self) -> None:
-        """Remove the folder if `create` made it and nothing was trained, so that the same command goes again."""
-        if self._fresh and not self.trained:
-            shutil.rmtree(self.folder)
+        """Empty the folder if `create` began the run there and nothing was trained, so that the same command goes
+        again; a folder that it made goes as a whole."""
+        if not self._fresh or self.trained:
+            return
+        for path in self.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if self._made:
+            self.folder.rmdir()
 
     def checkpoint_folder(self, job: str) -> Path:
         return self.folder / "checkpoints" / job

@@ -119,9 +119,53 @@ def test_a_run_translates_lines_of_a_file_and_of_standard_input(runs, folder, na
     assert main(["translate", str(runs[name]), str(folder / "val.en"), "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["source"] for line in lines] == (folder / "val.en").read_text().splitlines()
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines[0]["source"] + "\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + lines[0]["source"].encode())))
     assert main(["translate", str(runs[name])]) == 0
     assert capsys.readouterr().out == lines[0]["translation"] + "\n"
+
+
+def test_options_may_stand_before_the_file_and_bad_lines_are_named(runs, folder, capsys, monkeypatch):
+    assert main(["translate", str(runs["transformer"]), "--json", str(folder / "val.en")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 12
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog\n\xff\n")))
+    assert main(["translate", str(runs["transformer"]), "--json"]) == 3
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["exit_code"] == 3
+    assert "line 2" in err
+
+
+def test_an_evaluation_leaves_the_alphabet_of_the_run(runs, folder, tmp_path, capsys):
+    run, data = tmp_path / "run", tmp_path / "data"
+    data.mkdir()
+    (data / "text.txt").write_text((folder / "text.txt").read_text())
+    assert main(words_of("characters", data, "--out", str(run))) == 0
+    kept = (run / "alphabet.json").read_bytes()
+    (data / "text.txt").write_text((folder / "text.txt").read_text().replace("dog", "døg"))
+    capsys.readouterr()
+    assert main(["evaluate", str(run)]) == 3
+    assert "'ø'" in capsys.readouterr().err
+    assert (run / "alphabet.json").read_bytes() == kept
+    assert main(["sample", str(run), "--length", "5"]) == 0
+
+
+def test_a_text_of_one_line_is_learnt_and_a_short_one_refused(folder, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text((folder / "text.txt").read_text().replace("\n", " "))
+    assert main(words_of("characters", tmp_path, "--out", str(tmp_path / "run"))) == 0
+    (tmp_path / "text.txt").write_text("a dog sees " * 10)
+    assert main(words_of("characters", tmp_path, "--out", str(tmp_path / "short"))) == 3
+    assert "length=16" in capsys.readouterr().err
+    assert not (tmp_path / "short").exists()
+
+
+def test_a_folder_of_the_user_is_left_empty_where_a_run_cannot_begin(folder, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
+    own, link = tmp_path / "own", tmp_path / "link"
+    own.mkdir()
+    link.symlink_to(own)
+    for place in (own, link):
+        assert main(words_of("characters", tmp_path, "--out", str(place))) == 3
+        assert own.is_dir()
+        assert not list(own.iterdir())
 
 
 @pytest.mark.parametrize("name", ["rnnsearch", "pervasive"])
@@ -227,7 +271,11 @@ def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, mo
     assert "| characters | quick | nats a character |" in page
     assert "structconv reproduce characters --data DIR --preset quick" in page
     assert main([*words, "--budget", "0"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"] == []
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"]) == 1
+    assert main([*words, "--budget", "0", "--out", str(tmp_path / "new")]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["outcomes"], found["left_out"]) == ([], ["characters"])
+    assert main([*words, "--budget", "nan"]) == 2
     monkeypatch.setattr(Characters, "goals", {"quick": 0.0})
     assert main([*words[:-4], str(tmp_path / "missed"), *words[-3:]]) == 1
 

@@ -32,6 +32,15 @@ class OnFiles(Trained):
         """A file in the folder, or elsewhere if `name` is a whole path."""
         return Path(self.data) / name
 
+    def from_here(self, name: str) -> str:
+        """The whole path of a file in the current directory, if it is there; else the name as it is."""
+        path = Path(name).absolute()
+        return str(path) if any(file.is_file() for file in self._files(path)) else name
+
+    def _files(self, path: Path) -> list[Path]:
+        """What may lie there."""
+        return [path]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(OnFiles):
@@ -53,6 +62,10 @@ class Translation(OnFiles):
     length_penalty: float = option(1.0, "power of the length that scores are divided by", minimum=0)
     channels: int = option(256, "of the hidden layers", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped", minimum=0, below=1)
+
+    def _files(self, path: Path) -> list[Path]:
+        return [path.with_name(f"{path.name}.{language}{packed}")
+                for language in (self.from_language, self.to_language) for packed in ("", ".gz")]
 
 
 @dataclass(frozen=True, kw_only=True)
