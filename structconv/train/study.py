@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.analysis.flops import counted
+from structconv.errors import ConfigError
 from structconv.report.table import print_table
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
@@ -155,8 +156,14 @@ def trained(job: Job, run: Run, progress: Progress) -> Any:
 
 
 def loaded(model: nn.Module, job: str, run: Run, progress: Progress) -> nn.Module:
-    """A model with the weights that a training chose, for evaluation; `ConfigError` if it is not finished."""
-    model.load_state_dict(Checkpoints(run.checkpoint_folder(job)).final(progress.note).weights)
+    """A model with the weights that a training chose, for evaluation; `ConfigError` if it is not finished, or if these
+    are the weights of another model: the run's options or data were changed since."""
+    weights = Checkpoints(run.checkpoint_folder(job)).final(progress.note).weights
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ConfigError("Run", f"the options and data of {run.folder} must be those that it was trained with", error,
+                          "Put them back as they were.") from error
     return model.eval()
 
 

@@ -276,8 +276,19 @@ def test_a_small_text_is_learnt(recompute):
     assert losses[-1] < 0.1 * losses[0]
 
 
-def test_characters_to_come_change_nothing_and_steps_are_the_full_pass():
-    model, changed = characters().eval(), TEXT.clone()
+def test_a_window_sees_so_many_characters_with_the_same_weights():
+    short, windowed = characters(layers=1).eval(), characters(window=4, layers=1).eval()
+    windowed.load_state_dict(short.state_dict())
+    torch.testing.assert_close(windowed(TEXT[:, :4]), short(TEXT[:, :4]), atol=1e-5, rtol=1e-5)
+    changed = TEXT.clone()
+    changed[:, 0] = (TEXT[:, 0] + 1) % V
+    assert torch.equal(windowed(changed)[:, 4:], windowed(TEXT)[:, 4:])
+    assert not torch.allclose(short(changed)[:, 4:], short(TEXT)[:, 4:])
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_characters_to_come_change_nothing_and_steps_are_the_full_pass(window):
+    model, changed = characters(window=window).eval(), TEXT.clone()
     changed[:, 7:] = 3
     whole = model(TEXT)
     torch.testing.assert_close(model(changed)[:, :7], whole[:, :7], atol=1e-5, rtol=1e-5)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import random
+import shutil
 
 import pytest
 
@@ -146,6 +147,15 @@ def test_an_evaluation_leaves_the_alphabet_of_the_run(runs, folder, tmp_path, ca
     assert "'ø'" in capsys.readouterr().err
     assert (run / "alphabet.json").read_bytes() == kept
     assert main(["sample", str(run), "--length", "5"]) == 0
+
+
+def test_other_options_than_those_of_the_weights_are_refused(runs, tmp_path, capsys):
+    shutil.copytree(runs["characters"], tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace('"channels": 16', '"channels": 8'))
+    for words in (["evaluate"], ["sample"]):
+        assert main([*words, str(tmp_path / "run")]) == 2
+        assert "trained with" in capsys.readouterr().err
 
 
 def test_a_text_of_one_line_is_learnt_and_a_short_one_refused(folder, tmp_path, capsys):
