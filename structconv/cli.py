@@ -68,7 +68,7 @@ def _parser() -> Parser:
 
 
 def _fail(args: argparse.Namespace, message: str, code: int, **more: Any) -> int:
-    if getattr(args, "json", False):
+    if args.json:
         print_json({"error": message, "exit_code": code, **more})
     print("structconv: " + " ".join(message.split()), file=sys.stderr)
     return code

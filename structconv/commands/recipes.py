@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import no_more
-from structconv.errors import ConfigError, StructconvError
+from structconv.errors import ConfigError
 from structconv.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv.report.output import print_json
 from structconv.report.table import print_table
@@ -123,19 +122,10 @@ def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], inter
     run = open_run()
     progress.note(f"run folder: {run.folder}")
     try:
-        with run.held(), _discarding(run):
+        with run.held():
             return runner.execute(recipe, run, interrupt, progress)
     except Interrupted as stopped:
         raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
-
-
-@contextmanager
-def _discarding(run: Run) -> Iterator[None]:
-    try:
-        yield
-    except StructconvError:
-        run.discard_untouched()
-        raise
 
 
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:

@@ -75,7 +75,9 @@ class Alphabet:
         Raises:
             DataError: `read_text` cannot read it, or it has a character that the alphabet lacks; its line is named.
         """
-        text = read_text(path)
+        return self._of_file(read_text(path), path)
+
+    def _of_file(self, text: str, path: str | Path) -> Tensor:
         at = self._unknown(text)
         if at is not None:
             raise DataError(path, f"one of the {len(self)} characters learnt", repr(text[at]),
@@ -123,8 +125,9 @@ def read_characters(path: str | Path, validation_share: float = 0.1, alphabet: A
     """
     if not 0 < validation_share < 1:
         raise ConfigError("read_characters", "validation_share must be between 0 and 1", validation_share)
-    alphabet = Alphabet.of(read_text(path)) if alphabet is None else alphabet
-    numbers = alphabet.read(path)
+    text = read_text(path)
+    alphabet = Alphabet.of(text) if alphabet is None else alphabet
+    numbers = alphabet._of_file(text, path)
     first = int((1 - validation_share) * len(numbers))
     if not 0 < first < len(numbers):
         raise DataError(path, "text enough to train and to validate", f"{len(numbers)} characters")

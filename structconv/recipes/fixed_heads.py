@@ -13,7 +13,7 @@ from structconv.recipes.options.sequences import FixedHeads
 from structconv.recipes.translation import translation_jobs, translator
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study
+from structconv.train.study import Job, Study, firsts, parameters_of
 
 __all__ = ["RUNNER", "network"]
 
@@ -44,18 +44,17 @@ def _difference(means: dict[str, float]) -> float:
 
 def _finish(recipe: FixedHeads, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
     """Parameters of both, and the time of a step of one over that of the other, step by step in turn."""
-    learnt, fixed = (next(job for job in jobs if job.name.startswith(name)).make() for name in (_LEARNT, _FIXED))
+    tasks = {name: job.make() for name, job in firsts(jobs).items()}
     seconds: list[tuple[float, float]] = []
     for step in range(1, 22):
         times = []
-        for task in (learnt, fixed):
+        for task in (tasks[_LEARNT], tasks[_FIXED]):
             start = time.perf_counter()
             task.train_step(step)
             times.append(time.perf_counter() - start)
         seconds.append((times[0], times[1]))
     ratios = sorted(one / other for one, other in seconds[1:])
-    return {"parameters": {name: sum(parameter.numel() for parameter in task.model.parameters())
-                           for name, task in ((_LEARNT, learnt), (_FIXED, fixed))},
+    return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
             "step_of_learnt_over_fixed": ratios[len(ratios) // 2], "spread": [ratios[0], ratios[-1]]}
 
 

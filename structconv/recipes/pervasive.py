@@ -13,7 +13,7 @@ from structconv.recipes.rnnsearch import telling
 from structconv.recipes.translation import translation_jobs, translator, write_translations
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, trained
+from structconv.train.study import Job, Study, firsts, parameters_of, trained
 
 __all__ = ["RUNNER", "beside", "network"]
 
@@ -42,14 +42,12 @@ def _lead(means: dict[str, float]) -> float:
 
 def _finish(recipe: Pervasive, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
     """Parameters of both, translations, and where the greatest values stand while a sentence is translated."""
-    first = {name: trained(next(job for job in jobs if job.name.startswith(name)), run, progress)
-             for name in (_OURS, _BESIDE)}
+    first = {name: trained(job, run, progress) for name, job in firsts(jobs).items()}
     text, own = first[_OURS].corpus.parts["test"].text, first[_OURS].translator
     if recipe.pooling != "attention":
         source = telling(text)
         run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
-    return {"parameters": {name: sum(parameter.numel() for parameter in task.model.parameters())
-                           for name, task in first.items()},
+    return {"parameters": {name: parameters_of(task) for name, task in first.items()},
             **write_translations(run, own.translate(text.source), text.target)}
 
 

@@ -15,7 +15,7 @@ from structconv.recipes.generated import Classification, parts_of
 from structconv.recipes.options.comparisons import Pooling
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of, trained
+from structconv.train.study import Job, Study, firsts, jobs_of, trained
 
 __all__ = ["RUNNER", "WINS", "PoolingTask", "entries", "network"]
 
@@ -62,7 +62,7 @@ def _margin(means: dict[str, float]) -> float:
 
 def _finish(recipe: Pooling, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
     """The weights of a few test sequences, a picture a question, by the first trainings."""
-    first = {job.name.partition("/")[0]: job for job in jobs[::recipe.seeds]}
+    first = firsts(jobs)
     for question in QUESTIONS:
         tasks = {name: trained(first[f"{name}-{question}"], run, progress) for name in POOLINGS}
         run.write(f"pictures/weights-{question}.png", _picture(recipe, tasks))

@@ -12,7 +12,7 @@ from structconv.recipes.options.sequences import RNNSearch
 from structconv.recipes.translation import bleu, translation_jobs, translator, write_translations
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, trained
+from structconv.train.study import Job, Study, firsts, trained
 
 __all__ = ["RUNNER", "joined", "network", "telling"]
 
@@ -43,21 +43,20 @@ def _gain(means: dict[str, float]) -> float:
 
 def _finish(recipe: RNNSearch, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
     """BLEU of one, two, three and four test sentences in a row, and a sentence's alignment, by the first trainings."""
-    first = {name: trained(next(job for job in jobs if job.name.startswith(name)), run, progress)
-             for name in (_WITHOUT, _WITH)}
+    first = {name: trained(job, run, progress) for name, job in firsts(jobs).items()}
+    test, own = first[_WITH].corpus.parts["test"].text, first[_WITH].translator
     lengths: dict[str, dict[int, float]] = {name: {} for name in first}
     for count in range(1, 5):
         progress.phase(f"translating {count} sentences in a row")
-        text = joined(first[_WITH].corpus.parts["test"].text, count)
-        for name, task in first.items():
-            output = task.translator.translate(text.source)
-            lengths[name][count] = bleu(output, text.target)[0]
-            if count == 1 and name == _WITH:
-                signature = write_translations(run, output, text.target)
-    own = first[_WITH].translator
-    source = telling(first[_WITH].corpus.parts["test"].text)
+        text = joined(test, count)
+        output = {name: task.translator.translate(text.source) for name, task in first.items()}
+        for name, lines in output.items():
+            lengths[name][count] = bleu(lines, text.target)[0]
+        if count == 1:
+            said = write_translations(run, output[_WITH], text.target)
+    source = telling(test)
     run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
-    return {"bleu_by_sentences_in_a_row": lengths, **signature}
+    return {"bleu_by_sentences_in_a_row": lengths, **said}
 
 
 def telling(text: Parallel) -> str:

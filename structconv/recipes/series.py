@@ -23,7 +23,7 @@ from structconv.train.loop import Schedule, Task
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import Best
-from structconv.train.study import Job, Study, jobs_of, trained
+from structconv.train.study import Job, Study, firsts, group_of, jobs_of, trained
 from structconv.train.task import BatchTask
 
 __all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
@@ -196,10 +196,10 @@ def _finish(recipe: Series, run: Run, jobs: Sequence[Job], progress: Progress) -
     errors: dict[str, list[float]] = {}
     for job in jobs:
         result = Checkpoints(run.checkpoint_folder(job.name)).final(progress.note).state["result"]
-        errors.setdefault(job.name.partition("/")[0], []).append(result["test_mae"])
+        errors.setdefault(group_of(job.name), []).append(result["test_mae"])
+    first = firsts(jobs)
     for name in (_PLAIN, _PERIOD):
-        task: SeriesTask = trained(next(job for job in jobs if job.name.startswith(f"{name}/")), run, progress)
-        run.write(f"pictures/{name}.png", _picture(task))
+        run.write(f"pictures/{name}.png", _picture(trained(first[name], run, progress)))
     means = {name: sum(found) / len(found) for name, found in errors.items()}
     return {"below_last_value": {name: means[name] < means[_LAST] for name in _ATTENTION}}
 

@@ -7,12 +7,12 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from structconv.data.text import read_text
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, StructconvError
 from structconv.train.config import Recipe, to_json
 from structconv.train.environment import environment
 from structconv.train.files import write_atomically
@@ -128,18 +128,27 @@ class Run:
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError("Run", f"{self.folder / 'config.json'} must name its recipe", error) from error
 
-    def held(self) -> AbstractContextManager[None]:
-        """Within it no other process works in the folder; `ConfigError` if one does."""
-        return locked(self.folder)
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it no other process works in the folder; `ConfigError` if one does.
+
+        A run that `create` began and that an error of the library ends before anything is trained leaves nothing
+        behind, so that the same command goes again.
+        """
+        with locked(self.folder):
+            try:
+                yield
+            except StructconvError:
+                self._discard_untouched()
+                raise
 
     @property
     def trained(self) -> bool:
         """Whether a training has saved anything."""
         return (self.folder / "checkpoints").exists()
 
-    def discard_untouched(self) -> None:
-        """Empty the folder if `create` began the run there and nothing was trained, so that the same command goes
-        again; a folder that it made goes as a whole."""
+    def _discard_untouched(self) -> None:
+        """Empty the folder; one that `create` made goes as a whole."""
         if not self._fresh or self.trained:
             return
         for path in self.folder.iterdir():

@@ -25,7 +25,8 @@ from structconv.train.stopping import Best
 from structconv.train.summary import mean_and_std
 from structconv.train.task import BatchTask
 
-__all__ = ["Job", "Runner", "Study", "against", "jobs_of", "loaded", "measured", "train_all", "trained", "tried"]
+__all__ = ["Job", "Runner", "Study", "against", "firsts", "group_of", "jobs_of", "loaded", "measured", "parameters_of",
+           "train_all", "trained", "tried"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ class Study:
     def _summary(self, recipe: Measured, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, result in results.items():
-            groups.setdefault(name.partition("/")[0], []).append(result)
+            groups.setdefault(group_of(name), []).append(result)
         table = {name: {metric: dict(zip(("mean", "std"), mean_and_std([one[metric] for one in group]), strict=True))
                         for metric in self.columns} for name, group in groups.items()}
         first = next(iter(self.columns))
@@ -123,6 +124,21 @@ class Job:
     name: str
     make: Callable[[], Task]
     schedule: Callable[[], Schedule]
+
+
+def group_of(name: str) -> str:
+    """The group of a training by its name, ``group/seed-0``."""
+    return name.partition("/")[0]
+
+
+def firsts(jobs: Sequence[Job]) -> dict[str, Job]:
+    """The first training of each group."""
+    return {group_of(job.name): job for job in reversed(jobs)}
+
+
+def parameters_of(task: Task) -> int:
+    """How many numbers its model learns."""
+    return sum(parameter.numel() for parameter in task.model.parameters())
 
 
 def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: type[BatchTask]) -> list[Job]:
@@ -184,7 +200,6 @@ def tried(job: Job, steps: int = 5) -> dict[str, Any]:
     Memory is that of weights, gradients and optimiser, and of what a backward pass keeps in the step seen.
     """
     task, schedule = job.make(), job.schedule()
-    parameters = sum(parameter.numel() for parameter in task.model.parameters())
     kept = _Kept()
     with FlopCounterMode(display=False, custom_mapping=counted()) as counter, kept:
         task.train_step(1)
@@ -195,7 +210,7 @@ def tried(job: Job, steps: int = 5) -> dict[str, Any]:
         seconds.append(time.perf_counter() - start)
     usual = sorted(seconds)[steps // 2]
     weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
-    return {"job": job.name, "parameters": parameters, "flops_per_step": counter.get_total_flops(),
+    return {"job": job.name, "parameters": parameters_of(task), "flops_per_step": counter.get_total_flops(),
             "bytes": 4 * weights + kept.bytes, "seconds_per_step": usual, "steps": schedule.steps,
             "seconds": usual * schedule.steps}
 

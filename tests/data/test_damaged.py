@@ -77,7 +77,7 @@ def damaged(draw, whole):
 def test_a_whole_file_is_read(name, tmp_path):
     read, text = READERS[name]
     for content in (text.encode(), gzip.compress(text.encode(), mtime=0)):
-        read(tmp_path, content)
+        assert read(tmp_path, content)
 
 
 @pytest.mark.parametrize("name", READERS)

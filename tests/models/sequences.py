@@ -36,6 +36,20 @@ def check_overfits(model, source, target, steps=150, rate=1e-2):
     assert losses[-1] < losses[0] / 10
 
 
+def check_says_what_it_learnt(model, source, target):
+    """It overfits, and its most probable words are then those of the batch."""
+    check_overfits(model, source, target)
+    found = greedy(model, source, target.shape[1] - 1)
+    assert torch.equal(found[target != 0], target[target != 0])
+
+
+def check_exported_with_any_batch(model, source, target):
+    """The numbers of words are those of the example."""
+    samples = torch.export.Dim("samples")
+    program = torch.export.export(model, (source, target), dynamic_shapes=({0: samples}, {0: samples})).module()
+    torch.testing.assert_close(program(source[:2], target[:2]), model(source[:2], target[:2]), rtol=1e-5, atol=1e-5)
+
+
 def check_alone(model, source, target):
     """A sentence alone has the logits that it has in a padded batch, and the same gradient of a source word."""
     together = model(source, target)

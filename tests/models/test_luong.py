@@ -11,11 +11,11 @@ from tests.models.sequences import (
     WORDS,
     check_alone,
     check_causal,
-    check_overfits,
+    check_exported_with_any_batch,
     check_padding_has_no_gradient,
     check_saved,
+    check_says_what_it_learnt,
     check_steps,
-    greedy,
     pairs,
 )
 
@@ -38,10 +38,7 @@ def made(score="general", window="global", feeding=True, seed=0):
 
 @SOME
 def test_it_overfits_and_says_what_it_learnt(score, window, feeding):
-    model, (source, target) = made(score, window, feeding), pairs()
-    check_overfits(model, source, target)
-    found = greedy(model, source, target.shape[1] - 1)
-    assert torch.equal(found[target != 0], target[target != 0])
+    check_says_what_it_learnt(made(score, window, feeding), *pairs())
 
 
 @EVERY
@@ -64,11 +61,7 @@ def test_a_saved_model(score, window, feeding):
 
 @SOME
 def test_export_with_any_batch(score, window, feeding):
-    """The numbers of words are those of the example: steps are unrolled."""
-    model, (source, target) = made(score, window, feeding).eval(), pairs()
-    samples = torch.export.Dim("samples")
-    program = torch.export.export(model, (source, target), dynamic_shapes=({0: samples}, {0: samples})).module()
-    torch.testing.assert_close(program(source[:2], target[:2]), model(source[:2], target[:2]), rtol=1e-5, atol=1e-5)
+    check_exported_with_any_batch(made(score, window, feeding).eval(), *pairs())
 
 
 @pytest.mark.parametrize("feeding", [True, False])

@@ -11,11 +11,11 @@ from tests.models.sequences import (
     WORDS,
     check_alone,
     check_causal,
-    check_overfits,
+    check_exported_with_any_batch,
     check_padding_has_no_gradient,
     check_saved,
+    check_says_what_it_learnt,
     check_steps,
-    greedy,
     pairs,
 )
 
@@ -31,10 +31,7 @@ def made(pooling="both", kernel=3, positions="none", seed=0):
 
 @pytest.mark.parametrize("pooling", ["max", "attention", "both"])
 def test_it_overfits_and_says_what_it_learnt(pooling):
-    model, (source, target) = made(pooling), pairs()
-    check_overfits(model, source, target)
-    found = greedy(model, source, target.shape[1] - 1)
-    assert torch.equal(found[target != 0], target[target != 0])
+    check_says_what_it_learnt(made(pooling), *pairs())
 
 
 @EACH
@@ -56,11 +53,7 @@ def test_a_saved_model(pooling, kernel, positions):
 
 @EACH
 def test_export_with_any_batch(pooling, kernel, positions):
-    """The numbers of words are those of the example."""
-    model, (source, target) = made(pooling, kernel, positions).eval(), pairs()
-    samples = torch.export.Dim("samples")
-    program = torch.export.export(model, (source, target), dynamic_shapes=({0: samples}, {0: samples})).module()
-    torch.testing.assert_close(program(source[:2], target[:2]), model(source[:2], target[:2]), rtol=1e-5, atol=1e-5)
+    check_exported_with_any_batch(made(pooling, kernel, positions).eval(), *pairs())
 
 
 def test_a_word_is_chosen_by_the_last_rows_and_all_of_the_source():

@@ -11,11 +11,11 @@ from tests.models.sequences import (
     WORDS,
     check_alone,
     check_causal,
-    check_overfits,
+    check_exported_with_any_batch,
     check_padding_has_no_gradient,
     check_saved,
+    check_says_what_it_learnt,
     check_steps,
-    greedy,
     pairs,
 )
 
@@ -29,10 +29,7 @@ def made(attention=True, seed=0):
 
 @BOTH
 def test_it_overfits_and_says_what_it_learnt(attention):
-    model, (source, target) = made(attention), pairs()
-    check_overfits(model, source, target)
-    found = greedy(model, source, target.shape[1] - 1)
-    assert torch.equal(found[target != 0], target[target != 0])
+    check_says_what_it_learnt(made(attention), *pairs())
 
 
 @BOTH
@@ -54,11 +51,7 @@ def test_a_saved_model(attention):
 
 @BOTH
 def test_export_with_any_batch(attention):
-    """Steps are unrolled: the number of words of the target is that of the example."""
-    model, (source, target) = made(attention).eval(), pairs()
-    samples = torch.export.Dim("samples")
-    program = torch.export.export(model, (source, target), dynamic_shapes=({0: samples}, {0: samples})).module()
-    torch.testing.assert_close(program(source[:2], target[:2]), model(source[:2], target[:2]), rtol=1e-5, atol=1e-5)
+    check_exported_with_any_batch(made(attention).eval(), *pairs())
 
 
 def test_alignments_are_weights_over_the_words_of_a_source():

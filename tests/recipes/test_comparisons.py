@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 
 import pytest
 
@@ -14,6 +13,7 @@ from structconv.models.architectures import ARCHITECTURES
 from structconv.models.pooling import POOLINGS
 from structconv.recipes.architectures import exponent
 from structconv.recipes.options.comparisons import Architectures, Pooling
+from tests.recipes.runs import check_resumed_to_the_same_weights
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "threads=1", "warmup=1", "seeds=2", "samples=40",
         "held_out=16", "batch_size=8", "channels=8"]
@@ -84,17 +84,7 @@ def test_trying_writes_nothing(tmp_path, name, capsys, monkeypatch):
 
 @EACH
 def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, tmp_path, name):
-    from safetensors.torch import load_file
-
-    cut = tmp_path / "cut"
-    shutil.copytree(runs[name], cut)
-    for final in sorted((cut / "checkpoints").rglob("final")):
-        shutil.rmtree(final)
-    assert main(["resume", str(cut)]) == 0
-    for final in (runs[name] / "checkpoints").rglob("final"):
-        own, again = (load_file(place / "weights.safetensors")
-                      for place in (final, cut / "checkpoints" / final.relative_to(runs[name] / "checkpoints")))
-        assert all((own[key] == again[key]).all() for key in own | again)
+    check_resumed_to_the_same_weights(runs[name], tmp_path / "cut")
 
 
 def test_recipes_without_files_are_reproduced_without_a_folder(tmp_path, capsys, monkeypatch):

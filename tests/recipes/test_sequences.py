@@ -12,6 +12,7 @@ import shutil
 import pytest
 
 from structconv.cli import main
+from tests.recipes.runs import check_resumed_to_the_same_weights
 
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
 TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "threads=1", "warmup=2"]
@@ -247,20 +248,7 @@ def test_verbs_refuse_runs_that_they_are_not_for(runs, capsys):
 
 @pytest.mark.parametrize("name", list(TRAINED))
 def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, folder, tmp_path, name):
-    """As after a kill: the checkpoints behind one are gone."""
-    import shutil
-
-    from safetensors.torch import load_file
-
-    cut = tmp_path / "cut"
-    shutil.copytree(runs[name], cut)
-    for final in sorted((cut / "checkpoints").rglob("final")):
-        shutil.rmtree(final)
-    assert main(["resume", str(cut)]) == 0
-    for final in (runs[name] / "checkpoints").rglob("final"):
-        own, again = (load_file(place / "weights.safetensors")
-                      for place in (final, cut / "checkpoints" / final.relative_to(runs[name] / "checkpoints")))
-        assert all((own[key] == again[key]).all() for key in own | again)
+    check_resumed_to_the_same_weights(runs[name], tmp_path / "cut")
 
 
 def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from structconv.bench.case import Case, Comparison, Entrant, Size
+from structconv.bench.case import Case, Comparison, Size
 from structconv.bench.suites.graph_peers import copied
-from structconv.bench.suites.sequence_peers import embedding, step, tokens_of
+from structconv.bench.suites.sequence_peers import by_loss, embedding, step, tokens_of
 from structconv.models.parser import Parser
 from structconv.models.recurrent import Recurrent
 from structconv.models.rnnsearch import RNNsearch
@@ -153,12 +154,9 @@ def _parsing(size: Size, relations: int = 40) -> Comparison:
     ours = Parser(8000, 18, relations, characters=80, hidden=200, layers=2, arc=300, label=100)
     peer = _Parser(ours)
     given = words, tags * exist, heads, labels, letters
-
-    def entrant(name: str, model: Any) -> Entrant:
-        rest = tuple(own for own in model.eval().parameters() if own is not model.words.weight)
-        return Entrant(name=name, run=lambda: model.loss(*given), inputs=(model.words.weight,), parameters=rest)
-
-    return Comparison(ours=entrant("ours", ours), peers=(entrant("plain torch", peer),),
+    entrants = [by_loss(name, model, model.words, partial(model.loss, *given))
+                for name, model in (("ours", ours), ("plain torch", peer))]
+    return Comparison(ours=entrants[0], peers=(entrants[1],),
                       size=f"B={batch}, {length - 2} to {length} words, {relations} relations, LSTMs of 2 x 200")
 
 

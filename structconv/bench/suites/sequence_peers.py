@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.bench.case import Entrant
 
-__all__ = ["embedding", "step", "tokens_of"]
+__all__ = ["by_loss", "embedding", "step", "tokens_of"]
 
 
 def tokens_of(batch: int, length: int, shortest: int, vocabulary: int, seed: int) -> Tensor:
@@ -28,9 +30,14 @@ def embedding(own: nn.Embedding) -> nn.Embedding:
 def step(name: str, model: nn.Module, held: nn.Embedding, *given: Tensor) -> Entrant:
     """The loss of a model, whose gradient to `held` is compared; the last that is given is what it is to tell."""
     *others, wanted = given
-    rest = tuple(own for own in model.eval().parameters() if own is not held.weight)
 
     def loss() -> Tensor:
         return F.cross_entropy(model(*others).flatten(0, 1), wanted.flatten(), ignore_index=0)
 
+    return by_loss(name, model, held, loss)
+
+
+def by_loss(name: str, model: nn.Module, held: nn.Embedding, loss: Callable[[], Tensor]) -> Entrant:
+    """The same of a model with a loss of its own."""
+    rest = tuple(own for own in model.eval().parameters() if own is not held.weight)
     return Entrant(name=name, run=loss, inputs=(held.weight,), parameters=rest)
