@@ -13,6 +13,7 @@ from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import citation
 from structconv.bench.suites.graph_peers import copied, heads_to_rows, leaf
 from structconv.bench.suites.recurrent import CASES as RECURRENT
+from structconv.bench.suites.training import CASES as TRAINING
 from structconv.bench.suites.transformers import CASES as TRANSFORMERS
 from structconv.nn import Conv2d, GATConv, GCNConv, MultiheadAttention
 
@@ -102,4 +103,5 @@ CASES = (
     Case(suite="models", name="transformer-block", build=_transformer),
     *TRANSFORMERS,
     *RECURRENT,
+    *TRAINING,
 )
