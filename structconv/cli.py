@@ -1,7 +1,7 @@
 """The command `structconv`: verbs, exit codes and one-line errors; torch is imported by the verb that needs it.
 
 Exit codes: 0 done, 2 bad usage or configuration, 3 bad data, 4 a training that diverged, 75 interrupted with the state
-saved, 1 anything else.
+saved, 130 left at once by Ctrl-C, 1 anything else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from structconv.train.interrupt import EXIT_DIVERGED, EXIT_INTERRUPTED, Diverged
 
 __all__ = ["main"]
 
+_EXIT_AT_ONCE = 130  # 128 and the number of SIGINT, as shells have it
 _CODES = {ConfigError: 2, ShapeError: 2, DataError: 3}
 _DESCRIPTION = "Convolution and attention as one operator: y = sum_k A_k^T x Theta_k."
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Diverged as stopped:
         return _fail(args, str(stopped), EXIT_DIVERGED)
     except KeyboardInterrupt:
-        return _fail(args, "interrupted", EXIT_INTERRUPTED)
+        return _fail(args, "interrupted", _EXIT_AT_ONCE)
     except BrokenPipeError:
         sys.stderr.close()
         return 1

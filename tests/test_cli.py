@@ -153,6 +153,26 @@ def test_a_run_is_not_overwritten(tmp_path, capsys):
     assert "must be a new or an empty folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("began", [True, False])
+def test_a_place_that_is_taken_is_named_for_what_it_is(tmp_path, began, capsys):
+    place = tmp_path / "config.json" if not began else tmp_path
+    (tmp_path / "config.json").write_text("{}")
+    assert main([*QUICK, "--out", str(place)]) == 2
+    said = capsys.readouterr().err
+    assert ("got a run. Continue it" if began else "got a file. Name another") in said
+
+
+def test_leaving_at_once_is_no_saved_interruption(monkeypatch, capsys):
+    from structconv.commands import doctor
+
+    def interrupted(args, rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "_run", interrupted)
+    assert main(["doctor"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 def test_a_run_that_is_held_is_not_resumed(tmp_path, capsys):
     from structconv.train.lock import locked
 

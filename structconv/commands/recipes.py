@@ -123,6 +123,7 @@ def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], inter
     progress.note(f"run folder: {run.folder}")
     try:
         with run.held():
+            run.check_files(recipe)
             return runner.execute(recipe, run, interrupt, progress)
     except Interrupted as stopped:
         raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
@@ -136,6 +137,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
         recipe = _on_other_files(recipe, args.test)
     with progress_for() as progress:
         progress.phase("loading torch")
+        run.check_files(recipe)
         summary = _runner(entry, recipe).evaluate(recipe, run, progress)
     if args.test is not None:
         summary["headline"].update(goal=None, met=None)

@@ -47,10 +47,10 @@ def _translate(args: argparse.Namespace, rest: list[str]) -> int:
     translator = _trained(args.folder, "translate", beam=args.beam)
     for number, lines in enumerate(_lines(args.file)):
         output = translator.translate(lines)
-        for line, translation in zip(lines, output, strict=True):
-            print_json({"source": line, "translation": translation}) if args.json else print(translation, flush=True)
         if args.alignment and not number:
             write_atomically(Path(args.alignment), translator.alignment(lines[0], output[0]))
+        for line, translation in zip(lines, output, strict=True):
+            print_json({"source": line, "translation": translation}) if args.json else print(translation, flush=True)
     return 0
 
 

@@ -78,11 +78,14 @@ class Checkpoints:
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest sound checkpoint, or None; each corrupt one on the way is named through `warn`."""
-        for place in reversed(self.found()):
+        found = self.found()
+        for place in reversed(found):
             try:
                 return load(place)
             except StructureError as error:
-                warn(f"{error} Using the checkpoint before it.")
+                warn(f"{error} It is passed over.")
+        if found:
+            warn(f"No checkpoint in {self.folder} is sound.")
         return None
 
     def final(self, warn: Callable[[str], None]) -> Checkpoint:

@@ -8,6 +8,7 @@ import json
 import math
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from structconv.errors import ConfigError, nearest
@@ -63,6 +64,10 @@ class Recipe:
             value = _convert(self.name, field.name, kind, getattr(self, field.name))
             _check_bounds(self.name, field, value)
             object.__setattr__(self, field.name, value)
+
+    def files(self) -> list[Path]:
+        """The files that it reads, as far as they are there; a run is continued only if they are as they were."""
+        return []
 
 
 @dataclasses.dataclass(frozen=True)

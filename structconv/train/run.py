@@ -11,14 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from structconv.data.hashing import sha256_of
 from structconv.data.text import read_text
-from structconv.errors import ConfigError, StructconvError
+from structconv.errors import ConfigError, DataError, StructconvError
 from structconv.train.config import Recipe, to_json
 from structconv.train.environment import environment
 from structconv.train.files import write_atomically
 from structconv.train.lock import locked
 
 __all__ = ["Metrics", "Run", "check_new"]
+
+_FILES = "files.json"
 
 
 class Metrics:
@@ -74,7 +77,8 @@ class Metrics:
 
 
 class Run:
-    """A run folder: ``config.json``, ``environment.json``, ``metrics.jsonl``, ``checkpoints/``, the recipe's files.
+    """A run folder: ``config.json``, ``environment.json``, ``files.json`` with the SHA-256 of each file that the recipe
+    reads, ``metrics.jsonl``, ``checkpoints/``, and what the recipe writes.
 
     Use `create` for a new one (after the recipe is resolved, so that a bad key leaves no folder) and `open` for one
     that exists.
@@ -101,6 +105,7 @@ class Run:
         run = cls(place, fresh=True, made=made)
         run.write("config.json", to_json(recipe))
         run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
+        run.write(_FILES, json.dumps({str(file): sha256_of(file) for file in recipe.files()}, indent=2) + "\n")
         return run
 
     @classmethod
@@ -127,6 +132,18 @@ class Run:
             return str(json.loads(self.config_text)["recipe"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError("Run", f"{self.folder / 'config.json'} must name its recipe", error) from error
+
+    def check_files(self, recipe: Recipe) -> None:
+        """Raise `DataError` if a file that the recipe reads is not as it was when the run began."""
+        text = read_text(self.folder / _FILES)
+        try:
+            before = dict(json.loads(text))
+        except ValueError as error:
+            raise DataError(self.folder / _FILES, "an object with the SHA-256 of files", error) from error
+        for file in recipe.files():
+            if before.get(str(file), found := sha256_of(file)) != found:
+                raise DataError(file, f"the file as it was when {self.folder} began", "another",
+                                remedy="Put it back, or begin a new run.")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -174,9 +191,12 @@ class Run:
 def check_new(folder: str | Path | None) -> None:
     """Raise `ConfigError` if a run cannot begin in `folder` because something is there; None always can."""
     place = Path(folder) if folder else None
-    if place is not None and place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise ConfigError("Run", f"{place} must be a new or an empty folder", "one with files in it",
-                          f"Continue it with `structconv resume {place}`, or name another.")
+    if place is None or not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return
+    begun = (place / "config.json").is_file()
+    raise ConfigError("Run", f"{place} must be a new or an empty folder",
+                      "a run" if begun else "one with files in it" if place.is_dir() else "a file",
+                      f"Continue it with `structconv resume {place}`, or name another." if begun else "Name another.")
 
 
 def _fresh(parent: Path, name: str) -> Path:

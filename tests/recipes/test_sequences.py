@@ -137,14 +137,10 @@ def test_options_may_stand_before_the_file_and_bad_lines_are_named(runs, folder,
 
 
 def test_an_evaluation_leaves_the_alphabet_of_the_run(runs, folder, tmp_path, capsys):
-    run, data = tmp_path / "run", tmp_path / "data"
-    data.mkdir()
-    (data / "text.txt").write_text((folder / "text.txt").read_text())
-    assert main(words_of("characters", data, "--out", str(run))) == 0
+    run, other = runs["characters"], tmp_path / "other.txt"
     kept = (run / "alphabet.json").read_bytes()
-    (data / "text.txt").write_text((folder / "text.txt").read_text().replace("dog", "døg"))
-    capsys.readouterr()
-    assert main(["evaluate", str(run)]) == 3
+    other.write_text((folder / "text.txt").read_text().replace("dog", "døg"))
+    assert main(["evaluate", str(run), "--test", str(other)]) == 3
     assert "'ø'" in capsys.readouterr().err
     assert (run / "alphabet.json").read_bytes() == kept
     assert main(["sample", str(run), "--length", "5"]) == 0
@@ -249,6 +245,29 @@ def test_verbs_refuse_runs_that_they_are_not_for(runs, capsys):
 @pytest.mark.parametrize("name", list(TRAINED))
 def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, folder, tmp_path, name):
     check_resumed_to_the_same_weights(runs[name], tmp_path / "cut")
+
+
+@pytest.mark.parametrize("name, file", [("rnnsearch", "train.de.gz"), ("parser", "a.conllu"), ("series", "series.csv"),
+                                        ("characters", "text.txt")])
+def test_a_run_is_not_continued_on_other_data(runs, folder, name, file, capsys):
+    before = (folder / file).read_bytes()
+    try:
+        (folder / file).write_bytes(before + b"x")
+        for verb in ("resume", "evaluate"):
+            assert main([verb, str(runs[name])]) == 3
+            said = capsys.readouterr().err
+            assert f"{folder / file}: expected the file as it was" in said and "Put it back" in said
+    finally:
+        (folder / file).write_bytes(before)
+    assert main(["evaluate", str(runs[name])]) == 0
+
+
+def test_a_run_whose_files_list_is_torn(runs, folder, tmp_path, capsys):
+    cut = tmp_path / "cut"
+    shutil.copytree(runs["characters"], cut)
+    (cut / "files.json").write_text('{"a":')
+    assert main(["resume", str(cut)]) == 3
+    assert str(cut / "files.json") in capsys.readouterr().err
 
 
 def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, monkeypatch):

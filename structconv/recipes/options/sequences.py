@@ -17,8 +17,13 @@ __all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "Pervasive"
 
 @dataclass(frozen=True, kw_only=True)
 class OnFiles(Trained):
-    """A recipe that reads files in a folder."""
+    """A recipe that reads files in a folder.
 
+    Attributes:
+        reads: the keys that name files.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
     data: str = option(".", "the folder with the files")
 
     def __post_init__(self) -> None:
@@ -35,11 +40,14 @@ class OnFiles(Trained):
     def from_here(self, name: str) -> str:
         """The whole path of a file in the current directory, if it is there; else the name as it is."""
         path = Path(name).absolute()
-        return str(path) if any(file.is_file() for file in self._files(path)) else name
+        return str(path) if self._found(path) else name
 
-    def _files(self, path: Path) -> list[Path]:
-        """What may lie there."""
-        return [path]
+    def files(self) -> list[Path]:
+        return [file for key in self.reads for file in self._found(self.path(getattr(self, key)))]
+
+    def _found(self, path: Path) -> list[Path]:
+        """The files that there are of what has this path."""
+        return [path] if path.is_file() else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +71,10 @@ class Translation(OnFiles):
     channels: int = option(256, "of the hidden layers", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped", minimum=0, below=1)
 
-    def _files(self, path: Path) -> list[Path]:
-        return [path.with_name(f"{path.name}.{language}{packed}")
-                for language in (self.from_language, self.to_language) for packed in ("", ".gz")]
+    def _found(self, path: Path) -> list[Path]:
+        names = [f"{path}.{language}{packed}" for language in (self.from_language, self.to_language)
+                 for packed in ("", ".gz")]
+        return [file for name in names for file in super(Translation, self)._found(Path(name))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +173,8 @@ class RelativePositions(Transformer):
     published = "clip 0: 12.5, 2: 25.8, 16: 25.9; both sides 25.8, keys 25.8, values 25.3, none 12.5"
     goals: ClassVar = {"quick": 1.0, "default": 3.0}
     presets: ClassVar = {
-        "quick": {"rows": ("clip-0", "clip-2"), "sentences": 4000, "vocabulary": 2000, "channels": 96,
-                  "hidden": 192, "layers": 2, "steps": 350, "warmup": 100, "validate_every": 175,
+        "quick": {"rows": ("clip-0", "clip-2"), "sentences": 6000, "vocabulary": 2000, "channels": 96,
+                  "hidden": 192, "layers": 2, "steps": 600, "warmup": 150, "validate_every": 200,
                   "checkpoint_every": 50, "learning_rate": 3e-3},
         "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000, "sentences": 0}}
     rows: tuple[str, ...] = option(
@@ -279,6 +288,7 @@ class Characters(OnFiles):
     where = "Tiny Shakespeare is at github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt; any text goes."
     published = "1.47"
     higher = False
+    reads = ("text", "test")
     goals: ClassVar = {"quick": 2.6, "default": 1.55}
     presets: ClassVar = {
         "quick": {"channels": 96, "layers": 2, "heads": 3, "length": 64, "batch_size": 16, "steps": 300, "warmup": 50,

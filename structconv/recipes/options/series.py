@@ -20,6 +20,7 @@ class Series(OnFiles):
     folder = "traffic"
     where = "Los-loop is at github.com/lehaifeng/T-GCN, data/los_speed.csv; any CSV of series goes."
     published = "period-aware below plain attention"
+    reads = ("file",)
     goals: ClassVar = {"quick": 0.0, "default": 0.0}
     presets: ClassVar = {
         "quick": {"history": 300, "patch": 12, "hidden": 32, "steps": 300, "validate_every": 150,
