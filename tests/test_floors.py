@@ -25,8 +25,8 @@ FLOORS = {
     "ops": 5, "factorisation": 5,
     "mechanisms": 6, "weights": 6,
     "nn": 7, "convert": 7,
-    "models": 8, "compat": 8,
-    "analysis": 9, "data": 9, "train": 9, "report": 9, "testing": 9, "bench": 9,
+    "models": 8, "compat": 8, "analysis": 8,
+    "data": 9, "train": 9, "report": 9, "testing": 9, "bench": 9,
     "recipes": 10, "commands": TOP,
     "cli": TOP, "__init__": TOP, "__main__": TOP,
 }

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from structconv.analysis.layers import layer_bases
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
 from structconv.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 from structconv.models.sentences import Sentences
@@ -86,6 +87,14 @@ class Transformer(nn.Module):
         entries, pairs = given.padded(self.encode(given)), None if bool(given.keep.all()) else Padding(given.keep)
         caches = self.decoder.prepare(entries[:, :0], entries, pairs)
         return StackDecoding(cast(Tokens, self.tokens[-1]), self.decoder, caches, self._logits, len(source))
+
+    @torch.no_grad()
+    def alignment(self, source: Tensor, target: Tensor) -> Tensor:
+        """How much each word looks at each of the source in the last block while it is chosen, the mean over heads:
+        a (N, M), of a pair (M) and (N). The target begins with 1: row i is of the word that follows target[i]."""
+        bases = layer_bases(self, source.unsqueeze(0), target.unsqueeze(0))
+        [last] = bases[f"decoder.blocks.{len(self.decoder.blocks) - 1}.source"]
+        return last.dense().reshape(-1, len(source), len(target)).mean(0).mT
 
     def _logits(self, h: Tensor) -> Tensor:
         return cast(Tensor, cast(Tokens, self.tokens[-1]).logits(h) if self.output is None else self.output(h))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from structconv.bases.algebra import Sizes, as_support
+from structconv.bases.base import Basis
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
@@ -101,6 +102,14 @@ class MultiheadAttention(Conv):
         if is_nested(x, z):
             x, z, structure = unpacked("MultiheadAttention", x, z, structure)
         return super().plan(x, z, self._pairs(x, z, keep, drop, structure), positions=positions)
+
+    def basis(self, x: Tensor | Prepared, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
+              drop: Any = None, structure: Graph | Support | None = None, positions: int | Tensor | None = None
+              ) -> Basis:
+        """The basis that such a call would apply."""
+        if is_nested(x, z):
+            x, z, structure = unpacked("MultiheadAttention", x, z, structure)
+        return super().basis(x, z, self._pairs(x, z, keep, drop, structure), positions=positions)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -244,3 +253,7 @@ class NonLocalBlock(Layer):
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes the term beside the image; `print` it."""
         return self.conv.plan(image, axes=self.axes)
+
+    def basis(self, image: Tensor) -> Basis:
+        """The basis of the term beside the image."""
+        return self.conv.basis(image, axes=self.axes)

@@ -139,7 +139,7 @@ class Conv(Layer):
 
     def basis(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
               positions: int | Tensor | None = None) -> Basis:
-        """The basis that the layer would apply."""
+        """The basis that the layer would apply; the arguments are those of a call."""
         return self._told(lambda call, _: call.basis(), x, z, structure, axes, positions)
 
     def plan(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,

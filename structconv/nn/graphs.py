@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.functional import leaky_relu
 
+from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Powers, Relations
@@ -44,6 +45,10 @@ class _GraphLayer(Conv):
     def plan(self, x: Tensor, graph: AnyStructure = None, *, structure: AnyStructure = None) -> Plan:  # type: ignore[override]
         """The plan that computes such a call; `print` it."""
         return super().plan(x, None, _checked(self, graph, structure))
+
+    def basis(self, x: Tensor, graph: AnyStructure = None, *, structure: AnyStructure = None) -> Basis:  # type: ignore[override]
+        """The basis that such a call would apply."""
+        return super().basis(x, None, _checked(self, graph, structure))
 
 
 def _checked(layer: Any, graph: Any, structure: Any) -> Any:
@@ -195,6 +200,11 @@ class _AttentionLayer(Conv):
              structure: Graph | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""
         return super().plan(x, z, self._looped(graph, structure))
+
+    def basis(self, x: Tensor, graph: Graph | None = None, z: Tensor | None = None, *,  # type: ignore[override]
+              structure: Graph | None = None) -> Basis:
+        """The basis that such a call would apply."""
+        return super().basis(x, z, self._looped(graph, structure))
 
     def _looped(self, graph: Graph | None, structure: Graph | None) -> Graph:
         found: Graph = _checked(self, graph, structure)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from structconv import torch_private as private
+from structconv.bases.base import Basis
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import check_mechanism
@@ -68,6 +69,10 @@ class OnGrid(Layer):
         """The plan that computes such a call; `print` it."""
         return self.conv.plan(image, axes=self.ndim)
 
+    def basis(self, image: Tensor) -> Basis:
+        """The basis that such a call would apply, over the pixels in order of memory."""
+        return self.conv.basis(image, axes=self.ndim)
+
 
 class _ImageLayer(Layer):
     """A mechanism and the parameters that torch's layer of the same name has, on images in torch's layout."""
@@ -93,8 +98,15 @@ class _ImageLayer(Layer):
 
     def plan(self, image: Tensor) -> Plan:
         """The plan that computes such a call; `print` it."""
+        return self._explained(image)[1]
+
+    def basis(self, image: Tensor) -> Basis:
+        """The basis that such a call would apply, over the pixels in order of memory."""
+        return self._explained(image)[0].basis()
+
+    def _explained(self, image: Tensor) -> tuple[Call, Plan]:
         try:
-            return self._planned(image)[1]
+            return self._planned(image)
         except ERRORS:
             self._check(image)
             raise

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.functional import pad
 
+from structconv.bases.base import Basis
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.grids import Cuboid
@@ -61,6 +62,11 @@ class _ConvTransposeNd(Layer):
         """The plan that computes such a call; `print` it."""
         entries, finer = self._entries(image)
         return self.conv.plan(entries, structure=finer)
+
+    def basis(self, image: Tensor) -> Basis:
+        """The basis that such a call would apply, over the pixels in order of memory."""
+        entries, finer = self._entries(image)
+        return self.conv.basis(entries, structure=finer)
 
     def _entries(self, image: Tensor) -> tuple[Tensor, Grid]:
         """The image's entries, and the grid of the outputs."""

@@ -21,7 +21,7 @@ from structconv.recipes.options.comparisons import Architectures
 from structconv.report.table import print_table
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of
+from structconv.train.study import Finished, Job, Study, jobs_of
 
 __all__ = ["RUNNER", "exponent", "measured_costs", "network", "sequences"]
 
@@ -97,9 +97,9 @@ def _exponents(lengths: list[int], row: dict[str, list[float]]) -> dict[str, flo
             **{key: exponent(lengths, row[key]) for key in ("flops", "predicted_flops")}}
 
 
-def _finish(recipe: Architectures, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
-    costs = measured_costs(recipe, progress)
-    run.write("pictures/cost.png", _picture(costs))
+def _finish(recipe: Architectures, finished: Finished) -> dict[str, Any]:
+    costs = measured_costs(recipe, finished.progress)
+    finished.run.write("pictures/cost.png", _picture(costs))
     return {"cost": costs}
 
 

@@ -10,21 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from structconv.analysis.layers import layer_bases
 from structconv.data.characters import Alphabet, read_characters
 from structconv.data.characters import Characters as Text
 from structconv.errors import DataError
 from structconv.models.characters import CharacterModel
 from structconv.models.decoding import sample
+from structconv.pictures import basis_png
 from structconv.recipes.options.sequences import Characters
 from structconv.train.batches import Windows
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of, loaded
+from structconv.train.study import Finished, Job, Study, jobs_of, loaded
 from structconv.train.task import BatchTask, mean_loss
 
 __all__ = ["RUNNER", "CharactersTask", "Writer", "network", "writer"]
 
 _ALPHABET = "alphabet.json"
+_DRAWN = 64
 
 
 def network(recipe: Characters, alphabet: int, window: int | None = None) -> CharacterModel:
@@ -103,11 +106,19 @@ def _jobs(recipe: Characters, run: Run | None) -> list[Job]:
     return jobs_of(recipe, recipe.name, partial(CharactersTask, recipe, text), CharactersTask)
 
 
-def _finish(recipe: Characters, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
-    """What the first training writes, in ``sample.txt`` too."""
-    text = writer(recipe, run, progress).write("", recipe.sample)
-    run.write("sample.txt", text + "\n")
+def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
+    """What the first training writes, in ``sample.txt`` too, and in a picture what its last heads look at."""
+    text = writer(recipe, finished.run, finished.progress).write("", recipe.sample)
+    finished.run.write("sample.txt", text + "\n")
+    finished.run.write("pictures/heads.png", _heads(finished.tasks()[recipe.name]))
     return {"sample": text}
+
+
+def _heads(task: CharactersTask) -> bytes:
+    """Where the heads of the last layer look in the beginning of the text behind the training's."""
+    bases = layer_bases(task.model, task.text.validation[:min(task.recipe.length, _DRAWN)].unsqueeze(0))
+    matrices = list(bases.values())[-1][0].dense().flatten(0, -3)
+    return basis_png(matrices, [f"head {number}" for number in range(len(matrices))])
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_loss": "nats a character"}, finish=_finish, use=writer).runner

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
+from structconv.analysis.layers import layer_bases
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism, Shifts
 from structconv.models.transformer import Transformer as Model
+from structconv.pictures import basis_png
 from structconv.recipes.options.sequences import FixedHeads
-from structconv.recipes.translation import translation_jobs, translator
-from structconv.train.progress import Progress
+from structconv.recipes.translation import TranslationTask, telling, translation_jobs, translator
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, firsts, parameters_of
+from structconv.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "network"]
 
@@ -42,9 +44,11 @@ def _difference(means: dict[str, float]) -> float:
     return means[_FIXED] - means[_LEARNT]
 
 
-def _finish(recipe: FixedHeads, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
-    """Parameters of both, and the time of a step of one over that of the other, step by step in turn."""
-    tasks = {name: job.make() for name, job in firsts(jobs).items()}
+def _finish(recipe: FixedHeads, finished: Finished) -> dict[str, Any]:
+    """Parameters of both, and the time of a step of one over that of the other, step by step in turn; in a picture
+    what the heads of the encoder look at."""
+    tasks = finished.tasks()
+    finished.run.write("pictures/encoder.png", _heads(recipe, tasks[_FIXED]))
     seconds: list[tuple[float, float]] = []
     for step in range(1, 22):
         times = []
@@ -56,6 +60,18 @@ def _finish(recipe: FixedHeads, run: Run, jobs: Sequence[Job], progress: Progres
     ratios = sorted(one / other for one, other in seconds[1:])
     return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
             "step_of_learnt_over_fixed": ratios[len(ratios) // 2], "spread": [ratios[0], ratios[-1]]}
+
+
+def _heads(recipe: FixedHeads, task: TranslationTask) -> bytes:
+    """The bases of the encoder's layers for a test sentence: a word that is looked at is a row, one that looks a
+    column."""
+    pairs = task.corpus.parts["test"]
+    place = telling(pairs.text)
+    bases = layer_bases(task.model, pairs.sources[place].unsqueeze(0), pairs.targets[place][:1].unsqueeze(0))
+    heads = [(f"layer {layer}, head {head}", matrix) for layer in range(recipe.layers)
+             for head, matrix in enumerate(bases[f"encoder.blocks.{layer}.attention"][0].dense().flatten(0, -3))]
+    names, matrices = zip(*heads, strict=True)
+    return basis_png(torch.stack(matrices), names)
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
+
+import torch
 
 from structconv.models.luong import Luong as Model
+from structconv.pictures import basis_png
 from structconv.recipes.options.sequences import Luong
-from structconv.recipes.translation import Translator, translation_jobs, translator
+from structconv.recipes.translation import Translator, telling, translation_jobs, translator
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study
+from structconv.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "network"]
 
@@ -32,6 +36,18 @@ def _gain(means: dict[str, float]) -> float:
     return means.get("global-location", float("nan")) - min(means.values())
 
 
+def _finish(recipe: Luong, finished: Finished) -> dict[str, Any]:
+    """Where each row looks in the source of a test sentence (a row) while it chooses the reference's subwords."""
+    tasks = finished.tasks()
+    pairs = tasks[recipe.rows[0]].corpus.parts["test"]
+    place = telling(pairs.text)
+    source, target = pairs.sources[place], pairs.targets[place][:-1]
+    with torch.no_grad():
+        weights = torch.stack([task.model.alignment(source, target).mT for task in tasks.values()])
+    finished.run.write("pictures/alignments.png", basis_png(weights, list(tasks)))
+    return {}
+
+
 def _use(recipe: Luong, run: Run, progress: Progress, beam: int | None = None) -> Translator:
     """That of the table's last row."""
     row = recipe.rows[-1]
@@ -39,4 +55,5 @@ def _use(recipe: Luong, run: Run, progress: Progress, beam: int | None = None) -
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_perplexity": "perplexity", "test_bleu": "BLEU"},
-               contrast=(_gain, "perplexity of global location over the least of the table"), use=_use).runner
+               contrast=(_gain, "perplexity of global location over the least of the table"),
+               finish=_finish, use=_use).runner

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from structconv.data.conllu import Sentence, read_conllu
 from structconv.data.words import Vocabulary
 from structconv.models.parser import Parser as Model
 from structconv.models.tokens import PAD
+from structconv.pictures import basis_png
 from structconv.recipes.options.sequences import Parser
 from structconv.train.batches import Batches
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, jobs_of
+from structconv.train.study import Finished, Job, Study, jobs_of
 from structconv.train.task import BatchTask
 
 __all__ = ["RUNNER", "ParserTask", "network"]
@@ -129,4 +132,23 @@ def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
     return jobs_of(recipe, recipe.name, partial(ParserTask, recipe, treebank), ParserTask)
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_uas": "UAS, %", "test_las": "LAS, %"}).runner
+def _finish(recipe: Parser, finished: Finished) -> dict[str, Any]:
+    task = finished.tasks()[recipe.name]
+    finished.run.write("pictures/heads.png", _picture(task))
+    return {}
+
+
+@torch.no_grad()
+def _picture(task: ParserTask) -> bytes:
+    """Of the first test sentence of middling length: for each word (a column) how probable each head is, the root
+    first; its head in the best tree; and its head in the treebank."""
+    sentences = task.treebank.parts["test"]
+    chosen = next((sentence for sentence in sentences if 9 <= len(sentence.words) <= 14), sentences[0])
+    words, tags, letters, heads, _ = _padded([chosen])
+    scores, _ = task.model(words, tags, letters)
+    found, _ = task.model.parse(words, tags, letters)
+    trees = [F.one_hot(tree[0], scores.shape[1]).mT for tree in (found, heads)]
+    return basis_png(torch.stack([scores[0].softmax(0), *trees]), ["heads, by probability", "best tree", "treebank"])
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_uas": "UAS, %", "test_las": "LAS, %"}, finish=_finish).runner

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from structconv.models.pervasive import Pervasive as Model
 from structconv.models.rnnsearch import RNNsearch
 from structconv.recipes.options.sequences import Pervasive
-from structconv.recipes.rnnsearch import telling
-from structconv.recipes.translation import translation_jobs, translator, write_translations
-from structconv.train.progress import Progress
+from structconv.recipes.translation import translation_jobs, translator, write_translated
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, firsts, parameters_of, trained
+from structconv.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "beside", "network"]
 
@@ -40,15 +37,11 @@ def _lead(means: dict[str, float]) -> float:
     return means[_OURS] - means[_BESIDE]
 
 
-def _finish(recipe: Pervasive, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
     """Parameters of both, translations, and where the greatest values stand while a sentence is translated."""
-    first = {name: trained(job, run, progress) for name, job in firsts(jobs).items()}
-    text, own = first[_OURS].corpus.parts["test"].text, first[_OURS].translator
-    if recipe.pooling != "attention":
-        source = telling(text)
-        run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
-    return {"parameters": {name: parameters_of(task) for name, task in first.items()},
-            **write_translations(run, own.translate(text.source), text.target)}
+    tasks = finished.tasks()
+    return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
+            **write_translated(finished.run, tasks[_OURS], aligned=recipe.pooling != "attention")}
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},

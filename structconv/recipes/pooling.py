@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,8 @@ from structconv.models.pooling import POOLINGS, PoolingClassifier
 from structconv.pictures import basis_png
 from structconv.recipes.generated import Classification, parts_of
 from structconv.recipes.options.comparisons import Pooling
-from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, firsts, jobs_of, trained
+from structconv.train.study import Finished, Job, Study, jobs_of
 
 __all__ = ["RUNNER", "WINS", "PoolingTask", "entries", "network"]
 
@@ -60,12 +58,12 @@ def _margin(means: dict[str, float]) -> float:
     return min(means[name] for name in wins) - max(mean for name, mean in means.items() if name not in wins)
 
 
-def _finish(recipe: Pooling, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+def _finish(recipe: Pooling, finished: Finished) -> dict[str, Any]:
     """The weights of a few test sequences, a picture a question, by the first trainings."""
-    first = firsts(jobs)
+    tasks = finished.tasks()
     for question in QUESTIONS:
-        tasks = {name: trained(first[f"{name}-{question}"], run, progress) for name in POOLINGS}
-        run.write(f"pictures/weights-{question}.png", _picture(recipe, tasks))
+        poolings = {name: tasks[f"{name}-{question}"] for name in POOLINGS}
+        finished.run.write(f"pictures/weights-{question}.png", _picture(recipe, poolings))
     return {}
 
 

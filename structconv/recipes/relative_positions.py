@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Mechanism, RelativeBias, RelativeKey, Rotary
 from structconv.models.transformer import Transformer as Model
 from structconv.nn import Conv, RelativeValue
+from structconv.pictures import curves_png
 from structconv.recipes.options.sequences import RelativePositions
 from structconv.recipes.translation import translation_jobs
 from structconv.structures import Causal
 from structconv.train.run import Run
-from structconv.train.study import Job, Study
+from structconv.train.study import Finished, Job, Study
 from structconv.weights import LowRank
 
 __all__ = ["RUNNER", "attention", "network"]
@@ -53,10 +55,21 @@ def _jobs(recipe: RelativePositions, run: Run | None) -> list[Job]:
     return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
 
 
+def _finish(recipe: RelativePositions, finished: Finished) -> dict[str, Any]:
+    """BLEU by clipping, and of the other rows, in a picture."""
+    means = {row: figures["test_bleu"]["mean"] for row, figures in finished.groups.items()}
+    clips = sorted(int(row.removeprefix("clip-")) for row in means if row.startswith("clip-")) or [0]
+    ends = [clips[0], clips[-1]]
+    curves = {row: (ends, [bleu, bleu]) for row, bleu in means.items() if not row.startswith("clip-")}
+    curves["both sides"] = clips, [means.get(f"clip-{clip}", float("nan")) for clip in clips]
+    finished.run.write("pictures/clipping.png", curves_png(curves, x_label="offsets are clipped at", y_label="BLEU"))
+    return {}
+
+
 def _gain(means: dict[str, float]) -> float:
     """Of clipping at 2 over clipping at 0, which knows no positions."""
     return means.get("clip-2", float("nan")) - means.get("clip-0", float("nan"))
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               contrast=(_gain, "BLEU of clip 2 over clip 0")).runner
+               contrast=(_gain, "BLEU of clip 2 over clip 0"), finish=_finish).runner

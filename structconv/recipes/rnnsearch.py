@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from structconv.data.parallel import Parallel
 from structconv.models.rnnsearch import RNNsearch as Model
 from structconv.recipes.options.sequences import RNNSearch
-from structconv.recipes.translation import bleu, translation_jobs, translator, write_translations
-from structconv.train.progress import Progress
+from structconv.recipes.translation import bleu, translation_jobs, translator, write_translated
 from structconv.train.run import Run
-from structconv.train.study import Job, Study, firsts, trained
+from structconv.train.study import Finished, Job, Study
 
-__all__ = ["RUNNER", "joined", "network", "telling"]
+__all__ = ["RUNNER", "joined", "network"]
 
 _WITHOUT, _WITH = "without-attention", "with-attention"
 
@@ -41,27 +39,17 @@ def _gain(means: dict[str, float]) -> float:
     return means[_WITH] - means[_WITHOUT]
 
 
-def _finish(recipe: RNNSearch, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
     """BLEU of one, two, three and four test sentences in a row, and a sentence's alignment, by the first trainings."""
-    first = {name: trained(job, run, progress) for name, job in firsts(jobs).items()}
-    test, own = first[_WITH].corpus.parts["test"].text, first[_WITH].translator
-    lengths: dict[str, dict[int, float]] = {name: {} for name in first}
-    for count in range(1, 5):
-        progress.phase(f"translating {count} sentences in a row")
+    tasks = finished.tasks()
+    test = tasks[_WITH].corpus.parts["test"].text
+    lengths = {name: {1: finished.groups[name]["test_bleu"]["mean"]} for name in tasks}
+    for count in range(2, 5):
+        finished.progress.phase(f"translating {count} sentences in a row")
         text = joined(test, count)
-        output = {name: task.translator.translate(text.source) for name, task in first.items()}
-        for name, lines in output.items():
-            lengths[name][count] = bleu(lines, text.target)[0]
-        if count == 1:
-            said = write_translations(run, output[_WITH], text.target)
-    source = telling(test)
-    run.write("pictures/alignment.png", own.alignment(source, *own.translate([source])))
-    return {"bleu_by_sentences_in_a_row": lengths, **said}
-
-
-def telling(text: Parallel) -> str:
-    """The first sentence of middling length, to be drawn."""
-    return next((line for line in text.source if 9 <= len(line.split()) <= 14), text.source[0])
+        for name, task in tasks.items():
+            lengths[name][count] = bleu(task.translator.translate(text.source), text.target)[0]
+    return {"bleu_by_sentences_in_a_row": lengths, **write_translated(finished.run, tasks[_WITH])}
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},

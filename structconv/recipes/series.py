@@ -18,12 +18,10 @@ from structconv.models.series import Forecaster, LastValue
 from structconv.pictures import forecast_png
 from structconv.recipes.options.series import Series
 from structconv.train.batches import Windows
-from structconv.train.checkpoint import Checkpoints
 from structconv.train.loop import Schedule, Task
-from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import Best
-from structconv.train.study import Job, Study, firsts, group_of, jobs_of, trained
+from structconv.train.study import Finished, Job, Study, jobs_of
 from structconv.train.task import BatchTask
 
 __all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
@@ -191,16 +189,12 @@ def _gain(means: dict[str, float]) -> float:
     return means[_PLAIN] - means[_PERIOD]
 
 
-def _finish(recipe: Series, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
+def _finish(recipe: Series, finished: Finished) -> dict[str, Any]:
     """Whose mean error is below that of the last value; and forecasts with gaps in pictures, by the first trainings."""
-    errors: dict[str, list[float]] = {}
-    for job in jobs:
-        result = Checkpoints(run.checkpoint_folder(job.name)).final(progress.note).state["result"]
-        errors.setdefault(group_of(job.name), []).append(result["test_mae"])
-    first = firsts(jobs)
+    tasks = finished.tasks()
     for name in (_PLAIN, _PERIOD):
-        run.write(f"pictures/{name}.png", _picture(trained(first[name], run, progress)))
-    means = {name: sum(found) / len(found) for name, found in errors.items()}
+        finished.run.write(f"pictures/{name}.png", _picture(tasks[name]))
+    means = {name: figures["test_mae"]["mean"] for name, figures in finished.groups.items()}
     return {"below_last_value": {name: means[name] < means[_LAST] for name in _ATTENTION}}
 
 

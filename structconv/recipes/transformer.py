@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from structconv.models.transformer import Transformer as Model
 from structconv.recipes.options.sequences import Transformer
-from structconv.recipes.translation import translation_jobs, translator, write_first
+from structconv.recipes.translation import translation_jobs, translator, write_translated
 from structconv.train.run import Run
-from structconv.train.study import Job, Study
+from structconv.train.study import Finished, Job, Study
 
 __all__ = ["RUNNER", "network"]
 
@@ -24,5 +25,9 @@ def _jobs(recipe: Transformer, run: Run | None) -> list[Job]:
     return translation_jobs(recipe, run, {recipe.name: partial(network, recipe)})
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=write_first,
+def _finish(recipe: Transformer, finished: Finished) -> dict[str, Any]:
+    return write_translated(finished.run, finished.tasks()[recipe.name])
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=_finish,
                use=partial(translator, network, f"{Transformer.name}/seed-0")).runner

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from structconv.data.parallel import Parallel, read_parallel
 from structconv.data.subwords import Subwords
-from structconv.errors import ConfigError, DataError
+from structconv.errors import DataError
 from structconv.models.decoding import beam
 from structconv.models.tokens import BEGIN, END, PAD
 from structconv.pictures import alignment_png
@@ -24,11 +24,11 @@ from structconv.recipes.options.sequences import Translation
 from structconv.train.batches import Batches
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.study import Job, jobs_of, loaded, trained
+from structconv.train.study import Job, jobs_of, loaded
 from structconv.train.task import BatchTask, mean_loss
 
-__all__ = ["TranslationTask", "Translator", "bleu", "read_corpus", "translation_jobs", "translator",
-           "write_first", "write_translations"]
+__all__ = ["TranslationTask", "Translator", "bleu", "read_corpus", "telling", "translation_jobs", "translator",
+           "write_translated"]
 
 _SUBWORDS = "subwords.json"
 _MOST_MORE = 50
@@ -125,17 +125,21 @@ def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str
             for job in jobs_of(recipe, name, partial(task, network), TranslationTask)]
 
 
-def write_first(recipe: Translation, run: Run, jobs: Sequence[Job], progress: Progress) -> dict[str, Any]:
-    """`write_translations` of the test sentences by the first training."""
-    task: Any = trained(jobs[0], run, progress)
-    text = task.corpus.parts["test"].text
-    return write_translations(run, task.translator.translate(text.source), text.target)
-
-
-def write_translations(run: Run, output: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
-    """Put them into ``translations.txt``; sacrebleu's signature."""
+def write_translated(run: Run, task: TranslationTask, *, aligned: bool = True) -> dict[str, Any]:
+    """Put what it makes of the test sentences into ``translations.txt`` and, if it can be `aligned`, where it looks in
+    one of them into ``pictures/alignment.png``; sacrebleu's signature."""
+    text, own = task.corpus.parts["test"].text, task.translator
+    output = own.translate(text.source)
     run.write("translations.txt", "\n".join(output) + "\n")
-    return {"signature": bleu(output, wanted)[1]}
+    if aligned:
+        place = telling(text)
+        run.write("pictures/alignment.png", own.alignment(text.source[place], output[place]))
+    return {"signature": bleu(output, text.target)[1]}
+
+
+def telling(text: Parallel) -> int:
+    """The place of the first sentence of middling length, to be drawn."""
+    return next((place for place, line in enumerate(text.source) if 9 <= len(line.split()) <= 14), 0)
 
 
 class Translator:
@@ -161,11 +165,8 @@ class Translator:
         """Where the model looks while it writes a translation; PNG.
 
         Raises:
-            ConfigError: it is no model whose words are aligned.
+            ConfigError: it looks nowhere in particular.
         """
-        if not hasattr(self._model, "alignment"):
-            raise ConfigError(self._recipe.name, "an alignment must be that of a model that has them",
-                              type(self._model).__name__, "Train the recipe rnnsearch or pervasive.")
         given = _source(self._subwords, source)
         wanted = _target(self._subwords, target)
         pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (given, wanted[1:]))

@@ -25,7 +25,7 @@ from structconv.train.stopping import Best
 from structconv.train.summary import mean_and_std
 from structconv.train.task import BatchTask
 
-__all__ = ["Job", "Runner", "Study", "against", "firsts", "group_of", "jobs_of", "loaded", "measured", "parameters_of",
+__all__ = ["Finished", "Job", "Runner", "Study", "against", "firsts", "jobs_of", "loaded", "measured", "parameters_of",
            "train_all", "trained", "tried"]
 
 
@@ -57,14 +57,14 @@ class Study:
         columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
             is the one the recipe is about.
         contrast: (mean by group) -> the headline figure, and its name; where absent that of the first group.
-        finish: (recipe, run, jobs, progress) -> what else the summary says: pictures, samples.
+        finish: (recipe, finished) -> what else the summary says; it may write pictures and samples into the run.
         use: see `Runner`.
     """
 
     jobs: Callable[[Any, Run | None], list[Job]]
     columns: Mapping[str, str]
     contrast: tuple[Callable[[dict[str, float]], float], str] | None = None
-    finish: Callable[[Any, Run, list[Job], Progress], dict[str, Any]] = lambda recipe, run, jobs, progress: {}
+    finish: Callable[[Any, Finished], dict[str, Any]] = lambda recipe, finished: {}
     use: Callable[..., Any] | None = None
 
     @property
@@ -77,7 +77,9 @@ class Study:
         jobs = self.jobs(recipe, run)
         results = train_all(jobs, run, interrupt, progress)
         progress.phase("measuring and drawing what was learnt")
-        return run.write_summary({**self._summary(recipe, run, results), **self.finish(recipe, run, jobs, progress)})
+        summary = self._summary(recipe, run, results)
+        finished = Finished(run=run, jobs=jobs, progress=progress, groups=summary["groups"])
+        return run.write_summary({**summary, **self.finish(recipe, finished)})
 
     def evaluate(self, recipe: Measured, run: Run, progress: Progress) -> dict[str, Any]:
         """The figures of the run's final weights, computed anew."""
@@ -98,7 +100,7 @@ class Study:
     def _summary(self, recipe: Measured, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, result in results.items():
-            groups.setdefault(group_of(name), []).append(result)
+            groups.setdefault(_group_of(name), []).append(result)
         table = {name: {metric: dict(zip(("mean", "std"), mean_and_std([one[metric] for one in group]), strict=True))
                         for metric in self.columns} for name, group in groups.items()}
         first = next(iter(self.columns))
@@ -126,14 +128,35 @@ class Job:
     schedule: Callable[[], Schedule]
 
 
-def group_of(name: str) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A run whose trainings are done.
+
+    Attributes:
+        groups: by group and figure its ``mean`` and ``std`` over seeds.
+    """
+
+    run: Run
+    jobs: Sequence[Job]
+    progress: Progress
+    groups: Mapping[str, Mapping[str, Mapping[str, float]]]
+
+    def tasks(self) -> dict[str, Any]:
+        """Of each group the `Task` of the first training, with the weights that it chose."""
+        return {group: trained(job, self.run, self.progress) for group, job in firsts(self.jobs).items()}
+
+
+def _group_of(name: str) -> str:
     """The group of a training by its name, ``group/seed-0``."""
     return name.partition("/")[0]
 
 
 def firsts(jobs: Sequence[Job]) -> dict[str, Job]:
     """The first training of each group."""
-    return {group_of(job.name): job for job in reversed(jobs)}
+    found: dict[str, Job] = {}
+    for job in jobs:
+        found.setdefault(_group_of(job.name), job)
+    return found
 
 
 def parameters_of(task: Task) -> int:

@@ -1,0 +1,68 @@
+"""The bases of a model's layers, as one call of the model binds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases import Basis
+from structconv.nn.layer import Layer
+
+__all__ = ["layer_bases"]
+
+
+@torch.no_grad()
+def layer_bases(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[Basis]]:
+    """What each layer looks at: the basis of every layer in a model, in one call of it.
+
+    >>> import torch
+    >>> from structconv.analysis.layers import layer_bases
+    >>> from structconv.nn import MultiheadAttention
+    >>> attention = torch.nn.Sequential(MultiheadAttention(8, 2), torch.nn.ReLU(), MultiheadAttention(8, 2))
+    >>> found = layer_bases(attention, torch.randn(5, 8))
+    >>> [(name, tuple(basis.dense().shape)) for name, [basis] in found.items()]
+    [('0', (2, 5, 5)), ('2', (2, 5, 5))]
+
+    Args:
+        model: called once, without gradients, as ``model(*args, **kwargs)``. In training mode, dropout on weights is
+            drawn anew for the basis.
+
+    Returns:
+        By a layer's name in `named_modules`, a basis for each time that it was called, in order. A step of decoding
+        (`Conv.step`) is no call.
+
+    Cost: that of the call, and of the leaves of each layer once more; `Basis.dense` is its caller's.
+    """
+    found: dict[str, list[Basis]] = {}
+    with _watched(model, found):
+        model(*args, **kwargs)
+    return found
+
+
+def _outermost(module: nn.Module, name: str = "") -> Iterator[tuple[str, Layer]]:
+    """The layers that have a basis, without those that they are made of."""
+    if isinstance(module, Layer) and hasattr(module, "basis"):
+        yield name, module
+    else:
+        for part, child in module.named_children():
+            yield from _outermost(child, f"{name}.{part}" if name else part)
+
+
+@contextmanager
+def _watched(model: nn.Module, found: dict[str, list[Basis]]) -> Iterator[None]:
+    handles = []
+    for name, layer in _outermost(model):
+        def note(layer: Any, args: Any, kwargs: Any, y: Tensor, name: str = name) -> None:
+            found.setdefault(name, []).append(layer.basis(*args, **{key: value for key, value in kwargs.items()
+                                                                    if not key.startswith("return_")}))
+
+        handles.append(layer.register_forward_hook(note, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
