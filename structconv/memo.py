@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from functools import partial
 from operator import is_
 from typing import Any, TypeVar, cast
 
@@ -91,7 +92,8 @@ def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callabl
 
 
 class Reused:
-    """What was made last of some tensors, part of an expression or not, for as long as they stay as they are.
+    """What was made last of some tensors, part of an expression or not, for as long as they stay as they are, or of
+    sizes alone.
 
     It belongs to whoever makes many calls of the same tensors, and goes with its owner.
     """
@@ -100,7 +102,11 @@ class Reused:
         self._last: tuple[Hashable, tuple[Tensor, ...], Any] = None, (), None
 
     def of(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T]) -> T:
-        """`build()`, or what it gave before."""
+        """`build()`, or what it gave before; what no tensor goes into is built as `derived` builds."""
+        if not tensors:
+            if is_compiling():
+                return build()
+            build = partial(private.outside_modes, build)
         state = key, torch.is_grad_enabled(), *[(private.version(t), t.requires_grad) for t in tensors]
         known, others, value = self._last
         if known != state or not all(map(is_, tensors, others)):

@@ -13,10 +13,11 @@ from structconv.bases.pairwise import Pairwise
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
 from structconv.errors import StructureError
-from structconv.memo import derived
+from structconv.memo import Reused, derived, is_plain
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.grid import Grid
 from structconv.structures.restriction import Restriction
+from structconv.structures.values import altered
 
 __all__ = ["BUCKETS", "ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup", "bucket", "bucket_count"]
 
@@ -80,6 +81,19 @@ class Lookup(Sized, Score):
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
 
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Reused) -> Tensor:
+        """The entries of all pairs of so many, (..., K, N, M); `places` keeps where they are in the table."""
+        if self.table.shape[-2] != 1 or not is_plain(self.table):
+            return altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT
+
+        def rows() -> Tensor:
+            source, target = (torch.arange(count, device=self.table.device) for count in (inputs, outputs))
+            return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
+
+        index = places.of((), (inputs, outputs, self.table.device), rows)
+        found = self.table.squeeze(-2).index_select(-1, index).unflatten(-1, (outputs, inputs))
+        return found.to(dtype)
+
 
 @value
 class GridLookup(Score):
@@ -133,6 +147,10 @@ class GridLookup(Score):
         found = self.table.flatten(-axes).index_select(-1, index).unflatten(-1, (entries, entries)).mT
         return found if dtype is None else found.to(dtype)
 
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Reused) -> Tensor:
+        """The entries of all pairs, (..., K, N, M); where they are in the table is remembered with the grid."""
+        return self.dense(dtype).mT
+
     def evaluate(self, pairs: Pairs) -> Tensor:
         index = self._index(pairs.source_index(), pairs.target_index())
         return pairs.table(self.table.flatten(-self.grid.ndim).unsqueeze(-2), index)
@@ -166,6 +184,18 @@ class Distance(Sized, Score):
     def evaluate(self, pairs: Pairs) -> Tensor:
         distance = (pairs.source_index() - pairs.target_index()).abs().to(pairs.dtype)
         return -self.slope.to(pairs.dtype).view(-1, *(1,) * len(pairs.shape)) * distance
+
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Reused) -> Tensor:
+        """The entries of all pairs of so many, (K, N, M); `places` keeps the distances."""
+        if not is_plain(self.slope):
+            return altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT
+
+        def distances() -> Tensor:
+            source, target = (torch.arange(count, device=self.slope.device) for count in (inputs, outputs))
+            return (source - target.unsqueeze(-1)).abs().neg().to(dtype)
+
+        known = places.of((), (inputs, outputs, self.slope.device, dtype), distances)
+        return self.slope.to(dtype).view(-1, 1, 1) * known
 
 
 @value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,12 @@ from structconv import torch_private as private
 from structconv.bases.entrywise import Masked, Normalised
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, GridLookup, Lookup
-from structconv.bases.scores import Bilinear, Score
-from structconv.bases.sizes import Sized
+from structconv.bases.scores import Bilinear
 from structconv.bases.spec import Leaf, Leaves, filler, getter, tensor
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed, product_and_bias
 from structconv.kernels.orders import Application, Applied
+from structconv.memo import Reused
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE, PADDED
@@ -28,10 +28,10 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.fused_attention import fused_attention
 from structconv.shapes import broadcast
-from structconv.structures.values import altered
 
 __all__ = ["Attended", "ScaledDotProduct", "held_bias"]
 
+Held = GridLookup | Lookup | Distance
 #: Weights of all pairs up to which a bias is held whole for torch's operator.
 HELD_WEIGHTS, HELD_RELATIVE = 1 << 22, 1 << 16
 
@@ -41,7 +41,7 @@ class Attended(NamedTuple):
 
     Args:
         query, key: what finds them. size: K. depth: D.
-        bias: (leaves) -> the basis of the bias.
+        bias: (leaves) -> the basis of the bias. places: what of it sizes alone decide.
     """
 
     query: Callable[[Leaves], Any]
@@ -50,7 +50,8 @@ class Attended(NamedTuple):
     depth: int
     scale: float
     existing: Existing
-    bias: Callable[[Leaves], Score] | None
+    bias: Callable[[Leaves], Held] | None
+    places: Reused
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
@@ -72,17 +73,12 @@ class Attended(NamedTuple):
             query, key, values = (F.pad(t, (0, max(depth, channels) - t.shape[-1])) for t in (query, key, values))
         added = None if mask is None else mask.mT
         if self.bias is not None:
-            held = _held(self.bias(leaves), inputs, outputs).dense(query.dtype).mT
-            added = held.expand(*lead, *held.shape[-3:]).flatten(0, -4) if held.dim() > 3 else held
+            held = self.bias(leaves).by_outputs(inputs, outputs, query.dtype, self.places)
+            added = held.expand(*lead, *held.shape[-3:]).flatten(0, -4) if held.dim() > 3 else held.unsqueeze(0)
         y = fused_attention(query, key, values, added, causal, self.scale)
         y = y if depth <= channels else y[..., :channels]
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
         return call.basis().apply(r) if causal and not _sound(y, query, key, r) else y
-
-
-def _held(bias: Score, inputs: int, outputs: int) -> Score:
-    """The bias for the sizes of this call."""
-    return altered(bias, inputs=inputs, outputs=outputs) if isinstance(bias, Sized) else bias
 
 
 def _sound(y: Tensor, query: Tensor, key: Tensor, r: Tensor) -> bool:
@@ -146,14 +142,14 @@ def matched(basis: Normalised, nominal: bool = False) -> Attended | None:
     if existing is None or (existing.causal and existing.masked):  # torch would take a table of numbers
         return None
     return Attended(getter(node.query), getter(node.key), node.size, node.query.shape[-1], scale, existing,
-                    None if bias is None else filler(bias))
+                    None if bias is None else filler(bias), Reused())
 
 
-def held_bias(weights: Normalised, nominal: bool = False) -> Score | None:
+def held_bias(weights: Normalised, nominal: bool = False) -> Held | None:
     """The bias that is small enough to hold at all pairs, where no mask is."""
     if weights.child.support() is not None:
         return None
-    bias = product_and_bias(weights.child, lambda part: isinstance(part, GridLookup | Lookup | Distance))[1]
+    bias = cast("Held | None", product_and_bias(weights.child, lambda part: isinstance(part, Held))[1])
     if bias is None or (isinstance(bias, Lookup) and bias.kind == "position"):
         return None
     batch = 1 if nominal else math.prod(weights.batch_shape)
