@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from structconv.errors import StructureError
+from structconv.errors import DataError
 
 __all__ = ["read_array_pickle"]
 
@@ -49,9 +49,8 @@ class _ArrayUnpickler(pickle.Unpickler):
         try:
             return self._table[module, name]
         except KeyError:
-            raise StructureError("read_array_pickle", f"{self._path} must hold numpy and scipy arrays only",
-                                 f"the forbidden global {module}.{name}",
-                                 "Nothing of it was run; fetch the file again from its publisher.") from None
+            raise DataError(self._path, "numpy and scipy arrays only", f"the forbidden global {module}.{name}",
+                            remedy="Nothing of it was run; fetch the file again from its publisher.") from None
 
 
 def read_array_pickle(path: Path) -> object:
@@ -60,15 +59,14 @@ def read_array_pickle(path: Path) -> object:
     Strings of Python 2 are read as latin1. Cost: one read of the file.
 
     Raises:
-        StructureError: the pickle names any other global (the file and the global are named, nothing is called),
+        DataError: the pickle names any other global (the file and the global are named, nothing is called),
             or it is damaged.
     """
     content = Path(path).read_bytes()
     try:
         return _ArrayUnpickler(content, Path(path)).load()
-    except StructureError:
+    except DataError:
         raise
     except Exception as error:
-        raise StructureError("read_array_pickle", f"{path} must be a pickle of arrays",
-                             f"{type(error).__name__}: {error}",
-                             "Fetch the file again from its publisher.") from error
+        raise DataError(path, "a pickle of arrays", f"{type(error).__name__}: {error}",
+                        remedy="Fetch the file again from its publisher.") from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from structconv.data.hashing import sha256_of
 from structconv.data.pickles import read_array_pickle
 from structconv.data.text import read_text
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import DataError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -90,15 +90,13 @@ def read_planetoid(folder: str | Path, name: str = "cora", *, verify: bool = Tru
         verify: hold each file against its published SHA-256 (known for Cora).
 
     Raises:
-        ConfigError: a file is missing.
-        StructureError: a hash differs, a pickle names a forbidden type, or the parts do not fit each other.
-        DataError: `test.index` is no text.
+        DataError: a file is missing, has another hash, names a forbidden type, or does not fit the others.
     """
     paths = _find(Path(folder), name, verify)
     x, tx, allx = (_matrix(paths[part]) for part in ("x", "tx", "allx"))
     y, ty, ally = (_one_hot(paths[part]) for part in ("y", "ty", "ally"))
     test = _test_index(paths["test.index"])
-    _check_fit(name, (x, tx, allx), (y, ty, ally), test)
+    _check_fit(paths, (x, tx, allx), (y, ty, ally), test)
     features, one_hot = _placed(allx, tx, ally, ty, test)
     labels = torch.from_numpy(one_hot.argmax(1).astype("int64"))
     first = y.shape[0]
@@ -112,12 +110,12 @@ def _find(folder: Path, name: str, verify: bool) -> dict[str, Path]:
     paths = {part: folder / f"ind.{name}.{part}" for part in _PARTS}
     for path in paths.values():
         if not path.is_file():
-            raise ConfigError("read_planetoid", f"{folder} must hold {path.name}", "no such file",
-                              "The files are in the folder data of github.com/kimiyoung/planetoid.")
+            raise DataError(path, "this file", "no such file",
+                            remedy="The files are in the folder data of github.com/kimiyoung/planetoid.")
         expected = _SHA256.get(path.name) if verify else None
         if expected and (actual := sha256_of(path)) != expected:
-            raise StructureError("read_planetoid", f"{path} must have SHA-256 {expected}", actual,
-                                 "Fetch it again, or read it as it is with --no-verify (verify=False).")
+            raise DataError(path, f"SHA-256 {expected}", actual,
+                            remedy="Fetch it again, or read it as it is with --no-verify (verify=False).")
     return paths
 
 
@@ -126,12 +124,12 @@ def _matrix(path: Path) -> csr_matrix:
 
     raw: Any = read_array_pickle(path)
     if not isinstance(raw, csr_matrix):
-        raise StructureError("read_planetoid", f"{path} must hold a scipy CSR matrix", type(raw).__name__)
+        raise DataError(path, "a scipy CSR matrix", type(raw).__name__)
     try:
         matrix = csr_matrix((raw.data, raw.indices, raw.indptr), shape=raw.shape, dtype="float32")
         matrix.check_format(full_check=True)
     except (ValueError, TypeError, AttributeError) as error:
-        raise StructureError("read_planetoid", f"{path} must hold a sound CSR matrix", error) from error
+        raise DataError(path, "a sound CSR matrix", error) from error
     return matrix
 
 
@@ -140,8 +138,7 @@ def _one_hot(path: Path) -> Any:
 
     raw = read_array_pickle(path)
     if not isinstance(raw, np.ndarray) or raw.ndim != 2 or raw.dtype.kind not in "iuf":
-        raise StructureError("read_planetoid", f"{path} must hold a numeric array (nodes, classes)",
-                             type(raw).__name__)
+        raise DataError(path, "a numeric array (nodes, classes)", type(raw).__name__)
     return raw
 
 
@@ -149,24 +146,25 @@ def _test_index(path: Path) -> Tensor:
     words = read_text(path).split()
     wrong = next((word for word in words or [""] if not (word.isdecimal() and len(word) < _MOST_DIGITS)), None)
     if wrong is not None:
-        raise StructureError("read_planetoid", f"{path} must list one node number a line", repr(wrong))
+        raise DataError(path, "one node number a line", repr(wrong))
     return torch.tensor([int(word) for word in words])
 
 
-def _check_fit(name: str, features: tuple[Any, ...], labels: tuple[Any, ...], test: Tensor) -> None:
+def _check_fit(paths: dict[str, Path], features: tuple[Any, ...], labels: tuple[Any, ...], test: Tensor) -> None:
     for part, rows, targets in zip(("", "t", "all"), features, labels, strict=True):
         if rows.shape[0] != targets.shape[0]:
-            raise StructureError("read_planetoid", f"ind.{name}.{part}x and ind.{name}.{part}y must have equally "
-                                 "many rows", f"{rows.shape[0]} and {targets.shape[0]}")
+            raise DataError(paths[f"{part}y"], f"as many rows as {paths[f'{part}x'].name} has, {rows.shape[0]}",
+                            targets.shape[0])
     tx, allx = features[1:]
-    if len(test) != tx.shape[0] or len(test.unique()) != len(test) or int(test.min()) != allx.shape[0]:
-        raise StructureError("read_planetoid", f"ind.{name}.test.index must number the {tx.shape[0]} rows of tx, "
-                             f"each once, from {allx.shape[0]} up", f"{len(test)} numbers from {int(test.min())}")
-    places = int(test.max()) + 1 - allx.shape[0]
+    path, first, last = paths["test.index"], int(test.min()), int(test.max())
+    if len(test) != tx.shape[0] or len(test.unique()) != len(test) or first != allx.shape[0]:
+        raise DataError(path, f"numbers of the {tx.shape[0]} rows of tx, each once, from {allx.shape[0]} up",
+                        f"{len(test)} numbers from {first}")
+    places = last + 1 - allx.shape[0]
     if places > 2 * len(test):
-        raise StructureError("read_planetoid", f"ind.{name}.test.index must leave out at most half of the numbers from "
-                             f"{allx.shape[0]} to its highest", f"{len(test)} of {places}, the highest "
-                             f"{int(test.max())}", "Each number left out becomes a node without features.")
+        raise DataError(path, f"at most half of the numbers from {allx.shape[0]} to its highest left out",
+                        f"{len(test)} of {places}, the highest {last}",
+                        remedy="Each number left out becomes a node without features.")
 
 
 def _placed(allx: Any, tx: Any, ally: Any, ty: Any, test: Tensor) -> tuple[csr_matrix, Any]:
@@ -192,15 +190,14 @@ def _numbers_node(value: Any) -> bool:
 def _edges(path: Path, num_nodes: int) -> Tensor:
     raw = read_array_pickle(path)
     if not isinstance(raw, dict) or not all(isinstance(neighbours, list) for neighbours in raw.values()):
-        raise StructureError("read_planetoid", f"{path} must hold a dictionary of lists", type(raw).__name__)
+        raise DataError(path, "a dictionary of lists", type(raw).__name__)
     wrong = [n for m, neighbours in raw.items() for n in (m, *neighbours) if not _numbers_node(n)]
     if wrong:
-        raise StructureError("read_planetoid", f"{path} must number nodes from 0 to {num_nodes - 1}", repr(wrong[0]))
+        raise DataError(path, f"nodes from 0 to {num_nodes - 1}", repr(wrong[0]))
     pairs = torch.tensor([(m, n) for m, neighbours in raw.items() for n in neighbours if m != n], dtype=torch.int64)
     if pairs.numel() == 0:
         return pairs.new_zeros(2, 0)
     if int(pairs.min()) < 0 or int(pairs.max()) >= num_nodes:
-        raise StructureError("read_planetoid", f"{path} must number nodes from 0 to {num_nodes - 1}",
-                             f"{int(pairs.min())} to {int(pairs.max())}")
+        raise DataError(path, f"nodes from 0 to {num_nodes - 1}", f"{int(pairs.min())} to {int(pairs.max())}")
     both = torch.cat([pairs, pairs.flip(1)])
     return both.unique(dim=0).T.contiguous()

@@ -96,7 +96,7 @@ def row_normalised(data: Planetoid) -> Sparse:
 
 
 def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
-    data = read_planetoid(recipe.data, verify=recipe.verify)
+    data = read_planetoid(recipe.data, recipe.dataset, verify=recipe.verify)
     return [Job(name=f"{recipe.name}/seed-{seed}", make=partial(CitationTask, recipe, data),
                 schedule=partial(_schedule, recipe, seed)) for seed in range(recipe.seeds)]
 

@@ -36,6 +36,11 @@ class Measured(Recipe):
     preset: str = option("default", "the preset whose values these are", fixed=True)
     seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
 
+    @property
+    def goal(self) -> float | None:
+        """What the headline figure should reach."""
+        return self.goals.get(self.preset)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Measured):

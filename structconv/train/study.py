@@ -113,8 +113,8 @@ class Study:
 
 
 def against(recipe: Measured, value: float) -> dict[str, Any]:
-    """The goal of the recipe's preset, whether it is met, and the published figure."""
-    goal = recipe.goals.get(recipe.preset)
+    """The recipe's goal, whether it is met, and the published figure."""
+    goal = recipe.goal
     met = None if goal is None else (value >= goal if recipe.higher else value <= goal)
     return {"goal": goal, "met": met, "published": recipe.published}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -14,9 +15,10 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from structconv.cli import main
 from structconv.data.pickles import read_array_pickle
 from structconv.data.planetoid import read_planetoid
-from structconv.errors import ConfigError, DataError, StructureError
+from structconv.errors import DataError
 
 SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "shared" / "data"))
 needs_cora = pytest.mark.skipif(not (SHARED / "planetoid" / "ind.cora.x").is_file(),
@@ -55,7 +57,7 @@ def test_a_changed_byte_is_an_error_that_names_the_file(tmp_path):
         shutil.copyfile(path, tmp_path / path.name)
     with open(tmp_path / "ind.cora.test.index", "a") as file:
         file.write("\n")
-    with pytest.raises(StructureError, match=r"ind\.cora\.test\.index must have SHA-256 297ce8.*--no-verify"):
+    with pytest.raises(DataError, match=r"ind\.cora\.test\.index: expected SHA-256 297ce8.*--no-verify"):
         read_planetoid(tmp_path)
     assert read_planetoid(tmp_path, verify=False).num_nodes == 2708
 
@@ -83,26 +85,26 @@ def test_gaps_self_loops_and_duplicates(tmp_path):
 
 def test_neighbours_out_of_range_are_refused(tmp_path):
     tiny(tmp_path, graph={0: [6]})
-    with pytest.raises(StructureError, match="from 0 to 5; got 0 to 6"):
+    with pytest.raises(DataError, match="from 0 to 5; got 0 to 6"):
         read_planetoid(tmp_path, "tiny")
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("3\n1000000000000\n", "at most half of the numbers from 3 to its highest; got 2 of 999999999998"),
+    ("3\n1000000000000\n", "at most half of the numbers from 3 to its highest left out; got 2 of 999999999998"),
     (f"3\n{10 ** 30}\n", "one node number a line; got '1000000"),
     ("3\n\u00b2\n", "one node number a line; got '\u00b2'"),
     ("3\n-5\n", "one node number a line; got '-5'")])
 def test_test_numbers_that_cannot_be_are_named(tmp_path, text, message):
     tiny(tmp_path)
     (tmp_path / "ind.tiny.test.index").write_text(text, encoding="utf-8")
-    with pytest.raises(StructureError, match=rf"ind\.tiny\.test\.index must .*{message}"):
+    with pytest.raises(DataError, match=rf"ind\.tiny\.test\.index: expected .*{message}"):
         read_planetoid(tmp_path, "tiny")
 
 
 def test_another_encoding_is_named(tmp_path):
     tiny(tmp_path)
     (tmp_path / "ind.tiny.test.index").write_bytes("3\n5\n".encode("utf-16"))
-    with pytest.raises(StructureError, match=r"test\.index, line 1: expected text in UTF-8; got the byte 0xff"):
+    with pytest.raises(DataError, match=r"test\.index, line 1: expected text in UTF-8; got the byte 0xff"):
         read_planetoid(tmp_path, "tiny")
 
 
@@ -116,12 +118,12 @@ def test_no_test_numbers_at_all_are_named(tmp_path):
 @pytest.mark.parametrize("bad", ["a", 1.5, None, True, 10 ** 30, [1]])
 def test_neighbours_that_are_no_numbers_are_refused(tmp_path, bad):
     tiny(tmp_path, graph={0: [1], 1: [0, bad]})
-    with pytest.raises(StructureError, match=rf"tiny\.graph must number nodes from 0 to 5; got {re.escape(repr(bad))}"):
+    with pytest.raises(DataError, match=rf"tiny\.graph: expected nodes from 0 to 5; got {re.escape(repr(bad))}"):
         read_planetoid(tmp_path, "tiny")
 
 
 def test_a_missing_file_names_the_remedy(tmp_path):
-    with pytest.raises(ConfigError, match=r"must hold ind\.cora\.x; got no such file.*kimiyoung"):
+    with pytest.raises(DataError, match=r"ind\.cora\.x: expected this file; got no such file.*kimiyoung"):
         read_planetoid(tmp_path)
 
 
@@ -139,7 +141,7 @@ def test_a_hostile_pickle_is_refused_and_named_and_not_run(tmp_path, protocol):
     marker = tmp_path / "ran"
     bad = tmp_path / "ind.tiny.graph"
     bad.write_bytes(pickle.dumps({0: Hostile(marker)}, protocol=protocol))
-    with pytest.raises(StructureError, match=rf"ind\.tiny\.graph.*{os.name}\.system"):
+    with pytest.raises(DataError, match=rf"ind\.tiny\.graph.*{os.name}\.system"):
         read_planetoid(tmp_path, "tiny")
     assert not marker.exists()
 
@@ -149,14 +151,14 @@ def test_a_hostile_pickle_is_refused_and_named_and_not_run(tmp_path, protocol):
 def test_no_other_global_is_admitted(tmp_path, code):
     path = tmp_path / "some.pickle"
     path.write_bytes(code)
-    with pytest.raises(StructureError, match="forbidden global"):
+    with pytest.raises(DataError, match="forbidden global"):
         read_array_pickle(path)
 
 
 def test_a_truncated_pickle_is_named(tmp_path):
     path = tmp_path / "some.pickle"
     path.write_bytes(pickle.dumps(np.arange(10), protocol=4)[:-20])
-    with pytest.raises(StructureError, match=r"some\.pickle must be a pickle of arrays"):
+    with pytest.raises(DataError, match=r"some\.pickle: expected a pickle of arrays"):
         read_array_pickle(path)
 
 
@@ -165,5 +167,18 @@ def test_an_unsound_matrix_is_refused(tmp_path):
     matrix = csr_matrix(np.ones((3, 2), dtype="float32"))
     matrix.indices[0] = 7
     (tmp_path / "ind.tiny.allx").write_bytes(pickle.dumps(matrix, protocol=4))
-    with pytest.raises(StructureError, match=r"ind\.tiny\.allx must hold a sound CSR matrix"):
+    with pytest.raises(DataError, match=r"ind\.tiny\.allx: expected a sound CSR matrix"):
         read_planetoid(tmp_path, "tiny")
+
+
+def test_any_data_set_of_the_format_trains_without_coras_goal(tmp_path, capsys):
+    tiny(tmp_path)
+    words = ["train", "cora-gcn", "--data", str(tmp_path), "--dataset", "tiny", "epochs=2", "seeds=1", "--json"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    head = json.loads(capsys.readouterr().out.splitlines()[-1])["headline"]
+    assert head["goal"] is head["met"] is None
+    (tmp_path / "ind.tiny.graph").write_bytes((tmp_path / "ind.tiny.graph").read_bytes()[:-3])
+    assert main(["resume", str(tmp_path / "run")]) == 3
+    assert main([*words, "--out", str(tmp_path / "torn")]) == 3
+    assert f"{tmp_path / 'ind.tiny.graph'}: expected a pickle of arrays" in capsys.readouterr().err
+    assert not (tmp_path / "torn").exists()

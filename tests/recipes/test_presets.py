@@ -16,7 +16,6 @@ PRESETS = [(name, preset) for name, entry in RECIPES.items() if issubclass(entry
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 def test_a_preset_resolves_and_is_written_down(name, preset, tmp_path):
     kind = RECIPES[name].recipe
-    (tmp_path / "ind.cora.x").touch()
     recipe = resolve(kind, ["seeds=7", *([f"data={tmp_path}"] if kind.folder else [])], preset)
     assert recipe.preset == preset
     assert recipe.seeds == 7

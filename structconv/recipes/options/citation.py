@@ -6,33 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from structconv.errors import ConfigError
+from structconv.recipes.options.folder import InFolder
 from structconv.train.config import option
-from structconv.train.options import Measured
 
 __all__ = ["Cora", "CoraCheb", "CoraGAT", "CoraGCN"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cora(Measured):
+class Cora(InFolder):
     """What the three Cora recipes share."""
 
     folder = "planetoid"
+    reads = ("dataset",)
     where = "The files are in the folder data of github.com/kimiyoung/planetoid."
     presets: ClassVar = {"quick": {"seeds": 1, "epochs": 60}}
-    data: str = option("", "folder with the raw Planetoid files ind.cora.*")
+    dataset: str = option("cora", "NAME of the files ind.NAME.*: any data set in the Planetoid format")
     seeds: int = 10
     verify: bool = option(True, "hold the files against their published SHA-256")
     learning_rate: float = option(0.01, "of Adam", minimum=0)
     weight_decay: float = option(5e-4, "L2 penalty", minimum=0)
     epochs: int = option(200, "at most", minimum=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (Path(self.data) / "ind.cora.x").is_file():
-            raise ConfigError(self.name, "data must name the folder with the Planetoid files ind.cora.*",
-                              repr(self.data) if self.data else "none", f"Give it with --data DIR. {self.where}")
-        object.__setattr__(self, "data", str(Path(self.data).resolve()))
+    def files(self) -> list[Path]:
+        return [file for file in sorted(Path(self.data).iterdir()) if file.name.startswith(f"ind.{self.dataset}.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,55 @@
+"""The options of a recipe that reads files in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv.train.config import option
+from structconv.train.options import Measured
+
+__all__ = ["InFolder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFolder(Measured):
+    """A recipe that reads files in a folder.
+
+    Attributes:
+        reads: the keys that name files.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
+    data: str = option(".", "the folder with the files")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not Path(self.data).is_dir():
+            raise ConfigError(self.name, "data must be a folder", repr(self.data),
+                              f"Give it with --data DIR. {self.where}")
+        object.__setattr__(self, "data", str(Path(self.data).resolve()))
+
+    @property
+    def goal(self) -> float | None:
+        """None on other data than those that it is of."""
+        own = {field.name: field.default for field in dataclasses.fields(self)}
+        return super().goal if all(getattr(self, key) == own[key] for key in self.reads) else None
+
+    def path(self, name: str) -> Path:
+        """A file in the folder, or elsewhere if `name` is a whole path."""
+        return Path(self.data) / name
+
+    def from_here(self, name: str) -> str:
+        """The whole path of a file in the current directory, if it is there; else the name as it is."""
+        path = Path(name).absolute()
+        return str(path) if self._found(path) else name
+
+    def files(self) -> list[Path]:
+        return [file for key in self.reads for file in self._found(self.path(getattr(self, key)))]
+
+    def _found(self, path: Path) -> list[Path]:
+        """The files that there are of what has this path."""
+        return [path] if path.is_file() else []
