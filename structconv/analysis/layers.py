@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from structconv.bases import Basis
+from structconv.nn.composite import watched
 from structconv.nn.layer import Layer
 
 __all__ = ["layer_bases"]
@@ -38,7 +38,12 @@ def layer_bases(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[B
     Cost: that of the call, and of the leaves of each layer once more; `Basis.dense` is its caller's.
     """
     found: dict[str, list[Basis]] = {}
-    with _watched(model, found):
+
+    def note(name: str, layer: Any, args: Any, kwargs: Any) -> None:
+        given = {key: value for key, value in kwargs.items() if not key.startswith("return_")}
+        found.setdefault(name, []).append(layer.basis(*args, **given))
+
+    with watched(_outermost(model), note):
         model(*args, **kwargs)
     return found
 
@@ -50,19 +55,3 @@ def _outermost(module: nn.Module, name: str = "") -> Iterator[tuple[str, Layer]]
     else:
         for part, child in module.named_children():
             yield from _outermost(child, f"{name}.{part}" if name else part)
-
-
-@contextmanager
-def _watched(model: nn.Module, found: dict[str, list[Basis]]) -> Iterator[None]:
-    handles = []
-    for name, layer in _outermost(model):
-        def note(layer: Any, args: Any, kwargs: Any, y: Tensor, name: str = name) -> None:
-            found.setdefault(name, []).append(layer.basis(*args, **{key: value for key, value in kwargs.items()
-                                                                    if not key.startswith("return_")}))
-
-        handles.append(layer.register_forward_hook(note, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -25,7 +25,7 @@ from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
-from structconv.structures.batching import samples_of
+from structconv.structures.batching import entries_to_samples, samples_of
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
@@ -349,8 +349,7 @@ class Incidence(GraphMechanism):
 
     def forward(self, inputs: Inputs) -> Leaves:
         if self.end == "sample":
-            samples, device = samples_of(inputs.structure), inputs.device
-            return (derived(samples, ("incidence", str(device)), lambda: _of_samples(samples, device)),)
+            return (entries_to_samples(inputs.structure, inputs.device),)
         graph = _graph(self, inputs.structure)
         key = ("incidence", self.end, graph.num_inputs, graph.num_outputs)
         return (derived(graph.edge_index, key, lambda: self._incidence(graph)),)
@@ -385,12 +384,6 @@ def _to_edges(graph: Graph, samples: Samples, end: str) -> Samples:
                              "batch(graphs) has them so.")
     counts = torch.zeros(len(inputs), dtype=torch.int64).index_add(0, owner.cpu(), torch.ones_like(owner.cpu()))
     return Samples(inputs if end == "sender" else outputs, counts)
-
-
-def _of_samples(samples: Samples, device: torch.device) -> Graph:
-    member, _ = samples.members(device)
-    entry = torch.arange(samples.input_count, dtype=member.dtype, device=device)
-    return Graph(torch.stack([entry, member]), num_inputs=samples.input_count, num_outputs=samples.num_samples)
 
 
 def _graph(mechanism: Mechanism, structure: Any) -> Graph:

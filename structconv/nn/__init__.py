@@ -6,6 +6,7 @@ from structconv.nn.attention import MultiheadAttention, NonLocalBlock
 from structconv.nn.buffers import StructureBuffer
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
+from structconv.nn.graph_networks import Attributes, GraphNetwork
 from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
 from structconv.nn.grids import (
     AvgPool1d,
@@ -18,13 +19,15 @@ from structconv.nn.grids import (
     SeparableConv2d,
 )
 from structconv.nn.images import to_entries, to_image
+from structconv.nn.pooling import GraphPool, GroupPool
 from structconv.nn.prepared import Prepared
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.relative import RelativeValue
 from structconv.nn.transposed import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from structconv.roles import state_keys
 
-__all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d", "ConvGRUCell",
-           "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv", "GATConv",
-           "GATv2Conv", "GCNConv", "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv",
-           "RelativeValue", "SeparableConv2d", "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]
+__all__ = ["Attributes", "AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d",
+           "ConvGRUCell", "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv",
+           "GATConv", "GATv2Conv", "GCNConv", "GraphNetwork", "GraphPool", "GroupPool", "MultiheadAttention",
+           "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv", "RelativeValue", "SeparableConv2d",
+           "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]

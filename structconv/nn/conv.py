@@ -300,7 +300,6 @@ class Conv(Layer):
     def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
-        x = told_x(self, x)
         if type(x) is dict:
             check_by_name(self, x, z, structure, axes)
             return
@@ -339,6 +338,7 @@ class Conv(Layer):
         if type(x) is Prepared:
             x, structure = self._of_prepared(x, structure, axes)
         check_mechanism(type(self).__name__, self.mechanism)
+        x = x if is_nested(x, z) else told_x(self, x)
         self._check(x, z, _structures(self.mechanism, structure, axes), axes)
         check_bound(type(self).__name__, self.mechanism)
         if z is None and self.other_channels != self.in_channels:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
+from structconv.nn.composite import Composite
 from structconv.nn.conv import ERRORS, Conv
-from structconv.nn.layer import Device, Layer
-from structconv.planning import Plan
+from structconv.nn.layer import Device
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
@@ -25,7 +25,7 @@ Weights = Weight | Sequence[Weight] | None
 _BY_KEYWORD = "A structure goes by keyword: cell(x, structure=graph)."
 
 
-class ConvGRUCell(Layer):
+class ConvGRUCell(Composite):
     """A gated recurrent unit whose products with weights are structured convolutions g of [x, h].
 
     r, u = sigmoid(g([x, h])), c = tanh(g'([x, r h])), h' = u h + (1 - u) c, with one convolution for r and u
@@ -59,12 +59,6 @@ class ConvGRUCell(Layer):
         else:
             self.of_input, self.of_hidden = conv(in_channels, 3 * hidden), conv(hidden, 3 * hidden)
 
-    def reset_parameters(self) -> None:
-        """Draw all parameters anew, in place, as those of a new layer."""
-        for conv in self.modules():
-            if isinstance(conv, Conv):
-                conv.reset_parameters()
-
     def forward(self, x: Tensor, h: Tensor | None = None, structure: AnyStructure = None) -> Tensor:
         """h'."""
         try:
@@ -86,18 +80,6 @@ class ConvGRUCell(Layer):
             c = (c_x + r * c_h).tanh()
         return u * h + (1 - u) * c
 
-    def plans(self, x: Tensor, h: Tensor | None = None, structure: AnyStructure = None) -> dict[str, Plan]:
-        """The plans of its convolutions in such a call, by name. Random numbers stay."""
-        h = self._hidden(x, h)
-        if self.reset == "after":
-            return {"of_input": self.of_input.plan(x, structure=structure),
-                    "of_hidden": self.of_hidden.plan(h, structure=structure)}
-        both = torch.cat([x, h], -1)
-        with torch.random.fork_rng([]):
-            r, _ = self.gates(both, structure=structure).sigmoid().chunk(2, -1)
-        return {"gates": self.gates.plan(both, structure=structure),
-                "candidate": self.candidate.plan(torch.cat([x, r * h], -1), structure=structure)}
-
     def _hidden(self, x: Tensor, h: Tensor | None) -> Tensor:
         return _state("ConvGRUCell", "h", h, x, self.hidden_channels)
 
@@ -105,7 +87,7 @@ class ConvGRUCell(Layer):
         return f"{self.in_channels}, {self.hidden_channels}, reset={self.reset!r}"
 
 
-class ConvLSTMCell(Layer):
+class ConvLSTMCell(Composite):
     """A long short-term memory cell whose products with weights are structured convolutions.
 
     i, f, g, o = one convolution of [x, h]; c' = sigmoid(f) c + sigmoid(i) tanh(g); h' = sigmoid(o) tanh(c'), in
@@ -139,7 +121,7 @@ class ConvLSTMCell(Layer):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, in place, as those of a new layer."""
-        self.gates.reset_parameters()
+        super().reset_parameters()
         if self.peephole is not None:
             nn.init.zeros_(self.peephole)
 
@@ -168,13 +150,6 @@ class ConvLSTMCell(Layer):
         if peephole is not None:
             o = o + peephole[2] * c
         return o.sigmoid() * c.tanh(), c
-
-    def plans(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, structure: AnyStructure = None
-              ) -> dict[str, Plan]:
-        """The plan of its convolution in such a call, by name. Random numbers stay."""
-        h, c = (None, None) if state is None else _pair(state)
-        both = torch.cat([x, self._states(x, h, c)[0]], -1)
-        return {"gates": self.gates.plan(both, structure=structure)}
 
     def _states(self, x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor]:
         return (_state("ConvLSTMCell", "h", h, x, self.hidden_channels),

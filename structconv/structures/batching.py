@@ -19,7 +19,8 @@ from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, structure
 
-__all__ = ["AnyStructure", "GridBatch", "Structure", "batch", "membership", "parts_of", "samples_of", "unbatch"]
+__all__ = ["AnyStructure", "GridBatch", "Structure", "batch", "entries_to_samples", "membership", "parts_of",
+           "samples_of", "unbatch"]
 
 
 @structure(eq=True)
@@ -216,6 +217,18 @@ def samples_of(structure: Any) -> Samples:
         raise StructureError("batch", "structure must be a batch, or Samples", type(structure).__name__,
                              "Call it as layer(x, structure=batch(graphs)).")
     return Samples(_output_sizes([structure]))
+
+
+def entries_to_samples(structure: Any, device: torch.device) -> Graph:
+    """The graph with an edge from each entry of a batch to the sample that it is of."""
+    samples = samples_of(structure)
+
+    def build() -> Graph:
+        member, _ = samples.members(device)
+        entry = torch.arange(samples.input_count, dtype=member.dtype, device=device)
+        return Graph(torch.stack([entry, member]), num_inputs=samples.input_count, num_outputs=samples.num_samples)
+
+    return derived(samples, ("incidence", str(device)), build)
 
 
 def _axis(attr: Tensor | None) -> int:

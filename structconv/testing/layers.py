@@ -35,7 +35,7 @@ from structconv.mechanisms.index import (
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.mechanisms.positions import ALiBi, RelativeBias
 from structconv.nn.conv import Conv
-from structconv.structures import Causal, Graph, Grid, Padding, Window
+from structconv.structures import Causal, Graph, Grid, Padding, Samples, Window
 from structconv.testing import library
 from structconv.testing.calls import Use
 from structconv.testing.specimens import SPECIMENS, Setup, Specimen, mapped, random_numbers
@@ -261,6 +261,21 @@ def _several_structures() -> None:
                                   structure={"bonds": graph(), "roads": graph(edges=7)}))
 
 
+def _blocks() -> None:
+    block, sizes = layers.GraphNetwork, (P, 2, 3)
+    widths: dict[str, Any] = {"edge": (4, 3), "node": (5, Q), "globals": 2}
+
+    def attributes(edges: int = 13) -> tuple[Tensor, Graph, Tensor, Tensor]:
+        return x(), graph(edges=edges), library.random(edges, 2), library.random(1, 3)
+
+    named(graph_network=lambda: use(block(*sizes, **widths), *attributes()),
+          graph_network_of_means=lambda: use(block(*sizes, **widths, aggregate="mean", readout="mean"), *attributes()),
+          graph_network_non_local=lambda: use(block.non_local(P, node=Q), x(), graph()),
+          graph_pool=lambda: use(layers.GraphPool(P, "mean"), x(), Samples([4, 2])),
+          graph_pool_softmax=lambda: use(layers.GraphPool(P, "softmax"), x(), Samples([4, 2])),
+          graph_pool_set2set=lambda: use(layers.GraphPool(P, "set2set"), x(), Samples([4, 2])))
+
+
 def _several_inputs() -> None:
     dot = mechanisms.DotProduct(heads=2, dim=3).scaled()
     ends = (Incidence("sender") | Incidence("receiver")).of("nodes")
@@ -305,5 +320,5 @@ def in_float32(make: Make) -> Use:
         lambda t: t.detach().to(torch.float32).requires_grad_() if t.is_floating_point() else t)
 
 
-for _register in (_graphs, _attention, _grids, _expressions, _several_structures, _several_inputs):
+for _register in (_graphs, _attention, _grids, _expressions, _several_structures, _several_inputs, _blocks):
     _register()

@@ -1,0 +1,52 @@
+"""`Composite`: a layer that is made of convolutions. `watched`: what the calls of some modules are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from structconv.nn.conv import Conv
+from structconv.nn.layer import Layer
+from structconv.planning import Plan
+
+__all__ = ["Composite", "watched"]
+
+
+class Composite(Layer):
+    """A layer whose parameters are those of convolutions, and of torch's linear layers."""
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, in place, as those of a new layer."""
+        for module in self.modules():
+            if isinstance(module, Conv | nn.Linear):
+                module.reset_parameters()
+
+    def plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
+        """The plans of its convolutions in such a call, which is done once, by name. Random numbers stay."""
+        found: dict[str, Plan] = {}
+
+        def note(name: str, conv: Conv, args: Any, kwargs: Any) -> None:
+            found.setdefault(name, conv.plan(*args, **kwargs))
+
+        convs = [(name, module) for name, module in self.named_modules() if isinstance(module, Conv)]
+        with torch.random.fork_rng([]), watched(convs, note):
+            self(*args, **kwargs)
+        return found
+
+
+@contextmanager
+def watched(modules: Iterable[tuple[str, nn.Module]], note: Callable[[str, Any, Any, Any], None]) -> Iterator[None]:
+    """Within it `note(name, module, args, kwargs)` follows each call of these modules."""
+    def hook(name: str) -> Callable[..., None]:
+        return lambda module, args, kwargs, result: note(name, module, args, kwargs)
+
+    handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

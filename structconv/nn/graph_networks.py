@@ -1,0 +1,274 @@
+"""The graph network block (Battaglia et al. 2018), and those of the literature as its cases.
+
+Each update begins with one `Conv` over bases of incidence side by side: what an update reads is not concatenated, so
+that nothing of size (E, 2 P) is there, and each part is projected before or after it is gathered, as costs less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.graphs import Incidence
+from structconv.mechanisms.index import Identity
+from structconv.mechanisms.masks import STRUCTURE
+from structconv.mechanisms.scores import DotProduct
+from structconv.memo import derived
+from structconv.nn.composite import Composite
+from structconv.nn.conv import Conv
+from structconv.nn.pooling import GroupPool
+from structconv.roles import ByRole
+from structconv.shapes import check_choice, check_entries, check_tensor
+from structconv.structures.batching import entries_to_samples, samples_of
+from structconv.structures.graph import Graph
+
+__all__ = ["Attributes", "GraphNetwork"]
+
+_KINDS = ("sum", "mean", "max", "softmax")
+_UPDATES = {"edge": ("edges", "senders", "receivers", "globals"), "node": ("edges", "nodes", "globals"),
+            "globals": ("edges", "nodes", "globals")}
+Reads = Sequence[str] | None
+Widths = int | Sequence[int] | None
+
+
+class Attributes(NamedTuple):
+    """Of nodes (..., N, C_v), of edges (..., E, C_e) and of graphs (..., B, C_u); `None` where there are none."""
+
+    nodes: Tensor | None = None
+    edges: Tensor | None = None
+    globals: Tensor | None = None
+
+
+class GraphNetwork(Composite):
+    """e' = f([e, v_s, v_r, u]), v' = g([sum_(r_e = n) e', v, u]), u' = h([sum e', sum v', u]) (Battaglia et al. 2018,
+    algorithm 1).
+
+    f, g and h are networks W_L act(... W_1 [...]), whose first layer is `Conv(Incidence("sender") |
+    Incidence("receiver") | ..., ...)`. Attributes without an update stay as they are.
+
+    Args:
+        node_channels, edge_channels, global_channels: C_v, C_e, C_u; 0 where there are none.
+        edge, node, globals: widths of the layers of f, g and h, (64, 32) say, or 32; without them there is no update.
+        edge_reads, node_reads, globals_reads: what each update reads of "edges", "senders", "receivers", "nodes" and
+            "globals"; all that there is, where absent.
+        aggregate: of the edges that reach a node: "sum", "mean", "max" or "softmax" (see `GroupPool`).
+        readout: of the edges and of the nodes of a graph: one of these.
+        neighbours: a mechanism along the graph, `DotProduct(1, 8).scaled().masked(keep=STRUCTURE).softmax()` say; what
+            its basis makes of the nodes is read by the node update beside the rest.
+        bipartite: edges lead from nodes to others, the receivers, which are what is updated and passes for the nodes.
+        activation: what makes a module that stands between layers.
+
+    Called with nodes (..., M, C_v), a graph or a `batch` of graphs, edges (..., E, C_e) in its order and globals
+    (..., B, C_u), a row for each graph -> `Attributes`. O(E + N) rows as wide as the layers.
+
+    Raises:
+        ConfigError: an update reads what there is not. ShapeError: attributes that do not fit the graph.
+    """
+
+    fixed = frozenset(("node_channels", "edge_channels", "global_channels", "aggregate", "readout", "bipartite"))
+
+    def __init__(self, node_channels: int, edge_channels: int = 0, global_channels: int = 0, *, edge: Widths = None,
+                 node: Widths = None, globals: Widths = None, edge_reads: Reads = None, node_reads: Reads = None,
+                 globals_reads: Reads = None, aggregate: str = "sum", readout: str = "sum",
+                 neighbours: Mechanism | None = None, bipartite: bool = False,
+                 activation: Callable[[], nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        check_choice("GraphNetwork", "aggregate", aggregate, _KINDS)
+        check_choice("GraphNetwork", "readout", readout, _KINDS)
+        self.node_channels, self.edge_channels, self.global_channels = node_channels, edge_channels, global_channels
+        self.aggregate, self.readout, self.bipartite = aggregate, readout, bipartite
+        own = "receivers" if bipartite else "nodes"
+        counts = self._channels()
+
+        def update(name: str, widths: Widths, reads: Reads, parts: dict[str, _Part]) -> _Update | None:
+            return None if widths is None else _Update(_read(name, reads, parts, counts), counts, widths, activation)
+
+        samples = Incidence("sample")
+        self.edge = update("edge", edge, edge_reads, {
+            "edges": _Part("edges", Identity()), "senders": _Part("nodes", Incidence("sender")),
+            "receivers": _Part(own, Incidence("receiver")),
+            "globals": _Part("globals", samples.transpose() @ Incidence("sender"))})
+        counts["edges"] = edge_channels if self.edge is None else self.edge.out_channels
+        reached = _pooled("edges", Incidence("receiver").transpose(), aggregate, _to_receivers)
+        self.node = update("node", node, node_reads, {
+            **({} if neighbours is None else {"neighbours": _Part("nodes", neighbours)}),
+            "edges": reached, "nodes": _Part(own, Identity()),
+            **({} if bipartite else {"globals": _Part("globals", samples.transpose())})})
+        counts["nodes"] = node_channels if self.node is None else self.node.out_channels
+        of_nodes = {} if bipartite else {"nodes": _pooled("nodes", samples, readout, _to_graphs)}
+        edges_of = Incidence("sender").transpose() @ samples
+        self.globals = update("globals", globals, globals_reads, {
+            "edges": _pooled("edges", edges_of, readout, _edges_to_graphs), **of_nodes,
+            "globals": _Part("globals", Identity())})
+
+    def forward(self, nodes: Tensor, graph: Graph, edges: Tensor | None = None, globals: Tensor | None = None, *,
+                receivers: Tensor | None = None) -> Attributes:
+        """The updated attributes."""
+        x = {"nodes": nodes, "receivers": nodes if receivers is None else receivers, "edges": edges, "globals": globals}
+        self._check(x, graph, receivers)
+        if self.edge is not None:
+            x["edges"] = self.edge(x, graph)
+        updated = x["receivers"] if self.node is None else self.node(x, graph)
+        x["nodes"] = updated
+        if self.globals is not None:
+            x["globals"] = self.globals(x, graph)
+        return Attributes(updated, x["edges"], x["globals"])
+
+    @classmethod
+    def independent(cls, node_channels: int, edge_channels: int = 0, global_channels: int = 0, *, edge: Widths = None,
+                    node: Widths = None, globals: Widths = None, **options: Any) -> Self:
+        """Each of nodes, edges and graphs by itself (section 4.3.1, figure 4b, without the recurrence: a state is
+        carried on by a next call whose attributes hold it)."""
+        return cls(node_channels, edge_channels, global_channels, edge=edge, node=node, globals=globals,
+                   edge_reads=("edges",), node_reads=("nodes",), globals_reads=("globals",), **options)
+
+    @classmethod
+    def message_passing(cls, node_channels: int, edge_channels: int = 0, *, edge: Widths, node: Widths,
+                        globals: Widths = None, **options: Any) -> Self:
+        """Messages f([e, v_s, v_r]), nodes g([sum of messages, v]) and, if asked for, a readout h(sum v') (Gilmer et
+        al. 2017, eq. 1 to 3)."""
+        return cls(node_channels, edge_channels, edge=edge, node=node, globals=globals, globals_reads=("nodes",),
+                   **options)
+
+    @classmethod
+    def interaction(cls, node_channels: int, edge_channels: int = 0, global_channels: int = 0, *, edge: Widths,
+                    node: Widths, **options: Any) -> Self:
+        """Effects f([e, v_s, v_r]) of relations, nodes g([sum of effects, v, u]), u being what acts from outside
+        (Battaglia et al. 2016, eq. 1 to 4)."""
+        return cls(node_channels, edge_channels, global_channels, edge=edge, node=node,
+                   edge_reads=("edges", "senders", "receivers") if edge_channels else ("senders", "receivers"),
+                   **options)
+
+    @classmethod
+    def relation(cls, node_channels: int, *, edge: Widths, globals: Widths, **options: Any) -> Self:
+        """h(sum of f([v_s, v_r])) over the pairs of a graph, `Graph.complete(n)` say (Santoro et al. 2017, eq. 1)."""
+        return cls(node_channels, edge=edge, globals=globals, globals_reads=("edges",), **options)
+
+    @classmethod
+    def non_local(cls, node_channels: int, *, node: Widths, heads: int = 1, dim: int | None = None, **options: Any
+                  ) -> Self:
+        """g(sum_s softmax_s(<W v_r, W' v_s> / sqrt(D)) v_s) along the graph (Wang et al. 2018; section 4.2.2)."""
+        attention = DotProduct(heads, dim or max(1, node_channels // heads)).scaled().masked(keep=STRUCTURE).softmax()
+        return cls(node_channels, node=node, neighbours=attention, node_reads=("neighbours",), **options)
+
+    @classmethod
+    def deep_sets(cls, node_channels: int, global_channels: int = 0, *, node: Widths, globals: Widths, **options: Any
+                  ) -> Self:
+        """h(sum of g([v, u])): edges are not read (Zaheer et al. 2017, theorem 2)."""
+        return cls(node_channels, 0, global_channels, node=node, globals=globals, globals_reads=("nodes",), **options)
+
+    def _check(self, x: dict[str, Tensor | None], graph: Any, receivers: Tensor | None) -> None:
+        owner = type(self).__name__
+        if not isinstance(graph, Graph):
+            raise StructureError(owner, "the second argument must be a Graph", type(graph).__name__,
+                                 "Make one, for example Graph(edge_index, num_nodes=...); batch(graphs) of many.")
+        if self.bipartite is (receivers is None):
+            raise ConfigError(owner, "receivers= must be given of a block with bipartite=True, and of no other",
+                              "none" if receivers is None else "receivers")
+        channels = self._channels()
+        rows = {"nodes": graph.num_inputs, "receivers": graph.num_outputs, "edges": graph.num_edges,
+                "globals": samples_of(graph).num_samples}
+        for name, tensor in x.items():
+            if tensor is not None:
+                check_tensor(owner, name, tensor)
+                check_entries(owner, tensor, entries=rows[name], channels=channels[name], name=name)
+            elif channels[name]:
+                raise ConfigError(owner, f"{name} must be given, with {channels[name]} channels", "none")
+
+
+    def _channels(self) -> dict[str, int]:
+        """Of what a call gives, by name."""
+        return {"nodes": self.node_channels, "receivers": self.node_channels, "edges": self.edge_channels,
+                "globals": self.global_channels}
+
+
+class _Part(NamedTuple):
+    """What an update reads: an x by name, the basis that brings it to what is updated, and a pool in front of it."""
+
+    x: str
+    mechanism: Mechanism
+    pool: str = ""
+    groups: Callable[[Graph], Graph] | None = None
+
+
+class _Update(ByRole):
+    """A network whose first layer is a `Conv` of parts by name; those with a pool are pooled before."""
+
+    nameless = ("first",)
+
+    def __init__(self, parts: dict[str, _Part], counts: dict[str, int], widths: Widths,
+                 activation: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        sizes = [widths] if isinstance(widths, int) else list(widths or ())
+        if not sizes:
+            raise ConfigError("GraphNetwork", "an update must have one width or more", widths)
+        pools, channels, mechanisms = {}, {}, []
+        for name, part in parts.items():
+            given = part.x
+            if part.pool:
+                pools[name] = GroupPool(counts[part.x], part.pool)
+                given = f"pooled {name}"
+            channels[given] = counts[part.x]
+            mechanisms.append(part.mechanism.of(given))
+        self._parts, self._reads, self.pools = parts, tuple(channels), nn.ModuleDict(pools)
+        self.first = Conv(reduce(or_, mechanisms), channels, sizes[0])
+        self._reads_structure = self.first.mechanism.reads_structure
+        self.rest = nn.Sequential(*(module for before, after in pairwise(sizes)
+                                    for module in (activation(), nn.Linear(before, after))))
+        self.out_channels = sizes[-1]
+
+    def forward(self, x: dict[str, Tensor], graph: Graph) -> Tensor:
+        given = dict(x)
+        for name, pool in self.pools.items():
+            part = self._parts[name]
+            given[f"pooled {name}"] = pool(x[part.x], cast(Callable[[Graph], Graph], part.groups)(graph))
+        structure = graph if self._reads_structure else None
+        y: Tensor = self.rest(self.first({name: given[name] for name in self._reads}, structure=structure))
+        return y
+
+
+def _read(update: str, reads: Reads, parts: dict[str, _Part], counts: dict[str, int]) -> dict[str, _Part]:
+    """The parts that an update reads."""
+    there = {name: part for name, part in parts.items() if counts[part.x]}
+    wrong = [name for name in reads or () if name not in there]
+    if wrong or not there or reads == ():
+        raise ConfigError("GraphNetwork", f"{update}_reads must be of {', '.join(there) or 'attributes with channels'}",
+                          ", ".join(wrong) or "none")
+    return {name: part for name, part in there.items() if reads is None or name in reads}
+
+
+def _pooled(x: str, members: Mechanism, kind: str, groups: Callable[[Graph], Graph]) -> _Part:
+    """Sums and means are bases; of others the rows are there when the update reads them."""
+    if kind == "sum":
+        return _Part(x, members)
+    return _Part(x, members.normalize("sum")) if kind == "mean" else _Part(x, Identity(), kind, groups)
+
+
+def _to_receivers(graph: Graph) -> Graph:
+    """From the edges of a graph to the nodes that they reach."""
+    return derived(graph.edge_index, ("edges to receivers", graph.num_outputs), lambda: _from_rows(
+        graph.target, graph.num_outputs))
+
+
+def _edges_to_graphs(graph: Graph) -> Graph:
+    """From the edges of a batch to the graphs that they are of."""
+    nodes = _to_graphs(graph)
+    return derived((graph.edge_index, nodes.edge_index), "edges to graphs", lambda: _from_rows(
+        nodes.target[graph.source.long()], nodes.num_outputs))
+
+
+def _to_graphs(graph: Graph) -> Graph:
+    return entries_to_samples(graph, graph.edge_index.device)
+
+
+def _from_rows(group: Tensor, count: int) -> Graph:
+    rows = torch.arange(len(group), dtype=group.dtype, device=group.device)
+    return Graph(torch.stack([rows, group]), num_inputs=len(group), num_outputs=count)

@@ -1,0 +1,99 @@
+"""The rows of a group into one: of the edges that reach a node, of the nodes of each graph of a batch."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.mechanisms.graphs import Adjacency
+from structconv.mechanisms.index import Identity
+from structconv.mechanisms.masks import STRUCTURE
+from structconv.mechanisms.scores import BiAffine, DotProduct
+from structconv.nn.composite import Composite
+from structconv.nn.conv import Conv
+from structconv.nn.recurrent import ConvLSTMCell
+from structconv.primitives.segments import segment_max
+from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
+from structconv.structures.batching import Structure, entries_to_samples
+from structconv.structures.graph import Graph
+from structconv.weights import Eye
+
+__all__ = ["POOLINGS", "GraphPool", "GroupPool"]
+
+POOLINGS = ("sum", "mean", "max", "softmax", "set2set")
+
+
+class GroupPool(Composite):
+    """y_g of the rows x_m of each group g, whatever their order.
+
+    - "sum", "mean", "max": of each channel.
+    - "softmax": sum_m softmax_m(<u, x_m>) x_m, u learnt.
+    - "set2set": [q; r] after some steps of q = LSTM([q; r]), r = sum_m softmax_m(<q, x_m>) x_m (Vinyals et al. 2016,
+      eq. 3 to 7): 2 C channels.
+
+    A group without rows has zeros, but for the q of "set2set".
+
+    Args:
+        channels: C. kind: one of these. steps: of "set2set".
+
+    x (..., M, C), and a `Graph` from M rows to G groups with an edge for each row, in order -> (..., G, C). O(M C), and
+    nothing is larger than x.
+    """
+
+    fixed = frozenset(("channels", "kind", "steps"))
+    nameless = ("conv",)
+
+    def __init__(self, channels: int, kind: str = "sum", *, steps: int = 3) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        check_choice(owner, "kind", kind, POOLINGS)
+        self.channels, self.kind = check_positive(owner, "channels", channels), kind
+        self.steps = check_positive(owner, "steps", steps)
+        mechanisms = {"sum": Adjacency(None), "mean": Adjacency("row"),
+                      "softmax": BiAffine(bilinear=False, target=False).masked(keep=STRUCTURE).softmax(),
+                      "set2set": DotProduct().masked(keep=STRUCTURE).softmax()}
+        if kind == "set2set":
+            self.cell = ConvLSTMCell(Identity(), 2 * channels, channels)
+        if kind in mechanisms:
+            self.conv = Conv(mechanisms[kind], channels, channels, weight=Eye(), bias=False)
+
+    @property
+    def out_channels(self) -> int:
+        """C, or 2 C of "set2set"."""
+        return self.channels * (2 if self.kind == "set2set" else 1)
+
+    def forward(self, x: Tensor, groups: Graph) -> Tensor:
+        """(..., M, C) -> (..., G, C)."""
+        owner = type(self).__name__
+        check_tensor(owner, "x", x)
+        if not isinstance(groups, Graph):
+            raise StructureError(owner, "groups must be a Graph", type(groups).__name__)
+        check_entries(owner, x, entries=groups.num_inputs, channels=self.channels)
+        if self.kind == "max":
+            return segment_max(x.mT, groups.target, groups.num_outputs).mT
+        start = x.new_zeros(*x.shape[:-2], groups.num_outputs, self.channels)
+        if self.kind != "set2set":
+            return cast(Tensor, self.conv(x, start if self.kind == "softmax" else None, structure=groups))
+        q = c = r = start
+        for _ in range(self.steps):
+            q, c = self.cell(torch.cat([q, r], -1), (q, c))
+            r = self.conv(x, q, structure=groups)
+        return torch.cat([q, r], -1)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, {self.kind!r}" + (f", steps={self.steps}" if self.kind == "set2set" else "")
+
+
+class GraphPool(GroupPool):
+    """A row for each graph of a batch, from those of its nodes; of one that is no batch, one row. See `GroupPool`.
+
+    x (..., M, C), and the batch -> (..., B, C).
+    """
+
+    def forward(self, x: Tensor, graph: Structure) -> Tensor:
+        """(..., M, C) -> (..., B, C)."""
+        check_tensor("GraphPool", "x", x)
+        return super().forward(x, entries_to_samples(graph, x.device))
