@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from functools import partial
 from operator import is_
 from typing import Any, TypeVar, cast
 
@@ -19,7 +18,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 
-__all__ = ["Reused", "derived", "forget", "is_plain", "mark", "values_known"]
+__all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "mark", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -91,9 +90,12 @@ def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callabl
     return value
 
 
+class Owner:
+    """Stands for whoever makes many calls of the same sizes, a plan say: what is `derived` of it goes with it."""
+
+
 class Reused:
-    """What was made last of some tensors, part of an expression or not, for as long as they stay as they are, or of
-    sizes alone.
+    """What was made last of some tensors, part of an expression or not, for as long as they stay as they are.
 
     It belongs to whoever makes many calls of the same tensors, and goes with its owner.
     """
@@ -102,11 +104,7 @@ class Reused:
         self._last: tuple[Hashable, tuple[Tensor, ...], Any] = None, (), None
 
     def of(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T]) -> T:
-        """`build()`, or what it gave before; what no tensor goes into is built as `derived` builds."""
-        if not tensors:
-            if is_compiling():
-                return build()
-            build = partial(private.outside_modes, build)
+        """`build()`, or what it gave before."""
         state = key, torch.is_grad_enabled(), *[(private.version(t), t.requires_grad) for t in tensors]
         known, others, value = self._last
         if known != state or not all(map(is_, tensors, others)):

@@ -13,7 +13,7 @@ from structconv.bases.pairwise import Pairwise
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
 from structconv.errors import StructureError
-from structconv.memo import Reused, derived, is_plain
+from structconv.memo import Owner, derived, is_plain
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.grid import Grid
 from structconv.structures.restriction import Restriction
@@ -81,8 +81,8 @@ class Lookup(Sized, Score):
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
 
-    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Reused) -> Tensor:
-        """The entries of all pairs of so many, (..., K, N, M); `places` keeps where they are in the table."""
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
+        """The entries of all pairs of so many, (..., K, N, M); where they are in the table is derived of `places`."""
         if self.table.shape[-2] != 1 or not is_plain(self.table):
             return altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT
 
@@ -90,7 +90,7 @@ class Lookup(Sized, Score):
             source, target = (torch.arange(count, device=self.table.device) for count in (inputs, outputs))
             return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
 
-        index = places.of((), (inputs, outputs, self.table.device), rows)
+        index = derived(places, (inputs, outputs, self.table.device), rows)
         found = self.table.squeeze(-2).index_select(-1, index).unflatten(-1, (outputs, inputs))
         return found.to(dtype)
 
@@ -147,7 +147,7 @@ class GridLookup(Score):
         found = self.table.flatten(-axes).index_select(-1, index).unflatten(-1, (entries, entries)).mT
         return found if dtype is None else found.to(dtype)
 
-    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Reused) -> Tensor:
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
         """The entries of all pairs, (..., K, N, M); where they are in the table is remembered with the grid."""
         return self.dense(dtype).mT
 
@@ -185,8 +185,8 @@ class Distance(Sized, Score):
         distance = (pairs.source_index() - pairs.target_index()).abs().to(pairs.dtype)
         return -self.slope.to(pairs.dtype).view(-1, *(1,) * len(pairs.shape)) * distance
 
-    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Reused) -> Tensor:
-        """The entries of all pairs of so many, (K, N, M); `places` keeps the distances."""
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
+        """The entries of all pairs of so many, (K, N, M); the distances are derived of `places`."""
         if not is_plain(self.slope):
             return altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT
 
@@ -194,7 +194,7 @@ class Distance(Sized, Score):
             source, target = (torch.arange(count, device=self.slope.device) for count in (inputs, outputs))
             return (source - target.unsqueeze(-1)).abs().neg().to(dtype)
 
-        known = places.of((), (inputs, outputs, self.slope.device, dtype), distances)
+        known = derived(places, (inputs, outputs, self.slope.device, dtype), distances)
         return self.slope.to(dtype).view(-1, 1, 1) * known
 
 

@@ -20,7 +20,7 @@ from structconv.bases.spec import Leaf, Leaves, filler, getter, tensor
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed, product_and_bias
 from structconv.kernels.orders import Application, Applied
-from structconv.memo import Reused
+from structconv.memo import Owner
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE, PADDED
@@ -41,7 +41,7 @@ class Attended(NamedTuple):
 
     Args:
         query, key: what finds them. size: K. depth: D.
-        bias: (leaves) -> the basis of the bias. places: what of it sizes alone decide.
+        bias: (leaves) -> the basis of the bias. places: the owner of what sizes alone decide of it.
     """
 
     query: Callable[[Leaves], Any]
@@ -51,7 +51,7 @@ class Attended(NamedTuple):
     scale: float
     existing: Existing
     bias: Callable[[Leaves], Held] | None
-    places: Reused
+    places: Owner
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
@@ -142,7 +142,7 @@ def matched(basis: Normalised, nominal: bool = False) -> Attended | None:
     if existing is None or (existing.causal and existing.masked):  # torch would take a table of numbers
         return None
     return Attended(getter(node.query), getter(node.key), node.size, node.query.shape[-1], scale, existing,
-                    None if bias is None else filler(bias), Reused())
+                    None if bias is None else filler(bias), Owner())
 
 
 def held_bias(weights: Normalised, nominal: bool = False) -> Held | None:

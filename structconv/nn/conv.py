@@ -300,6 +300,7 @@ class Conv(Layer):
     def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
+        x = told_x(self, x) if type(x) is dict else x
         if type(x) is dict:
             check_by_name(self, x, z, structure, axes)
             return

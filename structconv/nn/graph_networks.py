@@ -24,6 +24,7 @@ from structconv.mechanisms.scores import DotProduct
 from structconv.memo import derived
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
+from structconv.nn.layer import Device
 from structconv.nn.pooling import GroupPool
 from structconv.roles import ByRole
 from structconv.shapes import check_choice, check_entries, check_tensor
@@ -65,6 +66,7 @@ class GraphNetwork(Composite):
             its basis makes of the nodes is read by the node update beside the rest.
         bipartite: edges lead from nodes to others, the receivers, which are what is updated and passes for the nodes.
         activation: what makes a module that stands between layers.
+        device, dtype: of all parameters.
 
     Called with nodes (..., M, C_v), a graph or a `batch` of graphs, edges (..., E, C_e) in its order and globals
     (..., B, C_u), a row for each graph -> `Attributes`. O(E + N) rows as wide as the layers.
@@ -79,7 +81,8 @@ class GraphNetwork(Composite):
                  node: Widths = None, globals: Widths = None, edge_reads: Reads = None, node_reads: Reads = None,
                  globals_reads: Reads = None, aggregate: str = "sum", readout: str = "sum",
                  neighbours: Mechanism | None = None, bipartite: bool = False,
-                 activation: Callable[[], nn.Module] = nn.ReLU) -> None:
+                 activation: Callable[[], nn.Module] = nn.ReLU, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_choice("GraphNetwork", "aggregate", aggregate, _KINDS)
         check_choice("GraphNetwork", "readout", readout, _KINDS)
@@ -108,6 +111,7 @@ class GraphNetwork(Composite):
         self.globals = update("globals", globals, globals_reads, {
             "edges": _pooled("edges", edges_of, readout, _edges_to_graphs), **of_nodes,
             "globals": _Part("globals", Identity())})
+        self.to(device=device, dtype=dtype)
 
     def forward(self, nodes: Tensor, graph: Graph, edges: Tensor | None = None, globals: Tensor | None = None, *,
                 receivers: Tensor | None = None) -> Attributes:

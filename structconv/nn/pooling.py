@@ -14,6 +14,7 @@ from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import BiAffine, DotProduct
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
+from structconv.nn.layer import Device
 from structconv.nn.recurrent import ConvLSTMCell
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
@@ -38,6 +39,7 @@ class GroupPool(Composite):
 
     Args:
         channels: C. kind: one of these. steps: of "set2set".
+        device, dtype: of all parameters.
 
     x (..., M, C), and a `Graph` from M rows to G groups with an edge for each row, in order -> (..., G, C). O(M C), and
     nothing is larger than x.
@@ -46,7 +48,8 @@ class GroupPool(Composite):
     fixed = frozenset(("channels", "kind", "steps"))
     nameless = ("conv",)
 
-    def __init__(self, channels: int, kind: str = "sum", *, steps: int = 3) -> None:
+    def __init__(self, channels: int, kind: str = "sum", *, steps: int = 3, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         owner = type(self).__name__
         check_choice(owner, "kind", kind, POOLINGS)
@@ -59,6 +62,7 @@ class GroupPool(Composite):
             self.cell = ConvLSTMCell(Identity(), 2 * channels, channels)
         if kind in mechanisms:
             self.conv = Conv(mechanisms[kind], channels, channels, weight=Eye(), bias=False)
+        self.to(device=device, dtype=dtype)
 
     @property
     def out_channels(self) -> int:

@@ -36,6 +36,7 @@ class InFolder(Measured):
     def goal(self) -> float | None:
         """None on other data than those that it is of."""
         own = {field.name: field.default for field in dataclasses.fields(self)}
+        own.update(self.presets.get(self.preset, {}))
         return super().goal if all(getattr(self, key) == own[key] for key in self.reads) else None
 
     def path(self, name: str) -> Path:
