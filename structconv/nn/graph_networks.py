@@ -25,7 +25,7 @@ from structconv.memo import derived
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device
-from structconv.nn.pooling import GroupPool
+from structconv.nn.pooling import POOLINGS, GroupPool
 from structconv.roles import ByRole
 from structconv.shapes import check_choice, check_entries, check_tensor
 from structconv.structures.batching import entries_to_samples, samples_of
@@ -33,9 +33,8 @@ from structconv.structures.graph import Graph
 
 __all__ = ["Attributes", "GraphNetwork"]
 
-_KINDS = ("sum", "mean", "max", "softmax")
-_UPDATES = {"edge": ("edges", "senders", "receivers", "globals"), "node": ("edges", "nodes", "globals"),
-            "globals": ("edges", "nodes", "globals")}
+#: Those of as many channels as there were.
+_KINDS = tuple(kind for kind in POOLINGS if kind != "set2set")
 Reads = Sequence[str] | None
 Widths = int | Sequence[int] | None
 
@@ -127,12 +126,11 @@ class GraphNetwork(Composite):
         return Attributes(updated, x["edges"], x["globals"])
 
     @classmethod
-    def independent(cls, node_channels: int, edge_channels: int = 0, global_channels: int = 0, *, edge: Widths = None,
-                    node: Widths = None, globals: Widths = None, **options: Any) -> Self:
+    def independent(cls, node_channels: int, edge_channels: int = 0, global_channels: int = 0, **options: Any) -> Self:
         """Each of nodes, edges and graphs by itself (section 4.3.1, figure 4b, without the recurrence: a state is
         carried on by a next call whose attributes hold it)."""
-        return cls(node_channels, edge_channels, global_channels, edge=edge, node=node, globals=globals,
-                   edge_reads=("edges",), node_reads=("nodes",), globals_reads=("globals",), **options)
+        return cls(node_channels, edge_channels, global_channels, edge_reads=("edges",), node_reads=("nodes",),
+                   globals_reads=("globals",), **options)
 
     @classmethod
     def message_passing(cls, node_channels: int, edge_channels: int = 0, *, edge: Widths, node: Widths,
@@ -186,7 +184,6 @@ class GraphNetwork(Composite):
                 check_entries(owner, tensor, entries=rows[name], channels=channels[name], name=name)
             elif channels[name]:
                 raise ConfigError(owner, f"{name} must be given, with {channels[name]} channels", "none")
-
 
     def _channels(self) -> dict[str, int]:
         """Of what a call gives, by name."""

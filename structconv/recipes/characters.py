@@ -110,7 +110,7 @@ def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
     """What the first training writes, in ``sample.txt`` too, and in a picture what its last heads look at."""
     text = writer(recipe, finished.run, finished.progress).write("", recipe.sample)
     finished.run.write("sample.txt", text + "\n")
-    finished.run.write("pictures/heads.png", _heads(finished.tasks()[recipe.name]))
+    finished.run.write("pictures/heads.png", _heads(finished.task(recipe.name)))
     return {"sample": text}
 
 

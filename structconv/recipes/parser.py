@@ -133,7 +133,7 @@ def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Parser, finished: Finished) -> dict[str, Any]:
-    task = finished.tasks()[recipe.name]
+    task = finished.task(recipe.name)
     finished.run.write("pictures/heads.png", _picture(task))
     return {}
 

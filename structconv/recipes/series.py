@@ -191,9 +191,8 @@ def _gain(means: dict[str, float]) -> float:
 
 def _finish(recipe: Series, finished: Finished) -> dict[str, Any]:
     """Whose mean error is below that of the last value; and forecasts with gaps in pictures, by the first trainings."""
-    tasks = finished.tasks()
     for name in (_PLAIN, _PERIOD):
-        finished.run.write(f"pictures/{name}.png", _picture(tasks[name]))
+        finished.run.write(f"pictures/{name}.png", _picture(finished.task(name)))
     means = {name: figures["test_mae"]["mean"] for name, figures in finished.groups.items()}
     return {"below_last_value": {name: means[name] < means[_LAST] for name in _ATTENTION}}
 

@@ -26,7 +26,7 @@ def _jobs(recipe: Transformer, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Transformer, finished: Finished) -> dict[str, Any]:
-    return write_translated(finished.run, finished.tasks()[recipe.name])
+    return write_translated(finished.run, finished.task(recipe.name))
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"}, finish=_finish,

@@ -25,7 +25,7 @@ from structconv.train.stopping import Best
 from structconv.train.summary import mean_and_std
 from structconv.train.task import BatchTask
 
-__all__ = ["Finished", "Job", "Runner", "Study", "against", "firsts", "jobs_of", "loaded", "measured", "parameters_of",
+__all__ = ["Finished", "Job", "Runner", "Study", "against", "jobs_of", "loaded", "measured", "parameters_of",
            "train_all", "trained", "tried"]
 
 
@@ -141,9 +141,13 @@ class Finished:
     progress: Progress
     groups: Mapping[str, Mapping[str, Mapping[str, float]]]
 
+    def task(self, group: str) -> Any:
+        """The `Task` of the first training of a group, with the weights that it chose."""
+        return trained(_firsts(self.jobs)[group], self.run, self.progress)
+
     def tasks(self) -> dict[str, Any]:
-        """Of each group the `Task` of the first training, with the weights that it chose."""
-        return {group: trained(job, self.run, self.progress) for group, job in firsts(self.jobs).items()}
+        """That of each group."""
+        return {group: self.task(group) for group in _firsts(self.jobs)}
 
 
 def _group_of(name: str) -> str:
@@ -151,7 +155,7 @@ def _group_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def firsts(jobs: Sequence[Job]) -> dict[str, Job]:
+def _firsts(jobs: Sequence[Job]) -> dict[str, Job]:
     """The first training of each group."""
     found: dict[str, Job] = {}
     for job in jobs:
