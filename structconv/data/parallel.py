@@ -8,7 +8,7 @@ from pathlib import Path
 from structconv.data.text import read_lines
 from structconv.errors import DataError
 
-__all__ = ["Parallel", "read_parallel"]
+__all__ = ["Parallel", "in_a_row", "read_parallel"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -48,6 +48,13 @@ def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
             raise DataError(path, "a sentence", "a blank line", line=sentences.index("") + 1,
                             remedy="Remove the line from both files.")
     return Parallel(source=tuple(sides[0]), target=tuple(sides[1]))
+
+
+def in_a_row(text: Parallel, count: int) -> Parallel:
+    """Each `count` neighbours as one sentence, and their translations as its; the last ones that are fewer are left out."""
+    source, target = (tuple(" ".join(side[first:first + count]) for first in range(0, len(side) - count + 1, count))
+                      for side in (text.source, text.target))
+    return Parallel(source=source, target=target)
 
 
 def _find(stem: str | Path, language: str) -> Path:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from structconv.data.parallel import Parallel
+from structconv.data.parallel import in_a_row
 from structconv.models.rnnsearch import RNNsearch as Model
 from structconv.recipes.options.sequences import RNNSearch
 from structconv.recipes.translation import bleu, translation_jobs, translator, write_translated
 from structconv.train.run import Run
 from structconv.train.study import Finished, Job, Study
 
-__all__ = ["RUNNER", "joined", "network"]
+__all__ = ["RUNNER", "network"]
 
 _WITHOUT, _WITH = "without-attention", "with-attention"
 
@@ -21,13 +21,6 @@ def network(recipe: RNNSearch, vocabulary: int, attention: bool) -> Model:
     """The recipe's model."""
     return Model(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout,
                  attention=attention)
-
-
-def joined(text: Parallel, count: int) -> Parallel:
-    """Sentences made of `count` neighbours each, for longer ones than any that was trained on."""
-    source, target = (tuple(" ".join(side[first:first + count]) for first in range(0, len(side) - count + 1, count))
-                      for side in (text.source, text.target))
-    return Parallel(source=source, target=target)
 
 
 def _jobs(recipe: RNNSearch, run: Run | None) -> list[Job]:
@@ -46,7 +39,7 @@ def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
     lengths = {name: {1: finished.groups[name]["test_bleu"]["mean"]} for name in tasks}
     for count in range(2, 5):
         finished.progress.phase(f"translating {count} sentences in a row")
-        text = joined(test, count)
+        text = in_a_row(test, count)
         for name, task in tasks.items():
             lengths[name][count] = bleu(task.translator.translate(text.source), text.target)[0]
     return {"bleu_by_sentences_in_a_row": lengths, **write_translated(finished.run, tasks[_WITH])}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from structconv.data.parallel import Parallel, read_parallel
+from structconv.data.parallel import Parallel, in_a_row, read_parallel
 from structconv.data.subwords import Subwords
 from structconv.errors import DataError
 from structconv.models.decoding import beam
@@ -60,8 +61,16 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
         texts["train"] = Parallel(source=texts["train"].source[:recipe.sentences],
                                   target=texts["train"].target[:recipe.sentences])
     subwords = _subwords(recipe, texts["train"], run)
+    texts["train"] = _with_rows(texts["train"], recipe.in_a_row)
     parts = {part: _encoded(text, subwords) for part, text in texts.items()}
     return Corpus(subwords=subwords, parts={**parts, "train": _shorter(recipe, parts["train"])})
+
+
+def _with_rows(text: Parallel, most: int) -> Parallel:
+    """Its sentences, and those made of two to `most` neighbours."""
+    rows = [in_a_row(text, count) for count in range(1, most + 1)]
+    return Parallel(source=tuple(chain.from_iterable(row.source for row in rows)),
+                    target=tuple(chain.from_iterable(row.target for row in rows)))
 
 
 def _subwords(recipe: Translation, text: Parallel, run: Run | None) -> Subwords:

@@ -7,7 +7,7 @@ import gzip
 
 import pytest
 
-from structconv.data.parallel import read_parallel
+from structconv.data.parallel import Parallel, in_a_row, read_parallel
 from structconv.errors import DataError
 
 
@@ -60,3 +60,10 @@ def test_neither_and_both_files_are_named(tmp_path):
 def test_lines_without_a_translation_are_named(tmp_path, en, de, message):
     with pytest.raises(DataError, match=message):
         read_parallel(write(tmp_path, en=en, de=de), "en", "de")
+
+
+@pytest.mark.parametrize("count, source, target", [(1, ("a", "b", "c"), ("x", "y", "z")), (2, ("a b",), ("x y",)),
+                                                   (3, ("a b c",), ("x y z",)), (4, (), ())])
+def test_neighbours_are_joined_on_both_sides(count, source, target):
+    joined = in_a_row(Parallel(source=("a", "b", "c"), target=("x", "y", "z")), count)
+    assert (joined.source, joined.target) == (source, target)

@@ -33,6 +33,7 @@ class Translation(OnFiles):
     from_language: str = option("en", "ending of the files that are translated")
     to_language: str = option("de", "ending of the files that they are translated to")
     sentences: int = option(0, "training pairs used, the first ones; 0: all", minimum=0)
+    in_a_row: int = option(1, "neighbouring sentences that are trained on as one, too, at most", minimum=1)
     vocabulary: int = option(5000, "subwords, of both languages together", minimum=300)
     longest: int = option(100, "subwords of a training sentence; longer ones are left out", minimum=2)
     batch_tokens: int = option(2048, "in a batch, padding included, on the longer side", minimum=1)
@@ -82,8 +83,9 @@ class RNNSearch(Translation):
     published = "26.75 vs 17.82"
     goals: ClassVar = {"quick": 0.3, "default": 6.0}
     presets: ClassVar = {
-        "quick": {"sentences": 4000, "vocabulary": 2000, "channels": 128, "steps": 300, "validate_every": 150,
-                  "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3}}
+        "quick": {"sentences": 4000, "in_a_row": 1, "vocabulary": 2000, "channels": 128, "steps": 300,
+                  "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3}}
+    in_a_row: int = 4
     steps: int = 3000
     label_smoothing: float = 0.0
     dropout: float = 0.2
