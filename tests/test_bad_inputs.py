@@ -120,6 +120,7 @@ CALLS = {
     "GCNConv": (sc.GCNConv, {**CHANNELS, "normalize": True}),
     "ChebConv": (sc.ChebConv, {**CHANNELS, "K": 2, "normalize": "sym", "lambda_max": None}),
     "DiffusionConv": (sc.DiffusionConv, {**CHANNELS, "K": 2}),
+    "EdgeConditionedConv": (sc.EdgeConditionedConv, {**CHANNELS, "edge_channels": 2, "hidden": 3, "aggr": "mean"}),
     "RelationalConv": (sc.RelationalConv, {**CHANNELS, "num_relations": 2, "num_bases": None, "num_blocks": None,
                                            "aggr": "mean"}),
     "GATConv": (sc.GATConv, {**CHANNELS, "heads": 2, "negative_slope": 0.2, "dropout": 0.0, "edge_dim": None}),

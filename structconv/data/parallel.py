@@ -51,7 +51,7 @@ def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
 
 
 def in_a_row(text: Parallel, count: int) -> Parallel:
-    """Each `count` neighbours as one sentence, and their translations as its; the last ones that are fewer are left out."""
+    """Each `count` neighbours as one sentence, and their translations as its; fewer at the end are left out."""
     source, target = (tuple(" ".join(side[first:first + count]) for first in range(0, len(side) - count + 1, count))
                       for side in (text.source, text.target))
     return Parallel(source=source, target=target)

@@ -7,6 +7,7 @@ from structconv.kernels import (
     attention_step,
     blocked_attention,
     composite,
+    conditioned,
     dense_attention,
     flex_attention,
     grid,
@@ -23,7 +24,7 @@ from structconv.kernels import (
 )
 from structconv.planning.kernel import complete
 
-__all__ = ["additive_attention", "attention_step", "blocked_attention", "composite", "dense_attention",
+__all__ = ["additive_attention", "attention_step", "blocked_attention", "composite", "conditioned", "dense_attention",
            "flex_attention", "grid", "long_convolution", "orders", "polynomial", "reassociation", "relational",
            "samples", "shifts", "sparse_attention", "sparse_product", "window_attention"]
 

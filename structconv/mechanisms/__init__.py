@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from structconv.mechanisms.context import Context
 from structconv.mechanisms.dynamic import Deformable, DynamicShifts
+from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.encodings import LearntEncoding, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.given import Given, Learnt
@@ -58,6 +59,7 @@ __all__ = [
     "DotProduct",
     "DynamicShifts",
     "EdgeBias",
+    "EdgeNetwork",
     "EmbeddedGaussian",
     "Gaussian",
     "GaussianWindow",

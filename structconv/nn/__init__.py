@@ -7,7 +7,15 @@ from structconv.nn.buffers import StructureBuffer
 from structconv.nn.composition import compose
 from structconv.nn.conv import Conv
 from structconv.nn.graph_networks import Attributes, GraphNetwork
-from structconv.nn.graphs import ChebConv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
+from structconv.nn.graphs import (
+    ChebConv,
+    DiffusionConv,
+    EdgeConditionedConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    RelationalConv,
+)
 from structconv.nn.grids import (
     AvgPool1d,
     AvgPool2d,
@@ -28,6 +36,6 @@ from structconv.roles import state_keys
 
 __all__ = ["Attributes", "AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d",
            "ConvGRUCell", "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv",
-           "GATConv", "GATv2Conv", "GCNConv", "GraphNetwork", "GraphPool", "GroupPool", "MultiheadAttention",
-           "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv", "RelativeValue", "SeparableConv2d",
-           "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]
+           "EdgeConditionedConv", "GATConv", "GATv2Conv", "GCNConv", "GraphNetwork", "GraphPool", "GroupPool",
+           "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv", "RelativeValue",
+           "SeparableConv2d", "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]

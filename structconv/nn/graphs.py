@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.functional import leaky_relu
 
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Powers, Relations
 from structconv.mechanisms.index import Identity
@@ -27,7 +29,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 from structconv.weights import Full, Grouped, HeadBlocks, Separable, Weight
 
-__all__ = ["ChebConv", "DiffusionConv", "GATConv", "GATv2Conv", "GCNConv", "RelationalConv"]
+__all__ = ["ChebConv", "DiffusionConv", "EdgeConditionedConv", "GATConv", "GATv2Conv", "GCNConv", "RelationalConv"]
 
 
 class _GraphLayer(Conv):
@@ -153,9 +155,48 @@ class RelationalConv(_GraphLayer):
             weight = Separable(num_bases)
         elif num_blocks is not None:
             weight = Grouped(num_blocks)
-        root = Full()
-        root.role = "root"
-        mechanism, weights = (relations | Identity(), [weight, root]) if root_weight else (relations, [weight])
+        mechanism, weights = _rooted(relations, weight, root_weight)
+        super().__init__(mechanism, in_channels, out_channels, weight=weights, bias=bias, device=device,
+                         dtype=dtype)
+
+
+def _rooted(mechanism: Mechanism, weight: Weight, root_weight: bool) -> tuple[Mechanism, list[Weight]]:
+    """Beside it, if asked for, every node itself, with a matrix of its own."""
+    if not root_weight:
+        return mechanism, [weight]
+    root = Full()
+    root.role = "root"
+    return mechanism | Identity(), [weight, root]
+
+
+class EdgeConditionedConv(_GraphLayer):
+    """y_n = sum_(e: m -> n) x_m (Theta_0 + sum_k h_k(e) Theta_k) + x_n Theta_root + b, h(e) the last hidden units of a
+    network of the edge's attributes.
+
+    What PyTorch Geometric calls NNConv, its network having one more linear layer, whose weight is Theta (Simonovsky and
+    Komodakis 2017, eq. 1; Gilmer et al. 2017, section 5). See `EdgeNetwork`.
+
+    Args:
+        in_channels, out_channels: P and Q.
+        edge_channels: A of `graph.edge_attr` (E, A).
+        hidden: widths of the network's hidden layers, K - 1 being the last.
+        aggr: "add", or "mean" over the edges into each output.
+        root_weight: whether the term x_n Theta_root is there.
+        activation: what makes the module behind each hidden layer.
+        bias: add b.
+
+    x (..., M, P) -> (..., N, Q). O(N K P Q) flops and never a filter an edge, (E, P, Q); where edges are of U kinds,
+    O(U K P Q + E P Q).
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, edge_channels: int, hidden: int | Sequence[int] = 128, *,
+                 aggr: str = "add", root_weight: bool = True, activation: Callable[[], nn.Module] = nn.ReLU,
+                 bias: bool = True, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        if aggr not in ("mean", "add"):
+            raise ConfigError("EdgeConditionedConv", "aggr must be 'mean' or 'add'", repr(aggr))
+        network: Mechanism = EdgeNetwork(edge_channels, hidden, activation=activation,
+                                         normalize="row" if aggr == "mean" else None)
+        mechanism, weights = _rooted(network, Full(), root_weight)
         super().__init__(mechanism, in_channels, out_channels, weight=weights, bias=bias, device=device,
                          dtype=dtype)
 

@@ -33,6 +33,7 @@ from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.context import Context
 from structconv.mechanisms.dynamic import Deformable, DynamicShifts
+from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.given import Given, Learnt
 from structconv.mechanisms.masks import STRUCTURE
@@ -75,6 +76,12 @@ def random_graph(inputs: int = M, outputs: int = M, edges: int = 13, dtype: torc
     return Graph(edge_index, num_inputs=inputs, num_outputs=outputs,
                  edge_weight=torch.rand(pairs.shape[0], dtype=F64) + 0.5 if weighted else None,
                  edge_attr=None if attributes is None else random(pairs.shape[0], attributes))
+
+
+def of_few_kinds() -> Graph:
+    """A random graph with two kinds of edges."""
+    graph = random_graph(edges=20)
+    return dataclasses.replace(graph, edge_attr=(torch.arange(graph.num_edges) % 2).to(F64).view(-1, 1).repeat(1, 2))
 
 
 def attributed(batch: int) -> Graph:
@@ -211,6 +218,8 @@ def _index_based() -> None:
     several(GRAPH, adjacency=lambda: setup(index.Adjacency(), random_graph(weighted=True)),
             adjacency_by_rows=lambda: setup(index.Adjacency("row"), random_graph(dtype=torch.int32)),
             chebyshev=lambda: setup(index.Chebyshev(3), random_graph()),
+            edge_network=lambda: setup(EdgeNetwork(2, 3), random_graph(attributes=2)),
+            edge_network_of_few_kinds=lambda: setup(EdgeNetwork(2, 3, normalize="row"), of_few_kinds()),
             diffusion=lambda: setup(index.Powers(2, "forward") | index.Powers(2, "backward"),
                                     random_graph(weighted=True)))
     several((*GRAPH, "repeats"), gcn=lambda: setup(index.Adjacency("sym", self_loops=True), random_graph()))

@@ -16,6 +16,8 @@
 #define DECLARE(name, Args) extern "C" void SC_JOIN(name, SC_ISA)(const structconv::Args*)
 DECLARE(spmm, SpmmArgs);
 DECLARE(sddmm, SddmmArgs);
+DECLARE(conditioned_sums, ConditionedArgs);
+DECLARE(conditioned_adjoint, ConditionedArgs);
 DECLARE(affine_forward, AffineForwardArgs);
 DECLARE(affine_backward, AffineBackwardArgs);
 DECLARE(bilinear_forward, BilinearForwardArgs);
@@ -165,6 +167,30 @@ void products(const Case& c, int64_t heads, int64_t channels, int half) {
     CALL(sddmm)(&args);
     for (int64_t i = 0; i < s.size(); ++i)
         expect(std::fabs(s.get(i) - channels) <= 0.01f * channels, "sddmm", heads, channels, half);
+}
+
+// The second block of `heads` heads of three: of ones, so that a sum counts edges, and its adjoint all that they reach.
+void conditioned(const Case& c, int64_t heads, int64_t channels) {
+    const int64_t wide = 3 * heads;
+    Block values(c.edges * wide, 0, 1, 1), x(c.inputs * channels, 0, 1, 1), sums(c.outputs * heads * channels, 0, 0, 0);
+    Block grad_values(c.edges * wide, 0, 0, 0), grad_x(c.inputs * channels, 0, 0, 0);
+    const ConditionedArgs forward{c.by_target.layout(), values.floats() + heads, x.floats(), sums.floats(), nullptr,
+                                  nullptr, wide, heads, channels, 2};
+    CALL(conditioned_sums)(&forward);
+    for (int64_t n = 0; n < c.outputs; ++n)
+        for (int64_t i = 0; i < heads * channels; ++i)
+            expect(sums.get(n * heads * channels + i) == c.by_target.indptr[n + 1] - c.by_target.indptr[n],
+                   "conditioned_sums", heads, channels, 0);
+    Block ones(c.outputs * heads * channels, 0, 1, 1);
+    const ConditionedArgs adjoint{c.by_source.layout(), values.floats() + heads, x.floats(), ones.floats(),
+                                  grad_values.floats() + heads, grad_x.floats(), wide, heads, channels, 2};
+    CALL(conditioned_adjoint)(&adjoint);
+    for (int64_t e = 0; e < c.edges; ++e)
+        expect(grad_values.get(e * wide + heads) == channels && grad_values.get(e * wide) == 0, "conditioned_adjoint",
+               heads, channels, 0);
+    for (int64_t m = 0; m < c.inputs && channels; ++m)
+        expect(grad_x.get(m * channels) == heads * (c.by_source.indptr[m + 1] - c.by_source.indptr[m]),
+               "conditioned_adjoint", heads, channels, 0);
 }
 
 Rows rows(Block& block, int64_t heads, int64_t channels) { return {block.data(), heads * channels, channels}; }
@@ -511,6 +537,7 @@ void hubs() {
         for (const auto& [heads, channels, depth] : {std::array<int64_t, 3>{3, 20, 12}, {2, 32, 32}})
             for (int half = 0; half < 2; ++half) {
                 products(c, heads, channels, half);
+                if (!half) conditioned(c, heads, channels);
                 for (Terms terms : {kGiven, kOfX, kOfXAndZ}) affine(c, heads, channels, half, 0.0, terms);
                 bilinear(c, heads, channels, depth, half, 0.0);
                 additive(c, heads, channels, depth, half, 0.0, 0, false, 0);
@@ -540,6 +567,7 @@ int main() {
         for (const auto& [heads, channels, depth] : shapes)
             for (int half = 0; half < 2; ++half) {
                 if (heads) products(c, heads, channels, half);
+                if (heads && !half) conditioned(c, heads, channels);
                 for (double p : {0.0, 0.5}) {
                     for (Terms terms : {kGiven, kOfX, kOfXAndZ})
                         if (terms != kOfX || c.inputs == c.outputs) affine(c, heads, channels, half, p, terms);

@@ -360,6 +360,7 @@ def test_errors_are_one_line(error, call):
 LAYERS = {
     "ChebConv": lambda **o: layers.ChebConv(P, Q, 3, **o),
     "DiffusionConv": lambda **o: layers.DiffusionConv(P, Q, 2, **o),
+    "EdgeConditionedConv": lambda **o: layers.EdgeConditionedConv(P, Q, 2, 3, **o),
     "GATConv": lambda **o: GATConv(P, Q, 2, **o),
     "GATv2Conv": lambda **o: layers.GATv2Conv(P, Q, 2, **o),
     "GCNConv": lambda **o: GCNConv(P, Q, **o),

@@ -10,7 +10,16 @@ import torch
 from structconv.bases.matrices import laplacian_bound
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import Adjacency
-from structconv.nn import ChebConv, Conv, DiffusionConv, GATConv, GATv2Conv, GCNConv, RelationalConv
+from structconv.nn import (
+    ChebConv,
+    Conv,
+    DiffusionConv,
+    EdgeConditionedConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    RelationalConv,
+)
 from structconv.structures import Graph, KnowledgeGraph, batch
 
 F64 = torch.float64
@@ -217,6 +226,64 @@ def test_gcn_equals_pytorch_geometrics(x):
     with torch.no_grad():
         ours.weight.theta.copy_(theirs.lin.weight.mT)
     close(ours(x, graph()), theirs(x, EDGES, WEIGHTS))
+
+
+def attributed(edges: int, kinds: int | None) -> Graph:
+    """A multigraph whose edges are of a few kinds, or all different."""
+    attributes = torch.randn(edges if kinds is None else kinds, 3, dtype=F64)
+    attributes = attributes if kinds is None else attributes[torch.arange(edges) % kinds]
+    return Graph(torch.randint(M - 1, (2, edges)), num_nodes=M, edge_attr=attributes)
+
+
+@pytest.mark.parametrize("aggr", ["add", "mean"])
+@pytest.mark.parametrize("kinds, kernel", [(None, "blocks of heads"), (5, "mixed filters")])
+def test_edge_conditioned(x, kinds, kernel, aggr):
+    """Edge by edge: x_m times the matrix that the network and one more linear layer make of the attributes."""
+    layer, edges = EdgeConditionedConv(P, Q, 3, (7, 5), aggr=aggr).to(F64), attributed(80, kinds)
+    matrices, root = (part().dense() for part in layer.weight.weights)
+    expected = x @ root[0] + layer.bias
+    counts = edges.target.bincount(minlength=M)
+    for e, (m, n) in enumerate(edges.edge_index.T.tolist()):
+        hidden = layer.mechanism.parts()[0].network(edges.edge_attr[e])
+        share = 1.0 if aggr == "add" else 1 / int(counts[n])
+        expected[n] = expected[n] + share * x[m] @ (matrices[0] + torch.einsum("k,kpq->pq", hidden, matrices[1:]))
+    close(layer(x, edges), expected)
+    wanted = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
+    found = torch.autograd.grad(layer(x, edges).square().sum(), list(layer.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert kernel in str(layer.plan(x, edges))
+
+
+@pytest.mark.parametrize("kinds", [None, 5])
+def test_edge_conditioned_equals_pytorch_geometrics(x, kinds):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    layer, edges = EdgeConditionedConv(P, Q, 3, 5).to(F64), attributed(80, kinds)
+    (matrices, root), network = (part().dense() for part in layer.weight.weights), layer.mechanism.parts()[0].network
+    theirs = pyg.NNConv(P, Q, torch.nn.Sequential(*network, torch.nn.Linear(5, P * Q))).to(F64)
+    with torch.no_grad():
+        theirs.nn[2].bias.copy_(matrices[0].flatten())
+        theirs.nn[2].weight.copy_(matrices[1:].flatten(1).T)
+        theirs.lin.weight.copy_(root[0].T)
+        theirs.bias.copy_(layer.bias)
+    close(layer(x, edges), theirs(x, edges.edge_index, edges.edge_attr))
+
+
+def test_learnt_attributes_of_edges_get_each_their_gradient(x):
+    edges = attributed(80, 5)
+    attributes = edges.edge_attr.clone().requires_grad_()
+    layer = EdgeConditionedConv(P, Q, 3, 5).to(F64)
+    y = layer(x, dataclasses.replace(edges, edge_attr=attributes))
+    close(y, layer(x, edges))
+    y.square().sum().backward()
+    assert (attributes.grad.abs().sum(1) > 0).all()
+
+
+def test_filters_of_edges_are_not_held():
+    """One (E, P, Q) would be 33 MB, one (N, K, P) 13 MB."""
+    edges = Graph(torch.randint(400, (2, 2000)), num_nodes=400, edge_attr=torch.randn(2000, 3))
+    layer, x = EdgeConditionedConv(64, 64, 3), torch.randn(400, 64)
+    assert layer.plan(x, edges).cost.peak_bytes < 1e6
 
 
 def test_gat_equals_pytorch_geometrics(x):

@@ -18,9 +18,10 @@ from structconv.structures import Graph, KnowledgeGraph
 NODES, EDGES, C = 300, 20_000, 16  # so many edges that values seen twice are kept in the order of slots
 
 
-def graph(weighted=False):
+def graph(weighted=False, attributes=None):
     weight = torch.rand(EDGES) if weighted else None
-    return Graph(torch.randint(NODES, (2, EDGES)), num_nodes=NODES, edge_weight=weight)
+    return Graph(torch.randint(NODES, (2, EDGES)), num_nodes=NODES, edge_weight=weight,
+                 edge_attr=None if attributes is None else torch.randn(EDGES, attributes))
 
 
 def knowledge():
@@ -33,6 +34,7 @@ CASES = {
     "GCN, weighted": (lambda: nn.GCNConv(C, C), lambda: graph(weighted=True)),
     "Chebyshev": (lambda: nn.ChebConv(C, C, 4), graph),
     "diffusion": (lambda: nn.DiffusionConv(C, C, 3), graph),
+    "edge-conditioned": (lambda: nn.EdgeConditionedConv(C, C, 3), lambda: graph(attributes=3)),
     "R-GCN": (lambda: nn.RelationalConv(C, C, 3), knowledge),
     "R-GCN, bases": (lambda: nn.RelationalConv(C, C, 3, num_bases=2), knowledge),
     "R-GCN, blocks": (lambda: nn.RelationalConv(C, C, 3, num_blocks=2), knowledge),

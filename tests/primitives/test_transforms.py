@@ -18,6 +18,7 @@ from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.conditioned import conditioned_product
 from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.operator import OPERATORS
 from structconv.primitives.native.product import spmm_add
@@ -58,6 +59,7 @@ CASES = {
     "window_attention": (lambda q, k, v, t: window_attention(q, k, v, t, shape=(M,), below=(1,), above=(1,),
                                                              dilation=(1,), **DROP),
                          [(M, K, 4), (M, K, 4), (M, K, 3), (K, 3)]),
+    "conditioned_product": (lambda v, x, t: conditioned_product(*JOINED, v, x, t), [(E, K), (M, 3), (K, 3, 2)]),
     "affine_weights": (lambda s, t: affine_weights(*JOINED, s, t, **DROP), [(M, K), (N, K)]),
     "bilinear_weights": (lambda q, k, b: bilinear_weights(*JOINED, q, k, b, **DROP), [(N, K, 4), (M, K, 4), (K, E)]),
     "additive_weights": (lambda q, k, v: additive_weights(*JOINED, q, k, v, activation="tanh", **DROP),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "cases"]
 
-SUITES = ("grid", "graph", "attention", "windows", "relational", "planner", "dispatch", "decode",
+SUITES = ("grid", "graph", "attention", "windows", "relational", "messages", "planner", "dispatch", "decode",
           "precision", "models")
 
 

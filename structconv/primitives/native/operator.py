@@ -285,6 +285,10 @@ def _pick(wanted: Sequence[str], given: Sequence[str]) -> Callable[[Sequence[Any
     return itemgetter(*at) if len(at) > 1 else lambda values: tuple(values[i] for i in at)
 
 
+def _several(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else results
+
+
 class _Formulas:
     """What is checked and saved, and what each derivative is handed and returns, by the names of the arguments."""
 
@@ -332,7 +336,8 @@ class _Formulas:
     def check_backward(self, *arguments: Any) -> None:
         forward = (*self.forward_again(arguments), *self.flags)
         self.check_forward(*forward)
-        results, grads, expected = self.results_again(arguments), self.grads_again(arguments), self.fake(*forward)
+        results, grads = self.results_again(arguments), self.grads_again(arguments)
+        expected = _several(self.fake(*forward))
         check_numbers(self.name, self.inputs_again(arguments)[0], *results, *grads)
         for name, given, like in zip((*self.results, *self.grads), (*results, *grads), (*expected, *expected),
                                      strict=False):
@@ -353,10 +358,10 @@ class _Formulas:
         return tuple(inputs[0].new_empty((0,)) if t is None or needed is False else t.new_empty(t.shape)
                      for t, needed in zip(inputs, told, strict=True))
 
-    def save(self, ctx: Any, arguments: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+    def save(self, ctx: Any, arguments: tuple[Any, ...], results: Tensor | tuple[Tensor, ...]) -> None:
         ctx.plain = self.plain(arguments)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*self.tensors(arguments), *results)
+        ctx.save_for_backward(*self.tensors(arguments), *_several(results))
 
     def differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         given, needed = grads[:len(self.grads)], ctx.needs_input_grad
@@ -418,7 +423,7 @@ class _Formulas:
         results, found = plain(*arguments), formula(*inputs)
         if isinstance(results, Tensor):
             return found
-        found = (found,) if isinstance(found, Tensor) else found
+        found = _several(found)
         return *found, *results[len(found):]
 
     def ahead_again(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:

@@ -82,6 +82,15 @@ struct SddmmArgs {
     int64_t k_rows, channels, num_values, repeats_q, repeats_k, half, threads;
 };
 
+// sums[n][h] = sum over the edges into n of values[edge][h] x[m], for a block of heads; `values` begins at its first. By
+// target; and its adjoint, by source: of the gradients `sums`, of values and x (added to), where they are not null.
+struct ConditionedArgs {
+    Layout layout;
+    const float *values, *x;
+    float *sums, *grad_values, *grad_x;
+    int64_t values_row, heads, channels, threads;
+};
+
 // Which weights fall: a function of (seed, batch, head, m * num_outputs + n), as structconv.primitives.hashing has it.
 struct DropArgs {
     double p;  // 0: none

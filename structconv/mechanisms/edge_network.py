@@ -1,0 +1,133 @@
+"""`EdgeNetwork`: matrices whose entries a network makes of the attributes of edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases.base import Basis
+from structconv.bases.mixing import Mixed
+from structconv.bases.sparse import Sparse
+from structconv.bases.typed import Typed
+from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms.expression import Channels, Inputs, Leaves
+from structconv.mechanisms.graphs import GraphMechanism
+from structconv.memo import derived, is_plain
+from structconv.shapes import check_choice, check_positive
+from structconv.structures.graph import Graph
+
+__all__ = ["EdgeNetwork"]
+
+#: Edges looked at before all are, and how many there must be of a kind on average.
+_TRIED, _SHARED = 1024, 8
+
+
+class EdgeNetwork(GraphMechanism):
+    """A_k[m, n] = h_k(attributes of the edge m -> n), the last hidden units of a network, and A_0[m, n] = 1.
+
+    With a weight `Full()` the filter of an edge is Theta_0 + sum_k h_k Theta_k, what a network with one more linear
+    layer makes: edge-conditioned convolution (Simonovsky and Komodakis 2017, equation 1), the edge network of Gilmer et
+    al. (2017, section 5). That filter, (E, P, Q) for all edges, is never formed. Where many edges are alike, bonds
+    of a few kinds say, the network is asked once a kind.
+
+    Args:
+        attributes: A, channels of `graph.edge_attr` (..., E, A).
+        hidden: widths of the hidden layers, (128,) say; the last is K - 1.
+        activation: what makes the module behind each.
+        normalize: "row" divides by the number of edges into each output, so that it is a mean; None does not.
+        structure: the name of the one that it reads, in a call with several.
+    """
+
+    role = "edge_network"
+
+    def __init__(self, attributes: int, hidden: int | Sequence[int] = 128, *,
+                 activation: Callable[[], nn.Module] = nn.ReLU, normalize: str | None = None,
+                 structure: str | None = None) -> None:
+        super().__init__(structure=structure)
+        owner = type(self).__name__
+        check_choice(owner, "normalize", normalize, ("row", None))
+        self.attributes = check_positive(owner, "attributes", attributes)
+        self.hidden = tuple(check_positive(owner, "hidden", width)
+                            for width in ((hidden,) if isinstance(hidden, int) else hidden))
+        if not self.hidden:
+            raise ConfigError(owner, "hidden must have one width or more", hidden)
+        self.activation, self.normalize_by = activation, normalize
+
+    @property
+    def size(self) -> int:
+        return self.hidden[-1] + 1
+
+    def bind(self, channels: Channels) -> None:
+        self.network = nn.Sequential(*(module for before, after in pairwise((self.attributes, *self.hidden))
+                                       for module in (nn.Linear(before, after), self.activation())))
+
+    def forward(self, inputs: Inputs) -> Leaves:
+        graph = self._checked(inputs)
+        shares = None if self.normalize_by is None else derived(
+            graph.edge_index, ("shares", graph.num_outputs, inputs.dtype), lambda: _shares(graph, inputs.dtype))
+        kinds = _kinds(graph.edge_attr)
+        if kinds is not None:
+            return graph, shares, kinds[0], self._entries(kinds[1].to(inputs.dtype))
+        values = self._entries(_by_channels(graph.edge_attr).to(inputs.dtype)).mT
+        return graph, None, None, values if shares is None else values * shares
+
+    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+        graph, shares, kind, entries = (next(leaves) for _ in range(4))
+        return Sparse(graph, entries) if kind is None else Mixed(Typed(graph, kind, entries.shape[0], shares), entries)
+
+    def _entries(self, attributes: Tensor) -> Tensor:
+        """(..., E, K)."""
+        found: Tensor = self.network(attributes)
+        return torch.cat([found.new_ones(*found.shape[:-1], 1), found], -1)
+
+    def _checked(self, inputs: Inputs) -> Any:
+        """The graph, which has attributes."""
+        graph, owner = inputs.structure, type(self).__name__
+        if not isinstance(graph, Graph):
+            raise StructureError(owner, "structure must be a Graph", type(graph).__name__,
+                                 "Call it as layer(x, structure=graph).")
+        if graph.edge_attr is None:
+            raise StructureError(owner, "the graph must have edge_attr", "none",
+                                 f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes}).")
+        if _by_channels(graph.edge_attr).shape[-1] != self.attributes:
+            raise ShapeError(owner, f"edge_attr must have A={self.attributes} channels", tuple(graph.edge_attr.shape))
+        return graph
+
+    def extra_repr(self) -> str:
+        return f"{self.attributes}, {self.hidden}, normalize={self.normalize_by!r}"
+
+
+def _by_channels(attributes: Tensor) -> Tensor:
+    """(..., E, A), also of attributes (E,)."""
+    return attributes.unsqueeze(-1) if attributes.dim() == 1 else attributes
+
+
+def _shares(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """1 / the number of edges into the output of each edge."""
+    target = graph.target.long()
+    counts = torch.zeros(graph.num_outputs, dtype=dtype, device=target.device)
+    return counts.index_add(0, target, torch.ones_like(target, dtype=dtype))[target].reciprocal()
+
+
+def _kinds(attributes: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of which kind each edge is, and the attributes of each kind, some of them twice; `None` where most differ."""
+    known = attributes.dim() <= 2 and is_plain(attributes) and not attributes.requires_grad
+    return derived(attributes, "kinds", lambda: _distinct(_by_channels(attributes))) if known else None
+
+
+def _distinct(attributes: Tensor) -> tuple[Tensor, Tensor] | None:
+    keys = attributes.double() @ torch.linspace(1, 2, attributes.shape[1], dtype=torch.float64,
+                                                device=attributes.device).exp()
+    if _SHARED * torch.unique(keys[:_TRIED]).shape[0] > min(_TRIED, keys.shape[0]):
+        return None
+    found, kind = torch.unique(keys, return_inverse=True)
+    count = 1 << max(found.shape[0] - 1, 0).bit_length()  # few numbers of kinds, few plans
+    if _SHARED * count > keys.shape[0]:
+        return None
+    edges = torch.arange(kind.shape[0], device=kind.device)
+    rows = attributes.index_select(0, edges.new_zeros(count).scatter(0, kind, edges))
+    return (kind, rows) if torch.equal(rows.index_select(0, kind), attributes) else None
