@@ -51,8 +51,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
 
 
-def figure(png: bytes, caption: str) -> str:
-    """A PNG, embedded, with its caption, which is also what a screen reader reads."""
-    data = base64.b64encode(png).decode()
-    return (f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
+def figure(image: bytes, caption: str, kind: str = "png") -> str:
+    """A PNG or GIF, embedded, with its caption, which is also what a screen reader reads."""
+    data = base64.b64encode(image).decode()
+    return (f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/{kind};base64,{data}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>")

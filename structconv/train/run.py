@@ -14,6 +14,7 @@ from typing import Any
 from structconv.data.hashing import sha256_of
 from structconv.data.text import read_text
 from structconv.errors import ConfigError, DataError, StructconvError
+from structconv.scenes import Drawing
 from structconv.train.config import Recipe, to_json
 from structconv.train.environment import environment
 from structconv.train.files import write_atomically
@@ -181,6 +182,11 @@ class Run:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_atomically(path, content)
+
+    def draw(self, name: str, drawing: Drawing) -> None:
+        """Write ``pictures/name.png`` and ``pictures/name.svg``."""
+        self.write(f"pictures/{name}.png", drawing.png)
+        self.write(f"pictures/{name}.svg", drawing.svg)
 
     def write_summary(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Write ``summary.json``; returns the summary."""

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.analysis.flops import counted
 from structconv.errors import ConfigError
+from structconv.report.study import study_page
 from structconv.report.table import print_table
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
@@ -79,7 +80,10 @@ class Study:
         progress.phase("measuring and drawing what was learnt")
         summary = self._summary(recipe, run, results)
         finished = Finished(run=run, jobs=jobs, progress=progress, groups=summary["groups"])
-        return run.write_summary({**summary, **self.finish(recipe, finished)})
+        summary.update(self.finish(recipe, finished))
+        table = self._table(recipe, summary)
+        run.write("report.html", study_page(recipe.name, summary["headline"], *table, run.folder))
+        return run.write_summary(summary)
 
     def evaluate(self, recipe: Measured, run: Run, progress: Progress) -> dict[str, Any]:
         """The figures of the run's final weights, computed anew."""
@@ -89,13 +93,17 @@ class Study:
     def show(self, recipe: Measured, summary: dict[str, Any]) -> None:
         """Print the figures of each group, and the headline beside the published figure."""
         head = summary["headline"]
-        rows = [(name, *(f"{group[metric]['mean']:.3f} ± {group[metric]['std']:.3f}" for metric in self.columns))
-                for name, group in summary["groups"].items()]
-        print_table((recipe.name, *self.columns.values()), rows)
+        print_table(*self._table(recipe, summary))
         goal = f"; goal of preset {recipe.preset}: {head['goal']}, {'met' if head['met'] else 'not met'}"
         print(f"{head['label']}: {head['value']:.3f}; seeds: {recipe.seeds}; published: {recipe.published}"
               + (goal if head["goal"] is not None else ""))
         print(f"run: {summary['run']}")
+
+    def _table(self, recipe: Measured, summary: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """A head, and a row a group."""
+        return (recipe.name, *self.columns.values()), [
+            (name, *(f"{group[metric]['mean']:.3f} ± {group[metric]['std']:.3f}" for metric in self.columns))
+            for name, group in summary["groups"].items()]
 
     def _summary(self, recipe: Measured, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         groups: dict[str, list[dict[str, Any]]] = {}

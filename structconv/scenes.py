@@ -1,0 +1,165 @@
+"""Pictures of things in the plane: points, edges between them, their ways; PNG and SVG, and GIF of what moves.
+
+Nothing is random and nothing is global: the same arguments give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["Drawing", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
+
+_INK, _DPI = "#808080", 110
+
+
+class Drawing(NamedTuple):
+    """One picture, of points and of lines."""
+
+    png: bytes
+    svg: bytes
+
+
+def graphs(positions_N2: ArrayLike, edges: Mapping[str, ArrayLike]) -> Drawing:
+    """Panels of the same points (N, 2), each, by its title, with edges of its own: pairs (2, E), or weights (N, N)
+    between 0 and 1, by which they are opaque."""
+    import numpy as np
+
+    positions = np.asarray(positions_N2, dtype=float)
+    figure, axes = _figure(len(edges))
+    for axis, (title, given) in zip(axes, edges.items(), strict=True):
+        found = np.asarray(given)
+        listed = found.dtype.kind in "iu"
+        pairs = found if listed else np.stack(np.nonzero(found > 0))
+        for m, n in pairs.T:
+            axis.plot(*positions[[m, n]].T, color="C0", alpha=1.0 if listed else float(found[m, n]), zorder=1)
+        axis.scatter(*positions.T, s=18, color="C1", zorder=2)
+        _equal(axis, title)
+    return _drawn(figure)
+
+
+def paths(paths_TN2: Mapping[str, ArrayLike]) -> Drawing:
+    """Panels of the ways of N points in T steps, (T, N, 2), by title; a dot where each ends. All on one scale."""
+    import numpy as np
+
+    figure, axes = _figure(len(paths_TN2))
+    low, high = _bounds(list(paths_TN2.values()))
+    for axis, (title, way) in zip(axes, paths_TN2.items(), strict=True):
+        steps = np.asarray(way, dtype=float)
+        for point in range(steps.shape[1]):
+            axis.plot(*steps[:, point].T, linewidth=0.9, color=f"C{point % 10}")
+            axis.scatter(*steps[-1, point], s=14, color=f"C{point % 10}")
+        _equal(axis, title, low, high)
+    return _drawn(figure)
+
+
+def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: str = "") -> Drawing:
+    """Panels of the same points, each with a value (N,) as their colour, all on one scale."""
+    import numpy as np
+
+    positions, rows = np.asarray(positions_N2, dtype=float), {k: np.asarray(v, dtype=float) for k, v in values.items()}
+    figure, axes = _figure(len(rows))
+    low, high = min(row.min() for row in rows.values()), max(row.max() for row in rows.values())
+    for axis, (title, row) in zip(axes, rows.items(), strict=True):
+        drawn = axis.scatter(*positions.T, c=row, s=12, vmin=low, vmax=high, cmap="viridis")
+        _equal(axis, title)
+    figure.colorbar(drawn, ax=axes, shrink=0.7, label=label)
+    return _drawn(figure)
+
+
+def motion_gif(paths_TN2: Mapping[str, ArrayLike], *, frames_a_second: int = 20, tail: int = 15) -> bytes:
+    """Panels of N points that move for T steps, (T, N, 2), by title, each with the last `tail` steps of its way."""
+    import numpy as np
+
+    ways = {title: np.asarray(way, dtype=float) for title, way in paths_TN2.items()}
+    figure, axes = _figure(len(ways))
+    low, high = _bounds(list(ways.values()))
+    lines: list[tuple[Any, Any, Any]] = []
+    for axis, (title, way) in zip(axes, ways.items(), strict=True):
+        _equal(axis, title, low, high)
+        for point in range(way.shape[1]):
+            (line,) = axis.plot([], [], linewidth=1.0, color=f"C{point % 10}")
+            (dot,) = axis.plot([], [], "o", markersize=4, color=f"C{point % 10}")
+            lines.append((line, dot, way[:, point]))
+
+    def draw(step: int) -> None:
+        for line, dot, way in lines:
+            line.set_data(*way[max(0, step - tail):step + 1].T)
+            dot.set_data(*way[step:step + 1].T)
+
+    return _gif(figure, draw, min(len(way) for way in ways.values()), frames_a_second)
+
+
+def images_gif(frames_THW: Mapping[str, ArrayLike], *, frames_a_second: int = 5) -> bytes:
+    """Panels of images that change, (T, H, W), by title, all on one scale of greys."""
+    import numpy as np
+
+    films = {title: np.asarray(film, dtype=float) for title, film in frames_THW.items()}
+    figure, axes = _figure(len(films))
+    low, high = min(film.min() for film in films.values()), max(film.max() for film in films.values())
+    shown = []
+    for axis, (title, film) in zip(axes, films.items(), strict=True):
+        axis.set_title(title, fontsize=8)
+        axis.set_axis_off()
+        shown.append((axis.imshow(film[0], cmap="Greys_r", vmin=low, vmax=high), film))
+
+    def draw(step: int) -> None:
+        for image, film in shown:
+            image.set_data(film[step])
+
+    return _gif(figure, draw, min(len(film) for film in films.values()), frames_a_second)
+
+
+def _figure(panels: int, inches: float = 2.2) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(panels * inches, inches + 0.3), layout="constrained")
+    return figure, [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
+
+
+def _bounds(ways: Sequence[ArrayLike]) -> tuple[Any, Any]:
+    """The corners of what holds all finite points."""
+    import numpy as np
+
+    points = np.concatenate([np.asarray(way, dtype=float).reshape(-1, 2) for way in ways])
+    points = points[np.isfinite(points).all(1)]
+    return points.min(0), points.max(0)
+
+
+def _equal(axis: Any, title: str, low: Any = None, high: Any = None) -> None:
+    axis.set_title(title, fontsize=8)
+    axis.set_aspect("equal")
+    axis.tick_params(labelsize=6, colors=_INK, length=2)
+    if low is not None:
+        margin = 0.05 * max(high - low) + 1e-9
+        axis.set_xlim(low[0] - margin, high[0] + margin)
+        axis.set_ylim(low[1] - margin, high[1] + margin)
+
+
+def _drawn(figure: Any) -> Drawing:
+    import matplotlib as mpl
+
+    png, svg = io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    with mpl.rc_context({"svg.hashsalt": "structconv"}):
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    return Drawing(png.getvalue(), svg.getvalue())
+
+
+def _gif(figure: Any, draw: Any, steps: int, frames_a_second: int) -> bytes:
+    from matplotlib.animation import PillowWriter
+
+    writer = PillowWriter(fps=frames_a_second)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "motion.gif"
+        with writer.saving(figure, str(path), dpi=_DPI):
+            for step in range(steps):
+                draw(step)
+                writer.grab_frame()
+        return path.read_bytes()
