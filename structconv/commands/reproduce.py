@@ -13,7 +13,7 @@ from structconv.commands.recipes import carried_out
 from structconv.errors import ConfigError
 from structconv.recipes.register import RECIPES, Entry, entry_named
 from structconv.report.output import print_json
-from structconv.report.table import print_table
+from structconv.report.table import number, print_table
 from structconv.train.config import resolve, to_json
 from structconv.train.interrupt import Interrupt
 from structconv.train.options import Measured
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         print_json({"outcomes": rows, "left_out": left_out, "minutes": (time.monotonic() - began) / 60})
     else:
         print_table(("recipe", "figure", "ours", "goal", "published"), [
-            (row["recipe"], row["label"], f"{row['value']:.3f}", f"{row['goal']}", row["published"]) for row in rows],
+            (row["recipe"], row["label"], number(row["value"]), f"{row['goal']}", row["published"]) for row in rows],
             texts=2)
     return 0 if all(row["met"] is not False for row in rows) else 1
 

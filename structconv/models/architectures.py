@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from structconv.errors import ConfigError
 from structconv.mechanisms import DotProduct, Shifts
 from structconv.models.blocks import Block, Stack, Tokens
 from structconv.models.recurrent import Recurrent
@@ -98,6 +99,8 @@ def predicted(architecture: str, entries: int, channels: int, *, kernel: int) ->
     """As table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2), O(n d^2) and O(n^2 d) flops,
     O(1), O(n) and O(1) in sequence, paths of O(n / k), O(n) and O(1)."""
     check_choice("predicted", "architecture", architecture, ARCHITECTURES)
+    if kernel < 2:
+        raise ConfigError("predicted", "kernel must be at least 2, so that paths end", kernel)
     n, d = entries, channels
     if architecture == "convolution":
         return Cost(flops=2 * kernel * n * d * d, sequential=1, path=math.ceil((n - 1) / (kernel - 1)))

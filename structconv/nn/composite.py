@@ -17,13 +17,11 @@ __all__ = ["Composite", "watched"]
 
 
 class Composite(Layer):
-    """A layer whose parameters are those of convolutions, and of torch's linear layers."""
+    """A layer whose parameters are those of the layers that it is made of, ours or torch's."""
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, in place, as those of a new layer."""
-        for module in self.modules():
-            if isinstance(module, Conv | nn.Linear):
-                module.reset_parameters()
+        _reset(self.children())
 
     def plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
         """The plans of its convolutions in such a call, which is done once, by name. Random numbers stay."""
@@ -36,6 +34,13 @@ class Composite(Layer):
         with torch.random.fork_rng([]), watched(convs, note):
             self(*args, **kwargs)
         return found
+
+
+def _reset(modules: Iterable[nn.Module]) -> None:
+    """Each draws its own anew, or else its parts do."""
+    for module in modules:
+        own = getattr(module, "reset_parameters", None)
+        _reset(module.children()) if own is None else own()
 
 
 @contextmanager

@@ -87,11 +87,19 @@ class GraphNetwork(Composite):
         check_choice("GraphNetwork", "readout", readout, _KINDS)
         self.node_channels, self.edge_channels, self.global_channels = node_channels, edge_channels, global_channels
         self.aggregate, self.readout, self.bipartite = aggregate, readout, bipartite
+        if edge is node is globals is None:
+            raise ConfigError("GraphNetwork", "at least one of edge, node and globals must be given", "none")
+        if node is None and neighbours is not None:
+            raise ConfigError("GraphNetwork", "an update of nodes must be there to read its neighbours", "none")
         own = "receivers" if bipartite else "nodes"
         counts = self._channels()
 
-        def update(name: str, widths: Widths, reads: Reads, parts: dict[str, _Part]) -> _Update | None:
-            return None if widths is None else _Update(_read(name, reads, parts, counts), counts, widths, activation)
+        def update(name: str, widths: Widths, reads: Reads, parts: dict[str, _Part], outputs: str | None = None
+                   ) -> _Update | None:
+            if widths is None and reads is not None:
+                raise ConfigError("GraphNetwork", f"{name} must be given where {name}_reads is", "none")
+            return None if widths is None else _Update(_read(name, reads, parts, counts), counts, widths, activation,
+                                                       outputs)
 
         samples = Incidence("sample")
         self.edge = update("edge", edge, edge_reads, {
@@ -103,7 +111,8 @@ class GraphNetwork(Composite):
         self.node = update("node", node, node_reads, {
             **({} if neighbours is None else {"neighbours": _Part("nodes", neighbours)}),
             "edges": reached, "nodes": _Part(own, Identity()),
-            **({} if bipartite else {"globals": _Part("globals", samples.transpose())})})
+            **({} if bipartite else {"globals": _Part("globals", samples.transpose())})},
+            own if bipartite and neighbours is not None else None)
         counts["nodes"] = node_channels if self.node is None else self.node.out_channels
         of_nodes = {} if bipartite else {"nodes": _pooled("nodes", samples, readout, _to_graphs)}
         edges_of = Incidence("sender").transpose() @ samples
@@ -201,12 +210,13 @@ class _Part(NamedTuple):
 
 
 class _Update(ByRole):
-    """A network whose first layer is a `Conv` of parts by name; those with a pool are pooled before."""
+    """A network whose first layer is a `Conv` of parts by name; those with a pool are pooled before, and scores have
+    the x named `outputs` for z."""
 
     nameless = ("first",)
 
     def __init__(self, parts: dict[str, _Part], counts: dict[str, int], widths: Widths,
-                 activation: Callable[[], nn.Module]) -> None:
+                 activation: Callable[[], nn.Module], outputs: str | None) -> None:
         super().__init__()
         sizes = [widths] if isinstance(widths, int) else list(widths or ())
         if not sizes:
@@ -220,8 +230,11 @@ class _Update(ByRole):
             channels[given] = counts[part.x]
             mechanisms.append(part.mechanism.of(given))
         self._parts, self._reads, self.pools = parts, tuple(channels), nn.ModuleDict(pools)
-        self.first = Conv(reduce(or_, mechanisms), channels, sizes[0])
-        self._reads_structure = self.first.mechanism.reads_structure
+        self.first = Conv(reduce(or_, mechanisms), channels, sizes[0],
+                          other_channels=None if outputs is None else counts["nodes"])
+        self._outputs = outputs
+        mechanism = self.first.mechanism
+        self._told_structure = mechanism.reads_structure or mechanism.reads_content  # attention has to know its samples
         self.rest = nn.Sequential(*(module for before, after in pairwise(sizes)
                                     for module in (activation(), nn.Linear(before, after))))
         self.out_channels = sizes[-1]
@@ -231,8 +244,9 @@ class _Update(ByRole):
         for name, pool in self.pools.items():
             part = self._parts[name]
             given[f"pooled {name}"] = pool(x[part.x], cast(Callable[[Graph], Graph], part.groups)(graph))
-        structure = graph if self._reads_structure else None
-        y: Tensor = self.rest(self.first({name: given[name] for name in self._reads}, structure=structure))
+        structure = graph if self._told_structure else None
+        z = None if self._outputs is None else x[self._outputs]
+        y: Tensor = self.rest(self.first({name: given[name] for name in self._reads}, z, structure=structure))
         return y
 
 

@@ -6,12 +6,14 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv.errors import StructureError
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import BiAffine, DotProduct
+from structconv.memo import derived
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device
@@ -41,8 +43,8 @@ class GroupPool(Composite):
         channels: C. kind: one of these. steps: of "set2set".
         device, dtype: of all parameters.
 
-    x (..., M, C), and a `Graph` from M rows to G groups with an edge for each row, in order -> (..., G, C). O(M C), and
-    nothing is larger than x.
+    x (..., M, C), and a `Graph` from M rows to G groups, an edge for each row and its group -> (..., G, C). Weights of
+    edges are not read. O(M C), and nothing is larger than x.
     """
 
     fixed = frozenset(("channels", "kind", "steps"))
@@ -55,7 +57,7 @@ class GroupPool(Composite):
         check_choice(owner, "kind", kind, POOLINGS)
         self.channels, self.kind = check_positive(owner, "channels", channels), kind
         self.steps = check_positive(owner, "steps", steps)
-        mechanisms = {"sum": Adjacency(None), "mean": Adjacency("row"),
+        mechanisms = {"sum": Adjacency(None, weighted=False), "mean": Adjacency("row", weighted=False),
                       "softmax": BiAffine(bilinear=False, target=False).masked(keep=STRUCTURE).softmax(),
                       "set2set": DotProduct().masked(keep=STRUCTURE).softmax()}
         if kind == "set2set":
@@ -77,7 +79,8 @@ class GroupPool(Composite):
             raise StructureError(owner, "groups must be a Graph", type(groups).__name__)
         check_entries(owner, x, entries=groups.num_inputs, channels=self.channels)
         if self.kind == "max":
-            return segment_max(x.mT, groups.target, groups.num_outputs).mT
+            rows = x if _in_order(groups) else x.index_select(-2, groups.source)
+            return segment_max(rows.mT, groups.target, groups.num_outputs).mT
         start = x.new_zeros(*x.shape[:-2], groups.num_outputs, self.channels)
         if self.kind != "set2set":
             return cast(Tensor, self.conv(x, start if self.kind == "softmax" else None, structure=groups))
@@ -89,6 +92,12 @@ class GroupPool(Composite):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.kind!r}" + (f", steps={self.steps}" if self.kind == "set2set" else "")
+
+
+def _in_order(groups: Graph) -> bool:
+    """Whether edge e is that of row e, as those are that the library makes."""
+    return not is_compiling() and derived(groups.edge_index, ("in order", groups.num_inputs), lambda: torch.equal(
+        groups.source.long(), torch.arange(groups.num_inputs, device=groups.edge_index.device)))
 
 
 class GraphPool(GroupPool):

@@ -31,9 +31,9 @@ def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
     return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
 
 
-def _gain(means: dict[str, float]) -> float:
+def _gain(means: dict[str, float]) -> float | None:
     """Of the best row over the one whose weights are a function of the place alone."""
-    return means.get("global-location", float("nan")) - min(means.values())
+    return means["global-location"] - min(means.values()) if "global-location" in means else None
 
 
 def _finish(recipe: Luong, finished: Finished) -> dict[str, Any]:

@@ -66,9 +66,9 @@ def _finish(recipe: RelativePositions, finished: Finished) -> dict[str, Any]:
     return {}
 
 
-def _gain(means: dict[str, float]) -> float:
+def _gain(means: dict[str, float]) -> float | None:
     """Of clipping at 2 over clipping at 0, which knows no positions."""
-    return means.get("clip-2", float("nan")) - means.get("clip-0", float("nan"))
+    return means["clip-2"] - means["clip-0"] if {"clip-2", "clip-0"} <= means.keys() else None
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},

@@ -9,6 +9,7 @@ from typing import Any
 
 from structconv.data.text import read_json
 from structconv.errors import DataError
+from structconv.report.table import number
 from structconv.train.files import write_atomically
 
 __all__ = ["outcome", "record", "render"]
@@ -56,7 +57,7 @@ def render(rows: list[dict[str, Any]]) -> str:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     met = {None: "", True: "yes", False: "no"}[row["met"]]
     goal = "" if row["goal"] is None else f"{row['goal']:g}"
-    return [row["recipe"], row["preset"], row["label"], f"{row['value']:.3f}", goal, met, row["published"],
+    return [row["recipe"], row["preset"], row["label"], number(row["value"]), goal, met, row["published"],
             f"{row['minutes']:.1f}", row["machine"], str(row["commit"] or ""), row["date"]]
 
 

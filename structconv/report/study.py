@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from structconv.report.html import figure, page, paragraph, section, table
+from structconv.report.table import number
 
 __all__ = ["study_page"]
 
@@ -18,7 +19,7 @@ def study_page(title: str, headline: dict[str, Any], head: Sequence[str], rows: 
     """HTML with everything in it; pictures are those of ``pictures/`` in the run's folder, named after their files."""
     goal = "" if headline["goal"] is None else (f" The goal is {headline['goal']}: "
                                                 f"{'met' if headline['met'] else 'not met'}.")
-    said = f"{headline['label']}: {headline['value']:.3f}. Published: {headline['published']}.{goal}"
+    said = f"{headline['label']}: {number(headline['value'])}. Published: {headline['published']}.{goal}"
     files = sorted(path for path in (folder / "pictures").glob("*") if path.suffix in _KINDS)
     shown = [figure(path.read_bytes(), path.stem.replace("-", " "), _KINDS[path.suffix]) for path in files]
     return page(title, [paragraph(said), section("Figures", [table(head, rows)]),

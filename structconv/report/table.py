@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["print_table"]
+__all__ = ["number", "print_table"]
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", texts: int = 1) -> None:
@@ -21,3 +21,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     for row in rows:
         table.add_row(*row)
     console.print(table, markup=False)
+
+
+def number(value: float | None) -> str:
+    """A figure for people, if there is one."""
+    return "-" if value is None else f"{value:.3f}"

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -21,13 +21,13 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 
 def option(default: Any, help: str, *, minimum: float | None = None, below: float | None = None,
-           fixed: bool = False) -> Any:
-    """A dataclass field with its help line and, for numbers, bounds: minimum <= value < below.
+           choices: Sequence[str] = (), fixed: bool = False) -> Any:
+    """A dataclass field with its help line and, for numbers, bounds: minimum <= value < below; for texts, its choices.
 
     A `fixed` one is not for users to set: it is part of what a run writes down.
     """
     return dataclasses.field(default=default, metadata={"help": help, "minimum": minimum, "below": below,
-                                                        "fixed": fixed})
+                                                        "choices": choices, "fixed": fixed})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,7 @@ class Recipe:
         for field, kind in _typed_fields(type(self)):
             value = _convert(self.name, field.name, kind, getattr(self, field.name))
             _check_bounds(self.name, field, value)
+            _check_choices(self.name, field, value)
             object.__setattr__(self, field.name, value)
 
     def files(self) -> list[Path]:
@@ -82,8 +83,9 @@ class Option:
 
 def options(recipe: type[Recipe]) -> list[Option]:
     """The keys of a recipe, in the order of its class body."""
-    return [Option(field.name, str(field.type), field.default, field.metadata.get("help", ""))
-            for field in dataclasses.fields(recipe) if not field.metadata["fixed"]]
+    return [Option(field.name, getattr(field.type, "__name__", str(field.type)), field.default,
+                   field.metadata.get("help", ""))
+            for field in dataclasses.fields(recipe) if not field.metadata.get("fixed")]
 
 
 def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), preset: str = "default") -> R:
@@ -100,7 +102,7 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
     """
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else [_split(recipe, o) for o in overrides]
     known = [field.name for field in dataclasses.fields(recipe)
-             if isinstance(overrides, Mapping) or not field.metadata["fixed"]]
+             if isinstance(overrides, Mapping) or not field.metadata.get("fixed")]
     values: dict[str, Any] = {}
     for raw, value in pairs:
         key = raw.replace("-", "_")
@@ -193,3 +195,12 @@ def _check_bounds(owner: str, field: dataclasses.Field[Any], value: Any) -> None
             raise ConfigError(owner, f"{field.name} must be at least {minimum}", number)
         if below is not None and number >= below:
             raise ConfigError(owner, f"{field.name} must be below {below}", number)
+
+
+def _check_choices(owner: str, field: dataclasses.Field[Any], value: Any) -> None:
+    """Of a tuple each is one of the choices, none comes twice, and there is at least one."""
+    choices, given = field.metadata.get("choices"), value if isinstance(value, tuple) else (value,)
+    if choices and (not given or not set(given) <= set(choices) or len(set(given)) < len(given)):
+        several = isinstance(value, tuple)
+        raise ConfigError(owner, f"{field.name} must be {'some' if several else 'one'} of {', '.join(choices)}"
+                          f"{', each once' if several else ''}", ",".join(given) or "none")

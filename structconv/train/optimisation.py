@@ -15,13 +15,14 @@ from structconv.train.schedules import Plateau, rate
 
 __all__ = ["Optimisation"]
 
+_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _MOST_SKIPPED = 10
 
 
 class Optimisation:
     """An optimiser with everything that surrounds it; its state is a tree that checkpoints can hold.
 
-    A step whose loss or gradient is not finite changes nothing and is told as ``skipped``.
+    A step whose loss or gradient is not finite, or that counts nothing, changes nothing and is told as ``skipped``.
 
     Args:
         model: what is trained.
@@ -32,8 +33,9 @@ class Optimisation:
     def __init__(self, model: nn.Module, options: Trained, *, higher: bool = False) -> None:
         self.options = options
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
-        self.optimizer = kind(self.parameters, lr=options.learning_rate, weight_decay=options.weight_decay)
+        kind = _OPTIMIZERS[options.optimizer]
+        self.optimizer: torch.optim.Optimizer = kind(self.parameters, lr=options.learning_rate,
+                                                     weight_decay=options.weight_decay)
         self.averages = [parameter.detach().clone() for parameter in self.parameters] if options.ema else []
         self.plateau, self.skipped = Plateau(higher=higher), 0
 
@@ -46,9 +48,13 @@ class Optimisation:
         self.optimizer.zero_grad(set_to_none=True)
         total, count, first = 0.0, 0.0, 0.0
         for loss, weight in losses:
+            if not weight:
+                continue
             first = first or weight
             (loss / first).backward()
             total, count = total + loss.item(), count + weight
+        if not count:
+            return {"skipped": 1.0}
         norm = self._gradients(first / count)
         if not (torch.isfinite(norm) and total - total == 0):
             return self._skip(number)

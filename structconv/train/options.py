@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from structconv.errors import ConfigError
 from structconv.train.config import Recipe, option
 from structconv.train.schedules import SCHEDULES
 
 __all__ = ["Measured", "Trained"]
 
-_CHOICES = {"optimizer": ("adam", "adamw"), "schedule": tuple(SCHEDULES),
-            "precision": ("float32", "bfloat16")}
+#: Options that change nothing of what a preset is: a goal stays that of the preset.
+_BESIDE = frozenset(("preset", "threads", "seeds", "data", "checkpoint_every"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,11 @@ class Measured(Recipe):
 
     @property
     def goal(self) -> float | None:
-        """What the headline figure should reach."""
-        return self.goals.get(self.preset)
+        """What the headline figure should reach; None where options or files are others than those of the preset."""
+        own = {field.name: field.default for field in dataclasses.fields(self)}
+        own.update(self.presets.get(self.preset, {}))
+        changed = any(getattr(self, key) != value for key, value in own.items() if key not in _BESIDE)
+        return None if changed else self.goals.get(self.preset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,21 +51,15 @@ class Trained(Measured):
 
     threads: int = option(2, "threads of torch", minimum=1)
     steps: int = option(1000, "of the optimiser, at most", minimum=1)
-    optimizer: str = option("adam", "adam or adamw")
+    optimizer: str = option("adam", "adam or adamw", choices=("adam", "adamw"))
     learning_rate: float = option(1e-3, "at its peak", minimum=0)
-    schedule: str = option("constant", f"of the learning rate: {', '.join(SCHEDULES)}")
+    schedule: str = option("constant", f"of the learning rate: {', '.join(SCHEDULES)}", choices=tuple(SCHEDULES))
     warmup: int = option(0, "steps in which the learning rate rises", minimum=0)
     weight_decay: float = option(0.0, "of the optimiser", minimum=0)
     clip: float = option(1.0, "the norm to which gradients are clipped; 0: not", minimum=0)
     accumulate: int = option(1, "batches whose gradients make a step", minimum=1)
     ema: float = option(0.0, "decay of averaged weights, which are then the ones measured; 0: none", minimum=0, below=1)
-    precision: str = option("float32", "of products: float32 or bfloat16 (autocast)")
+    precision: str = option("float32", "of products: float32 or bfloat16 (autocast)", choices=("float32", "bfloat16"))
     validate_every: int = option(200, "steps", minimum=1)
     checkpoint_every: int = option(200, "steps", minimum=1)
     patience: int = option(0, "validations without a better figure before it stops; 0: never", minimum=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key, known in _CHOICES.items():
-            if getattr(self, key) not in known:
-                raise ConfigError(self.name, f"{key} must be one of {', '.join(known)}", repr(getattr(self, key)))

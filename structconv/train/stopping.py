@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from structconv.errors import ConfigError
+
 __all__ = ["Best", "BestAccuracy", "LossWindow", "Patience", "Stopping", "Verdict"]
 
 
@@ -98,6 +100,8 @@ class Best(_Remembers):
         self.best, self.waited = -math.inf, 0
 
     def update(self, metrics: dict[str, float]) -> Verdict:
+        if self.metric not in metrics:
+            raise ConfigError("Best", f"metric must be of what validate measures, {', '.join(metrics)}", self.metric)
         now = self.sign * metrics[self.metric]
         keep = now > self.best
         self.best, self.waited = (now, 0) if keep else (self.best, self.waited + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from structconv.analysis.flops import counted
 from structconv.errors import ConfigError
 from structconv.report.study import study_page
-from structconv.report.table import print_table
+from structconv.report.table import number, print_table
 from structconv.train.checkpoint import Checkpoints
 from structconv.train.interrupt import Interrupt
 from structconv.train.loop import Schedule, Task, fit
@@ -57,14 +57,15 @@ class Study:
         jobs: (recipe, run or None) -> its trainings.
         columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
             is the one the recipe is about.
-        contrast: (mean by group) -> the headline figure, and its name; where absent that of the first group.
+        contrast: (mean by group) -> the headline figure, or None where its groups were left out, and its name; where
+            absent that of the first group.
         finish: (recipe, finished) -> what else the summary says; it may write pictures and samples into the run.
         use: see `Runner`.
     """
 
     jobs: Callable[[Any, Run | None], list[Job]]
     columns: Mapping[str, str]
-    contrast: tuple[Callable[[dict[str, float]], float], str] | None = None
+    contrast: tuple[Callable[[dict[str, float]], float | None], str] | None = None
     finish: Callable[[Any, Finished], dict[str, Any]] = lambda recipe, finished: {}
     use: Callable[..., Any] | None = None
 
@@ -76,7 +77,7 @@ class Study:
         """Train, or continue; the run's ``summary.json`` holds what is returned."""
         progress.phase("reading the data")
         jobs = self.jobs(recipe, run)
-        results = train_all(jobs, run, interrupt, progress)
+        results = train_all(jobs, run, interrupt, progress, self.columns)
         progress.phase("measuring and drawing what was learnt")
         summary = self._summary(recipe, run, results)
         finished = Finished(run=run, jobs=jobs, progress=progress, groups=summary["groups"])
@@ -95,7 +96,7 @@ class Study:
         head = summary["headline"]
         print_table(*self._table(recipe, summary))
         goal = f"; goal of preset {recipe.preset}: {head['goal']}, {'met' if head['met'] else 'not met'}"
-        print(f"{head['label']}: {head['value']:.3f}; seeds: {recipe.seeds}; published: {recipe.published}"
+        print(f"{head['label']}: {number(head['value'])}; seeds: {recipe.seeds}; published: {recipe.published}"
               + (goal if head["goal"] is not None else ""))
         print(f"run: {summary['run']}")
 
@@ -120,10 +121,11 @@ class Study:
                 "seconds": sum(result["seconds"] for result in results.values())}
 
 
-def against(recipe: Measured, value: float) -> dict[str, Any]:
+def against(recipe: Measured, value: float | None) -> dict[str, Any]:
     """The recipe's goal, whether it is met, and the published figure."""
-    goal = recipe.goal
-    met = None if goal is None else (value >= goal if recipe.higher else value <= goal)
+    goal, met = recipe.goal, None
+    if goal is not None and value is not None:
+        met = value >= goal if recipe.higher else value <= goal
     return {"goal": goal, "met": met, "published": recipe.published}
 
 
@@ -187,15 +189,24 @@ def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: 
             for seed in range(recipe.seeds)]
 
 
-def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, dict[str, Any]]:
-    """What each training measured in the end, by its name; those that are done already are not done again."""
+def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Progress, figures: Iterable[str] = ()
+              ) -> dict[str, dict[str, Any]]:
+    """What each training measured in the end, by its name; those that are done already are not done again.
+
+    Raises:
+        ConfigError: one of the `figures` is not among what was measured.
+    """
     progress.jobs(len(jobs))
     results = {}
     for job in jobs:
         results[job.name] = fit(job.make, job.schedule(), run=run, job=job.name, interrupt=interrupt, progress=progress)
-        figures = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in results[job.name].items()
-                            if isinstance(value, float) and name != "seconds")
-        progress.job_done(f"{job.name}: {figures}; {results[job.name]['seconds']:.0f} s")
+        measures = {name: value for name, value in results[job.name].items() if isinstance(value, float)}
+        if missing := [name for name in figures if name not in measures]:
+            raise ConfigError("Study", f"columns must be of what test measures, {', '.join(measures)}",
+                              ", ".join(missing))
+        found = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in measures.items()
+                          if name != "seconds")
+        progress.job_done(f"{job.name}: {found}; {results[job.name]['seconds']:.0f} s")
     return results
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from structconv.errors import ConfigError
 from structconv.train.batches import Batches, Windows
 from structconv.train.loop import Task
 from structconv.train.optimisation import Optimisation
@@ -74,8 +75,10 @@ class BatchTask(Task):
 
 
 def mean_loss(losses: Iterable[tuple[Tensor, float]]) -> float:
-    """The mean over all batches of what `BatchTask.loss` gives of each."""
+    """The mean over all batches of what `BatchTask.loss` gives of each; `ConfigError` if that counts nothing."""
     total, count = 0.0, 0.0
     for loss, weight in losses:
         total, count = total + loss.item(), count + weight
+    if not count:
+        raise ConfigError("mean_loss", "there must be something to measure", "nothing")
     return total / count

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.nn import Attributes, GraphNetwork, GraphPool
+from structconv.mechanisms import STRUCTURE, Additive, DotProduct
+from structconv.nn import Attributes, GraphNetwork, GraphPool, GroupPool
 from structconv.nn.pooling import POOLINGS
 from structconv.structures import Graph, batch
 
@@ -22,7 +23,7 @@ SIZES = (4, 3, 2)
 UPDATES = {"edge": (8, 7), "node": (9, 6), "globals": (5,)}
 BLOCKS = {
     **{f"{to_nodes}-{to_graphs}": partial(GraphNetwork, *SIZES, **UPDATES, aggregate=to_nodes, readout=to_graphs)
-       for to_nodes, to_graphs in itertools.product(POOLINGS[:4], POOLINGS[:4])},
+       for to_nodes, to_graphs in itertools.product([kind for kind in POOLINGS if kind != "set2set"], repeat=2)},
     "independent": lambda: GraphNetwork.independent(*SIZES, **UPDATES),
     "message-passing": lambda: GraphNetwork.message_passing(4, 3, edge=(8, 7), node=6, globals=5, aggregate="mean"),
     "interaction": lambda: GraphNetwork.interaction(*SIZES, edge=(8, 7), node=(9, 6)),
@@ -195,6 +196,34 @@ def test_edges_to_other_nodes():
         block(x, graph, e, u)
 
 
+@pytest.mark.parametrize("scores", [DotProduct(2, 3), DotProduct(2, 3).masked(keep=STRUCTURE), Additive(3)], ids=repr)
+def test_neighbours_are_those_of_the_same_graph(scores):
+    block, x = GraphNetwork(4, node=(9, 6), neighbours=scores.softmax()).to(F64), torch.randn(7, 4, dtype=F64)
+    alone = [block(part, graph).nodes for part, graph in zip(x.split([4, 2, 1]), GRAPHS, strict=True)]
+    close(block(x, WHOLE).nodes, torch.cat(alone))
+
+
+def test_receivers_attend_to_senders():
+    graph = Graph(torch.tensor([[0, 1, 2, 0], [0, 1, 1, 1]]), num_inputs=3, num_outputs=2)
+    attention = DotProduct(1, 3).masked(keep=STRUCTURE).softmax()
+    block = GraphNetwork(4, node=6, node_reads=("neighbours",), neighbours=attention, bipartite=True).to(F64)
+    senders, receivers = torch.randn(3, 4, dtype=F64), torch.randn(2, 4, dtype=F64)
+    first = block.node.first
+    found = first.basis({"nodes": senders}, receivers, graph).dense()[0]
+    scores = next(part for part in block.modules() if isinstance(part, DotProduct))
+    expected = scores.key(senders) @ scores.query(receivers).mT
+    expected[[1, 2], 0] = -torch.inf
+    close(found, expected.softmax(0))
+    close(block(senders, graph, receivers=receivers).nodes, found.mT @ senders @ first.weight().dense()[0] + first.bias)
+
+
+def test_activations_are_drawn_anew_too():
+    block = GraphNetwork(4, node=(9, 6), activation=nn.PReLU)
+    torch.nn.init.zeros_(block.node.rest[0].weight)
+    block.reset_parameters()
+    assert block.node.rest[0].weight == 0.25
+
+
 def test_nothing_of_the_pairs_of_ends_is_built():
     """A large graph, of few nodes with many channels: the block holds far less than (E, 2 C)."""
     from structconv.bench.memory import peak
@@ -210,6 +239,9 @@ def test_nothing_of_the_pairs_of_ends_is_built():
     (lambda: GraphNetwork(4, edge=5, edge_reads=("edges",)), "edge_reads must be of senders, receivers"),
     (lambda: GraphNetwork(4, node=5, node_reads=("nodes", "senders")), "node_reads must be of nodes; got senders"),
     (lambda: GraphNetwork(4, node=5, node_reads=()), "node_reads must be of nodes; got none"),
+    (lambda: GraphNetwork(4), "at least one of edge, node and globals"),
+    (lambda: GraphNetwork(4, edge=5, node_reads=("nodes",)), "node must be given where node_reads is"),
+    (lambda: GraphNetwork(4, edge=5, neighbours=DotProduct()), "an update of nodes must be there"),
     (lambda: GraphNetwork(4, node=()), "an update must have one width or more"),
     (lambda: GraphNetwork(4, node=5, aggregate="median"), "aggregate must be"),
     (lambda: GraphNetwork(4, 0, 2, edge=3, node=5, node_reads=("globals",), bipartite=True), "node_reads must be of")])
@@ -244,6 +276,14 @@ def test_pooling_is_of_each_graph_in_any_order(kind):
     close(pool(torch.stack([x, 2 * x]), WHOLE)[0], whole)
     if kind in ("sum", "mean", "max"):
         assert torch.equal(alone[2], x[6:])
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_rows_come_in_any_order_of_edges_and_weigh_alike(kind):
+    edges, x = torch.tensor([[0, 1, 2], [0, 0, 1]]), torch.randn(3, 4, dtype=F64)
+    pool = GroupPool(4, kind).to(F64)
+    turned = Graph(edges.flip(1), num_inputs=3, num_outputs=2, edge_weight=torch.rand(3, dtype=F64))
+    close(pool(x, turned), pool(x, Graph(edges, num_inputs=3, num_outputs=2)))
 
 
 def test_set2set_is_its_recurrence():

@@ -223,7 +223,7 @@ def test_a_series_too_short_is_a_bad_file(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize(("option", "said"), [
     ("patch=5", "patch must divide history=24"), ("heads=3", "heads must divide hidden=8"),
-    ("valid=0.4", "leave something for the test"), ("missing=some", "missing must be nan or zero")])
+    ("valid=0.4", "leave something for the test"), ("missing=some", "missing must be one of nan, zero")])
 def test_options_of_series_that_do_not_fit(folder, tmp_path, option, said, capsys):
     kept = [word for word in words_of("series", folder) if word.partition("=")[0] != option.partition("=")[0]]
     assert main([*kept, option, "--out", str(tmp_path / "run")]) == 2

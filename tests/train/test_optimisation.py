@@ -20,8 +20,9 @@ from structconv.train.options import Trained
 from structconv.train.progress import Quiet
 from structconv.train.run import Run
 from structconv.train.schedules import Plateau, rate
+from structconv.train.stopping import Best
 from structconv.train.study import Study, jobs_of, measured, train_all, tried
-from structconv.train.task import BatchTask
+from structconv.train.task import BatchTask, mean_loss
 
 LENGTHS = [3, 9, 1, 4, 4, 7, 2, 12, 5, 5]
 
@@ -60,6 +61,12 @@ class SumsTask(BatchTask):
         return {f"{part}_loss": loss}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LongSums(Sums):
+    steps: int = 200
+    learning_rate: float = 0.02
+
+
 def plain(**options):
     return Sums(**{"steps": 12, "validate_every": 4, "checkpoint_every": 5, **options})
 
@@ -93,7 +100,7 @@ def test_schedules():
     assert rate("inverse_root", 4, 100, 0) == 0.5
     assert [round(rate("cosine", step, 110, 10), 6) for step in (10, 60, 110, 120)] == [1, 0.5, 0, 0]
     with pytest.raises(ConfigError, match="inverse_root, cosine"):
-        rate("linear", 1, 2, 0)
+        rate("zigzag", 1, 2, 0)
 
 
 def test_a_plateau_halves_the_rate_and_remembers():
@@ -220,7 +227,7 @@ def test_trainings_are_done_once_and_measured_again(tmp_path):
 
 
 def test_a_study_says_its_figure_beside_the_goal_and_the_published_one(tmp_path):
-    recipe = plain(seeds=2, steps=200, learning_rate=0.02)
+    recipe = LongSums(seeds=2)
     run = Run.create(tmp_path / "run", recipe)
     study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
                   columns={"test_loss": "loss"}, finish=lambda *_: {"more": 1})
@@ -231,6 +238,41 @@ def test_a_study_says_its_figure_beside_the_goal_and_the_published_one(tmp_path)
     assert summary["more"] == 1
     assert json.loads((run.folder / "summary.json").read_text()) == summary
     assert study.evaluate(recipe, run, Quiet())["headline"] == summary["headline"]
+
+
+@pytest.mark.parametrize("options, goal", [({"seeds": 3, "threads": 2}, 0.5), ({"steps": 3}, None)])
+def test_a_goal_is_of_the_preset_as_it_is(options, goal):
+    assert LongSums(**options).goal == goal
+
+
+def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_path):
+    recipe = plain(seeds=2)
+    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
+                  columns={"test_loss": "loss", "test_bleu": "BLEU"})
+    with pytest.raises(ConfigError, match="columns must be of what test measures, test_loss, seconds; got test_bleu"):
+        study.execute(recipe, Run.create(tmp_path / "run", recipe), Interrupt(), Quiet())
+    with pytest.raises(ConfigError, match="metric must be of what validate measures, val_loss; got val_bleu"):
+        Best("val_bleu").update({"val_loss": 1.0})
+
+
+def test_a_headline_whose_groups_were_left_out_is_none(tmp_path, capsys):
+    recipe = plain()
+    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
+                  columns={"test_loss": "loss"}, contrast=(lambda means: None, "gain"))
+    summary = study.execute(recipe, Run.create(tmp_path / "run", recipe), Interrupt(), Quiet())
+    assert summary["headline"]["value"] is None and summary["headline"]["met"] is None
+    study.show(recipe, summary)
+    assert "gain: -" in capsys.readouterr().out
+
+
+def test_a_batch_with_nothing_to_count_changes_nothing():
+    task = SumsTask(plain(), 0)
+    before = [p.clone() for p in task.model.parameters()]
+    nothing = sum(p.sum() for p in task.model.parameters()) * 0
+    assert task.optimizer.step(1, iter([(nothing, 0.0)])) == {"skipped": 1.0}
+    assert all(torch.equal(p, q) for p, q in zip(task.model.parameters(), before, strict=True))
+    with pytest.raises(ConfigError, match="there must be something to measure"):
+        mean_loss([(nothing, 0.0)])
 
 
 def test_trying_says_what_a_training_would_take():
@@ -253,7 +295,7 @@ def test_event_files_are_written_where_tensorboard_is(tmp_path):
 
 def test_bad_options_are_refused():
     with pytest.raises(ConfigError, match="schedule must be one of"):
-        plain(schedule="linear")
+        plain(schedule="zigzag")
     with pytest.raises(ConfigError, match="below 1"):
         plain(ema=1.0)
 

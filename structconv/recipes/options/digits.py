@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from structconv.errors import ConfigError
 from structconv.train.config import Recipe, option
 
 __all__ = ["DIGIT_BASES", "CompareDigits"]
@@ -17,15 +16,9 @@ class CompareDigits(Recipe):
     """One small network on the 8x8 digits through seven bases."""
 
     name = "digits"
-    bases: tuple[str, ...] = option(DIGIT_BASES, "which of the seven, a,b,c")
+    bases: tuple[str, ...] = option(DIGIT_BASES, "which of the seven, a,b,c", choices=DIGIT_BASES)
     seeds: int = option(3, "trainings of each, with seeds 0, 1, ...", minimum=1)
     channels: int = option(24, "of the hidden layers", minimum=1)
     epochs: int = option(20, "passes over the training images", minimum=1)
     batch_size: int = option(64, "images in a step", minimum=1)
     learning_rate: float = option(0.01, "of Adam at its peak", minimum=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.bases or not set(self.bases) <= set(DIGIT_BASES) or len(set(self.bases)) < len(self.bases):
-            raise ConfigError(self.name, f"bases must be some of {', '.join(DIGIT_BASES)}, each once",
-                              ",".join(self.bases) or "none")

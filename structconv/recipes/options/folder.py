@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -27,17 +26,13 @@ class InFolder(Measured):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        missing = [key for key in self.reads if not hasattr(self, key)]
+        if missing:
+            raise ConfigError(type(self).__name__, "reads must name options that are files", ", ".join(missing))
         if not Path(self.data).is_dir():
             raise ConfigError(self.name, "data must be a folder", repr(self.data),
                               f"Give it with --data DIR. {self.where}")
         object.__setattr__(self, "data", str(Path(self.data).resolve()))
-
-    @property
-    def goal(self) -> float | None:
-        """None on other data than those that it is of."""
-        own = {field.name: field.default for field in dataclasses.fields(self)}
-        own.update(self.presets.get(self.preset, {}))
-        return super().goal if all(getattr(self, key) == own[key] for key in self.reads) else None
 
     def path(self, name: str) -> Path:
         """A file in the folder, or elsewhere if `name` is a whole path."""

@@ -50,7 +50,23 @@ class Translation(OnFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transformer(Translation):
+class Attending(Translation):
+    """What the recipes share that train a Transformer."""
+
+    layers: int = option(3, "of the encoder and of the decoder", minimum=1)
+    hidden: int = option(512, "channels within the feed-forward parts", minimum=1)
+    norm: str = option("pre", "where layer norm stands: pre or post", choices=("pre", "post"))
+    recompute: bool = option(False, "compute a block's activations again in the backward pass, to save memory")
+    dropout: float = 0.2
+    steps: int = 4000
+    optimizer: str = "adamw"
+    learning_rate: float = 1.5e-3
+    schedule: str = "inverse_root"
+    warmup: int = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer(Attending):
     """Vaswani et al. (2017)."""
 
     name = "transformer"
@@ -61,18 +77,9 @@ class Transformer(Translation):
                   "warmup": 100, "validate_every": 200, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
         "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000, "warmup": 4000,
                   "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6}}
-    layers: int = option(3, "of the encoder and of the decoder", minimum=1)
     heads: int = option(4, "of attention", minimum=1)
-    hidden: int = option(512, "channels within the feed-forward parts", minimum=1)
-    norm: str = option("pre", "where layer norm stands: pre or post")
-    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt")
-    recompute: bool = option(False, "compute a block's activations again in the backward pass, to save memory")
-    dropout: float = 0.2
-    steps: int = 4000
-    optimizer: str = "adamw"
-    learning_rate: float = 1.5e-3
-    schedule: str = "inverse_root"
-    warmup: int = 500
+    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
+                            choices=("sinusoidal", "learnt"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +117,8 @@ class Luong(Translation):
                   "layers": 1, "steps": 200, "warmup": 20, "validate_every": 100, "checkpoint_every": 50, "beam": 1,
                   "learning_rate": 5e-3},
         "paper": {"channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000}}
-    rows: tuple[str, ...] = option(_ALIGNMENTS, "of the table, a,b,c: where the model looks, and its score")
+    rows: tuple[str, ...] = option(_ALIGNMENTS, "of the table, a,b,c: where the model looks, and its score",
+                                   choices=_ALIGNMENTS)
     layers: int = option(2, "LSTMs of each stack", minimum=1)
     radius: int = option(10, "D of local attention", minimum=1)
     input_feeding: bool = option(True, "the decoder reads its last attention")
@@ -125,21 +133,12 @@ class Luong(Translation):
     warmup: int = 100
     channels: int = 192
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_rows(self.name, self.rows, [row for row in self.rows if row not in _ALIGNMENTS], _ALIGNMENTS)
-
-
-def _check_rows(owner: str, rows: tuple[str, ...], unknown: list[str], known: tuple[str, ...]) -> None:
-    if unknown or not rows:
-        raise ConfigError(owner, f"rows must be of {', '.join(known)}", ", ".join(unknown) or "none")
-
 
 _ROWS = ("keys", "values", "neither", "sinusoidal", "t5", "alibi", "rotary")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativePositions(Transformer):
+class RelativePositions(Attending):
     """Shaw, Uszkoreit and Vaswani (2018), tables 2 and 3."""
 
     name = "relative-positions"
@@ -153,6 +152,7 @@ class RelativePositions(Transformer):
     rows: tuple[str, ...] = option(
         ("clip-0", "clip-1", "clip-2", "clip-4", "clip-16", "clip-64", *_ROWS),
         "of the tables, a,b,c: clip-C is positions on both sides; keys and values alone are clipped at 16")
+    heads: int = option(4, "of attention", minimum=1)
     sentences: int = 12_000
     vocabulary: int = 4000
     batch_tokens: int = 1024
@@ -165,11 +165,12 @@ class RelativePositions(Transformer):
     def __post_init__(self) -> None:
         super().__post_init__()
         unknown = [row for row in self.rows if row not in _ROWS and not re.fullmatch(r"clip-\d+", row)]
-        _check_rows(self.name, self.rows, unknown, ("clip-C", *_ROWS))
+        if unknown or not self.rows:
+            raise ConfigError(self.name, f"rows must be of clip-C, {', '.join(_ROWS)}", ", ".join(unknown) or "none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedHeads(Transformer):
+class FixedHeads(Attending):
     """Raganato, Scherrer and Tiedemann (2020); Andreoli (2019), section 3.3."""
 
     name = "fixed-heads"
@@ -178,8 +179,10 @@ class FixedHeads(Transformer):
     presets: ClassVar = {
         "quick": {"sentences": 3000, "vocabulary": 1500, "channels": 64, "hidden": 128, "layers": 2, "steps": 300,
                   "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 3e-3, "beam": 1},
-        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000}}
+        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "shifts": (-3, -2, -1, 0, 1, 2, 3), "steps": 100_000}}
     shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learnt")
+    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
+                            choices=("sinusoidal", "learnt"))
     vocabulary: int = 4000
     channels: int = 192
     hidden: int = 384

@@ -26,7 +26,7 @@ class Series(OnFiles):
         "quick": {"history": 300, "patch": 12, "hidden": 32, "steps": 300, "validate_every": 150,
                   "checkpoint_every": 50, "seeds": 1, "stride": 12, "learning_rate": 1e-2}}
     file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then one for each time")
-    missing: str = option("zero", "what was not observed: nan, or zero for zeros too")
+    missing: str = option("zero", "what was not observed: nan, or zero for zeros too", choices=("nan", "zero"))
     train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
     valid: float = option(0.1, "share of the times, behind these; the rest tests", minimum=0.01, below=1)
     history: int = option(324, "readings that a forecast sees, at best more than a period", minimum=1)
@@ -50,8 +50,6 @@ class Series(OnFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.missing not in ("nan", "zero"):
-            raise ConfigError(self.name, "missing must be nan or zero", repr(self.missing))
         if self.train + self.valid >= 1:
             raise ConfigError(self.name, "train and valid must leave something for the test",
                               f"{self.train} and {self.valid}")
