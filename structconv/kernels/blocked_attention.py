@@ -94,7 +94,7 @@ class Blocked(NamedTuple):
 
         along, rows = diagonal(terms, inputs, outputs, r), table_rows(terms)
         bucketed = counted or (kinds[0] if kinds else None)
-        maps = Maps(None if along is None else flat(along.unsqueeze(-2)).squeeze(-2),
+        maps = Maps(None if along is None else _repeated(along, lead, size),
                     None if rows is None else flat(rows),
                     None if bucketed is None else buckets(*bucketed, inputs, outputs, r.device),
                     self.existing.table(call.leaves, lead, inputs, outputs, r.device),
@@ -106,6 +106,13 @@ class Blocked(NamedTuple):
         if ordered and not (finite(y) and finite(shares)):
             return None  # something may have come through a pair that does not exist
         return y.view(*lead, size, *y.shape[-2:]), shares.view(*lead, size, *shares.shape[-2:])
+
+
+def _repeated(along: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
+    """(..., K or 1, L) for all elements of the batch and heads, one after the other."""
+    if along.dim() == 2:  # reshaped, it would be for so many entries alone in an exported program
+        return along.expand(size, -1).repeat(math.prod(lead), 1)
+    return along.expand(*lead, size, -1).reshape(math.prod(lead) * size, -1)
 
 
 def _held(terms: tuple[Term, ...]) -> list[Tensor]:

@@ -152,10 +152,11 @@ def held_bias(weights: Normalised, nominal: bool = False) -> Held | None:
     bias = cast("Held | None", product_and_bias(weights.child, lambda part: isinstance(part, Held))[1])
     if bias is None or (isinstance(bias, Lookup) and bias.kind == "position"):
         return None
+    if nominal and not isinstance(bias, GridLookup):  # of any number of entries
+        return None
     batch = 1 if nominal else math.prod(weights.batch_shape)
     most = HELD_WEIGHTS if isinstance(bias, GridLookup) else HELD_RELATIVE
-    return bias if batch * weights.size * weights.num_inputs * weights.num_outputs <= most and not (
-        nominal and not isinstance(bias, GridLookup)) else None
+    return bias if batch * weights.size * weights.num_inputs * weights.num_outputs <= most else None
 
 
 register(ScaledDotProduct())

@@ -58,7 +58,7 @@ __all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "empty_graph", "knowledge
 
 F64 = torch.float64
 M, P, Q, HEADS = 6, 4, 3, 2
-CONTENT = ("resizes", "compiles")
+CONTENT = ("resizes", "compiles", "exports")
 FREE = ("permutes", *CONTENT)
 GRAPH = ("permutes", "blockwise", *CONTENT)
 
@@ -305,7 +305,6 @@ def _attention() -> None:
                 3, score=mechanisms.Additive(dim=3, heads=HEADS)).softmax()),
             context_by_masked_scores=lambda: setup(Context(
                 3, score=(dot + terms.RelativeBias(2)).scaled().masked(keep=Causal())).softmax()),
-            location_of_one=lambda: setup(terms.Location(300).softmax(), entries=1, outputs=5),
             relative_key=lambda: setup((dot + terms.RelativeKey(2)).scaled().softmax()),
             sinusoidal_key=lambda: setup((mechanisms.DotProduct(heads=2, dim=4)
                                           + terms.RelativeKey(2, sinusoidal=True)).softmax()),
@@ -321,6 +320,7 @@ def _attention() -> None:
 
 
 def _moving_shifts() -> None:
+    several(("resizes", "compiles"), location_of_one=lambda: setup(terms.Location(300).softmax(), entries=1, outputs=5))
     several((), dynamic_shifts=lambda: setup(DynamicShifts([-1, 0, 2], heads=HEADS)),
             dynamic_shifts_on_a_torus=lambda: setup(DynamicShifts([(0, 1), (2, 0)]), Grid((3, 4), periodic=True),
                                                     entries=12),

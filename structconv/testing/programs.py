@@ -14,7 +14,7 @@ from torch.export import Dim
 
 from structconv.mechanisms.expression import Mechanism
 from structconv.structures import Graph, Grid, KnowledgeGraph
-from structconv.structures.values import FrozenValue, fields
+from structconv.structures.values import FrozenValue, field_names, fields
 from structconv.testing.calls import Use
 from structconv.testing.checks import F64, arguments, same
 from structconv.testing.laws import twice
@@ -185,15 +185,19 @@ def check_export(specimen: Specimen) -> None:
              f"exported, with {each.x.shape[-2]} entries")
 
 
-def _edges_free(structure: Any, last: bool = True) -> Any:
-    """What is free in each part of a structure, nested as it is: an axis of each tensor, of the first the last one."""
+def _edges_free(structure: Any, axis: int = -1) -> Any:
+    """What is free in each part of a structure, nested as it is: an axis of each tensor, of a graph the edges."""
     if isinstance(structure, Tensor):
-        return {structure.dim() - 1 if last else 0: Dim.DYNAMIC}
-    of_value = isinstance(structure, FrozenValue)  # exporters leave out its fields that are None
+        return {axis % structure.dim(): Dim.DYNAMIC}
+    if isinstance(structure, Graph):
+        parts = {name: getattr(structure, name) for name in field_names(structure)}
+        return [_edges_free(part, -2 if name == "edge_attr" and part.dim() > 1 else -1)
+                for name, part in parts.items() if part is not None]  # exporters leave out fields that are None
+    of_value = isinstance(structure, FrozenValue)
     held = [part for part in fields(structure) if part is not None] if of_value else structure
     if not isinstance(held, tuple | list):
         return None
-    return type(held)(_edges_free(part, last=i == 0) for i, part in enumerate(held))
+    return type(held)(_edges_free(part, -1 if i == 0 else 0) for i, part in enumerate(held))
 
 
 def _others(setup: Setup) -> list[Setup]:
@@ -202,5 +206,9 @@ def _others(setup: Setup) -> list[Setup]:
     if not isinstance(setup.structure, Graph):
         return larger(setup)
     graph = setup.structure
-    fewer = Graph(graph.edge_index[:, 1:], num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
+    weight, attributes = graph.edge_weight, graph.edge_attr
+    fewer = Graph(graph.edge_index[:, 1:], num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
+                  edge_weight=None if weight is None else weight[..., 1:],
+                  edge_attr=None if attributes is None else attributes[1:] if attributes.dim() == 1
+                  else attributes[..., 1:, :])
     return [setup, dataclasses.replace(setup, structure=fewer)]
