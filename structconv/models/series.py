@@ -55,7 +55,8 @@ class LastValue(nn.Module):
 
 
 class Forecaster(nn.Module):
-    """y_n = last + s W_o [s_n; c_n], s_n = GRU(s_(n-1), [y_(n-1); c_n]), c_n what is made of the states h_m of a GRU.
+    """y_n = last + s d_n, d_n = W_o [s_n; c_n], s_n = GRU(s_(n-1), [d_(n-1); c_n]), c_n being made of states h_m of a
+    GRU.
 
     An entry m holds `patch` readings one after the other, so that the encoder makes T / patch steps and the decoder
     horizon / patch. It reads them standardised, the missing ones as the last before them, with which are observed.

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,13 +19,13 @@ from structconv.models.digits import VARIANTS, PixelNetwork
 from structconv.recipes.options.digits import CompareDigits
 from structconv.report.comparison import HEADERS, table_rows, write_report
 from structconv.report.table import print_table
-from structconv.train.checkpoint import Checkpoints
+from structconv.train.batches import generator
 from structconv.train.interrupt import Interrupt
 from structconv.train.loop import Schedule, Task, fit
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import BestAccuracy
-from structconv.train.study import Runner
+from structconv.train.study import Runner, loaded
 from structconv.train.summary import mean_and_std
 
 __all__ = ["DigitsTask", "evaluate", "execute", "show"]
@@ -47,7 +47,7 @@ class DigitsTask(Task):
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * _rate((step - 1) / self.steps)
         epoch, place = divmod(step - 1, self.per_epoch)
-        order = torch.randperm(len(self.digits.train), generator=_generator(self.seed, epoch))
+        order = torch.randperm(len(self.digits.train), generator=generator(self.seed, epoch))
         chosen = order[place * self.recipe.batch_size:(place + 1) * self.recipe.batch_size]
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.model(self.digits.train.images[chosen]), self.digits.train.labels[chosen])
@@ -127,9 +127,7 @@ def trained(recipe: CompareDigits, run: Run, digits: Digits, basis: str, seed: i
     Raises:
         ConfigError: the training is not finished.
     """
-    model = network(recipe, digits, basis)
-    model.load_state_dict(Checkpoints(run.checkpoint_folder(job_name(basis, seed))).final(progress.note).weights)
-    return model.eval()
+    return cast(PixelNetwork, loaded(network(recipe, digits, basis), job_name(basis, seed), run, progress))
 
 
 def show(recipe: CompareDigits, summary: dict[str, Any]) -> None:
@@ -167,10 +165,6 @@ def _field(model: PixelNetwork, digits: Digits) -> int:
 def _rate(done: float) -> float:
     """Share of the peak learning rate when a share `done` of the steps is over."""
     return done / 0.1 if done < 0.1 else 0.5 + 0.5 * math.cos(math.pi * (done - 0.1) / 0.9)
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1_000_003 * (seed + 1) + epoch)
 
 
 RUNNER = Runner(execute=execute, evaluate=evaluate, show=show)
