@@ -67,9 +67,9 @@ class System(abc.ABC):
         ConfigError: a number of bodies or steps below 1.
     """
 
-    bodies: int
-    step: float
-    every: int
+    bodies: int = 5
+    step: float = 0.001
+    every: int = 1
 
     def __post_init__(self) -> None:
         for name in ("bodies", "every"):
