@@ -25,7 +25,8 @@ class RelationalInference(Trained):
         "quick": {"samples": 3000, "held_out": 500, "hidden": 96, "windows": 2, "steps": 400, "supervised_steps": 200,
                   "validate_every": 100, "checkpoint_every": 100, "learning_rate": 2e-3},
         "paper": {"samples": 50_000, "held_out": 10_000, "hidden": 256, "messages": 2, "windows": 5,
-                  "mirrored": False, "learning_rate": 5e-4, "schedule": "constant", "steps": 195_000, "supervised_steps": 39_000}}
+                  "mirrored": False, "learning_rate": 5e-4, "schedule": "constant", "steps": 195_000,
+                  "supervised_steps": 39_000}}
     system: str = option("springs", f"what is simulated: {', '.join(_SYSTEMS)}")
     bodies: int = option(5, "in a simulation", minimum=2)
     samples: int = option(20_000, "simulations to train on", minimum=1)
