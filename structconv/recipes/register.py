@@ -10,6 +10,7 @@ from structconv.errors import ConfigError, nearest
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
 from structconv.recipes.options.comparisons import Architectures, Pooling
 from structconv.recipes.options.digits import CompareDigits
+from structconv.recipes.options.physics import RelationalInference
 from structconv.recipes.options.sequences import (
     Characters,
     FixedHeads,
@@ -91,6 +92,8 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
                   "Learning)", chapter="sequences"),
     Entry(recipe=Pooling, verb="train", module="structconv.recipes.pooling",
           summary="sequences pooled by place, by content and by relations (Fleuret, EE-559)", chapter="sequences"),
+    Entry(recipe=RelationalInference, verb="train", module="structconv.recipes.nri",
+          summary="which bodies act on which, found from their motion (Kipf et al. 2018)", chapter="physics"),
 )}
 
 

@@ -18,11 +18,11 @@ from structconv.models.series import Forecaster, LastValue
 from structconv.pictures import forecast_png
 from structconv.recipes.options.series import Series
 from structconv.train.batches import Windows
-from structconv.train.loop import Schedule, Task
+from structconv.train.loop import Schedule
 from structconv.train.run import Run
 from structconv.train.stopping import Best
 from structconv.train.study import Finished, Job, Study, jobs_of
-from structconv.train.task import BatchTask
+from structconv.train.task import BatchTask, Untrained
 
 __all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
 
@@ -150,30 +150,15 @@ class SeriesTask(BatchTask):
         return self.histories.figures(self.model, part)
 
 
-class _Nothing:
-    """The optimiser of what is not trained."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
-
-
-class LastValueTask(Task):
-    """The last value, which is measured as the others are and not trained."""
+class LastValueTask(Untrained):
+    """The last value, which is measured as the others are."""
 
     def __init__(self, histories: Histories) -> None:
-        self.histories, self.model, self.optimizer = histories, LastValue(histories.recipe.horizon), _Nothing()
+        super().__init__(LastValue(histories.recipe.horizon))
+        self.histories = histories
 
-    def train_step(self, step: int) -> dict[str, float]:
-        return {}
-
-    def validate(self) -> dict[str, float]:
-        return self.histories.figures(self.model, "val")
-
-    def test(self) -> dict[str, float]:
-        return self.histories.figures(self.model, "test")
+    def figures(self, part: str) -> dict[str, float]:
+        return self.histories.figures(self.model, part)
 
 
 def _jobs(recipe: Series, run: Run | None) -> list[Job]:

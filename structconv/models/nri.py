@@ -1,0 +1,179 @@
+"""Which bodies act on which, found from how they move: neural relational inference (Kipf et al. 2018)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.mechanisms import Adjacency, Identity, Incidence, Mechanism
+from structconv.memo import derived
+from structconv.nn import Conv, GraphNetwork
+from structconv.structures import Graph
+
+__all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RelationalInference"]
+
+
+class Inferred(NamedTuple):
+    """States to come, (B, W, H, N, C), and the logits of the edges' types, (B, E, K)."""
+
+    states: Tensor
+    logits: Tensor
+
+
+class RelationalInference(nn.Module):
+    """An encoder q(z | x) of the type z_e of each pair of bodies, and a decoder p(x_(t+1) | x_t, z) of their motion.
+
+    While it trains z is drawn from the concrete distribution, softmax((logits + g) / temperature) with Gumbel noise g,
+    so that gradients pass; else it is the most probable type.
+
+    Args:
+        times, channels: of what the encoder sees, (B, times, N, channels).
+        types: K, of edges; with `still` the first one is "no edge", which sends nothing and has no network.
+        hidden: width of all layers. messages: layers of a message (2 in the paper). temperature: of the relaxation.
+
+    Called with trajectories (B, T, N, C), a graph of all pairs that may act on one another, say `Graph.complete(N)`,
+    where rollouts begin, (W,) indices into T, and their length H -> `Inferred`. Kipf et al. (2018), eq. 4 to 13.
+    """
+
+    def __init__(self, *, times: int, channels: int, types: int = 2, still: bool = True, hidden: int = 256,
+                 messages: int = 1, temperature: float = 0.5, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.times, self.types, self.temperature = times, types, temperature
+        self.encoder = Encoder(times, channels, types, hidden=hidden, dropout=dropout)
+        self.decoder = Decoder(channels, types, still=still, hidden=hidden, messages=messages)
+
+    def forward(self, x: Tensor, graph: Graph, starts: Tensor, horizon: int) -> Inferred:
+        logits = self.encoder(x[:, :self.times], graph)
+        return Inferred(self.decoder(x[:, starts], graph, self.edges(logits), horizon), logits)
+
+    def edges(self, logits: Tensor) -> Tensor:
+        """z, (..., E, K)."""
+        if self.training:
+            return F.gumbel_softmax(logits, self.temperature)
+        return F.one_hot(logits.argmax(-1), self.types).to(logits.dtype)
+
+
+class Encoder(nn.Module):
+    """Trajectories (B, T, N, C) and a graph -> logits (B, E, K) (eq. 5 to 8; the paper's MLP encoder).
+
+    e = f_1([h_s, h_r]), h' = g(mean of e), logits = f_2([h'_s, h'_r, e]), h_n being a network of body n's states.
+
+    Two `GraphNetwork`s, so that what all edges read is projected at the nodes. Between them norms over the batch.
+    """
+
+    def __init__(self, times: int, channels: int, types: int, *, hidden: int = 256, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(times * channels, hidden), nn.ELU(), nn.Linear(hidden, hidden), _Norm(
+            hidden, dropout))
+        self.pairs = GraphNetwork(hidden, edge=(hidden, hidden), node=(hidden, hidden), node_reads=("edges",),
+                                  aggregate="mean", activation=nn.ELU)
+        self.node_norm, self.edge_norm = _Norm(hidden, dropout), _Norm(hidden, dropout)
+        self.read = GraphNetwork(hidden, hidden, edge=(hidden, hidden, types), activation=nn.ELU)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        found = self.pairs(self.embed(x.transpose(1, 2).flatten(2)), graph)
+        logits: Tensor = self.read(self.node_norm(found.nodes), graph, self.edge_norm(found.edges)).edges
+        return logits
+
+
+class Decoder(nn.Module):
+    """x_(t+1) = x_t + W x_t + g(sum_k sum_(e: m -> n) z_ek f_k([x_m, x_n]), x_n) (eq. 10 to 12; its MLP decoder).
+
+    f_k is a network for each type. Its messages are the x of the basis A_k[e, n] = z_ek where e leads to n: what a type
+    weighs is the value of an edge's entry, and the first layer of g its Theta, so that edges are summed before they are
+    projected. With `messages=1` they are relu(W_k [x_m, x_n]); the paper has a second layer there, which costs as much
+    as all the rest. W x, which it has not, lets a body that is alone go on as it does from the first steps on, and g
+    begins at 0: what is left to learn is what acts.
+    """
+
+    def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
+        super().__init__()
+        self.acting = tuple(range(1 if still else 0, types))
+        ends = Incidence("sender") | Incidence("receiver")
+        self.messages = nn.ModuleList(Conv(ends, channels, hidden) for _ in self.acting)
+        self.deeper = nn.ModuleList(nn.Sequential(*(part for _ in range(messages - 1) for part in (
+            nn.Linear(hidden, hidden), nn.ReLU()))) for _ in self.acting)
+        update: Mechanism = Identity().of("nodes")
+        for k in self.acting:
+            update = update | Adjacency(normalize=None, structure=f"type {k}").of(f"type {k}")
+        self.update = Conv(update, {"nodes": channels, **{f"type {k}": hidden for k in self.acting}}, hidden)
+        self.rest = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, channels))
+        self.drift = nn.Linear(channels, channels)
+        for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int) -> Tensor:
+        """States (B, W, N, C), and the edges' types (B, E, K) -> those of H steps after each, (B, W, H, N, C)."""
+        into = derived(graph.edge_index, ("edges to receivers", graph.num_outputs), lambda: _to_receivers(graph))
+        weighted = {f"type {k}": dataclasses.replace(into, edge_weight=edges[..., k].unsqueeze(-2))
+                    for k in self.acting}
+        states = []
+        for _ in range(horizon):
+            x = x + self.drift(x) + self._change(x, graph, weighted)
+            states.append(x)
+        return torch.stack(states, 2)
+
+    def _change(self, x: Tensor, graph: Graph, weighted: dict[str, Graph]) -> Tensor:
+        given = {"nodes": x}
+        for name, first, deeper in zip(weighted, self.messages, self.deeper, strict=True):
+            given[name] = deeper(first(x, structure=graph).relu())
+        change: Tensor = self.rest(self.update(given, structure=weighted or None))
+        return change
+
+
+class Correlation(nn.Module):
+    """A pair is joined where the mean over the channels of its trajectories' correlation lies above, or below, a
+    threshold, chosen on known graphs by `fit` (the baseline "Corr. (path)"). Logits of two types, (B, E, 2)."""
+
+    threshold: Tensor
+    sign: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("threshold", torch.zeros(()))
+        self.register_buffer("sign", torch.ones(()))
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        score = self.sign * (self.correlation(x, graph) - self.threshold)
+        return torch.stack([-score, score], -1)
+
+    @staticmethod
+    def correlation(x: Tensor, graph: Graph) -> Tensor:
+        """Of trajectories (B, T, N, C), (B, E)."""
+        y = x - x.mean(1, keepdim=True)
+        y = y / y.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)
+        return (y[:, :, graph.source] * y[:, :, graph.target]).mean((1, 3))
+
+    def fit(self, x: Tensor, graph: Graph, joined: Tensor) -> Correlation:
+        """The threshold and the side of it that are right most often; joined (B, E), of 0 and 1."""
+        found, order = self.correlation(x, graph).flatten().sort()
+        joined = joined.flatten()[order]
+        below = joined.cumsum(-1)
+        apart = torch.arange(1, len(found) + 1) - below
+        right = torch.stack([apart + below[-1] - below, below + apart[-1] - apart])
+        side, place = divmod(int(right.argmax()), len(found))
+        self.sign.fill_(1.0 - 2.0 * side)
+        self.threshold.copy_(found[place:place + 2].mean())
+        return self
+
+
+class _Norm(nn.BatchNorm1d):
+    """ELU, and then a norm over all rows (..., H), with dropout between."""
+
+    def __init__(self, channels: int, dropout: float) -> None:
+        super().__init__(channels)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(F.elu(x), self.dropout, self.training)
+        return super().forward(y.flatten(0, -2)).view_as(y)
+
+
+def _to_receivers(graph: Graph) -> Graph:
+    """From the edges of a graph to the bodies that they reach."""
+    rows = torch.arange(graph.num_edges, dtype=graph.target.dtype, device=graph.target.device)
+    return Graph(torch.stack([rows, graph.target]), num_inputs=graph.num_edges, num_outputs=graph.num_outputs)
