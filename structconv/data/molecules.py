@@ -15,6 +15,7 @@ from torch import Tensor
 
 from structconv.data.text import read_text
 from structconv.errors import DataError, nearest
+from structconv.shapes import check_positive
 from structconv.structures import Graph, batch
 from structconv.structures.exchange import require
 
@@ -41,7 +42,8 @@ class Molecules:
     Attributes:
         smiles: of each molecule, as the file writes it.
         atoms: (N, ATOM_CHANNELS) zeros and ones, hydrogens left out.
-        bonds: a graph of the atoms, each bond in both directions, with `edge_attr` (E, BOND_CHANNELS).
+        bonds: a graph of the atoms, each bond in both directions, with `edge_attr` (E, BOND_CHANNELS + reach - 1);
+            behind the bonds the pairs of atoms that are 2, 3, ... reach bonds apart.
         targets: (B,), float32.
         skipped: the lines that were left out, since their SMILES cannot be read.
     """
@@ -63,18 +65,21 @@ class Molecules:
         return torch.cat([self.atoms[place] for place in places]), batch([self.bonds[place] for place in places])
 
 
-def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, skip_bad: bool = False) -> Molecules:
+def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, reach: int = 1,
+                   skip_bad: bool = False) -> Molecules:
     """Read a CSV file, plain or gzipped, whose first line names the columns. Needs rdkit.
 
     Args:
         smiles, target: the names of the two columns that are read.
+        reach: the most bonds between two atoms that are an edge; 1 for bonds alone.
         skip_bad: leave out molecules whose SMILES cannot be read, and say which in `Molecules.skipped`.
 
     Raises:
-        ConfigError: rdkit is not installed.
+        ConfigError: rdkit is not installed, or `reach` is below 1.
         DataError: a column is missing or there twice; with the line, cells that are too few or too many, a SMILES that
             cannot be read, a target that is no finite number; no molecules; or `read_text` cannot read the file.
     """
+    check_positive("read_molecules", "reach", reach)
     chem, base = (require(f"rdkit.{module}", "read_molecules", "molecules") for module in ("Chem", "rdBase"))
     rows = _rows(path)
     names = next(rows)[1]
@@ -87,7 +92,8 @@ def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, ski
             text, number = (cells[column] for column in columns)
             molecule = chem.MolFromSmiles(text)
             if molecule is not None and molecule.GetNumAtoms():
-                known.append((text, _atoms(molecule), _bonds(molecule), _number(path, line, number, target)))
+                bonds = _bonds(molecule, chem.GetDistanceMatrix(molecule), reach)
+                known.append((text, _atoms(molecule), bonds, _number(path, line, number, target)))
             elif skip_bad:
                 skipped.append(line)
             else:
@@ -144,11 +150,13 @@ def _atoms(molecule: Any) -> Tensor:
         for atom in molecule.GetAtoms()], dtype=torch.float32)
 
 
-def _bonds(molecule: Any) -> Graph:
+def _bonds(molecule: Any, distances_NN: Any, reach: int) -> Graph:
     bonds = list(molecule.GetBonds())
     ends = torch.tensor([(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in bonds], dtype=torch.int64)
     kinds = torch.tensor([[*_one_of(bond.GetBondType().name, _BONDS), bond.GetIsConjugated(), bond.IsInRing()]
                           for bond in bonds], dtype=torch.float32).view(-1, BOND_CHANNELS)
-    index = ends.view(-1, 2).T
-    return Graph(torch.cat([index, index.flip(0)], 1), num_nodes=molecule.GetNumAtoms(),
-                 edge_attr=torch.cat([kinds, kinds]))
+    index, distances = ends.view(-1, 2).T, torch.from_numpy(distances_NN)
+    pairs = ((distances > 1) & (distances <= reach)).nonzero().T
+    apart = distances[pairs[0], pairs[1]].long().unsqueeze(-1) == torch.arange(2, reach + 1)
+    return Graph(torch.cat([index, index.flip(0), pairs], 1), num_nodes=molecule.GetNumAtoms(),
+                 edge_attr=torch.block_diag(torch.cat([kinds, kinds]), apart.float()))

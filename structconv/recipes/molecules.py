@@ -63,8 +63,8 @@ class Table:
 
 def network(recipe: Molecules, targets: Tensor) -> MessagePassing:
     """The recipe's model of numbers like these."""
-    return MessagePassing(ATOM_CHANNELS, BOND_CHANNELS, channels=recipe.channels, edge_hidden=recipe.edge_hidden,
-                          message_steps=recipe.message_steps, readout=recipe.readout,
+    return MessagePassing(ATOM_CHANNELS, BOND_CHANNELS + recipe.reach - 1, channels=recipe.channels,
+                          edge_hidden=recipe.edge_hidden, message_steps=recipe.message_steps, readout=recipe.readout,
                           readout_steps=recipe.readout_steps, dropout=recipe.dropout, mean=float(targets.mean()),
                           deviation=float(targets.std(correction=0)) or 1.0)
 
@@ -111,7 +111,8 @@ class MoleculesTask(BatchTask):
 
 def _read(recipe: Molecules, name: str) -> Data:
     path = recipe.path(name)
-    data = read_molecules(path, smiles=recipe.smiles, target=recipe.target, skip_bad=recipe.skip_bad)
+    data = read_molecules(path, smiles=recipe.smiles, target=recipe.target, reach=recipe.reach,
+                          skip_bad=recipe.skip_bad)
     if data.skipped:
         warnings.warn(f"{path}: {len(data.skipped)} of {len(data) + len(data.skipped)} molecules are left out, for "
                       f"their SMILES cannot be read; the first is in line {data.skipped[0]}", stacklevel=2)

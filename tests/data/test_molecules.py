@@ -63,6 +63,19 @@ def test_atoms_of_any_element_and_without_bonds(tmp_path):
     assert x.shape == (4, ATOM_CHANNELS) and graph.samples.sizes()[0] == [1, 2, 1] and graph.num_edges == 0
 
 
+def test_pairs_that_are_further_apart_are_edges_if_asked_for(tmp_path):
+    """Butane and a separate ion: pairs by their bonds apart, none between the parts."""
+    path = write(tmp_path, HEAD + "a,CCCC.[Na+],0\nb,O,1\n")
+    (graph, alone), (bonds, _) = read(path, reach=3).bonds, read(path).bonds
+    assert graph.num_edges == 2 * (3 + 2 + 1) and alone.edge_attr.shape == (0, BOND_CHANNELS + 2)
+    assert torch.equal(graph.edge_index[:, :6], bonds.edge_index)
+    assert torch.equal(graph.edge_attr[:6, :BOND_CHANNELS], bonds.edge_attr) and not graph.edge_attr[:6, -2:].any()
+    for (m, n), apart in zip(graph.edge_index[:, 6:].T.tolist(), graph.edge_attr[6:].tolist(), strict=True):
+        assert apart == [0] * BOND_CHANNELS + [abs(m - n) == 2, abs(m - n) == 3]
+    with pytest.raises(ConfigError, match="reach"):
+        read(path, reach=0)
+
+
 def test_a_batch_is_its_molecules_side_by_side(tmp_path):
     found = read(write(tmp_path, HEAD + "a,CC,0\nb,C=CO,1\n"))
     x, graph = found.batch([1, 0])

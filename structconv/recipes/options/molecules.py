@@ -37,6 +37,7 @@ class Molecules(OnFiles):
     valid: float = option(0.1, "share that chooses the weights; the rest tests", minimum=0.01, below=1)
     channels: int = option(64, "of the states of atoms", minimum=1)
     edge_hidden: int = option(64, "hidden units of the network that makes matrices of bonds", minimum=1)
+    reach: int = option(1, "bonds between two atoms that exchange messages, at most", minimum=1, below=100)
     message_steps: int = option(3, "messages that go from atom to atom one after the other", minimum=1)
     readout: str = option("set2set", f"of the atoms of a molecule: {', '.join(_READOUTS)}")
     readout_steps: int = option(3, "of set2set", minimum=1)
