@@ -92,8 +92,8 @@ def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, rea
             text, number = (cells[column] for column in columns)
             molecule = chem.MolFromSmiles(text)
             if molecule is not None and molecule.GetNumAtoms():
-                bonds = _bonds(molecule, chem.GetDistanceMatrix(molecule), reach)
-                known.append((text, _atoms(molecule), bonds, _number(path, line, number, target)))
+                edges = _bonds(molecule, chem.GetDistanceMatrix(molecule), reach)
+                known.append((text, _atoms(molecule), edges, _number(path, line, number, target)))
             elif skip_bad:
                 skipped.append(line)
             else:

@@ -111,12 +111,13 @@ class _GeometricNetwork(nn.Module):
         conv: Any = ours.messages
         gates: Any = ours.pool.cell.gates
         first, theta = conv.mechanism.network[0], conv.weight().dense()
-        network = nn.Sequential(nn.Linear(first.in_features, channels), nn.ReLU(), nn.Linear(channels, channels**2))
+        network: Any = nn.Sequential(nn.Linear(first.in_features, channels), nn.ReLU(),
+                                     nn.Linear(channels, channels**2))
         self.messages = library.NNConv(channels, channels, network, root_weight=False)  # draws the network's numbers
-        for layer, (weight, bias) in zip(network[::2], ((first.weight, first.bias),
-                                                        (theta[1:].flatten(1).mT, theta[0].flatten())), strict=True):
-            copied(layer.weight, weight)
-            copied(layer.bias, bias)
+        copied(network[0].weight, first.weight)
+        copied(network[0].bias, first.bias)
+        copied(network[2].weight, theta[1:].flatten(1).mT)
+        copied(network[2].bias, theta[0].flatten())
         copied(self.messages.bias, conv.bias)
         self.pool = library.Set2Set(channels, ours.pool.steps)
         of_x, of_h = gates.weight().dense()[0].split((2 * channels, channels))
