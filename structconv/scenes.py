@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["Drawing", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
+__all__ = ["Drawing", "agreement", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
 
 _INK, _DPI = "#808080", 110
 
@@ -70,6 +70,26 @@ def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: s
         drawn = axis.scatter(*positions.T, c=row, s=12, vmin=low, vmax=high, cmap="viridis")
         _equal(axis, title)
     figure.colorbar(drawn, ax=axes, shrink=0.7, label=label)
+    return _drawn(figure)
+
+
+def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x_label: str = "measured",
+              y_label: str = "predicted") -> Drawing:
+    """Panels, by title, of numbers (N,) beside what was predicted of them (N,), a dot each, and the line where both are
+    equal; with the root of the mean squared difference. All on one scale."""
+    import numpy as np
+
+    numbers = {title: np.stack([np.asarray(part, dtype=float) for part in pair], -1) for title, pair in pairs.items()}
+    figure, axes = _figure(len(numbers), 2.6)
+    low, high = (reduced([bound(found) for found in numbers.values()])
+                 for reduced, bound in ((min, np.min), (max, np.max)))
+    for axis, (title, found) in zip(axes, numbers.items(), strict=True):
+        root = float(np.sqrt(np.square(found[:, 0] - found[:, 1]).mean()))
+        axis.plot((low, high), (low, high), color=_INK, linewidth=0.8, zorder=1)
+        axis.scatter(*found.T, s=6, alpha=0.5, linewidths=0, zorder=2)
+        _equal(axis, f"{title}: {len(found)}, RMSE {root:.2f}", np.full(2, low), np.full(2, high))
+        axis.set_xlabel(x_label, fontsize=7, color=_INK)
+    axes[0].set_ylabel(y_label, fontsize=7, color=_INK)
     return _drawn(figure)
 
 

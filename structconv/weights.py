@@ -390,7 +390,8 @@ class WeightList(ByRole, Weight):
         return cast("list[Weight]", list(self.weights))
 
     def _theta(self) -> Theta:
-        return ConcatTheta(tuple(private.called(weight) for weight in self._parts()))
+        parts = tuple(private.called(weight) for weight in self._parts())
+        return parts[0] if len(parts) == 1 else ConcatTheta(parts)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         at = 0

@@ -265,7 +265,8 @@ def small_cases() -> list[Case]:
     """The cases whose size follows a number of edges, and those that are small as they are."""
     return [case for suite in ("graph", "relational", "dispatch") for case in cases(suite)
             if isinstance(case, Case) and not case.name.startswith("cora")] + [
-        case for case in cases("models") if case.name.endswith("-step")]
+        case for suite in ("models", "messages") for case in cases(suite)
+        if case.name.endswith(("-step", "passing-network"))]
 
 
 @pytest.mark.parametrize("case", small_cases(), ids=lambda case: f"{case.suite}-{case.name}")

@@ -7,12 +7,13 @@ import io
 import pytest
 import torch
 
-from structconv.scenes import graphs, images_gif, map_of, motion_gif, paths
+from structconv.scenes import agreement, graphs, images_gif, map_of, motion_gif, paths
 
 pytest.importorskip("matplotlib")
 POINTS = torch.rand(4, 2, generator=torch.Generator().manual_seed(0))
 WAYS = torch.rand(6, 4, 2, generator=torch.Generator().manual_seed(1))
 DRAWINGS = {
+    "agreement": lambda: agreement({"train": (POINTS[:, 0], POINTS[:, 1]), "test": (torch.zeros(1), torch.ones(1))}),
     "graphs": lambda: graphs(POINTS, {"pairs": torch.tensor([[0, 1], [1, 2]]), "weights": torch.eye(4).roll(1, 0)}),
     "paths": lambda: paths({"true": WAYS, "predicted": WAYS + 0.1}),
     "map": lambda: map_of(POINTS, {"error": torch.arange(4.0)}, label="mph"),

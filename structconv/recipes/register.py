@@ -10,6 +10,7 @@ from structconv.errors import ConfigError, nearest
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
 from structconv.recipes.options.comparisons import Architectures, Pooling
 from structconv.recipes.options.digits import CompareDigits
+from structconv.recipes.options.molecules import Molecules
 from structconv.recipes.options.physics import RelationalInference
 from structconv.recipes.options.sequences import (
     Characters,
@@ -61,6 +62,8 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           chapter="graphs"),
     Entry(recipe=CoraGAT, verb="train", module=_CITATION,
           summary="graph attention on Cora (Velickovic et al. 2018)", chapter="graphs"),
+    Entry(recipe=Molecules, verb="train", module="structconv.recipes.molecules",
+          summary="message passing predicts a number of molecules (Gilmer et al. 2017)", chapter="graphs"),
     Entry(recipe=Transformer, verb="train", module="structconv.recipes.transformer",
           summary="encoder-decoder of attention translates (Vaswani et al. 2017)", chapter="sequences",
           use="translate"),

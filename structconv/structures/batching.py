@@ -167,9 +167,10 @@ def _batch_graphs(graphs: list[Graph]) -> Graph:
     attributes = [graph.edge_attr for graph in graphs]
     index = [graph.edge_index for graph in graphs]
     _check_alike("edge_index", index)
-    moved = [t + torch.tensor([[m], [n]], dtype=t.dtype, device=t.device)
-             for t, m, n in zip(index, inputs, outputs, strict=False)]
-    return Graph(torch.cat(moved, dim=1), num_inputs=inputs[-1], num_outputs=outputs[-1],
+    joined, starts = torch.cat(index, 1), index[0].new_tensor([inputs[:-1], outputs[:-1]])
+    counts = torch.tensor([t.shape[1] for t in index], device=joined.device)
+    moved = joined + starts.repeat_interleave(counts, 1, output_size=joined.shape[1])
+    return Graph(moved, num_inputs=inputs[-1], num_outputs=outputs[-1],
                  edge_weight=_joined("edge_weight", [graph.edge_weight for graph in graphs], -1),
                  edge_attr=_joined("edge_attr", attributes, _axis(attributes[0])), samples=_samples(graphs))
 
@@ -193,12 +194,25 @@ def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
 
 def _samples(graphs: Sequence[Graph | KnowledgeGraph]) -> Samples:
     """Of which graph each entry is; of a batch of batches, of which graph in them."""
-    return _batch_samples([samples_of(graph) for graph in graphs])
+    return _joined_samples([_sizes_of_samples(graph) for graph in graphs])
 
 
 def _batch_samples(found: list[Samples]) -> Samples:
-    inputs, outputs = ([size for samples in found for size in samples.sizes()[i]] for i in (0, 1))
+    return _joined_samples([samples.sizes() for samples in found])
+
+
+def _joined_samples(sizes: list[tuple[list[int], list[int]]]) -> Samples:
+    inputs, outputs = ([size for own in sizes for size in own[i]] for i in (0, 1))
     return Samples(inputs, outputs)
+
+
+def _sizes_of_samples(graph: Graph | KnowledgeGraph) -> tuple[list[int], list[int]]:
+    """M and N of each; a graph that is no batch is asked for its own, since most are and there are many."""
+    if graph.samples is not None:
+        return graph.samples.sizes()
+    if isinstance(graph, Graph):
+        return [graph.num_inputs], [graph.num_outputs]
+    return [graph.num_entities], [graph.num_entities]
 
 
 _BATCHERS: dict[type, Callable[[list[Any]], Structure]] = {

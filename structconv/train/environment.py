@@ -15,7 +15,7 @@ __all__ = ["PACKAGES", "environment", "processor", "version", "versions"]
 
 #: What the extras bring, beside torch.
 PACKAGES = ("numpy", "scipy", "networkx", "scikit-learn", "matplotlib", "rich", "safetensors", "tokenizers",
-            "sacrebleu", "tensorboard")
+            "sacrebleu", "rdkit", "tensorboard")
 
 
 def environment() -> dict[str, Any]:

@@ -279,6 +279,11 @@ def test_learnt_attributes_of_edges_get_each_their_gradient(x):
     assert (attributes.grad.abs().sum(1) > 0).all()
 
 
+def test_without_a_root_the_filters_are_mixed_too():
+    layer = EdgeConditionedConv(P, Q, 3, 5, root_weight=False).to(F64)
+    assert "mixed filters" in str(layer.plan(torch.randn(M, P, dtype=F64), attributed(80, 5)))
+
+
 def test_filters_of_edges_are_not_held():
     """One (E, P, Q) would be 33 MB, one (N, K, P) 13 MB."""
     edges = Graph(torch.randint(400, (2, 2000)), num_nodes=400, edge_attr=torch.randn(2000, 3))

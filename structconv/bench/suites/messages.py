@@ -1,9 +1,7 @@
-"""Messages along edges: filters that the edges make, on batches of small graphs that are new in each call; and messages
-weighed by types of edges, in the decoder of neural relational inference."""
+"""Messages along edges whose filters the edges make, on batches of small graphs that are new in each call."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +13,8 @@ from structconv.bench import peers
 from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import molecules
 from structconv.bench.suites.graph_peers import copied, leaf
-from structconv.models.nri import Decoder
+from structconv.bench.suites.message_passing import build_network
+from structconv.bench.suites.relational_inference import build_rollouts
 from structconv.nn import EdgeConditionedConv
 from structconv.structures import Graph, batch
 
@@ -73,49 +72,9 @@ def _geometric(ours: Any, graph: Graph, channels: int) -> list[Entrant]:
     return [entrant("pyg", layer, partial(layer, x, graph.edge_index, graph.edge_attr), x, needs=filters)]
 
 
-class _Concatenated(nn.Module):
-    """The decoder as its paper computes it: matrices of one-hot rows bring bodies to edges and edges to bodies, and
-    what an edge or a body reads is concatenated (Kipf et al. 2018)."""
-
-    def __init__(self, ours: Any, channels: int, hidden: int, graph: Graph) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2 * channels, hidden), nn.Linear(hidden, hidden)
-        self.out, self.rest = nn.Linear(channels + hidden, hidden), copy.deepcopy(ours.rest)
-        self.drift = copy.deepcopy(ours.drift)
-        message, deeper, update = ours.messages[0], ours.deeper[0][0], ours.update
-        for to, value in ((self.first.weight, message.weight.theta.flatten(0, 1).mT), (self.first.bias, message.bias),
-                          (self.second.weight, deeper.weight), (self.second.bias, deeper.bias),
-                          (self.out.weight, torch.cat([part.theta[0] for part in update.weight.weights]).mT),
-                          (self.out.bias, update.bias)):
-            copied(to, value)
-        self.send, self.receive = (nn.functional.one_hot(end, graph.num_nodes).float()
-                                   for end in (graph.source, graph.target))
-
-    def forward(self, x: Tensor, edges: Tensor, horizon: int) -> Tensor:
-        weights, states = edges[:, None, :, 1:], []
-        for _ in range(horizon):
-            ends = torch.cat([self.send @ x, self.receive @ x], -1)
-            message = self.second(self.first(ends).relu()).relu() * weights
-            reached = (message.mT @ self.receive).mT
-            x = x + self.drift(x) + self.rest(self.out(torch.cat([x, reached], -1)))
-            states.append(x)
-        return torch.stack(states, 2)
-
-
-def _rollouts(size: Size) -> Comparison:
-    """Ten steps from five states of each of many simulations of five bodies: two layers a message, as in the paper."""
-    samples, windows, horizon, channels, hidden = size.pick(16, 128), 5, 10, 4, 256
-    graph = Graph.complete(5)
-    ours: Any = Decoder(channels, 2, hidden=hidden, messages=2)
-    nn.init.normal_(ours.rest[-1].weight, std=0.01)
-    plain = _Concatenated(ours, channels, hidden, graph)
-    x, edges = leaf(samples, windows, 5, channels), torch.rand(samples, graph.num_edges, 2).requires_grad_()
-    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph, edges, horizon), x, edges),
-                      peers=(entrant("torch", plain, lambda: plain(x, edges, horizon), x, edges),),
-                      edges=graph.num_edges, size=f"{samples} simulations of 5 bodies, {windows} rollouts of {horizon} "
-                      f"steps, {hidden} hidden units")
-
-
-CASES = (*(Case(suite="messages", name=f"edge-conditioned-{name}", build=partial(_conditioned, make, 64))
-              for name, make in (("bonds", _bonds), ("lengths", _lengths), ("distances", _distances))),
-         Case(suite="messages", name="relational-inference", build=_rollouts))
+CASES = (
+    *(Case(suite="messages", name=f"edge-conditioned-{name}", build=partial(_conditioned, make, 64))
+      for name, make in (("bonds", _bonds), ("lengths", _lengths), ("distances", _distances))),
+    Case(suite="messages", name="message-passing-network", build=build_network),
+    Case(suite="messages", name="relational-inference", build=build_rollouts),
+)
