@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Best", "BestAccuracy", "LossWindow", "Patience", "Stopping", "Verdict"]
+__all__ = ["Best", "BestAccuracy", "Last", "LossWindow", "Patience", "Stopping", "Verdict"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,13 @@ class _Remembers:
 
     def load(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+class Last(_Remembers):
+    """Never stops early and keeps the last weights: the number of steps is known beforehand."""
+
+    def update(self, metrics: dict[str, float]) -> Verdict:
+        return Verdict(keep=False, stop=False)
 
 
 class LossWindow(_Remembers):
