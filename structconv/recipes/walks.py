@@ -20,7 +20,7 @@ __all__ = ["RUNNER", "WalkTask"]
 
 _WALKS, _SINGLE = "walks", "relations"
 #: Of the summary, and of the picture.
-_FIRST, _ROWS, _COLUMNS = 5, 25, 40
+_FIRST, _ROWS, _COLUMNS = 5, 40, 25
 
 
 class WalkTask(LinkTask):
@@ -63,11 +63,12 @@ def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
     """By relation the walks that speak for it most, in words and in a picture."""
     task = finished.task(_WALKS)
     names, walks, weights = _learnt(task)
-    columns = weights.amax(0).topk(min(_COLUMNS, len(walks))).indices
-    shown = weights[:_ROWS, columns].clamp(min=0)
-    picture = alignment_png(shown / shown.amax().clamp(min=1e-9), [walks[place] for place in columns.tolist()],
-                            names[:_ROWS])
-    finished.run.write("pictures/walks.png", picture)
+    most = weights.amax(0).topk(min(_ROWS, len(walks))).indices
+    shown = weights[:_COLUMNS, most].mT.clamp(min=0)
+    if len(most):
+        finished.run.write("pictures/walks.png", alignment_png(
+            shown / shown.amax().clamp(min=1e-9), names[:_COLUMNS],
+            [walks[place].replace("^-1", "⁻¹") for place in most.tolist()]))
     return {"walks": {name: {walks[place]: round(float(row[place]), 3) for place in
                              row.topk(min(_FIRST, len(walks))).indices.tolist()}
                       for name, row in zip(names, weights, strict=True)}}
