@@ -10,7 +10,7 @@ from typing import Any
 
 from structconv.errors import DataError
 
-__all__ = ["read_json", "read_lines", "read_text"]
+__all__ = ["decoded", "lines_of", "read_content", "read_json", "read_lines", "read_text"]
 
 _GZIP = b"\x1f\x8b"
 
@@ -24,7 +24,11 @@ def read_text(path: str | Path) -> str:
         DataError: the file is missing or cannot be read, it is a torn gzip, it has bytes that are no UTF-8 (their line
             is named), or there is nothing but white space in it.
     """
-    content = _content(Path(path))
+    return decoded(path, read_content(path))
+
+
+def decoded(path: str | Path, content: bytes) -> str:
+    """The text in the bytes of a file, as `read_text` reads it; `path` is what errors call the file."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -44,7 +48,12 @@ def read_lines(path: str | Path) -> list[str]:
     Raises:
         DataError: as of `read_text`.
     """
-    return [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+    return lines_of(read_text(path))
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, as `read_lines` cuts it."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def read_json(path: str | Path) -> Any:
@@ -62,9 +71,10 @@ def read_json(path: str | Path) -> Any:
         raise DataError(path, "JSON", error) from None
 
 
-def _content(path: Path) -> bytes:
+def read_content(path: str | Path) -> bytes:
+    """The bytes of a file, unpacked if it is a gzip; `DataError` where it cannot be read or is torn."""
     try:
-        content = path.read_bytes()
+        content = Path(path).read_bytes()
     except FileNotFoundError:
         raise DataError(path, "a file", "no such file") from None
     except OSError as error:

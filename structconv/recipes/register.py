@@ -12,6 +12,7 @@ from structconv.recipes.options.comparisons import Architectures, Pooling
 from structconv.recipes.options.digits import CompareDigits
 from structconv.recipes.options.molecules import Molecules
 from structconv.recipes.options.physics import RelationalInference
+from structconv.recipes.options.knowledge import RGCNEntities, RGCNLinks, TypedWalks
 from structconv.recipes.options.sequences import (
     Characters,
     FixedHeads,
@@ -97,6 +98,13 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           summary="sequences pooled by place, by content and by relations (Fleuret, EE-559)", chapter="sequences"),
     Entry(recipe=RelationalInference, verb="train", module="structconv.recipes.nri",
           summary="which bodies act on which, found from their motion (Kipf et al. 2018)", chapter="physics"),
+    Entry(recipe=RGCNEntities, verb="train", module="structconv.recipes.rgcn_entities",
+          summary="classes of entities without features by R-GCN (Schlichtkrull et al. 2018)", chapter="knowledge"),
+    Entry(recipe=RGCNLinks, verb="train", module="structconv.recipes.rgcn_links",
+          summary="links by R-GCN with DistMult, beside DistMult alone (Schlichtkrull et al. 2018)",
+          chapter="knowledge"),
+    Entry(recipe=TypedWalks, verb="train", module="structconv.recipes.walks",
+          summary="links by typed walks, beside single relations (Andreoli 2019)", chapter="knowledge"),
 )}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from structconv.errors import ConfigError
 
-__all__ = ["Best", "BestAccuracy", "LossWindow", "Patience", "Stopping", "Verdict"]
+__all__ = ["Best", "BestAccuracy", "Last", "LossWindow", "Patience", "Stopping", "Verdict"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,13 @@ class _Remembers:
 
     def load(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+class Last(_Remembers):
+    """Never stops early and keeps the last weights: the number of steps is known beforehand."""
+
+    def update(self, metrics: dict[str, float]) -> Verdict:
+        return Verdict(keep=False, stop=False)
 
 
 class LossWindow(_Remembers):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from structconv.bench import peers
 from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import molecules
+from structconv.bench.suites.entities import build_entities
 from structconv.bench.suites.graph_peers import copied, leaf
 from structconv.bench.suites.message_passing import build_network
 from structconv.bench.suites.relational_inference import build_rollouts
@@ -76,5 +77,6 @@ CASES = (
     *(Case(suite="messages", name=f"edge-conditioned-{name}", build=partial(_conditioned, make, 64))
       for name, make in (("bonds", _bonds), ("lengths", _lengths), ("distances", _distances))),
     Case(suite="messages", name="message-passing-network", build=build_network),
+    Case(suite="messages", name="rgcn-entities", build=build_entities),
     Case(suite="messages", name="relational-inference", build=build_rollouts),
 )

@@ -1,0 +1,73 @@
+"""Where the right answer stands among all: filtered ranks of links, with equals shared fairly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+
+__all__ = ["KnownAnswers", "filtered_ranks", "ranking_figures"]
+
+
+def filtered_ranks(scores: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
+    """The rank of each wanted answer, from 1, among those that are not known to be right as well.
+
+        rank = 1 + (how many score more) + (how many others score the same) / 2
+
+    the mean rank over all orders of equals: a model that scores all alike has the middle rank, not the first. A score
+    that is no number counts as the lowest, a wanted one then as the last.
+
+    Args:
+        scores: (B, N) of all answers. wanted: (B,) which answer. known: (B, N), right answers, which are left out; the
+            wanted one may be among them.
+
+    Returns:
+        (B,), float64 (Bordes et al. 2013, section 4.2, filtered).
+
+    Raises:
+        ShapeError: sizes that do not go together.
+    """
+    if scores.shape != known.shape or wanted.shape != scores.shape[:1]:
+        raise ShapeError("filtered_ranks", "scores and known must be (B, N), wanted (B,)",
+                         f"{tuple(scores.shape)}, {tuple(known.shape)}, {tuple(wanted.shape)}")
+    own = scores.gather(-1, wanted.unsqueeze(-1))
+    others = ~known.scatter(-1, wanted.unsqueeze(-1), True)
+    above = (scores > own) | (own.isnan() & ~scores.isnan())
+    equal = (scores == own) | (own.isnan() & scores.isnan())
+    return 1 + (above & others).sum(-1) + (equal & others).sum(-1, dtype=torch.float64) / 2
+
+
+def ranking_figures(ranks: Tensor, part: str) -> dict[str, float]:
+    """Mean reciprocal rank, and the share of ranks up to 1, 3 and 10, in percent, by names that begin with `part`."""
+    hits = {f"{part}_hits_{most}": 100 * float((ranks <= most).double().mean()) for most in (1, 3, 10)}
+    return {f"{part}_mrr": 100 * float(ranks.reciprocal().mean()), **hits}
+
+
+class KnownAnswers:
+    """Which tails are known to be right for a head and a relation, of any number of triples (head, relation, tail).
+
+    Args:
+        triples: (T, 3). num_entities, num_relations: N and K.
+
+    O(T log T) once; a call is O(B log T + B N).
+    """
+
+    def __init__(self, triples: Tensor, num_entities: int, num_relations: int) -> None:
+        self._sizes = num_entities, num_relations
+        self._asked, order = self._number(triples).sort()
+        self._answers = triples[order, 2]
+
+    def __call__(self, queries: Tensor) -> Tensor:
+        """Queries (B, 2 or more), of which the first two columns count -> (B, N) booleans."""
+        numbers = self._number(queries)
+        first, behind = (torch.searchsorted(self._asked, numbers, right=right) for right in (False, True))
+        counts = behind - first
+        rows = torch.arange(len(queries)).repeat_interleave(counts)
+        places = torch.arange(len(rows)) - (counts.cumsum(0) - counts - first)[rows]
+        known = torch.zeros(len(queries), self._sizes[0], dtype=torch.bool)
+        known[rows, self._answers[places]] = True
+        return known
+
+    def _number(self, triples: Tensor) -> Tensor:
+        return triples[:, 0] * self._sizes[1] + triples[:, 1]

@@ -1,0 +1,136 @@
+"""R-GCN (Schlichtkrull et al. 2018): classes of entities, and links by DistMult, from what relations lead to."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.bases.typed import relational
+from structconv.errors import ConfigError, StructureError
+from structconv.mechanisms import Adjacency, DotProduct
+from structconv.memo import derived
+from structconv.nn import Conv, RelationalConv
+from structconv.shapes import check_positive
+from structconv.structures import Graph, KnowledgeGraph
+from structconv.weights import Eye
+
+__all__ = ["EntityClassifier", "EntityTable", "LinkPredictor"]
+
+
+class EntityTable(nn.Module):
+    """y_n = sum_r mean_(m: m -r-> n) e_mr + e_n + b: a `RelationalConv` of entities without features, x = I.
+
+    Then x_m Theta_r is row m of Theta_r. Of these K M rows only those are held, and trained, that some triple asks for:
+    one for each different pair (m, r) of its head and its relation, U <= T of them. All others would never get a
+    gradient. The basis leads from these U pairs to N entities, A[(m, r), n] = 1 / (neighbours of n under r).
+
+    Args:
+        graph: whose pairs have rows. channels: Q.
+
+    Calling it: the same graph, or one of some of its triples -> (N, Q). O(T Q) flops, O((U + N) Q) memory.
+
+    Raises:
+        StructureError: in a call, a graph of other numbers of entities or relations, or with a pair that has no row.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, channels: int) -> None:
+        super().__init__()
+        self.sizes = graph.num_entities, graph.num_relations
+        self.register_buffer("pairs", _pairs(graph).unique())
+        self.rows = nn.Parameter(torch.empty(len(cast(Tensor, self.pairs)), channels))
+        self.own = nn.Parameter(torch.empty(graph.num_entities, channels))
+        self.conv = Conv(Adjacency(normalize=None), channels, channels, weight=Eye())
+        bound = (6 / (graph.num_entities + channels)) ** 0.5  # Glorot's, of each whole Theta_r (N, Q)
+        for table in (self.rows, self.own):
+            nn.init.uniform_(table, -bound, bound)
+
+    def forward(self, graph: KnowledgeGraph) -> Tensor:
+        if (graph.num_entities, graph.num_relations) != self.sizes:
+            raise StructureError("EntityTable", f"the graph must have (entities, relations) = {self.sizes}",
+                                 f"({graph.num_entities}, {graph.num_relations})")
+        edges = derived(graph, ("from pairs", len(self.rows), self.rows.dtype), lambda: self._edges(graph))
+        y: Tensor = self.conv(self.rows, structure=edges)
+        return y + self.own
+
+    def _edges(self, graph: KnowledgeGraph) -> Graph:
+        """From the row of each triple to its tail."""
+        known, pairs = cast(Tensor, self.pairs), _pairs(graph)
+        rows = torch.searchsorted(known, pairs).clamp(max=max(len(known) - 1, 0))
+        if len(pairs) and not (len(known) and torch.equal(known[rows], pairs)):
+            raise StructureError("EntityTable", "each (head, relation) must be one that it was made with", "another",
+                                 "Make it with the graph of all triples.")
+        return Graph(torch.stack([rows, graph.triples[:, 2]]), num_inputs=len(known), num_outputs=graph.num_entities,
+                     edge_weight=relational(graph, "row", self.rows.dtype).values)
+
+
+def _pairs(graph: KnowledgeGraph) -> Tensor:
+    """A number for the head and the relation of each triple."""
+    return graph.triples[:, 0].long() * graph.num_relations + graph.triples[:, 1].long()
+
+
+class EntityClassifier(nn.Module):
+    """softmax(R-GCN(relu(R-GCN(I)))): classes of entities that have no features (Schlichtkrull et al. 2018, eq. 2, 5).
+
+    Args:
+        graph: with the inverse of each relation. hidden: channels between the two layers. classes: Q.
+        num_bases: of the second layer's weights, eq. 3; a matrix for each relation where absent.
+        dropout: of the hidden units.
+
+    Calling it: the graph -> logits (N, Q).
+    """
+
+    def __init__(self, graph: KnowledgeGraph, hidden: int, classes: int, *, num_bases: int | None = None,
+                 dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = EntityTable(graph, hidden)
+        self.second = RelationalConv(hidden, classes, graph.num_relations, num_bases=num_bases)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, graph: KnowledgeGraph) -> Tensor:
+        logits: Tensor = self.second(self.dropout(F.relu(self.first(graph))), graph)
+        return logits
+
+
+class LinkPredictor(nn.Module):
+    """s(m, r, n) = <h_m, R_r h_n> with R_r diagonal (DistMult; Yang et al. 2015), h = e + R-GCN layers over e.
+
+    Without layers h = e is a learnt table: DistMult itself.
+
+    Args:
+        entities, relations: N and the relations of the graph, inverses included; a query may ask for any of them.
+        channels: D. layers: of the encoder. num_blocks, num_bases: of its weights, eq. 4 or eq. 3.
+        dropout: of e, and of the hidden units between layers.
+
+    Calling it: the graph that is known, queries (B, 2) of a head m and a relation r -> scores (B, N) of all tails.
+    O(layers (T D + N K D^2 / num_blocks) + B N D).
+    """
+
+    def __init__(self, entities: int, relations: int, channels: int, *, layers: int = 0, num_blocks: int | None = None,
+                 num_bases: int | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        if layers < 0:
+            raise ConfigError("LinkPredictor", "layers must be at least 0", layers)
+        self.entities = nn.Embedding(check_positive("LinkPredictor", "entities", entities), channels)
+        self.relations = nn.Embedding(check_positive("LinkPredictor", "relations", relations), channels)
+        self.layers = nn.ModuleList(RelationalConv(channels, channels, relations, num_blocks=num_blocks,
+                                                   num_bases=num_bases) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+        self.scores = DotProduct().bound(channels)
+        for table in (self.entities, self.relations):
+            nn.init.normal_(table.weight, std=channels ** -0.25)
+
+    def forward(self, graph: KnowledgeGraph, queries: Tensor) -> Tensor:
+        h = self.encoded(graph)
+        asked = h[queries[:, 0]] * self.relations(queries[:, 1])
+        return self.scores.basis(h, asked).dense().squeeze(-3).mT
+
+    def encoded(self, graph: KnowledgeGraph) -> Tensor:
+        """h of the entities, (N, D)."""
+        h: Tensor = self.dropout(self.entities.weight)
+        for place, layer in enumerate(self.layers):
+            update = layer(h, graph)
+            h = h + (update if place + 1 == len(self.layers) else self.dropout(F.relu(update)))
+        return h
