@@ -111,7 +111,7 @@ class TourDecoding:
 
 
 class EncoderBlock(nn.Module):
-    """x = norm(x + attention(x)), then norm(x + W_2 relu(W_1 x + b_1) + b_2), norms over all nodes of a batch (eq. 2).
+    """x = norm(x + attention(x)), then norm(x + W_2 relu(W_1 x + b_1) + b_2), norms over a batch's nodes (eq. 2, 3).
 
     (B, N, P) -> (B, N, P).
     """

@@ -21,6 +21,7 @@ from structconv.recipes.options.sequences import (
     Transformer,
 )
 from structconv.recipes.options.series import Series
+from structconv.recipes.options.tsp import TSP
 from structconv.train.config import Recipe, from_json
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
                   "Learning)", chapter="sequences"),
     Entry(recipe=Pooling, verb="train", module="structconv.recipes.pooling",
           summary="sequences pooled by place, by content and by relations (Fleuret, EE-559)", chapter="sequences"),
+    Entry(recipe=TSP, verb="train", module="structconv.recipes.tsp",
+          summary="attention builds tours through points, by REINFORCE (Kool et al. 2019)", chapter="combinatorial"),
 )}
 
 
