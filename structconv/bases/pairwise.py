@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class Pairwise(Basis):
         """The floating dtype of the tensors that the entries are made of; `None` where there are none."""
         held = (t.dtype for t in tensors_in(self) if t.is_floating_point())
         below = (getattr(child, "dtype", None) for child in children(self))
-        return next((dtype for dtype in (*held, *below) if dtype is not None), None)
+        return next((dtype for dtype in chain(held, below) if dtype is not None), None)
 
     def reach(self) -> Support | None:
         """The pairs outside which a mask makes every entry zero; `None` where no mask says so."""

@@ -24,6 +24,7 @@ from structconv.recipes.options.sequences import (
     Transformer,
 )
 from structconv.recipes.options.series import Series
+from structconv.recipes.options.tsp import TSP
 from structconv.train.config import Recipe, from_json
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           chapter="knowledge"),
     Entry(recipe=TypedWalks, verb="train", module="structconv.recipes.walks",
           summary="links by typed walks, beside single relations (Andreoli 2019)", chapter="knowledge"),
+    Entry(recipe=TSP, verb="train", module="structconv.recipes.tsp",
+          summary="attention builds tours through points, by REINFORCE (Kool et al. 2019)", chapter="combinatorial"),
 )}
 
 
