@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.nn import Attributes, GraphNetwork, GraphPool
+from structconv.nn import Attributes, GraphNetwork, GraphPool, GroupPool
 from structconv.nn.pooling import POOLINGS
 from structconv.structures import Graph, batch
 
@@ -244,6 +244,20 @@ def test_pooling_is_of_each_graph_in_any_order(kind):
     close(pool(torch.stack([x, 2 * x]), WHOLE)[0], whole)
     if kind in ("sum", "mean", "max"):
         assert torch.equal(alone[2], x[6:])
+
+
+@pytest.mark.parametrize("targets", [[2, 0, 1, 0, 2, 2, 1], [0, 0, 0, 0, 0, 0, 1], [0, 0, 2, 2, 0, 2, 0]])
+def test_maxima_of_groups_that_are_even_uneven_and_empty(targets):
+    """By a table of members or by spreading rows: values, shared gradients of equal ones, derivatives twice, export."""
+    groups = Graph(torch.tensor([range(7), targets]), num_inputs=7, num_outputs=max(targets) + 1)
+    pool, x = GroupPool(2, "max"), torch.randn(3, 7, 2, dtype=F64).round().requires_grad_()
+    rows = [[m for m in range(7) if targets[m] == g] for g in range(groups.num_outputs)]
+    expected = torch.stack([x[:, own].amax(-2) if own else 0 * x[:, 0] for own in rows], 1)
+    y, seed = pool(x, groups), torch.randn_like(expected)
+    close(y, expected)
+    close(*(torch.autograd.grad(found, x, seed)[0] for found in (y, expected)))
+    assert torch.autograd.gradgradcheck(lambda x: pool(x, groups), torch.randn(2, 7, 2, dtype=F64, requires_grad=True))
+    close(torch.export.export(pool, (x.detach(), groups)).module()(x, groups), expected)
 
 
 def test_set2set_is_its_recurrence():
