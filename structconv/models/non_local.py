@@ -6,7 +6,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from structconv.errors import ConfigError
 from structconv.nn import Conv2d, NonLocalBlock, to_entries, to_image
@@ -18,7 +17,8 @@ FUNCTIONS = ("none", *NonLocalBlock.FUNCTIONS)
 
 
 class NonLocalNetwork(nn.Module):
-    """Logits W mean_n h_n of pixels: h = conv 3x3/2, x + block, conv 3x3, conv 3x3/2 of an image, ReLU between them.
+    """Logits W mean_n h_n of pixels: h = conv 3x3/2, conv 3x3, x + block, conv 3x3/2 of an image, a norm over the batch
+    and a ReLU behind each conv.
 
     Without a block a pixel of h sees 11 x 11 of the image and the logits are a mean over such patches: how two of them
     lie to each other they cannot say. With one, x_n + (sum_m f(x_m, x_n) x_m V) O / C(x), each sees all.
@@ -34,20 +34,15 @@ class NonLocalNetwork(nn.Module):
                  inner: int = 16) -> None:
         super().__init__()
         check_choice("NonLocalNetwork", "function", function, FUNCTIONS)
-        self.first = Conv2d(1, channels // 2, 3, stride=2, padding=1)
-        self.second = Conv2d(channels // 2, channels, 3, padding=1)
+        self.features = nn.Sequential(*_conv(1, channels // 2, 2), *_conv(channels // 2, channels, 1))
         self.block = None if function == "none" else NonLocalBlock(channels, inner, function)
-        self.third = Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.last = nn.Sequential(*_conv(channels, channels, 2))
         self.classify = nn.Linear(channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.features(images)
-        x = F.relu(self.third(x if self.block is None else self.block(x)))
+        x = self.features(images.unsqueeze(1))
+        x = self.last(x if self.block is None else self.block(x))
         return cast(Tensor, self.classify(to_entries(x, 2)[0].mean(-2)))
-
-    def features(self, images: Tensor) -> Tensor:
-        """What the block sees of images, (B, C, H / 2, W / 2)."""
-        return F.relu(self.second(F.relu(self.first(images.unsqueeze(1)))))
 
     @torch.no_grad()
     def looks(self, image: Tensor, place: tuple[int, int]) -> Tensor:
@@ -58,7 +53,11 @@ class NonLocalNetwork(nn.Module):
         """
         if self.block is None:
             raise ConfigError("looks", "the model must have a block", "NonLocalNetwork(function='none')")
-        x = self.features(image.unsqueeze(0))
+        x = self.features(image[None, None])
         _, grid = to_entries(x, 2)
         entry = int(grid.ravel(torch.tensor(place)))
         return to_image(self.block.basis(x).dense()[0, 0, :, entry].unsqueeze(-1), grid)[0]
+
+
+def _conv(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+    return [Conv2d(inputs, outputs, 3, stride=stride, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]

@@ -35,8 +35,8 @@ def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
                                                     channels=recipe.channels, inner=recipe.inner), parts)]
 
 
-def _gain(means: dict[str, float]) -> float:
-    return sum(means[name] for name in _BLOCKS) / len(_BLOCKS) - means[_NONE]
+def _with_block(means: dict[str, float]) -> float:
+    return sum(means[name] for name in _BLOCKS) / len(_BLOCKS)
 
 
 @torch.no_grad()
@@ -71,7 +71,9 @@ def _finish(recipe: NonLocal, finished: Finished) -> dict[str, Any]:
     finished.run.write("pictures/looks.png", _looks(tasks))
     costs = measured_costs(recipe, finished.progress)
     finished.run.write("pictures/cost.png", _picture(costs))
-    return {"cost": costs, "parameters": {name: parameters_of(task) for name, task in tasks.items()}}
+    means = {name: figures["test_accuracy"]["mean"] for name, figures in finished.groups.items()}
+    return {"cost": costs, "gained": {name: means[name] - means[_NONE] for name in _BLOCKS},
+            "parameters": {name: parameters_of(task) for name, task in tasks.items()}}
 
 
 def _looks(tasks: dict[str, Any]) -> bytes:
@@ -114,5 +116,5 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 _STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_loss": "cross-entropy"},
-               contrast=(_gain, "accuracy gained by a block, mean of four, points"), finish=_finish)
+               contrast=(_with_block, "accuracy with a block, mean of four, %"), finish=_finish)
 RUNNER = dataclasses.replace(_STUDY.runner, show=_show)

@@ -36,12 +36,12 @@ def test_it_overfits(function):
 
 @EACH
 def test_images_of_a_batch_are_apart(function):
-    check_apart(stirred(function), drawn()[0])
+    check_apart(stirred(function).eval(), drawn()[0])
 
 
 @EACH
 def test_a_saved_model(function):
-    check_saved(made(function), stirred(function), drawn()[0])
+    check_saved(made(function).eval(), stirred(function).eval(), drawn()[0])
 
 
 @EACH
@@ -59,8 +59,8 @@ def test_a_new_block_changes_nothing(function):
 @EACH
 def test_who_sees_what_is_far_away(function):
     """The gradient of what leaves the block at one corner, at a pixel of the other corner of the image."""
-    model, images = stirred(function), drawn()[0].requires_grad_()
-    x = model.features(images)
+    model, images = stirred(function).eval(), drawn()[0].requires_grad_()
+    x = model.features(images.unsqueeze(1))
     y = x if model.block is None else model.block(x)
     y[..., 0, 0].square().sum().backward()
     assert (images.grad[:, -3:, -3:].abs().sum() > 0) == (function != "none")
@@ -70,9 +70,9 @@ def test_who_sees_what_is_far_away(function):
 @BLOCKS
 def test_where_it_looks(function):
     """The weights of one pixel, by eq. 2 to 5 of Wang et al. (2018)."""
-    model, image = stirred(function), drawn()[0][0]
+    model, image = stirred(function).eval(), drawn()[0][0]
     weights = model.looks(image, (2, 4))
-    x = model.features(image.unsqueeze(0))[0].flatten(1).mT
+    x = model.features(image[None, None])[0].flatten(1).mT
     assert weights.shape == (6, 6)
     if function == "gaussian":
         expected = torch.softmax(x @ x[2 * 6 + 4], 0)
