@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.data.text import decoded, lines_of, read_content, read_lines
+from structconv.data.text import decoded, lines_of, read_bytes, read_lines
 from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import KnowledgeGraph
@@ -218,7 +218,7 @@ def _files(path: Path) -> dict[str, _File]:
 
 def _archived(path: Path) -> dict[str, _File]:
     found: dict[str, _File] = {}
-    packed = io.BytesIO(read_content(path))
+    packed = io.BytesIO(read_bytes(path))
     try:
         with tarfile.open(fileobj=packed, mode="r:*") as archive:
             for member in archive:

@@ -10,7 +10,7 @@ from typing import Any
 
 from structconv.errors import DataError
 
-__all__ = ["decoded", "lines_of", "read_content", "read_json", "read_lines", "read_text"]
+__all__ = ["decoded", "lines_of", "read_bytes", "read_json", "read_lines", "read_text"]
 
 _GZIP = b"\x1f\x8b"
 
@@ -24,7 +24,7 @@ def read_text(path: str | Path) -> str:
         DataError: the file is missing or cannot be read, it is a torn gzip, it has bytes that are no UTF-8 (their line
             is named), or there is nothing but white space in it.
     """
-    return decoded(path, read_content(path))
+    return decoded(path, read_bytes(path))
 
 
 def decoded(path: str | Path, content: bytes) -> str:
@@ -71,7 +71,7 @@ def read_json(path: str | Path) -> Any:
         raise DataError(path, "JSON", error) from None
 
 
-def read_content(path: str | Path) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
     """The bytes of a file, unpacked if it is a gzip; `DataError` where it cannot be read or is torn."""
     try:
         content = Path(path).read_bytes()

@@ -7,17 +7,19 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.nn.functional import pad
 
 from structconv.errors import StructureError
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.mechanisms.scores import BiAffine, DotProduct
-from structconv.memo import derived
+from structconv.memo import derived, is_plain
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device
 from structconv.nn.recurrent import ConvLSTMCell
+from structconv.primitives.layout import Csr
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import Structure, entries_to_samples
@@ -26,6 +28,8 @@ from structconv.weights import Eye
 
 __all__ = ["POOLINGS", "GraphPool", "GroupPool"]
 
+#: Rows of a table of groups, for each row that there is, up to which reading it is faster than spreading the rows.
+_SPREAD = 4
 POOLINGS = ("sum", "mean", "max", "softmax", "set2set")
 
 
@@ -79,8 +83,7 @@ class GroupPool(Composite):
             raise StructureError(owner, "groups must be a Graph", type(groups).__name__)
         check_entries(owner, x, entries=groups.num_inputs, channels=self.channels)
         if self.kind == "max":
-            rows = x if _in_order(groups) else x.index_select(-2, groups.source)
-            return segment_max(rows.mT, groups.target, groups.num_outputs).mT
+            return _largest(x, groups)
         start = x.new_zeros(*x.shape[:-2], groups.num_outputs, self.channels)
         if self.kind != "set2set":
             return cast(Tensor, self.conv(x, start if self.kind == "softmax" else None, structure=groups))
@@ -98,6 +101,35 @@ def _in_order(groups: Graph) -> bool:
     """Whether edge e is that of row e, as those are that the library makes."""
     return not is_compiling() and derived(groups.edge_index, ("in order", groups.num_inputs), lambda: torch.equal(
         groups.source.long(), torch.arange(groups.num_inputs, device=groups.edge_index.device)))
+
+
+def _largest(x: Tensor, groups: Graph) -> Tensor:
+    """The maximum of each channel, by a table of the rows of each group unless their sizes differ much."""
+    members = _members(groups) if x.is_cpu and is_plain(x) and x.numel() else None
+    if members is None:
+        rows = x if _in_order(groups) else x.index_select(-2, groups.source)
+        return segment_max(rows.mT, groups.target, groups.num_outputs).mT
+    y = pad(x, (0, 0, 0, 1), value=-torch.inf).index_select(-2, members.flatten())
+    return y.unflatten(-2, members.shape).amax(-2)
+
+
+def _members(groups: Graph) -> Tensor | None:
+    """The rows of each group (G, W), W being the most of one, and M where it has fewer; `None` if one has none, or if
+    this were more than `_SPREAD` times the rows."""
+    if not groups.num_outputs or is_compiling():
+        return None
+    return derived(groups, "members", lambda: _table(groups.by_target(), groups.num_inputs))
+
+
+def _table(by_group: Csr, rows: int) -> Tensor | None:
+    ends = by_group.indptr.long()
+    counts = ends.diff()
+    width = int(counts.max())
+    if int(counts.min()) == 0 or width * len(counts) > _SPREAD * rows:
+        return None
+    places = ends[:-1, None] + torch.arange(width)
+    members = by_group.indices.long()[places.clamp(max=rows - 1)]
+    return members.masked_fill(places >= ends[1:, None], rows)
 
 
 class GraphPool(GroupPool):

@@ -52,8 +52,12 @@ def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0) 
         ShapeError: if the last dimension of `values` is not that of `index`.
     """
     _check_segments("segment_max", values, index)
-    start = values.new_full((*values.shape[:-1], num), empty)
-    return start.scatter_reduce(-1, index.long().expand(values.shape), values, "amax", include_self=False)
+    places = index.long()
+    # NaN equals nothing: torch shares the gradient with what was there before, left out or not, if that is a maximum
+    start = values.new_full((*values.shape[:-1], num), torch.nan)
+    found = start.scatter_reduce(-1, places.expand(values.shape), values, "amax", include_self=False)
+    absent = torch.ones(num, dtype=torch.bool, device=values.device).index_fill(0, places, False)
+    return found.masked_fill(absent, empty)
 
 
 def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | None = None) -> Tensor:

@@ -1,8 +1,9 @@
-"""What the recipes share that classify sequences made from a seed."""
+"""What the recipes share that classify: sequences made from a seed, images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from structconv.data.generated import Labelled
 from structconv.recipes.options.comparisons import Generated
+from structconv.recipes.options.images import OnImages
 from structconv.train.batches import Batches
 from structconv.train.task import BatchTask
 
@@ -29,10 +31,11 @@ class Classification(BatchTask):
 
     Args:
         model: inputs -> logits (B, classes).
-        parts: of the data.
+        parts: of the data, each with `inputs`, `labels` and a length.
     """
 
-    def __init__(self, model: nn.Module, recipe: Generated, parts: dict[str, Labelled], seed: int) -> None:
+    def __init__(self, model: nn.Module, recipe: Generated | OnImages, parts: Mapping[str, Any],
+                 seed: int) -> None:
         self.parts = parts
         batches = Batches([1] * len(parts["train"]), cost=recipe.batch_size, seed=seed)
         super().__init__(model, recipe, batches)

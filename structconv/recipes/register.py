@@ -13,6 +13,7 @@ from structconv.recipes.options.digits import CompareDigits
 from structconv.recipes.options.molecules import Molecules
 from structconv.recipes.options.physics import RelationalInference
 from structconv.recipes.options.knowledge import RGCNEntities, RGCNLinks, TypedWalks
+from structconv.recipes.options.images import MnistCheb, NonLocal
 from structconv.recipes.options.sequences import (
     Characters,
     FixedHeads,
@@ -66,6 +67,10 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           summary="graph attention on Cora (Velickovic et al. 2018)", chapter="graphs"),
     Entry(recipe=Molecules, verb="train", module="structconv.recipes.molecules",
           summary="message passing predicts a number of molecules (Gilmer et al. 2017)", chapter="graphs"),
+    Entry(recipe=MnistCheb, verb="train", module="structconv.recipes.mnist_cheb",
+          summary="Chebyshev filters on the pixels of MNIST, beside a CNN (Defferrard et al. 2016)", chapter="graphs"),
+    Entry(recipe=NonLocal, verb="train", module="structconv.recipes.non_local",
+          summary="non-local blocks of four kinds in a small CNN (Wang et al. 2018)", chapter="structures"),
     Entry(recipe=Transformer, verb="train", module="structconv.recipes.transformer",
           summary="encoder-decoder of attention translates (Vaswani et al. 2017)", chapter="sequences",
           use="translate"),

@@ -152,6 +152,24 @@ def test_operators_pass_torch_checks():
     torch.library.opcheck(torch.ops.structconv.polynomial_synthesis, (*edges, None, r, 4, 1, False))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["chebyshev", "monomial"])
+def test_samples_of_few_channels_are_those_alone(kind, channels):
+    """They lie side by side within the operators: values, gradients of both orders, any leading dimensions."""
+    basis = dataclasses.replace(over_edges(F64, 4, first=1), kind=kind)
+    x = torch.randn(2, 3, 40, channels, dtype=F64, requires_grad=True)
+    r = torch.randn(3, 4, 40, channels, dtype=F64, requires_grad=True)
+    for run, given in ((basis.analysis, x), (basis.synthesis, r)):
+        y = run(given)
+        alone = torch.stack([run(part) for part in (given.flatten(0, -4) if run == basis.analysis else given)])
+        torch.testing.assert_close(y.reshape(alone.shape), alone, rtol=0, atol=1e-12)
+        seed = torch.randn_like(y)
+        ours, theirs = (torch.autograd.grad(found, given, seed.reshape(found.shape))[0] for found in (y, alone))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert torch.autograd.gradgradcheck(basis.analysis, torch.randn(2, 40, 1, dtype=F64, requires_grad=True),
+                                        fast_mode=True)
+
+
 def test_one_degree_returns_a_tensor_of_its_own():
     graph = ring()
     r = torch.randn(1, 40, 3)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from structconv.data.characters import Alphabet, read_characters
 from structconv.data.conllu import read_conllu
+from structconv.data.idx import read_idx
 from structconv.data.parallel import read_parallel
 from structconv.data.series import read_series
 from structconv.data.subwords import Subwords
@@ -50,10 +51,13 @@ def of_file(read):
     return reader
 
 
+NUMBERS = "\0\0\x08\x02\0\0\0\x02\0\0\0\x03abcdef"
+
 #: By name a reader of bytes, and bytes that it reads.
 READERS = {
     "parallel": (parallel, "one dög\ntwo dogs\n"), "characters": (of_file(read_characters), "To be, or not tö be\n"),
     "alphabet": (of_file(Alphabet.load), '"abc\\n\\u00df"\n'), "conllu": (of_file(read_conllu), TREE),
+    "idx": (of_file(lambda path: read_idx(path).numel()), NUMBERS),
     "series": (of_file(read_series), READINGS), "adjacency": (adjacency, ADJACENCY),
     "vocabulary": (of_file(Vocabulary.load), '["a", "\\u00df"]\n'),
     "subwords": (of_file(Subwords.load), '[\n["a", "b"],\n["ab", "c"]\n]\n')}

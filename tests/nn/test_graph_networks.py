@@ -284,6 +284,18 @@ def test_rows_come_in_any_order_of_edges_and_weigh_alike(kind):
     pool = GroupPool(4, kind).to(F64)
     turned = Graph(edges.flip(1), num_inputs=3, num_outputs=2, edge_weight=torch.rand(3, dtype=F64))
     close(pool(x, turned), pool(x, Graph(edges, num_inputs=3, num_outputs=2)))
+@pytest.mark.parametrize("targets", [[2, 0, 1, 0, 2, 2, 1], [0, 0, 0, 0, 0, 0, 1], [0, 0, 2, 2, 0, 2, 0]])
+def test_maxima_of_groups_that_are_even_uneven_and_empty(targets):
+    """By a table of members or by spreading rows: values, shared gradients of equal ones, derivatives twice, export."""
+    groups = Graph(torch.tensor([range(7), targets]), num_inputs=7, num_outputs=max(targets) + 1)
+    pool, x = GroupPool(2, "max"), torch.randn(3, 7, 2, dtype=F64).round().requires_grad_()
+    rows = [[m for m in range(7) if targets[m] == g] for g in range(groups.num_outputs)]
+    expected = torch.stack([x[:, own].amax(-2) if own else 0 * x[:, 0] for own in rows], 1)
+    y, seed = pool(x, groups), torch.randn_like(expected)
+    close(y, expected)
+    close(*(torch.autograd.grad(found, x, seed)[0] for found in (y, expected)))
+    assert torch.autograd.gradgradcheck(lambda x: pool(x, groups), torch.randn(2, 7, 2, dtype=F64, requires_grad=True))
+    close(torch.export.export(pool, (x.detach(), groups)).module()(x, groups), expected)
 
 
 def test_set2set_is_its_recurrence():

@@ -40,6 +40,12 @@ def test_maximum_of_an_empty_segment_is_told():
     assert segment_max(scores(), INDEX, NUM, empty=-INF)[2] == -INF
 
 
+def test_a_maximum_that_equals_what_an_empty_segment_has_keeps_its_gradient():
+    values = torch.tensor([0.0, -1, 0, 0, 2], dtype=torch.float64, requires_grad=True)
+    segment_max(values, torch.tensor([0, 0, 1, 1, 3]), 4).sum().backward()
+    assert values.grad.tolist() == [1, 0, 0.5, 0.5, 1]
+
+
 def test_no_edges_and_no_segments():
     none = torch.zeros(0, dtype=torch.int64)
     for function in (segment_sum, segment_max):

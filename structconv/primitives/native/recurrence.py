@@ -23,6 +23,10 @@ from structconv.primitives.native.product import spmm_add, write_spmm
 
 __all__ = ["polynomial_analysis", "polynomial_synthesis", "write_analysis"]
 
+#: Channels up to which the samples of a batch lie side by side, V C numbers a row: a sparse product of so few channels
+#: takes longer for its indices than for its numbers.
+_NARROW = 4
+
 
 def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, order: int,
                         first: int = 0, chebyshev: bool = True) -> Tensor:
@@ -112,9 +116,27 @@ def _analysis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T:
                      order_T: Tensor, values: Tensor | None, x: Tensor, order: int, first: int,
                      chebyshev: bool) -> Tensor:
     layouts = Csr(indptr, indices, order_E), Csr(indptr_T, indices_T, order_T)
+    if _is_narrow(x):
+        rows = _analysis_kernel(*layouts[0], *layouts[1], values, _beside(x), order, first, chebyshev)
+        return _apart(rows, x.shape[0])
     y = _analysis_fake(*layouts[0], *layouts[1], values, x, order, first, chebyshev)
     write_analysis(y, *layouts, values, x, order, first, chebyshev)
     return y
+
+
+def _is_narrow(x: Tensor) -> bool:
+    """Whether it holds several samples (V, M, ..., C) of few channels."""
+    return x.is_cpu and x.shape[0] > 1 and 0 < x.shape[-1] <= _NARROW
+
+
+def _beside(x: Tensor) -> Tensor:
+    """(V, M, ..., C) -> (1, M, ..., V C)."""
+    return x.movedim(0, -2).flatten(-2).unsqueeze(0)
+
+
+def _apart(rows: Tensor, samples: int) -> Tensor:
+    """The inverse of `_beside`, in memory of its own."""
+    return rows.squeeze(0).unflatten(-1, (samples, -1)).movedim(-2, 0).contiguous()
 
 
 def _synthesis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T: Tensor, indices_T: Tensor,
@@ -122,6 +144,9 @@ def _synthesis_kernel(indptr: Tensor, indices: Tensor, order_E: Tensor, indptr_T
                       chebyshev: bool) -> Tensor:
     """b_j = r_j + 2 A^T b_(j+1) - b_(j+2), and y = r_0 + A^T b_1 - b_2, with r_j = 0 below `first`."""
     layouts = Csr(indptr, indices, order_E), Csr(indptr_T, indices_T, order_T)
+    if _is_narrow(r):
+        rows = _synthesis_kernel(*layouts[0], *layouts[1], values, _beside(r), order, first, chebyshev)
+        return _apart(rows, r.shape[0])
     before, now = None, r[:, :, -1].clone(memory_format=torch.contiguous_format)
     for degree in range(order - 1, -1, -1):
         alpha = 2.0 if chebyshev and degree else 1.0

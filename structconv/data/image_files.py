@@ -1,0 +1,28 @@
+"""Where images and their labels lie: the files of a stem, or of a folder with one for each class; no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["IMAGES", "LABELS", "class_folders", "files_of", "stem_files"]
+
+#: What follows the stem of the two idx files.
+IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+
+
+def stem_files(stem: Path, part: str) -> list[Path]:
+    """What ``STEM-part`` may be called."""
+    return [stem.with_name(f"{stem.name}-{part}{packed}") for packed in ("", ".gz")]
+
+
+def class_folders(path: Path) -> list[Path]:
+    """The folders of the classes, by name."""
+    return sorted(folder for folder in path.iterdir() if folder.is_dir())
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of images and labels that this path, a stem or a folder, stands for, as far as they are there."""
+    if path.is_dir():
+        return sorted(file for folder in class_folders(path) for file in folder.iterdir()
+                      if file.suffix.lower() == ".png")
+    return [file for part in (IMAGES, LABELS) for file in stem_files(path, part) if file.is_file()]

@@ -1,0 +1,81 @@
+"""Coarser graphs: nodes that belong together become one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+from structconv.structures.graph import Graph
+
+__all__ = ["Coarsened", "coarsened"]
+
+
+class Coarsened(NamedTuple):
+    """A graph whose nodes are clusters of another one's.
+
+    Attributes:
+        clusters: from the M nodes of the other graph to these, with an edge for each node, in order, as a pool of
+            groups wants it.
+        graph: of the clusters; weighted, without loops.
+    """
+
+    clusters: Graph
+    graph: Graph
+
+
+def coarsened(graph: Graph, levels: int = 1) -> Coarsened:
+    """Nodes paired `levels` times, so that a cluster has 2^levels nodes at most.
+
+    At each level the nodes are visited in order of their degrees, the least first; one without a partner takes that of
+    its neighbours without one whose cut W_mn (1 / d_m + 1 / d_n) is greatest, d being the degrees, or stays alone. The
+    weight between two clusters is the sum of those between their nodes (Dhillon et al. 2007, Graclus; Defferrard et
+    al. 2016, section 2.3, whose first order is random). Of equals the one with the lower number comes first, so that
+    the same graph gives the same clusters. Weights within a cluster count for its degree at the next level.
+
+    Args:
+        graph: symmetric; ones where it has no weights. 0 levels are each node by itself.
+
+    Raises:
+        StructureError: inputs are not the outputs, batched weights, a weight that is not positive.
+    """
+    if not graph.is_square:
+        raise StructureError("coarsened", "the graph must have as many inputs as outputs", repr(graph))
+    weight = torch.ones(graph.num_edges, device=graph.edge_index.device) if graph.edge_weight is None else (
+        graph.edge_weight.detach())
+    if weight.dim() != 1 or not bool((weight > 0).all()):
+        raise StructureError("coarsened", "weights must be positive, one for each edge", f"{tuple(weight.shape)}")
+    cluster = torch.arange(graph.num_nodes, device=weight.device)
+    index, weight = _merged(graph.edge_index.long(), weight)
+    for _ in range(levels):
+        paired = _paired(index, weight, int(cluster.max()) + 1 if len(cluster) else 0)
+        cluster, (index, weight) = paired[cluster], _merged(paired[index], weight)
+    count = int(cluster.max()) + 1 if len(cluster) else 0
+    apart = index[0] != index[1]
+    nodes = torch.arange(len(cluster), device=cluster.device)
+    return Coarsened(Graph(torch.stack([nodes, cluster]), num_inputs=len(cluster), num_outputs=count),
+                     Graph(index[:, apart], num_nodes=count, edge_weight=weight[apart]))
+
+
+def _merged(index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Each pair once, with the sum of its weights."""
+    pairs, place = torch.unique(index, dim=1, return_inverse=True)
+    return pairs, weight.new_zeros(pairs.shape[1]).index_add(0, place, weight)
+
+
+def _paired(index: Tensor, weight: Tensor, nodes: int) -> Tensor:
+    """The pair of each node, numbered in the order of their first nodes."""
+    degree = weight.new_zeros(nodes).index_add(0, index[1], weight)
+    cut = weight * (1 / degree[index[0]] + 1 / degree[index[1]])
+    near: list[list[tuple[float, int]]] = [[] for _ in range(nodes)]
+    for m, n, value in zip(*index.tolist(), (-cut).tolist(), strict=True):
+        near[m].append((value, n))
+    partner = [-1] * nodes
+    for m in degree.argsort(stable=True).tolist():
+        if partner[m] < 0:
+            partner[m] = min(((value, n) for value, n in near[m] if partner[n] < 0 and n != m), default=(0.0, m))[1]
+            partner[partner[m]] = m
+    first = torch.tensor([min(m, n) for m, n in enumerate(partner)], device=index.device, dtype=torch.int64)
+    return torch.unique(first, return_inverse=True)[1]
