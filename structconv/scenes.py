@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["Drawing", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
+__all__ = ["Drawing", "films", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
 
 _INK, _DPI = "#808080", 110
 
@@ -70,6 +70,24 @@ def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: s
         drawn = axis.scatter(*positions.T, c=row, s=12, vmin=low, vmax=high, cmap="viridis")
         _equal(axis, title)
     figure.colorbar(drawn, ax=axes, shrink=0.7, label=label)
+    return _drawn(figure)
+
+
+def films(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
+    """Rows of images that change, (T, H, W), by title, each time a column, all on one scale of greys."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    rows = {title: np.asarray(film, dtype=float) for title, film in frames_THW.items()}
+    low, high = min(film.min() for film in rows.values()), max(film.max() for film in rows.values())
+    wide = max(film.shape[0] * film.shape[2] / film.shape[1] for film in rows.values())
+    figure = Figure(figsize=(0.6 * wide, 0.8 * len(rows)), layout="constrained")
+    for place, (title, film) in enumerate(rows.items(), 1):
+        axis = figure.add_subplot(len(rows), 1, place)
+        edged = np.pad(film, ((0, 0), (0, 0), (0, 1)), constant_values=high)
+        axis.imshow(np.concatenate(edged, -1)[:, :-1], cmap="Greys_r", vmin=low, vmax=high)
+        axis.set_title(title, fontsize=7, loc="left")
+        axis.set_axis_off()
     return _drawn(figure)
 
 

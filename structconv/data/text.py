@@ -10,7 +10,7 @@ from typing import Any
 
 from structconv.errors import DataError
 
-__all__ = ["read_json", "read_lines", "read_text"]
+__all__ = ["read_bytes", "read_json", "read_lines", "read_text"]
 
 _GZIP = b"\x1f\x8b"
 
@@ -24,7 +24,7 @@ def read_text(path: str | Path) -> str:
         DataError: the file is missing or cannot be read, it is a torn gzip, it has bytes that are no UTF-8 (their line
             is named), or there is nothing but white space in it.
     """
-    content = _content(Path(path))
+    content = read_bytes(path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -62,9 +62,14 @@ def read_json(path: str | Path) -> Any:
         raise DataError(path, "JSON", error) from None
 
 
-def _content(path: Path) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
+    """What is in a file, plain or gzipped: its first two bytes tell.
+
+    Raises:
+        DataError: the file is missing or cannot be read, or it is a torn gzip.
+    """
     try:
-        content = path.read_bytes()
+        content = Path(path).read_bytes()
     except FileNotFoundError:
         raise DataError(path, "a file", "no such file") from None
     except OSError as error:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, cast
 from structconv.errors import ConfigError, nearest
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
 from structconv.recipes.options.comparisons import Architectures, Pooling
+from structconv.recipes.options.convlstm import MovingDigits
+from structconv.recipes.options.dcrnn import Traffic
 from structconv.recipes.options.digits import CompareDigits
 from structconv.recipes.options.sequences import (
     Characters,
@@ -91,6 +93,10 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
                   "Learning)", chapter="sequences"),
     Entry(recipe=Pooling, verb="train", module="structconv.recipes.pooling",
           summary="sequences pooled by place, by content and by relations (Fleuret, EE-559)", chapter="sequences"),
+    Entry(recipe=Traffic, verb="train", module="structconv.recipes.dcrnn",
+          summary="diffusion convolutional recurrent network forecasts traffic (Li et al. 2018)", chapter="graphs"),
+    Entry(recipe=MovingDigits, verb="train", module="structconv.recipes.convlstm",
+          summary="ConvLSTM goes on with films of moving digits (Shi et al. 2015)", chapter="structures"),
 )}
 
 

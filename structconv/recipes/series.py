@@ -18,11 +18,10 @@ from structconv.models.series import Forecaster, LastValue
 from structconv.pictures import forecast_png
 from structconv.recipes.options.series import Series
 from structconv.train.batches import Windows
-from structconv.train.loop import Schedule, Task
 from structconv.train.run import Run
-from structconv.train.stopping import Best
 from structconv.train.study import Finished, Job, Study, jobs_of
 from structconv.train.task import BatchTask
+from structconv.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
 
@@ -150,36 +149,9 @@ class SeriesTask(BatchTask):
         return self.histories.figures(self.model, part)
 
 
-class _Nothing:
-    """The optimiser of what is not trained."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
-
-
-class LastValueTask(Task):
-    """The last value, which is measured as the others are and not trained."""
-
-    def __init__(self, histories: Histories) -> None:
-        self.histories, self.model, self.optimizer = histories, LastValue(histories.recipe.horizon), _Nothing()
-
-    def train_step(self, step: int) -> dict[str, float]:
-        return {}
-
-    def validate(self) -> dict[str, float]:
-        return self.histories.figures(self.model, "val")
-
-    def test(self) -> dict[str, float]:
-        return self.histories.figures(self.model, "test")
-
-
 def _jobs(recipe: Series, run: Run | None) -> list[Job]:
     histories = Histories.read(recipe)
-    last = Job(name=f"{_LAST}/once", make=partial(LastValueTask, histories),
-               schedule=lambda: Schedule(steps=1, seed=0, stopping=Best("val_loss")))
+    last = untrained_job(_LAST, LastValue(recipe.horizon), histories.figures)
     trainings = [jobs_of(recipe, name, partial(SeriesTask, recipe, histories, attention), SeriesTask)
                  for name, attention in _ATTENTION.items()]
     return [*(job for jobs in trainings for job in jobs), last]
