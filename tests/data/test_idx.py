@@ -44,7 +44,9 @@ WHOLE = idx(np.zeros((2, 3), np.uint8), 8)
 @pytest.mark.parametrize("content, message", [
     (b"", "expected an idx file, which begins with two zero bytes"), (b"\0\0\x08", "expected an idx file"),
     (b"\x89PNG" + WHOLE, "expected an idx file"), (b"\0\0\x0a\x01" + WHOLE, "expected an idx file"),
-    (WHOLE[:7], "expected the sizes of 2 axes; got 7 bytes"),
+    (WHOLE[:7], "expected at most 8 axes, and a size of each; got 2 axes in 7 bytes"),
+    (b"\0\0\x08\x09" + 9 * b"\0\0\0\1" + b"x", "expected at most 8 axes, and a size of each; got 9 axes"),
+    (idx(np.zeros((2, 0), np.uint8), 8), r"expected numbers; got axes \(2, 0\)"),
     (WHOLE[:-1], r"expected 18 bytes for numbers \(2, 3\); got 17 bytes\. Fetch it again"),
     (WHOLE + b"\0", "got 19 bytes"), (gzip.compress(WHOLE)[:-9], "expected a whole gzip file")])
 def test_another_file_is_named(tmp_path, content, message):
