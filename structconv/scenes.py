@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["Drawing", "agreement", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
+__all__ = ["Drawing", "agreement", "films", "graphs", "images_gif", "map_of", "motion_gif", "paths"]
 
 _INK, _DPI = "#808080", 110
 
@@ -90,6 +90,24 @@ def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x_label: str 
         _equal(axis, f"{title}: {len(found)}, RMSE {root:.2f}", np.full(2, low), np.full(2, high))
         axis.set_xlabel(x_label, fontsize=7, color=_INK)
     axes[0].set_ylabel(y_label, fontsize=7, color=_INK)
+    return _drawn(figure)
+
+
+def films(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
+    """Rows of images that change, (T, H, W), by title, each time a column, all on one scale of greys."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    rows = {title: np.asarray(film, dtype=float) for title, film in frames_THW.items()}
+    low, high = min(film.min() for film in rows.values()), max(film.max() for film in rows.values())
+    wide = max(film.shape[0] * film.shape[2] / film.shape[1] for film in rows.values())
+    figure = Figure(figsize=(0.6 * wide, 0.8 * len(rows)), layout="constrained")
+    for place, (title, film) in enumerate(rows.items(), 1):
+        axis = figure.add_subplot(len(rows), 1, place)
+        edged = np.pad(film, ((0, 0), (0, 0), (0, 1)), constant_values=high)
+        axis.imshow(np.concatenate(edged, -1)[:, :-1], cmap="Greys_r", vmin=low, vmax=high)
+        axis.set_title(title, fontsize=7, loc="left")
+        axis.set_axis_off()
     return _drawn(figure)
 
 

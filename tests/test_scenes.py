@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 
-from structconv.scenes import agreement, graphs, images_gif, map_of, motion_gif, paths
+from structconv.scenes import agreement, films, graphs, images_gif, map_of, motion_gif, paths
 
 pytest.importorskip("matplotlib")
 POINTS = torch.rand(4, 2, generator=torch.Generator().manual_seed(0))
@@ -17,6 +17,8 @@ DRAWINGS = {
     "graphs": lambda: graphs(POINTS, {"pairs": torch.tensor([[0, 1], [1, 2]]), "weights": torch.eye(4).roll(1, 0)}),
     "paths": lambda: paths({"true": WAYS, "predicted": WAYS + 0.1}),
     "map": lambda: map_of(POINTS, {"error": torch.arange(4.0)}, label="mph"),
+    "films": lambda: films({"seen": torch.eye(5).expand(3, 5, 5), "came": torch.rand(
+        4, 5, 5, generator=torch.Generator().manual_seed(3))}),
 }
 FILMS = {"motion": lambda: motion_gif({"true": WAYS}), "images": lambda: images_gif({"frames": torch.rand(
     6, 5, 5, generator=torch.Generator().manual_seed(2))})}

@@ -13,6 +13,7 @@ from structconv.errors import DataError
 
 __all__ = ["read_idx"]
 
+_MOST_AXES = 8
 #: The third byte of a file: what its numbers are in NumPy's words; several bytes stand with the highest first.
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -30,7 +31,8 @@ def read_idx(path: str | Path) -> Tensor:
     import numpy as np
 
     content = read_bytes(path)
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES or not content[3]:
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES or (
+            not 0 < content[3] <= _MOST_AXES):
         raise DataError(path, "an idx file, which begins with 0, 0, a type (8, 9, 11 to 14) and the number of axes",
                         ", ".join(map(str, content[:4])) or "an empty file")
     axes, start = content[3], 4 + 4 * content[3]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,15 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from structconv.data.text import read_lines
+from structconv.data.sensors import read_adjacency
+from structconv.data.tables import read_numbers, read_rows
 from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
 
 __all__ = ["Series", "gaps", "read_series"]
-
-_OPEN = ("", "nan", "na")
-_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -46,36 +41,39 @@ class Series:
 
 
 def read_series(path: str | Path, adjacency: str | Path | None = None, *,
-                missing: Literal["nan", "zero"] = "nan") -> Series:
+                missing: Literal["nan", "zero", "none"] = "nan") -> Series:
     """Read a CSV file, plain or gzipped, whose first line names the sensors and whose others hold a reading of each.
 
     Args:
         path: the readings, one time a line, in order.
-        adjacency: a CSV file of S lines of S numbers without names, or none. The number in line m and column n is the
-            weight of the edge from sensor m to sensor n; where it is 0 there is no edge.
+        adjacency: the file with the graph of the sensors, as of `read_adjacency`, or none.
         missing: what was not observed: ``"nan"``, cells that are empty or hold NaN or NA; ``"zero"``, these and zeros,
-            as in METR-LA.
+            as in METR-LA; ``"none"``, nothing: such cells are errors.
 
     Raises:
         ConfigError: another `missing`.
         DataError: with line and column, where a cell is no finite number or a line has too few or too many; where names
-            are missing or come twice, nothing is observed, or the adjacency is not S x S; or `read_lines` cannot read a
-            file.
+            are missing or come twice, nothing is observed, or the adjacency is not one of these sensors; or
+            `read_lines` cannot read a file.
     """
-    check_choice("read_series", "missing", missing, ("nan", "zero"))
-    rows = _rows(path)
+    check_choice("read_series", "missing", missing, ("nan", "zero", "none"))
+    rows = read_rows(path)
     names = _names(path, next(rows)[1])
-    readings = [_numbers(path, line, cells, names) for line, cells in rows]
+    readings = [read_numbers(path, line, cells, names) for line, cells in rows]
     if not readings:
         raise DataError(path, "readings after the line of names", "no other line")
     values = torch.tensor(readings, dtype=torch.float32)
     observed = ~values.isnan()
+    if missing == "none" and not observed.all():
+        row, column = (~observed).nonzero()[0].tolist()
+        raise DataError(path, f"a finite number in column {column + 1}, of the sensor {names[column]!r}", "none",
+                        line=row + 2, remedy="If readings may be missing, say missing=nan.")
     if missing == "zero":
         observed &= values != 0
     if not observed.any():
         raise DataError(path, "a reading", "missing ones alone")
     return Series(values=values.where(observed, 0.0), observed=observed, names=names,
-                  graph=None if adjacency is None else _graph(adjacency, names))
+                  graph=None if adjacency is None else read_adjacency(adjacency, names))
 
 
 def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Generator | None = None) -> Tensor:
@@ -93,19 +91,6 @@ def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Gen
     return F.max_pool1d(begins.float(), length, 1).bool()
 
 
-def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """The number of each line, and its cells without white space around; blank lines at the end are left out."""
-    lines = read_lines(path)
-    while not lines[-1].strip():
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        try:
-            (cells,) = csv.reader([line], strict=True)
-        except csv.Error as error:
-            raise DataError(path, "cells with commas between them", error, line=number) from None
-        yield number, [cell.strip() for cell in cells]
-
-
 def _names(path: str | Path, cells: list[str]) -> tuple[str, ...]:
     if "" in cells or not cells:
         raise DataError(path, "the name of a sensor in each column", f"none in column {[*cells, ''].index('') + 1}",
@@ -115,39 +100,3 @@ def _names(path: str | Path, cells: list[str]) -> tuple[str, ...]:
         raise DataError(path, "names of sensors, each once", f"{twice!r} twice", line=1,
                         remedy="Is it a line of readings? The first line must hold the names.")
     return tuple(cells)
-
-
-def _numbers(path: str | Path, line: int, cells: list[str], names: tuple[str, ...]) -> list[float]:
-    """The numbers of a line, NaN where the cell is open."""
-    if len(cells) != len(names):
-        raise DataError(path, f"{len(names)} cells, one a sensor", len(cells), line=line)
-    numbers = []
-    for column, cell in enumerate(cells, 1):
-        try:
-            numbers.append(_number(cell))
-        except ValueError:
-            raise DataError(path, f"a finite number in column {column}, of the sensor {names[column - 1]!r}",
-                            repr(cell), line=line) from None
-    return numbers
-
-
-def _number(cell: str) -> float:
-    """The finite number that a cell holds, or NaN; `ValueError` of any other text."""
-    if cell.lower() in _OPEN:
-        return math.nan
-    number = float(cell)
-    if not abs(number) <= _LARGEST or "_" in cell or not cell.isascii():
-        raise ValueError(cell)
-    return number
-
-
-def _graph(path: str | Path, names: tuple[str, ...]) -> Graph:
-    rows = [_numbers(path, line, cells, names) for line, cells in _rows(path)]
-    if len(rows) != len(names):
-        raise DataError(path, f"{len(names)} lines, one a sensor", len(rows))
-    matrix = torch.tensor(rows, dtype=torch.float32)
-    if matrix.isnan().any():
-        row, column = matrix.isnan().nonzero()[0].tolist()
-        raise DataError(path, f"a finite number in column {column + 1}", "none", line=row + 1)
-    index = matrix.nonzero().T.contiguous()
-    return Graph(index, num_nodes=len(names), edge_weight=matrix[index[0], index[1]])

@@ -21,11 +21,10 @@ from structconv.recipes.options import physics as options
 from structconv.report.table import print_table
 from structconv.structures import Graph
 from structconv.train.batches import Batches
-from structconv.train.loop import Schedule
 from structconv.train.run import Run
-from structconv.train.stopping import Best
 from structconv.train.study import Finished, Job, Study, jobs_of
-from structconv.train.task import BatchTask, Untrained
+from structconv.train.task import BatchTask
+from structconv.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "Motion", "SupervisedTask", "UnsupervisedTask", "network"]
 
@@ -180,17 +179,15 @@ class SupervisedTask(BatchTask):
         return {f"{part}_loss": float(loss), f"{part}_accuracy": self.motion.accuracy(logits.argmax(-1), part)}
 
 
-class CorrelationTask(Untrained):
+def _correlation(recipe: options.RelationalInference, motion: Motion) -> Correlation:
     """Correlations of the trajectories, with the threshold that fits the training graphs best."""
+    states, types = motion.states["train"][:2000], motion.types["train"][:2000]
+    return Correlation().fit(states[:, :recipe.times], motion.graph, types)
 
-    def __init__(self, recipe: options.RelationalInference, motion: Motion) -> None:
-        self.motion = motion
-        states, types = motion.states["train"][:2000], motion.types["train"][:2000]
-        super().__init__(Correlation().fit(states[:, :recipe.times], motion.graph, types))
 
-    def figures(self, part: str) -> dict[str, float]:
-        found = self.motion.logits(self.model, part).argmax(-1)
-        return {f"{part}_loss": 0.0, f"{part}_accuracy": self.motion.accuracy(found, part)}
+def _correlated(motion: Motion, model: nn.Module, part: str) -> dict[str, float]:
+    found = motion.logits(model, part).argmax(-1)
+    return {f"{part}_loss": 0.0, f"{part}_accuracy": motion.accuracy(found, part)}
 
 
 def _scale(recipe: options.RelationalInference, simulations: Simulations) -> Tensor:
@@ -207,8 +204,7 @@ def _ahead(states: Tensor, starts: Tensor, horizon: int) -> Tensor:
 def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
     motion = Motion.simulated(recipe)
     told = dataclasses.replace(recipe, steps=recipe.supervised_steps)
-    baseline = Job(name=f"{_CORRELATION}/once", make=partial(CorrelationTask, recipe, motion),
-                   schedule=lambda: Schedule(steps=1, seed=0, stopping=Best("val_loss")))
+    baseline = untrained_job(_CORRELATION, _correlation(recipe, motion), partial(_correlated, motion))
     return [*jobs_of(recipe, _ALONE, partial(UnsupervisedTask, recipe, motion), UnsupervisedTask),
             *jobs_of(told, _TOLD, partial(SupervisedTask, told, motion), SupervisedTask), baseline]
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, cast
 from structconv.errors import ConfigError, nearest
 from structconv.recipes.options.citation import CoraCheb, CoraGAT, CoraGCN
 from structconv.recipes.options.comparisons import Architectures, Pooling
+from structconv.recipes.options.convlstm import MovingDigits
+from structconv.recipes.options.dcrnn import Traffic
 from structconv.recipes.options.digits import CompareDigits
+from structconv.recipes.options.images import MnistCheb, NonLocal
+from structconv.recipes.options.knowledge import RGCNEntities, RGCNLinks, TypedWalks
 from structconv.recipes.options.molecules import Molecules
 from structconv.recipes.options.physics import RelationalInference
-from structconv.recipes.options.knowledge import RGCNEntities, RGCNLinks, TypedWalks
-from structconv.recipes.options.images import MnistCheb, NonLocal
 from structconv.recipes.options.sequences import (
     Characters,
     FixedHeads,
@@ -113,6 +115,10 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           summary="links by typed walks, beside single relations (Andreoli 2019)", chapter="knowledge"),
     Entry(recipe=TSP, verb="train", module="structconv.recipes.tsp",
           summary="attention builds tours through points, by REINFORCE (Kool et al. 2019)", chapter="combinatorial"),
+    Entry(recipe=Traffic, verb="train", module="structconv.recipes.dcrnn",
+          summary="diffusion convolutional recurrent network forecasts traffic (Li et al. 2018)", chapter="graphs"),
+    Entry(recipe=MovingDigits, verb="train", module="structconv.recipes.convlstm",
+          summary="ConvLSTM goes on with films of moving digits (Shi et al. 2015)", chapter="structures"),
 )}
 
 

@@ -18,11 +18,10 @@ from structconv.models.series import Forecaster, LastValue
 from structconv.pictures import forecast_png
 from structconv.recipes.options.series import Series
 from structconv.train.batches import Windows
-from structconv.train.loop import Schedule
 from structconv.train.run import Run
-from structconv.train.stopping import Best
 from structconv.train.study import Finished, Job, Study, jobs_of
-from structconv.train.task import BatchTask, Untrained
+from structconv.train.task import BatchTask
+from structconv.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
 
@@ -150,21 +149,9 @@ class SeriesTask(BatchTask):
         return self.histories.figures(self.model, part)
 
 
-class LastValueTask(Untrained):
-    """The last value, which is measured as the others are."""
-
-    def __init__(self, histories: Histories) -> None:
-        super().__init__(LastValue(histories.recipe.horizon))
-        self.histories = histories
-
-    def figures(self, part: str) -> dict[str, float]:
-        return self.histories.figures(self.model, part)
-
-
 def _jobs(recipe: Series, run: Run | None) -> list[Job]:
     histories = Histories.read(recipe)
-    last = Job(name=f"{_LAST}/once", make=partial(LastValueTask, histories),
-               schedule=lambda: Schedule(steps=1, seed=0, stopping=Best("val_loss")))
+    last = untrained_job(_LAST, LastValue(recipe.horizon), histories.figures)
     trainings = [jobs_of(recipe, name, partial(SeriesTask, recipe, histories, attention), SeriesTask)
                  for name, attention in _ATTENTION.items()]
     return [*(job for jobs in trainings for job in jobs), last]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from structconv.train.loop import Task
 from structconv.train.optimisation import Optimisation
 from structconv.train.options import Trained
 
-__all__ = ["BatchTask", "Untrained", "mean_loss"]
+__all__ = ["BatchTask", "mean_loss"]
 
 
 class BatchTask(Task):
@@ -72,38 +72,6 @@ class BatchTask(Task):
     def _measured(self, part: str) -> dict[str, float]:
         self.model.eval()
         return self.figures(part)
-
-
-class Untrained(Task):
-    """A model without anything to train, measured as the others of its table are: a job of one step."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.optimizer = model.eval(), _Nothing()
-
-    @abc.abstractmethod
-    def figures(self, part: str) -> dict[str, float]:
-        """See `BatchTask.figures`."""
-
-    def train_step(self, step: int) -> dict[str, float]:
-        return {}
-
-    @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        return self.figures("val")
-
-    @torch.no_grad()
-    def test(self) -> dict[str, float]:
-        return self.figures("test")
-
-
-class _Nothing:
-    """The optimiser of what is not trained."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
 
 
 def mean_loss(losses: Iterable[tuple[Tensor, float]]) -> float:

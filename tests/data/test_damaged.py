@@ -13,6 +13,7 @@ from structconv.data.characters import Alphabet, read_characters
 from structconv.data.conllu import read_conllu
 from structconv.data.idx import read_idx
 from structconv.data.parallel import read_parallel
+from structconv.data.sensors import read_locations
 from structconv.data.series import read_series
 from structconv.data.subwords import Subwords
 from structconv.data.words import Vocabulary
@@ -29,6 +30,7 @@ TREE = """# text = Dogs don't run
 1\tß\t_\tX\t_\t_\t0\troot\t_\t_
 """
 READINGS, ADJACENCY = 'a,"b, c",d\n1.5,,-2e3\nnan,0,4\n', "1,0,0.5\n0,1,0\n0.5,0,1\n"
+PLACES = "sensor_id,latitude,longitude\na,34.1,-118\nb,33,-117.5\n"
 
 
 def parallel(folder, content):
@@ -59,6 +61,7 @@ READERS = {
     "alphabet": (of_file(Alphabet.load), '"abc\\n\\u00df"\n'), "conllu": (of_file(read_conllu), TREE),
     "idx": (of_file(lambda path: read_idx(path).numel()), NUMBERS),
     "series": (of_file(read_series), READINGS), "adjacency": (adjacency, ADJACENCY),
+    "locations": (of_file(lambda path: [read_locations(path, ("a", "b"))]), PLACES),
     "vocabulary": (of_file(Vocabulary.load), '["a", "\\u00df"]\n'),
     "subwords": (of_file(Subwords.load), '[\n["a", "b"],\n["ab", "c"]\n]\n')}
 

@@ -89,6 +89,7 @@ def test_zeros_alone_are_readings_or_none(tmp_path):
     ("1,0,0\n0,1,0\n0,0,1\n", r"adjacency\.csv, line 1: expected 2 cells, one a sensor; got 3\."),
     ("1,0\n0\n", r"adjacency\.csv, line 2: expected 2 cells, one a sensor; got 1\."),
     ("a,b\n1,0\n0,1\n", r"adjacency\.csv, line 1: expected a finite number in column 1, of the sensor 'a'; got 'a'\."),
+    ("1,0\n0,-2\n", r"adjacency\.csv, line 2: expected a weight, at least 0, in column 2; got -2\.0\."),
     ("1,0\n0,\n", r"adjacency\.csv, line 2: expected a finite number in column 2; got none\."),
     ("", r"adjacency\.csv: expected text; got an empty file\.")])
 def test_a_wrong_adjacency_is_named(tmp_path, text, message):
@@ -97,6 +98,12 @@ def test_a_wrong_adjacency_is_named(tmp_path, text, message):
         read_series(path, adjacency)
 
 
-def test_missing_is_one_of_two(tmp_path):
-    with pytest.raises(ConfigError, match="missing must be one of 'nan', 'zero'; got 'zeros'"):
+def test_where_nothing_may_be_missing_the_cell_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"line 3: expected a finite number in column 2, of the sensor 'b'; got none\."):
+        read_series(write(tmp_path, "a,b\n1,2\n3,nan\n,4\n"), missing="none")
+    assert read_series(write(tmp_path, "a,b\n1,0\n"), missing="none").observed.all()
+
+
+def test_missing_is_one_of_three(tmp_path):
+    with pytest.raises(ConfigError, match="missing must be one of 'nan', 'zero', 'none'; got 'zeros'"):
         read_series(tmp_path / "none", missing="zeros")

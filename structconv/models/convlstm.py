@@ -1,0 +1,108 @@
+"""ConvLSTM (Shi et al. 2015): an encoder reads a film, a forecaster goes on with it; and the same without a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from structconv.mechanisms import Cuboid
+from structconv.nn import ConvLSTMCell
+from structconv.shapes import check_divides, check_positive
+from structconv.structures import Grid
+
+__all__ = ["ConvLSTM", "MeanFrame", "width_without_grid"]
+
+State = tuple[Tensor, Tensor]
+
+
+class ConvLSTM(nn.Module):
+    """x_n = W_o [h_n of all layers], (h_n, c_n) = cells(x_(n-1), h_(n-1), c_(n-1)), from the states that cells made of
+    the frames seen (Shi et al. 2015, figure 3 and eq. 3).
+
+    An entry is a patch of a frame, its pixels the channels; a cell is an LSTM whose product is y = sum_k A_k^T x
+    Theta_k over the shifts A_k of the grid of patches. With a patch of a whole frame the grid has one entry, and it is
+    the LSTM without convolution (FC-LSTM). The forecaster has cells of its own, which begin with the encoder's last
+    states; it reads the last frame, then its own.
+
+    Args:
+        size: rows and columns of a frame. ahead: frames that are forecast. patch: rows and columns of a patch, which
+            divides size. kernel: of the convolutions. hidden: H, channels of a state. layers: of both halves.
+
+    Calling it: frames (..., T, size, size) in [0, 1] -> logits (..., ahead, size, size) of their pixels. T + ahead
+    steps, one after the other.
+
+    Unlike the paper: peephole weights are a channel's, not a channel's in a place, so that all places are alike; the
+    forecaster reads what it said.
+    """
+
+    def __init__(self, *, size: int, ahead: int, patch: int = 4, kernel: int = 3, hidden: int = 48,
+                 layers: int = 2) -> None:
+        super().__init__()
+        self.patch, self.ahead = patch, check_positive("ConvLSTM", "ahead", ahead)
+        side, pixels = check_divides("ConvLSTM", "patch", patch, "size", size), patch * patch
+        self.grid = Grid((side, side))
+        shifts = Cuboid((kernel, kernel), padding="zeros")
+        sizes = [pixels, *[hidden] * (check_positive("ConvLSTM", "layers", layers) - 1)]
+        self.encoder, self.forecaster = (
+            nn.ModuleList(ConvLSTMCell(shifts, channels, hidden, peephole=True) for channels in sizes)
+            for _ in range(2))
+        self.readout = nn.Linear(layers * hidden, pixels)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        x = self.patches(frames)
+        states = self._next(self.encoder, x[..., 0, :, :], [None] * len(self.encoder))
+        for entry in x.unbind(-3)[1:]:
+            states = self._next(self.encoder, entry, states)
+        entry, said = x[..., -1, :, :], []
+        for _ in range(self.ahead):
+            states = self._next(self.forecaster, entry, states)
+            said.append(self.readout(torch.cat([h for h, _ in states], -1)))
+            entry = said[-1].sigmoid()
+        return self.frames(torch.stack(said, -3))
+
+    def patches(self, frames: Tensor) -> Tensor:
+        """Frames (..., size, size) -> entries (..., M, patch^2)."""
+        rows, columns = self.grid.shape
+        cut = frames.unflatten(-1, (columns, self.patch)).unflatten(-3, (rows, self.patch))
+        return cut.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+    def frames(self, patches: Tensor) -> Tensor:
+        """The inverse of `patches`."""
+        cut = patches.unflatten(-2, self.grid.shape).unflatten(-1, (self.patch, self.patch))
+        return cut.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+    def _next(self, cells: nn.ModuleList, x: Tensor, states: Sequence[State | None]) -> list[State]:
+        """The states of all layers after an input."""
+        after: list[State] = []
+        for cell, state in zip(cells, states, strict=True):
+            after.append(cell(x, state, self.grid))
+            x = after[-1][0]
+        return after
+
+
+class MeanFrame(nn.Module):
+    """The mean of frames (..., size, size), whatever was seen; called as `ConvLSTM` is."""
+
+    def __init__(self, frames: Tensor, ahead: int) -> None:
+        super().__init__()
+        self.ahead = check_positive("MeanFrame", "ahead", ahead)
+        self.register_buffer("logits", frames.flatten(0, -3).mean(0).logit(1e-4))
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return self.get_buffer("logits").expand(*frames.shape[:-3], self.ahead, -1, -1)
+
+
+def width_without_grid(size: int, patch: int, kernel: int, hidden: int, layers: int) -> int:
+    """H of the LSTM without convolution, `ConvLSTM(patch=size, kernel=1)`, that has the parameters of this one, or
+    nearly so."""
+    aim = _parameters(patch * patch, kernel * kernel, hidden, layers)
+    return min(range(1, size * size), key=lambda width: abs(_parameters(size * size, 1, width, layers) - aim))
+
+
+def _parameters(pixels: int, shifts: int, hidden: int, layers: int) -> int:
+    """Of a network with these channels of an entry."""
+    sizes = [pixels, *[hidden] * (layers - 1)]
+    cells = sum(4 * hidden * (shifts * (channels + hidden) + 1) + 3 * hidden for channels in sizes)
+    return 2 * cells + (layers * hidden + 1) * pixels

@@ -1,0 +1,114 @@
+"""The diffusion convolutional recurrent network (Li et al. 2018): an encoder-decoder of GRUs over a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.mechanisms import Mechanism, Powers
+from structconv.nn import ConvGRUCell
+from structconv.shapes import check_positive
+from structconv.structures import Graph
+
+__all__ = ["DCRNN", "Persistence", "diffusion", "sampled_share", "width_without_graph"]
+
+
+def diffusion(order: int) -> Mechanism:
+    """The walks along the edges and against them, of at most `order` steps, the one without a step once: K = 2 order
+    + 1."""
+    walks: Mechanism = Powers(order, walk="forward")
+    return walks | Powers(order, walk="backward", first=1) if order else walks
+
+
+class DCRNN(nn.Module):
+    """y_n = W_o h_n, h_n = cells(y_(n-1), h_(n-1)), from the states that cells made of the readings (Li et al. 2018,
+    figure 2).
+
+    A cell is a GRU whose products are y = sum_k A_k^T x Theta_k over the powers of both random walks (eq. 2 and 3). The
+    encoder reads standardised readings and what else is known of each time; the decoder begins with zero and goes on
+    with what it said last or, in training, with what was observed (scheduled sampling: Bengio et al. 2015).
+
+    Args:
+        mechanism: what relates the sensors, `diffusion` for instance; `Identity()` for a network without a graph.
+        horizon: readings to come. hidden: H, channels of a state. layers: of cells, in both halves.
+        known: E, further channels of the encoder's input.
+        mean, deviation: by which readings are standardised.
+
+    Calling it: readings (..., T, M), a graph, known (..., T, M, E) -> (..., horizon, M), in the unit of the readings.
+    With `wanted` (..., horizon, M), what the decoder sees in step n > 1 is its own reading or, with probability
+    `share`, the wanted one. T + horizon steps, one after the other.
+
+    The paper's initial state of the decoder is the encoder's last, as here; all cells have a bias.
+    """
+
+    def __init__(self, mechanism: Mechanism, *, horizon: int, hidden: int = 64, layers: int = 2, known: int = 0,
+                 mean: float = 0.0, deviation: float = 1.0) -> None:
+        super().__init__()
+        self.horizon = check_positive("DCRNN", "horizon", horizon)
+        above = [hidden] * (check_positive("DCRNN", "layers", layers) - 1)
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+        self.encoder, self.decoder = (nn.ModuleList(ConvGRUCell(mechanism, size, hidden) for size in (first, *above))
+                                      for first in (1 + known, 1))
+        self.readout = nn.Linear(hidden, 1)
+
+    def forward(self, readings: Tensor, graph: Graph | None = None, known: Tensor | None = None, *,
+                wanted: Tensor | None = None, share: float = 0.0) -> Tensor:
+        x = self._standard(readings).unsqueeze(-1)
+        states: list[Tensor | None] = [None] * len(self.encoder)
+        for entry in (x if known is None else torch.cat([x, known], -1)).unbind(-3):
+            _, states = _next(self.encoder, entry, states, graph)
+        truth = [] if wanted is None else self._standard(wanted).unsqueeze(-1).unbind(-3)
+        seen, said = torch.zeros_like(x[..., 0, :, :]), []
+        for step in range(self.horizon):
+            h, states = _next(self.decoder, seen, states, graph)
+            said.append(self.readout(h))
+            seen = truth[step] if truth and torch.rand(()) < share else said[-1]
+        return torch.cat(said, -1).mT * cast(Tensor, self.deviation) + cast(Tensor, self.mean)
+
+    def _standard(self, readings: Tensor) -> Tensor:
+        return (readings - cast(Tensor, self.mean)) / cast(Tensor, self.deviation)
+
+
+class Persistence(nn.Module):
+    """The last reading, at all of `horizon` steps to come; called as `DCRNN` is."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__()
+        self.horizon = check_positive("Persistence", "horizon", horizon)
+
+    def forward(self, readings: Tensor, graph: Graph | None = None, known: Tensor | None = None) -> Tensor:
+        return readings[..., -1:, :].expand(*readings.shape[:-2], self.horizon, -1)
+
+
+def sampled_share(step: int, tau: float) -> float:
+    """tau / (tau + exp(step / tau)): how often the decoder sees what was observed in training step `step`, inverse
+    sigmoid decay (Bengio et al. 2015, section 2.4)."""
+    return tau / (tau + math.exp(min(step / tau, 500.0)))
+
+
+def width_without_graph(hidden: int, layers: int, known: int, order: int) -> int:
+    """H of `DCRNN(Identity())` that has the parameters of `DCRNN(diffusion(order))` with `hidden`, or nearly so."""
+    size = 2 * order + 1
+    aim = _parameters(size, hidden, layers, known)
+    return min(range(hidden, size * hidden + 1), key=lambda width: abs(_parameters(1, width, layers, known) - aim))
+
+
+def _parameters(size: int, hidden: int, layers: int, known: int) -> int:
+    """Of a network over a basis of this size."""
+    inputs = [1 + known, 1, *[hidden] * (2 * layers - 2)]
+    return sum(3 * hidden * (size * (channels + hidden) + 1) for channels in inputs) + hidden + 1
+
+
+def _next(cells: nn.ModuleList, x: Tensor, states: Sequence[Tensor | None],
+          graph: Graph | None) -> tuple[Tensor, list[Tensor | None]]:
+    """The states of all layers after an input, and the last of them."""
+    after: list[Tensor | None] = []
+    for cell, state in zip(cells, states, strict=True):
+        x = cell(x, state, graph)
+        after.append(x)
+    return x, after
