@@ -81,12 +81,12 @@ class MixedFilters(Kernel):
 
     def compile(self, match: Problem, problem: Problem, path: str) -> Run:
         basis = cast(Mixed, problem.basis)
-        run, child, matrix = decide(match).run, filler(basis.child), getter(basis.matrix)
+        inner, child, matrix = decide(match), filler(basis.child), getter(basis.matrix)
 
         def mixed(call: Call) -> Tensor:
             theta = cast(FullTheta, call.theta).theta
             filters = (matrix(call.leaves).to(theta.dtype) @ theta.flatten(1)).unflatten(1, theta.shape[1:])
-            return run(call._replace(theta=FullTheta(filters), build=child))
+            return inner.run(call._replace(theta=FullTheta(filters), build=child))
 
         return mixed
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from structconv.errors import StructureError
+from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
@@ -82,6 +82,8 @@ class GroupPool(Composite):
         if not isinstance(groups, Graph):
             raise StructureError(owner, "groups must be a Graph", type(groups).__name__)
         check_entries(owner, x, entries=groups.num_inputs, channels=self.channels)
+        if not x.is_floating_point():
+            raise ShapeError(owner, "x must be floating", x.dtype)
         if self.kind == "max":
             return _largest(x, groups)
         start = x.new_zeros(*x.shape[:-2], groups.num_outputs, self.channels)

@@ -274,9 +274,8 @@ def _blocks() -> None:
     named(graph_network=lambda: use(block(*sizes, **widths), *attributes()),
           graph_network_of_means=lambda: use(block(*sizes, **widths, aggregate="mean", readout="mean"), *attributes()),
           graph_network_of_neighbours=lambda: use(
-              block(P, node=Q, neighbours=mechanisms.DotProduct(1, 3).softmax()), x(), graph()),
-          graph_network_softmax=lambda: use(block(*sizes, **widths, aggregate="softmax", readout="softmax"),
-                                            *attributes()),
+              block(P, node=Q, neighbours=mechanisms.DotProduct(1, 3).masked(keep=STRUCTURE).softmax()), x(),
+              graph()),
           graph_network_non_local=lambda: use(block.non_local(P, node=Q), x(), graph()),
           graph_pool_sum=lambda: use(layers.GraphPool(P), x(), Samples([4, 2])),
           graph_pool=lambda: use(layers.GraphPool(P, "mean"), x(), Samples([4, 2])),

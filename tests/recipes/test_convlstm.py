@@ -70,7 +70,7 @@ def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(run, tmp_path):
 
 
 @pytest.mark.parametrize(("made", "said"), [
-    (lambda path: path.write_text("a dog"), "expected an idx file, which begins with two zero bytes"),
+    (lambda path: path.write_text("a dog"), "expected an idx file, which begins with 0, 0"),
     (lambda path: images(path, 5), "expected ten images at least, of which the last tenth validates; got 5"),
     (lambda path: images(path, 20, sides=(6,)), "expected images: bytes with the axes number, row, column; got uint8"),
     (lambda path: images(path, 20, kind=9), "expected images: bytes with the axes number, row, column; got int8")])

@@ -49,7 +49,7 @@ def test_a_run_draws_says_its_figure_and_evaluates_to_the_same(runs, name, capsy
     summary = json.loads((runs[name] / "summary.json").read_text())
     groups = ["graph", "cnn"] if name == "mnist-cheb" else [function.replace("_", "-") for function in FUNCTIONS]
     assert list(summary["groups"]) == list(summary["parameters"]) == groups
-    assert summary["headline"]["goal"] == {"mnist-cheb": 98.3, "nonlocal": 97.0}[name]
+    assert summary["headline"]["goal"] is None  # for its options are others than those of the preset
     assert all((runs[name] / "pictures" / picture).stat().st_size > 1000 for picture in PICTURES[name])
     assert main(["evaluate", str(runs[name]), "--json"]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
