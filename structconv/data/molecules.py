@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.data.tables import finite_number
 from structconv.data.text import read_text
 from structconv.errors import DataError, nearest
 from structconv.shapes import check_positive
@@ -26,7 +26,6 @@ _DEGREES = _HYDROGENS = (0, 1, 2, 3, 4)
 _CHARGES = (-1, 0, 1)
 _ORBITALS = ("SP", "SP2", "SP3")
 _BONDS = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
-_LARGEST = torch.finfo(torch.float32).max
 
 #: Numbers of an atom: which of the known elements, numbers of bonds, hydrogens, charges and hybridisations it has, or
 #: another; whether it is aromatic, and in a ring.
@@ -128,12 +127,9 @@ def _column(path: str | Path, names: list[str], name: str) -> int:
 
 def _number(path: str | Path, line: int, cell: str, target: str) -> float:
     try:
-        number = float(cell)
+        return finite_number(cell)
     except ValueError:
-        number = math.nan
-    if not abs(number) <= _LARGEST or "_" in cell or not cell.isascii():
-        raise DataError(path, f"a finite number in the column {target!r}", repr(cell), line=line)
-    return number
+        raise DataError(path, f"a finite number in the column {target!r}", repr(cell), line=line) from None
 
 
 def _one_of(value: Any, known: Sequence[Any]) -> list[bool]:

@@ -16,7 +16,7 @@ from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
 
-__all__ = ["Series", "gaps", "read_series"]
+__all__ = ["Series", "ends_of_parts", "gaps", "read_series", "step_of_twelve"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -74,6 +74,16 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
         raise DataError(path, "a reading", "missing ones alone")
     return Series(values=values.where(observed, 0.0), observed=observed, names=names,
                   graph=None if adjacency is None else read_adjacency(adjacency, names))
+
+
+def ends_of_parts(times: int, train: float, valid: float) -> dict[str, int]:
+    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all times."""
+    return {"train": int(train * times), "val": int((train + valid) * times), "test": times}
+
+
+def step_of_twelve(step: int, horizon: int) -> int:
+    """The place, from 0, of a step of twelve in another horizon."""
+    return max(round(step * horizon / 12), 1) - 1
 
 
 def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Generator | None = None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from structconv.data.text import read_lines
 from structconv.errors import DataError
 
-__all__ = ["read_numbers", "read_rows"]
+__all__ = ["finite_number", "read_numbers", "read_rows"]
 
 _OPEN = ("", "nan", "na")
 _LARGEST = torch.finfo(torch.float32).max
@@ -46,17 +46,15 @@ def read_numbers(path: str | Path, line: int, cells: list[str], names: tuple[str
     numbers = []
     for column, cell in enumerate(cells, 1):
         try:
-            numbers.append(_number(cell))
+            numbers.append(math.nan if cell.lower() in _OPEN else finite_number(cell))
         except ValueError:
             raise DataError(path, f"a finite number in column {column}, of the sensor {names[column - 1]!r}",
                             repr(cell), line=line) from None
     return numbers
 
 
-def _number(cell: str) -> float:
-    """The finite number that a cell holds, or NaN; `ValueError` of any other text."""
-    if cell.lower() in _OPEN:
-        return math.nan
+def finite_number(cell: str) -> float:
+    """The finite number that a cell holds; `ValueError` of any other text."""
     number = float(cell)
     if not abs(number) <= _LARGEST or "_" in cell or not cell.isascii():
         raise ValueError(cell)

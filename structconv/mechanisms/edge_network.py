@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bases.base import Basis
+from structconv.bases.matrices import adjacency
 from structconv.bases.mixing import Mixed
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
@@ -67,8 +68,7 @@ class EdgeNetwork(GraphMechanism):
 
     def forward(self, inputs: Inputs) -> Leaves:
         graph = self._checked(inputs)
-        shares = None if self.normalize_by is None else derived(
-            graph.edge_index, ("shares", graph.num_outputs, inputs.dtype), lambda: _shares(graph, inputs.dtype))
+        shares = None if self.normalize_by is None else adjacency(graph, "row", inputs.dtype, weighted=False).values
         kinds = _kinds(graph.edge_attr)
         if kinds is not None:
             return graph, shares, kinds[0], self._entries(kinds[1].to(inputs.dtype))
@@ -104,13 +104,6 @@ class EdgeNetwork(GraphMechanism):
 def _by_channels(attributes: Tensor) -> Tensor:
     """(..., E, A), also of attributes (E,)."""
     return attributes.unsqueeze(-1) if attributes.dim() == 1 else attributes
-
-
-def _shares(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """1 / the number of edges into the output of each edge."""
-    target = graph.target.long()
-    counts = torch.zeros(graph.num_outputs, dtype=dtype, device=target.device)
-    return counts.index_add(0, target, torch.ones_like(target, dtype=dtype))[target].reciprocal()
 
 
 def _kinds(attributes: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.mechanisms import Adjacency, Identity, Incidence, Mechanism
-from structconv.memo import derived
 from structconv.nn import Conv, GraphNetwork
 from structconv.structures import Graph
+from structconv.structures.groups import edges_to_receivers
 
 __all__ = ["Correlation", "Decoder", "Encoder", "Inferred", "RelationalInference"]
 
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int) -> Tensor:
         """States (B, W, N, C), and the edges' types (B, E, K) -> those of H steps after each, (B, W, H, N, C)."""
-        into = derived(graph.edge_index, ("edges to receivers", graph.num_outputs), lambda: _to_receivers(graph))
+        into = edges_to_receivers(graph)
         weighted = {f"type {k}": dataclasses.replace(into, edge_weight=edges[..., k].unsqueeze(-2))
                     for k in self.acting}
         states = []
@@ -171,9 +171,3 @@ class _Norm(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         y = F.dropout(F.elu(x), self.dropout, self.training)
         return super().forward(y.flatten(0, -2)).view_as(y)
-
-
-def _to_receivers(graph: Graph) -> Graph:
-    """From the edges of a graph to the bodies that they reach."""
-    rows = torch.arange(graph.num_edges, dtype=graph.target.dtype, device=graph.target.device)
-    return Graph(torch.stack([rows, graph.target]), num_inputs=graph.num_edges, num_outputs=graph.num_outputs)

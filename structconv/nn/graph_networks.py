@@ -30,6 +30,7 @@ from structconv.roles import ByRole
 from structconv.shapes import check_choice, check_entries, check_tensor
 from structconv.structures.batching import entries_to_samples, samples_of
 from structconv.structures.graph import Graph
+from structconv.structures.groups import edges_to_receivers, rows_to_groups
 
 __all__ = ["Attributes", "GraphNetwork"]
 
@@ -107,7 +108,7 @@ class GraphNetwork(Composite):
             "receivers": _Part(own, Incidence("receiver")),
             "globals": _Part("globals", samples.transpose() @ Incidence("sender"))})
         counts["edges"] = edge_channels if self.edge is None else self.edge.out_channels
-        reached = _pooled("edges", Incidence("receiver").transpose(), aggregate, _to_receivers)
+        reached = _pooled("edges", Incidence("receiver").transpose(), aggregate, edges_to_receivers)
         self.node = update("node", node, node_reads, {
             **({} if neighbours is None else {"neighbours": _Part("nodes", neighbours)}),
             "edges": reached, "nodes": _Part(own, Identity()),
@@ -267,23 +268,12 @@ def _pooled(x: str, members: Mechanism, kind: str, groups: Callable[[Graph], Gra
     return _Part(x, members.normalize("sum")) if kind == "mean" else _Part(x, Identity(), kind, groups)
 
 
-def _to_receivers(graph: Graph) -> Graph:
-    """From the edges of a graph to the nodes that they reach."""
-    return derived(graph.edge_index, ("edges to receivers", graph.num_outputs), lambda: _from_rows(
-        graph.target, graph.num_outputs))
-
-
 def _edges_to_graphs(graph: Graph) -> Graph:
     """From the edges of a batch to the graphs that they are of."""
     nodes = _to_graphs(graph)
-    return derived((graph.edge_index, nodes.edge_index), "edges to graphs", lambda: _from_rows(
+    return derived((graph.edge_index, nodes.edge_index), "edges to graphs", lambda: rows_to_groups(
         nodes.target[graph.source.long()], nodes.num_outputs))
 
 
 def _to_graphs(graph: Graph) -> Graph:
     return entries_to_samples(graph, graph.edge_index.device)
-
-
-def _from_rows(group: Tensor, count: int) -> Graph:
-    rows = torch.arange(len(group), dtype=group.dtype, device=group.device)
-    return Graph(torch.stack([rows, group]), num_inputs=len(group), num_outputs=count)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,15 +12,15 @@ from structconv.analysis.flops import forward_flops
 from structconv.bench.timing import alternate
 from structconv.data.generated import MARKS, NOISE, Labelled, temporal_order
 from structconv.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
-from structconv.pictures import curves_png
 from structconv.recipes.generated import Classification, parts_of
+from structconv.recipes.growth import exponent, growth_png, halves
 from structconv.recipes.options.comparisons import Architectures
 from structconv.report.table import print_table
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.study import Finished, Job, Study, jobs_of
 
-__all__ = ["RUNNER", "exponent", "measured_costs", "network", "sequences"]
+__all__ = ["RUNNER", "measured_costs", "network", "sequences"]
 
 _TASKS = ("far", "near")
 _SHORTEST = 64
@@ -65,8 +62,7 @@ def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
     """Of one layer of each: seconds of a call, in turns, and flops, counted and predicted, by length."""
     layers = {name: layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
               for name in ARCHITECTURES}
-    lengths = [recipe.longest >> power for power in range(recipe.longest.bit_length())
-               if recipe.longest >> power >= _SHORTEST][::-1]
+    lengths = halves(recipe.longest, _SHORTEST)
     found: dict[str, dict[str, list[float]]] = {
         name: {"seconds": [], "flops": [], "predicted_flops": [], "sequential": [], "path": []} for name in layers}
     other_load = []
@@ -85,11 +81,6 @@ def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
             "layers": {name: {**row, "exponents": _exponents(lengths, row)} for name, row in found.items()}}
 
 
-def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
-    """a of the line log cost = a log n + b of least squares."""
-    return statistics.linear_regression([math.log(n) for n in lengths], [math.log(cost) for cost in costs]).slope
-
-
 def _exponents(lengths: list[int], row: dict[str, list[float]]) -> dict[str, float]:
     half = len(lengths) // 2
     return {"seconds": exponent(lengths, row["seconds"]),
@@ -99,19 +90,10 @@ def _exponents(lengths: list[int], row: dict[str, list[float]]) -> dict[str, flo
 
 def _finish(recipe: Architectures, finished: Finished) -> dict[str, Any]:
     costs = measured_costs(recipe, finished.progress)
-    finished.run.write("pictures/cost.png", _picture(costs))
+    finished.run.write("pictures/cost.png", growth_png(
+        costs["lengths"], costs["layers"], "predicted_flops", x_label="entries n; dashed: by predicted flops",
+        y_label="ms of a layer"))
     return {"cost": costs}
-
-
-def _picture(costs: dict[str, Any]) -> bytes:
-    """Measured times, and beside them what the flops predict if the longest sequence takes what it took."""
-    curves, dashed = {}, {}
-    for name, row in costs["layers"].items():
-        scale = 1e3 * row["seconds"][-1] / row["predicted_flops"][-1]
-        curves[name] = costs["lengths"], [1e3 * seconds for seconds in row["seconds"]]
-        dashed[name] = costs["lengths"], [scale * flops for flops in row["predicted_flops"]]
-    return curves_png(curves, x_label="entries n; dashed: by predicted flops", y_label="ms of a layer",
-                      logarithmic=True, dashed=dashed)
 
 
 def _show(recipe: Architectures, summary: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def films_of(recipe: MovingDigits) -> dict[str, Films]:
 def _images(recipe: MovingDigits, path: Path) -> Tensor:
     """The images of an idx file of bytes, (S, side, side) in [0, 1]."""
     bytes_SHW = read_idx(path)
-    if bytes_SHW.dim() != 3 or bytes_SHW.dtype != torch.uint8 or not bytes_SHW.numel():
+    if bytes_SHW.dim() != 3 or bytes_SHW.dtype != torch.uint8:
         raise DataError(path, "images: bytes with the axes number, row, column",
                         f"{str(bytes_SHW.dtype).removeprefix('torch.')} {tuple(bytes_SHW.shape)}")
     return torch.cat([F.adaptive_avg_pool2d(part.float() / 255, recipe.side) for part in bytes_SHW.split(10000)])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from structconv import scenes
 from structconv.data.sensors import read_locations
-from structconv.data.series import Series, read_series
+from structconv.data.series import Series, ends_of_parts, read_series, step_of_twelve
 from structconv.errors import DataError
 from structconv.mechanisms import Identity
 from structconv.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
@@ -77,7 +77,7 @@ class Sensors:
         path = recipe.path(recipe.file)
         series = _read(recipe, recipe.file, recipe.path(recipe.adjacency))
         times, least = len(series.values), recipe.history - 1
-        ends = {"train": int(recipe.train * times), "val": int((recipe.train + recipe.valid) * times), "test": times}
+        ends = ends_of_parts(times, recipe.train, recipe.valid)
         firsts = {"train": least, "val": ends["train"], "test": ends["val"]}
         if any(ends[part] - max(firsts[part], least) <= recipe.horizon for part in ends):
             raise DataError(path, f"times for history={recipe.history} and horizon={recipe.horizon} in each part",
@@ -128,13 +128,8 @@ class Sensors:
         if name == "val":
             return {"val_loss": whole}
         steps = absolute.sum(-1) / counts.sum(-1)
-        chosen = {f"{name}_mae_{step}": float(steps[_place(step, len(steps))]) for step in _STEPS}
+        chosen = {f"{name}_mae_{step}": float(steps[step_of_twelve(step, len(steps))]) for step in _STEPS}
         return {f"{name}_mae": whole, **chosen, f"{name}_rmse": float((squared.sum() / counts.sum()).sqrt())}
-
-
-def _place(step: int, horizon: int) -> int:
-    """Of a step of twelve, in another horizon."""
-    return max(round(step * horizon / 12), 1) - 1
 
 
 def _read(recipe: Traffic, name: str, adjacency: Any = None) -> Series:

@@ -12,8 +12,8 @@ import torch
 from structconv.bench.timing import alternate
 from structconv.models.non_local import FUNCTIONS, NonLocalNetwork
 from structconv.nn import NonLocalBlock
-from structconv.pictures import curves_png, images_png
-from structconv.recipes.architectures import exponent
+from structconv.pictures import images_png
+from structconv.recipes.growth import exponent, growth_png, halves
 from structconv.recipes.images import parts_of, trainings
 from structconv.recipes.options.images import NonLocal
 from structconv.report.table import print_table
@@ -46,8 +46,7 @@ def measured_costs(recipe: NonLocal, progress: Progress) -> dict[str, Any]:
     plan may take another order, and calls cost more than their products."""
     blocks = {name: NonLocalBlock(recipe.channels, recipe.inner, function, zero_init=False).eval()
               for name, function in zip(_BLOCKS, NonLocalBlock.FUNCTIONS, strict=True)}
-    sides = [recipe.longest >> power for power in range(recipe.longest.bit_length())
-             if recipe.longest >> power >= _SHORTEST][::-1]
+    sides = halves(recipe.longest, _SHORTEST)
     pixels, other_load = [side * side for side in sides], []
     found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "flops": [], "bytes": []} for name in blocks}
     for side in sides:
@@ -70,7 +69,9 @@ def _finish(recipe: NonLocal, finished: Finished) -> dict[str, Any]:
     tasks = finished.tasks()
     finished.run.write("pictures/looks.png", _looks(tasks))
     costs = measured_costs(recipe, finished.progress)
-    finished.run.write("pictures/cost.png", _picture(costs))
+    finished.run.write("pictures/cost.png", growth_png(
+        costs["pixels"], costs["blocks"], "flops", x_label="pixels n; dashed: by planned flops",
+        y_label="ms of a block"))
     means = {name: figures["test_accuracy"]["mean"] for name, figures in finished.groups.items()}
     return {"cost": costs, "gained": {name: means[name] - means[_NONE] for name in _BLOCKS},
             "parameters": {name: parameters_of(task) for name, task in tasks.items()}}
@@ -84,17 +85,6 @@ def _looks(tasks: dict[str, Any]) -> bytes:
     for name in _BLOCKS:
         panels[name] = tasks[name].model.looks(image, (row // 2, column // 2))
     return images_png(list(panels.values()), list(panels))
-
-
-def _picture(costs: dict[str, Any]) -> bytes:
-    """Measured times, and beside them what planned flops predict if the largest image takes what it took."""
-    curves, dashed = {}, {}
-    for name, row in costs["blocks"].items():
-        scale = 1e3 * row["seconds"][-1] / row["flops"][-1]
-        curves[name] = costs["pixels"], [1e3 * seconds for seconds in row["seconds"]]
-        dashed[name] = costs["pixels"], [scale * flops for flops in row["flops"]]
-    return curves_png(curves, x_label="pixels n; dashed: by planned flops", y_label="ms of a block",
-                      logarithmic=True, dashed=dashed)
 
 
 def _show(recipe: NonLocal, summary: dict[str, Any]) -> None:

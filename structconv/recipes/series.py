@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.data.series import gaps, read_series
+from structconv.data.series import ends_of_parts, gaps, read_series, step_of_twelve
 from structconv.errors import DataError
 from structconv.models.series import Forecaster, LastValue
 from structconv.pictures import forecast_png
@@ -61,7 +61,7 @@ class Histories:
         path = recipe.path(recipe.file)
         series = read_series(path, missing="zero" if recipe.missing == "zero" else "nan")
         times = len(series.values)
-        ends = {"train": int(recipe.train * times), "val": int((recipe.train + recipe.valid) * times), "test": times}
+        ends = ends_of_parts(times, recipe.train, recipe.valid)
         if ends["train"] <= recipe.history or min(ends["val"] - ends["train"], times - ends["val"]) <= recipe.horizon:
             raise DataError(path, f"more than history={recipe.history} times for training, and than horizon="
                             f"{recipe.horizon} for validation and for the test", f"{times} times")
@@ -113,7 +113,7 @@ class Histories:
         if part == "val":
             return {"val_loss": float(self.errors(model, part, self.recipe.stride).mean())}
         error = self.errors(model, part, 1)
-        quarters = {f"{part}_mae_{place}": float(error[max(round(place * len(error) / 12), 1) - 1])
+        quarters = {f"{part}_mae_{place}": float(error[step_of_twelve(place, len(error))])
                     for place in (1, 3, 6, 12)}
         hidden = self.errors(model, part, self.recipe.stride, self.recipe.gaps)
         return {f"{part}_mae": float(error.mean()), **quarters, f"{part}_mae_gaps": float(hidden.mean())}

@@ -11,10 +11,9 @@ from structconv.models.walks import WalkScores
 from structconv.pictures import alignment_png
 from structconv.recipes.links import COLUMNS, Facts, LinkTask
 from structconv.recipes.options.knowledge import TypedWalks
-from structconv.train.loop import Schedule
 from structconv.train.run import Run
 from structconv.train.stopping import Last
-from structconv.train.study import Finished, Job, Study
+from structconv.train.study import Finished, Job, Study, jobs_of
 
 __all__ = ["RUNNER", "WalkTask"]
 
@@ -45,14 +44,8 @@ class WalkTask(LinkTask):
 
 def _jobs(recipe: TypedWalks, run: Run | None) -> list[Job]:
     facts = Facts.read(recipe, own_entities=False)
-    return [Job(name=f"{name}/seed-{seed}", make=partial(WalkTask, recipe, facts, length, seed),
-                schedule=partial(_schedule, recipe, seed))
-            for name, length in ((_WALKS, 2), (_SINGLE, 1)) for seed in range(recipe.seeds)]
-
-
-def _schedule(recipe: TypedWalks, seed: int) -> Schedule:
-    return Schedule(steps=recipe.steps, seed=seed, stopping=Last(), validate_every=recipe.validate_every,
-                    checkpoint_every=recipe.checkpoint_every)
+    return [job for name, length in ((_WALKS, 2), (_SINGLE, 1))
+            for job in jobs_of(recipe, name, partial(WalkTask, recipe, facts, length), WalkTask, Last)]
 
 
 def _gain(means: dict[str, float]) -> float:

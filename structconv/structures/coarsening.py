@@ -9,6 +9,7 @@ from torch import Tensor
 
 from structconv.errors import StructureError
 from structconv.structures.graph import Graph
+from structconv.structures.groups import rows_to_groups
 
 __all__ = ["Coarsened", "coarsened"]
 
@@ -54,8 +55,7 @@ def coarsened(graph: Graph, levels: int = 1) -> Coarsened:
         cluster, (index, weight) = paired[cluster], _merged(paired[index], weight)
     count = int(cluster.max()) + 1 if len(cluster) else 0
     apart = index[0] != index[1]
-    nodes = torch.arange(len(cluster), device=cluster.device)
-    return Coarsened(Graph(torch.stack([nodes, cluster]), num_inputs=len(cluster), num_outputs=count),
+    return Coarsened(rows_to_groups(cluster, count),
                      Graph(index[:, apart], num_nodes=count, edge_weight=weight[apart]))
 
 

@@ -199,8 +199,10 @@ def _check_bounds(owner: str, field: dataclasses.Field[Any], value: Any) -> None
 
 def _check_choices(owner: str, field: dataclasses.Field[Any], value: Any) -> None:
     """Of a tuple each is one of the choices, none comes twice, and there is at least one."""
-    choices, given = field.metadata.get("choices"), value if isinstance(value, tuple) else (value,)
-    if choices and (not given or not set(given) <= set(choices) or len(set(given)) < len(given)):
-        several = isinstance(value, tuple)
-        raise ConfigError(owner, f"{field.name} must be {'some' if several else 'one'} of {', '.join(choices)}"
-                          f"{', each once' if several else ''}", ",".join(given) or "none")
+    choices = field.metadata.get("choices")
+    if choices and isinstance(value, tuple):
+        if not value or not set(value) <= set(choices) or len(set(value)) < len(value):
+            raise ConfigError(owner, f"{field.name} must be some of {', '.join(choices)}, each once",
+                              ",".join(value) or "none")
+    elif choices and value not in choices:
+        raise ConfigError(owner, f"{field.name} must be one of {', '.join(choices)}", repr(value))

@@ -22,7 +22,7 @@ from structconv.train.loop import Schedule, Task, fit
 from structconv.train.options import Measured, Trained
 from structconv.train.progress import Progress
 from structconv.train.run import Run
-from structconv.train.stopping import Best
+from structconv.train.stopping import Best, Stopping
 from structconv.train.summary import mean_and_std
 from structconv.train.task import BatchTask
 
@@ -178,12 +178,15 @@ def parameters_of(task: Task) -> int:
     return sum(parameter.numel() for parameter in task.model.parameters())
 
 
-def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: type[BatchTask]) -> list[Job]:
-    """A training for each seed, ``name/seed-0`` and so on; `make` builds the task, which is of `kind`, of a seed."""
+def jobs_of(recipe: Trained, name: str, make: Callable[[int], BatchTask], kind: type[BatchTask],
+            stopping: Callable[[], Stopping] | None = None) -> list[Job]:
+    """A training for each seed, ``name/seed-0`` and so on; `make` builds the task, which is of `kind`, of a seed. The
+    weights of its best validation are kept, unless another rule is made by `stopping`."""
+    best = partial(Best, kind.metric, higher=kind.higher, patience=recipe.patience)
+
     def schedule(seed: int) -> Schedule:
         return Schedule(steps=recipe.steps, seed=seed, validate_every=recipe.validate_every,
-                        checkpoint_every=recipe.checkpoint_every,
-                        stopping=Best(kind.metric, higher=kind.higher, patience=recipe.patience))
+                        checkpoint_every=recipe.checkpoint_every, stopping=(stopping or best)())
 
     return [Job(name=f"{name}/seed-{seed}", make=partial(make, seed), schedule=partial(schedule, seed))
             for seed in range(recipe.seeds)]

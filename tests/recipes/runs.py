@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 from safetensors.torch import load_file
 
 from structconv.cli import main
+
+
+def evaluated(run, capsys, *words):
+    """What `evaluate` says of a run, as an object."""
+    assert main(["evaluate", str(run), *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def check_resumed_to_the_same_weights(run, cut):

@@ -11,9 +11,9 @@ from structconv.cli import main
 from structconv.data.generated import QUESTIONS
 from structconv.models.architectures import ARCHITECTURES
 from structconv.models.pooling import POOLINGS
-from structconv.recipes.architectures import exponent
+from structconv.recipes.growth import exponent
 from structconv.recipes.options.comparisons import Architectures, Pooling
-from tests.recipes.runs import check_resumed_to_the_same_weights
+from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "threads=1", "warmup=1", "seeds=2", "samples=40",
         "held_out=16", "batch_size=8", "channels=8"]
@@ -38,8 +38,7 @@ def test_a_run_draws_says_its_figure_and_evaluates_to_the_same(runs, name, capsy
     summary = json.loads((runs[name] / "summary.json").read_text())
     for picture in PICTURES[name]:
         assert (runs[name] / "pictures" / picture).read_bytes().startswith(b"\x89PNG")
-    assert main(["evaluate", str(runs[name]), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = evaluated(runs[name], capsys)
     assert again["headline"] == summary["headline"]
     assert again["groups"] == summary["groups"]
     assert main(["evaluate", str(runs[name])]) == 0

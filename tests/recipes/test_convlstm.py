@@ -13,7 +13,7 @@ import torch
 from structconv.cli import main
 from structconv.recipes.convlstm import films_of
 from structconv.recipes.options.convlstm import MovingDigits
-from tests.recipes.runs import check_resumed_to_the_same_weights
+from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "size=8", "side=4", "seen=3", "ahead=2", "films=8",
         "held_out=4", "patch=2", "hidden=3", "layers=1", "batch_size=4", "warmup=0"]
@@ -50,15 +50,13 @@ def test_a_run_says_its_figure_draws_films_and_evaluates_to_the_same(run, capsys
     assert list(summary["groups"]) == ["convlstm", "lstm", "mean-frame"] and summary["headline"]["published"]
     for name, begin in (("frames.png", b"\x89PNG"), ("frames.svg", b"<?xml"), ("films.gif", b"GIF8")):
         assert (run / "pictures" / name).read_bytes().startswith(begin)
-    assert main(["evaluate", str(run), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = evaluated(run, capsys)
     assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
 
 
 def test_a_run_is_measured_on_other_images(run, tmp_path, capsys):
     other = images(tmp_path / "other.gz", 7, seed=2, sides=(9, 9))
-    assert main(["evaluate", str(run), "--test", str(other), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = evaluated(run, capsys, "--test", str(other))
     assert found["groups"] != json.loads((run / "summary.json").read_text())["groups"]
     assert found["headline"]["goal"] is None
     assert main(["evaluate", str(run), "--test", "absent"]) == 3

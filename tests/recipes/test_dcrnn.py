@@ -12,7 +12,7 @@ from structconv.cli import main
 from structconv.models.dcrnn import Persistence
 from structconv.recipes.dcrnn import Sensors
 from structconv.recipes.options.dcrnn import Traffic
-from tests.recipes.runs import check_resumed_to_the_same_weights
+from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "history=3", "horizon=3", "hidden=4", "layers=1",
         "batch_size=4", "period=12", "adjacency=adjacency.csv", "sampling=2", "warmup=0"]
@@ -52,15 +52,13 @@ def test_a_run_says_its_figure_draws_a_map_and_evaluates_to_the_same(run, capsys
     assert summary["below"].keys() == {"without-graph", "last-value"} and summary["headline"]["published"]
     for ending, begin in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         assert (run / "pictures" / f"errors.{ending}").read_bytes().startswith(begin)
-    assert main(["evaluate", str(run), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = evaluated(run, capsys)
     assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
 
 
 def test_a_run_is_measured_on_another_file(run, folder, tmp_path, capsys):
     other = written(tmp_path, lines=20, shift=5.0, name="other.csv")
-    assert main(["evaluate", str(run), "--test", str(other), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = evaluated(run, capsys, "--test", str(other))
     assert found["groups"] != json.loads((run / "summary.json").read_text())["groups"]
     assert found["headline"]["goal"] is None
     for bad, said in ((written(tmp_path, head="a,b,d", name="x.csv"), "3 without 'c'"),
@@ -94,7 +92,7 @@ def test_bad_files_are_named(folder, tmp_path, file, old, new, said, capsys):
 
 @pytest.mark.parametrize(("option", "code", "said"), [
     ("history=20", 3, "times for history=20 and horizon=3 in each part; got 60 times"),
-    ("locations=absent.csv", 3, "absent.csv: expected a file"), ("missing=some", 2, "missing must be none"),
+    ("locations=absent.csv", 3, "absent.csv: expected a file"), ("missing=some", 2, "missing must be one of"),
     ("valid=0.4", 2, "leave something for the test")])
 def test_options_that_do_not_fit(folder, tmp_path, option, code, said, capsys):
     kept = [word for word in words_of(folder) if word.partition("=")[0] != option.partition("=")[0]]

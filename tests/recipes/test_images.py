@@ -11,7 +11,7 @@ from PIL import Image
 from structconv.cli import main
 from structconv.models.non_local import FUNCTIONS
 from tests.data.test_idx import write_mnist
-from tests.recipes.runs import check_resumed_to_the_same_weights
+from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=2", "validate_every=2", "checkpoint_every=1", "warmup=1", "held_out=10", "batch_size=8", "seeds=1"]
 OPTIONS = {"mnist-cheb": [*TINY, "channels=2,4", "order=3", "kernel=3", "hidden=8"],
@@ -51,8 +51,7 @@ def test_a_run_draws_says_its_figure_and_evaluates_to_the_same(runs, name, capsy
     assert list(summary["groups"]) == list(summary["parameters"]) == groups
     assert summary["headline"]["goal"] is None  # for its options are others than those of the preset
     assert all((runs[name] / "pictures" / picture).stat().st_size > 1000 for picture in PICTURES[name])
-    assert main(["evaluate", str(runs[name]), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = evaluated(runs[name], capsys)
     assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
 
 
@@ -65,8 +64,7 @@ def test_other_images_are_measured(runs, name, data, tmp_path, capsys, monkeypat
         Image.new("L", (8, 8), 80).save(tmp_path / "own" / label / "a.png")
     found = []
     for test in ("other", "own"):
-        assert main(["evaluate", str(runs[name]), "--test", test, "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+        found.append(evaluated(runs[name], capsys, "--test", test))
     assert all(summary["headline"]["goal"] is None for summary in found)
     first = next(iter(found[1]["groups"].values()))
     assert first["test_accuracy"]["mean"] == pytest.approx(100 / 3)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from structconv.cli import main
-from tests.recipes.runs import check_resumed_to_the_same_weights
+from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "seeds=1", "batch_size=4"]
 TRAINED = {"rgcn-links": [*TINY, "triples=family", "channels=8", "bases=2"], "walks": [*TINY, "triples=family"],
@@ -54,8 +54,7 @@ def summary(run):
 
 @EACH
 def test_evaluating_gives_the_same(runs, name, capsys):
-    assert main(["evaluate", str(runs[name]), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = evaluated(runs[name], capsys)
     assert again["groups"] == summary(runs[name])["groups"]
     assert (runs[name] / "report.html").is_file()
 
@@ -68,16 +67,14 @@ def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, tmp_path, 
 @pytest.mark.parametrize(("name", "test"), [("walks", "others"), ("rgcn-links", "family")])
 def test_other_triples_are_ranked(runs, name, test, data, capsys):
     """The other family is the same but for the names, which walks do not know."""
-    assert main(["evaluate", str(runs[name]), "--test", str(data / test), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = evaluated(runs[name], capsys, "--test", str(data / test))
     assert found["headline"]["goal"] is None
     assert found["groups"] == summary(runs[name])["groups"]
 
 
 def test_other_classes_are_measured(runs, data, capsys):
     run = runs["rgcn-entities"]
-    assert main(["evaluate", str(run), "--test", str(data / "turned.tsv"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = evaluated(run, capsys, "--test", str(data / "turned.tsv"))
     assert found["headline"]["value"] == 100 - summary(run)["headline"]["value"]
 
 

@@ -10,7 +10,7 @@ import torch
 from structconv.cli import main
 from structconv.recipes.molecules import MoleculesTask, Table
 from structconv.recipes.options.molecules import Molecules
-from tests.recipes.runs import check_resumed_to_the_same_weights
+from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 pytest.importorskip("rdkit")
 TINY = ["file=a.csv", "target=carbons", "steps=6", "validate_every=3", "checkpoint_every=2", "warmup=2", "channels=8",
@@ -64,14 +64,12 @@ def test_a_run_has_its_figures_and_pictures(run):
 def test_it_evaluates_to_the_same_and_on_another_file(run, tmp_path, folder, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     summary = summary_of(run)
-    assert main(["evaluate", str(run), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = evaluated(run, capsys)
     assert again["groups"] == summary["groups"]
     (tmp_path / "c.csv").write_text(rows(5, 20))
     found = []
     for other in ("b.csv", "c.csv"):
-        assert main(["evaluate", str(run), "--test", other, "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out.splitlines()[-1])["groups"]["molecules"]["test_rmse"]["mean"])
+        found.append(evaluated(run, capsys, "--test", other)["groups"]["molecules"]["test_rmse"]["mean"])
     assert len({*found, summary["groups"]["molecules"]["test_rmse"]["mean"]}) == 3
     assert summary_of(run) == summary
     assert main(["evaluate", str(run), "--test", "absent.csv"]) == 3

@@ -10,7 +10,7 @@ import torch
 from structconv.cli import main
 from structconv.recipes.nri import Motion, UnsupervisedTask
 from structconv.recipes.options.physics import RelationalInference
-from tests.recipes.runs import check_resumed_to_the_same_weights
+from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "supervised_steps=2", "validate_every=2", "checkpoint_every=2", "warmup=1", "samples=30",
         "held_out=10", "batch_size=8", "hidden=8", "times=12", "horizon=3"]
@@ -31,8 +31,7 @@ def test_a_run_says_its_figures_draws_and_evaluates_to_the_same(run, capsys):
     assert {"test_mse_1", "test_mse_3", "test_mse_static", "test_mse_dynamic"} <= found.keys()
     for name in ("graph-0.png", "graph-0.svg", "motion-2.png", "motion.gif"):
         assert (run / "pictures" / name).stat().st_size > 1000
-    assert main(["evaluate", str(run), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = evaluated(run, capsys)
     assert again["groups"] == summary["groups"]
     assert main(["evaluate", str(run)]) == 0
     assert "edges found anew" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import shutil
 import pytest
 
 from structconv.cli import main
-from tests.recipes.runs import check_resumed_to_the_same_weights
+from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
 TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "threads=1", "warmup=2"]
@@ -83,8 +83,7 @@ def runs(folder, tmp_path_factory):
 def test_a_run_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
     summary = json.loads((runs[name] / "summary.json").read_text())
     assert summary["headline"]["published"]
-    assert main(["evaluate", str(runs[name]), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = evaluated(runs[name], capsys)
     assert again["headline"] == summary["headline"]
     assert again["groups"] == summary["groups"]
 
@@ -95,8 +94,7 @@ def test_a_run_is_measured_on_other_files(runs, folder, tmp_path, name, other, c
     (tmp_path / "b.conllu").write_text("\n".join(map(tree, sentences(9, 1))))
     (tmp_path / "b.txt").write_text("\n".join(sentences(40, 2)))
     summary = json.loads((runs[name] / "summary.json").read_text())
-    assert main(["evaluate", str(runs[name]), "--test", other, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = evaluated(runs[name], capsys, "--test", other)
     assert found["groups"].keys() == summary["groups"].keys()
     assert found["groups"] != summary["groups"]
     assert found["headline"]["goal"] is None

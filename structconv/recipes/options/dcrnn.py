@@ -33,7 +33,8 @@ class Traffic(OnFiles):
     locations: str = option("metr_la_graph_sensor_locations.csv", "CSV of where sensors stand, for the map; empty: "
                             "they are laid out by the graph")
     test: str = option("", "CSV of the same sensors, all of which tests; empty: the last times of file")
-    missing: str = option("none", "what was not observed: nan, zero for zeros too, or none")
+    missing: str = option("none", "what was not observed: nan, zero for zeros too, or none",
+                          choices=("none", "nan", "zero"))
     train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
     valid: float = option(0.1, "share of the times, behind these; the rest tests", minimum=0.01, below=1)
     history: int = option(12, "readings that a forecast sees", minimum=1)
@@ -58,8 +59,6 @@ class Traffic(OnFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.missing not in ("none", "nan", "zero"):
-            raise ConfigError(self.name, "missing must be none, nan or zero", repr(self.missing))
         if self.train + self.valid >= 1:
             raise ConfigError(self.name, "train and valid must leave something for the test",
                               f"{self.train} and {self.valid}")

@@ -41,7 +41,7 @@ class Molecules(OnFiles):
     edge_hidden: int = option(64, "hidden units of the network that makes matrices of bonds", minimum=1)
     reach: int = option(7, "bonds between two atoms that exchange messages, at most", minimum=1, below=100)
     message_steps: int = option(3, "messages that go from atom to atom one after the other", minimum=1)
-    readout: str = option("set2set", f"of the atoms of a molecule: {', '.join(_READOUTS)}")
+    readout: str = option("set2set", f"of the atoms of a molecule: {', '.join(_READOUTS)}", choices=_READOUTS)
     readout_steps: int = option(3, "of set2set", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped behind the readout", minimum=0, below=1)
     batch_size: int = option(32, "molecules in a batch", minimum=1)
@@ -58,8 +58,6 @@ class Molecules(OnFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.readout not in _READOUTS:
-            raise ConfigError(self.name, f"readout must be one of {', '.join(_READOUTS)}", repr(self.readout))
         if self.train + self.valid >= 1:
             raise ConfigError(self.name, "train and valid must leave something for the test",
                               f"{self.train} and {self.valid}")

@@ -27,7 +27,7 @@ class RelationalInference(Trained):
         "paper": {"samples": 50_000, "held_out": 10_000, "hidden": 256, "messages": 2, "windows": 5,
                   "mirrored": False, "learning_rate": 5e-4, "schedule": "constant", "steps": 195_000,
                   "supervised_steps": 39_000}}
-    system: str = option("springs", f"what is simulated: {', '.join(_SYSTEMS)}")
+    system: str = option("springs", f"what is simulated: {', '.join(_SYSTEMS)}", choices=_SYSTEMS)
     bodies: int = option(5, "in a simulation", minimum=2)
     samples: int = option(20_000, "simulations to train on", minimum=1)
     held_out: int = option(2000, "simulations to validate with, and as many to test", minimum=1)
@@ -53,8 +53,6 @@ class RelationalInference(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.system not in _SYSTEMS:
-            raise ConfigError(self.name, f"system must be one of {', '.join(_SYSTEMS)}", repr(self.system))
         if self.horizon >= self.times:
             raise ConfigError(self.name, "horizon must be less than times", f"{self.horizon} and {self.times}")
 

@@ -10,9 +10,9 @@ from structconv.errors import ConfigError
 from structconv.train.config import option
 from structconv.train.options import Trained
 
-__all__ = ["BASELINES", "TSP"]
+__all__ = ["TSP"]
 
-BASELINES = ("rollout", "exponential", "shared")
+_BASELINES = ("rollout", "exponential", "shared")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ class TSP(Trained):
     hidden: int = option(256, "channels of the networks within blocks", minimum=1)
     logits: float = option(10.0, "C, the greatest logit", minimum=0.1)
     batch_size: int = option(256, "tours in a batch", minimum=2)
-    baseline: str = option("rollout", f"what is subtracted of a tour's length: {', '.join(BASELINES)}")
+    baseline: str = option("rollout", f"what is subtracted of a tour's length: {', '.join(_BASELINES)}",
+                           choices=_BASELINES)
     copies: int = option(8, "tours of an instance with baseline shared; divides batch_size", minimum=2)
     decay: float = option(0.8, "of the exponential baseline, and of the rollout's until its first challenge", minimum=0,
                           below=1)
@@ -59,16 +60,9 @@ class TSP(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.baseline not in BASELINES:
-            raise ConfigError(self.name, f"baseline must be one of {', '.join(BASELINES)}", repr(self.baseline))
         for name, whole in (("heads", "channels"), ("copies", "batch_size")):
             if getattr(self, whole) % getattr(self, name) and (name == "heads" or self.baseline == "shared"):
                 raise ConfigError(self.name, f"{name} must divide {whole}={getattr(self, whole)}", getattr(self, name))
-
-    @property
-    def goal(self) -> float | None:
-        """None on other instances than those that it is of."""
-        return super().goal if self.nodes == 20 and not self.test else None
 
     def from_here(self, name: str) -> str:
         """The whole path of a file."""
