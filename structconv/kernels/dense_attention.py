@@ -28,6 +28,7 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.fused_attention import fused_attention
 from structconv.shapes import broadcast
+from structconv.structures.values import class_volume
 
 __all__ = ["Attended", "ScaledDotProduct", "held_bias"]
 
@@ -154,9 +155,9 @@ def held_bias(weights: Normalised, nominal: bool = False) -> Held | None:
         return None
     if nominal and not isinstance(bias, GridLookup):  # of any number of entries
         return None
-    batch = 1 if nominal else math.prod(weights.batch_shape)
+    sizes = *(() if nominal else weights.batch_shape), weights.num_inputs, weights.num_outputs
     most = HELD_WEIGHTS if isinstance(bias, GridLookup) else HELD_RELATIVE
-    return bias if batch * weights.size * weights.num_inputs * weights.num_outputs <= most else None
+    return bias if weights.size * class_volume(sizes) <= most else None
 
 
 register(ScaledDotProduct())

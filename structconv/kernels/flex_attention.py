@@ -14,6 +14,7 @@ most programs that torch compiles it passes back once: not with `retain_graph=Tr
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -196,7 +197,7 @@ class FlexAttention(Applied):
         assert isinstance(basis, Normalised)
         if device.type not in DEVICES or (basis.kind, basis.over) != ("softmax", "inputs") or is_compiling():
             return None
-        if problem.relative is not None or basis.num_inputs * basis.num_outputs < max(LEAST_PAIRS, 1):
+        if problem.relative is not None or math.prod(problem.sizes.entries(basis)) < max(LEAST_PAIRS, 1):
             return None
         found = mapped(basis) if triton.working(device) else None
         terms = None if found is None else summands(found[3])

@@ -24,6 +24,7 @@ from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS, NODE_CALLS, 
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.products import product, product_for
+from structconv.structures.values import class_volume
 from structconv.theta import EyeBlocksTheta, EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
 from structconv.theta.base import plus
 
@@ -262,9 +263,15 @@ class OneProduct(Kernel):
 
     def compile(self, match: Theta, problem: Problem, path: str) -> Run:
         if isinstance(match, FullTheta):
-            multiply = product if problem.sizes.nominal else product_for(problem.x.numel(), match.out_channels)
+            multiply = product if problem.sizes.nominal else product_for(_numbers(problem), match.out_channels)
             return lambda call: multiply(call.x, call.theta.theta.squeeze(0), call.bias)  # type: ignore[attr-defined]
         return lambda call: call.theta.contract(call.x.unsqueeze(-3), call.bias)
+
+
+def _numbers(problem: Problem) -> int:
+    """Of x, in the greatest call of its class."""
+    *entries, channels = problem.x.shape
+    return class_volume(entries) * channels
 
 
 class DenseOperator(Kernel):

@@ -136,11 +136,10 @@ class _Match(NamedTuple):
 
     def calls(self) -> int:
         """One for each sample; where they stack one for all equal ones, of which sums of sizes tell a little."""
-        samples = self.samples
+        samples, count = self.samples, _count(self.samples)
         if not self.stacks:
-            return samples.num_samples
-        equal = samples.longest * samples.num_samples == samples.num_inputs == samples.num_outputs
-        return 1 if equal else min(samples.num_samples, samples.longest)
+            return count
+        return 1 if samples.uniform else min(count, size_class(samples.longest))
 
 
 class SampleBySample(Applied):
@@ -206,12 +205,13 @@ class _OfSpec(Restriction):
 
     def __init__(self, samples: Samples, spec: Basis, lead: int | None) -> None:
         self.samples, self.lead, self._turned, self.numbers = samples, lead, False, (0,)
-        pairs = samples.pair_count / samples.num_samples
-        self.inputs = max(1, round(math.sqrt(pairs * samples.num_inputs / max(samples.num_outputs, 1))))
+        pairs = size_class(samples.pair_count) / _count(samples)
+        sides = size_class(samples.num_inputs) / max(size_class(samples.num_outputs), 1)
+        self.inputs = max(1, round(math.sqrt(pairs * sides)))
         self.outputs = max(1, round(pairs / self.inputs))
         for node in nodes(spec):
             if isinstance(node, BlockDiagonal):
-                counts = [part.num_inputs * part.num_outputs for part in node.parts]
+                counts = [size_class(part.num_inputs) * size_class(part.num_outputs) for part in node.parts]
                 self.numbers = (min(range(len(counts)), key=lambda number: abs(counts[number] - pairs)),)
                 part = node.parts[self.numbers[0]]
                 self.inputs, self.outputs = part.num_inputs, part.num_outputs
@@ -230,6 +230,11 @@ class _OfSpec(Restriction):
         shape = list(t.shape)
         shape[axis] = self.outputs if side != self._turned else self.inputs
         return Leaf(_nowhere, t, tuple(shape))
+
+
+def _count(samples: Samples) -> int:
+    """The greatest number of samples in the class, which is that of their borders."""
+    return size_class(samples.num_samples + 1) - 1
 
 
 def _nowhere(leaves: Sequence[Any]) -> Any:

@@ -23,6 +23,7 @@ from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.fitted import DENSE_CALLS, FUSED_SHARE, REPEAT_CALLS, SPARSE_CALLS
 from structconv.structures.masks import joined_by_and
 from structconv.structures.samples import Samples
+from structconv.structures.values import size_class
 
 __all__ = ["APPLICATIONS", "NOMINAL_DEGREE", "NOMINAL_ENTRIES", "NONZEROS", "Application", "Count", "Sizes",
            "application", "application_cost", "fused_application", "nonzero_count", "nonzeros", "product_cost",
@@ -34,10 +35,12 @@ NOMINAL_DEGREE = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """How sizes are read: as they are, or nominal, so that a traced program depends on no number of entries.
+    """How sizes are read: each as the greatest of its class, so that a plan is the same whichever call of its class
+    comes first, and a training that is resumed computes what it would have; or nominal, so that a traced program
+    depends on no number of entries.
 
     Args:
-        batch: product of the leading dimensions.
+        batch: product of the leading dimensions, so read.
         itemsize: bytes of one number.
         nominal: take every M and N for `NOMINAL_ENTRIES`, and every list of edges for `NOMINAL_DEGREE` times that.
     """
@@ -50,11 +53,11 @@ class Sizes:
         """(M, N) of a basis."""
         if self.nominal:
             return NOMINAL_ENTRIES, NOMINAL_ENTRIES
-        return basis.num_inputs, basis.num_outputs
+        return size_class(basis.num_inputs), size_class(basis.num_outputs)
 
     def edges(self, count: int) -> int:
-        """A number of edges."""
-        return NOMINAL_DEGREE * NOMINAL_ENTRIES if self.nominal else count
+        """A number of edges, or of pairs."""
+        return NOMINAL_DEGREE * NOMINAL_ENTRIES if self.nominal else size_class(count)
 
 
 Count = Callable[[Any, Sizes], "int | None"]
@@ -126,7 +129,8 @@ def _listing(basis: Basis, sizes: Sizes) -> Cost:
     samples = None if sizes.nominal else samples_in(basis)
     if samples is None:
         return Cost()
-    return Cost(bytes=128 * samples.pair_count, gathered=24 * samples.pair_count, calls=20)
+    pairs = sizes.edges(samples.pair_count)
+    return Cost(bytes=128 * pairs, gathered=24 * pairs, calls=20)
 
 
 def samples_in(basis: Basis) -> Samples | None:

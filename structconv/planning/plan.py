@@ -32,7 +32,7 @@ from structconv.planning.problem import Call, Image, PartInputs, Problem, Run, S
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
 from structconv.structures.entries import Entries
-from structconv.structures.values import EXACT, FrozenValue, key_of, size_class
+from structconv.structures.values import EXACT, FrozenValue, class_volume, key_of, size_class
 from structconv.theta import wants_grad
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "decide", "era", "plan_for", "subject"]
@@ -258,7 +258,8 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
     parts = _apart(call, basis)
     for own, part in parts:
         _check(own, part, image)
-    batch = 1 if nominal else math.prod(torch.broadcast_shapes(*[_lead(own, part, image) for own, part in parts]))
+    lead = () if nominal else torch.broadcast_shapes(*[_lead(own, part, image) for own, part in parts])
+    batch = class_volume(lead)
     grad = torch.is_grad_enabled()
     relative = None if call.relative is None else call.relative.shape[0] // 2
     return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,

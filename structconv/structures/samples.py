@@ -49,8 +49,9 @@ class Samples(Support):
     #: The entries of the longest sample, and the pairs of all.
     longest: int
     pair_count: int
-    #: Whether inputs and outputs are the same entries.
+    #: Whether inputs and outputs are the same entries; whether all samples have as many of each.
     square: bool
+    uniform: bool
 
     def __init__(self, sizes: Sequence[int] | Tensor | None = None,
                  outputs: Sequence[int] | Tensor | None = None, **fields: Any) -> None:
@@ -237,7 +238,8 @@ def _fields(inputs: list[int], outputs: list[int]) -> dict[str, Any]:
     starts = _starts(inputs)
     return {"input_starts": starts, "output_starts": starts if inputs == outputs else _starts(outputs),
             "input_count": sum(inputs), "output_count": sum(outputs), "longest": max(*inputs, *outputs),
-            "pair_count": sum(m * n for m, n in zip(inputs, outputs, strict=True)), "square": inputs == outputs}
+            "pair_count": sum(m * n for m, n in zip(inputs, outputs, strict=True)), "square": inputs == outputs,
+            "uniform": len({*inputs}) == len({*outputs}) == 1}
 
 
 def _starts(sizes: list[int]) -> Tensor:

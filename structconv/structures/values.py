@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
@@ -17,8 +17,8 @@ from torch import Tensor
 from structconv.errors import ConfigError
 from structconv.memo import forget, mark
 
-__all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "frozen", "key_of", "map_tensors", "size_class", "static",
-           "structure", "tensors_in"]
+__all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "class_volume", "frozen", "key_of", "map_tensors",
+           "size_class", "static", "structure", "tensors_in"]
 
 C = TypeVar("C", bound=type)
 #: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
@@ -92,6 +92,14 @@ def size_class(size: int) -> int:
         return size
     quarter = size.bit_length() - 3
     return -(-size >> quarter) << quarter
+
+
+def class_volume(sizes: Iterable[int]) -> int:
+    """The product of the classes of the sizes: how many numbers the greatest call of a class has."""
+    volume = 1
+    for size in sizes:  # neither `map` nor a generator is followed by a tracer here
+        volume *= size_class(size)
+    return volume
 
 
 def key_of(value: Any) -> Hashable:
