@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+import structconv.nn  # noqa: F401 - registers the operators that are counted
 from structconv import torch_private as private
-from structconv.primitives import csr as _csr  # noqa: F401 - registers the operators counted here
-from structconv.primitives import products as _products  # noqa: F401
-from structconv.primitives.native import additive as _additive  # noqa: F401
-from structconv.primitives.native import additive_dense as _additive_dense  # noqa: F401
-from structconv.primitives.native import affine as _affine  # noqa: F401
-from structconv.primitives.native import bilinear as _bilinear  # noqa: F401
 
-__all__ = ["counted", "forward_flops"]
+__all__ = ["FORMULAS", "counted", "forward_flops"]
 
 _Shape = tuple[int, ...]
+_Arguments = SimpleNamespace
+_Formula = Callable[[_Arguments], int]
 
 
 def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
@@ -37,44 +35,96 @@ def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
 
 def counted() -> dict[Any, Callable[..., int]]:
     """The flops of the package's operators, for torch's `FlopCounterMode`."""
-    ops = torch.ops.structconv
-    formulas: dict[Any, Callable[..., int]] = {
-        ops.spmm: _spmm_flops, ops.sddmm: _sddmm_flops, ops.project: _project_flops,
-        ops.affine_attention: _affine_flops, ops.bilinear_attention: _bilinear_flops,
-        ops.additive_attention: _bilinear_flops, ops.dense_additive_attention: _dense_additive_flops}
+    formulas = {getattr(torch.ops.structconv, name): _by_name(name, formula) for name, formula in FORMULAS.items()}
     if private.flash_attention is not None:
-        formulas[private.flash_attention] = _attention_flops
+        formulas[private.flash_attention] = _flash_flops
     return formulas
 
 
-def _spmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape, order_T: _Shape,
-                values: _Shape | None, x: _Shape, rows: int, **_: Any) -> int:
-    return 2 * (1 if values is None else math.prod(values[:-1])) * indices[0] * x[2]
+def _by_name(name: str, formula: _Formula) -> Callable[..., int]:
+    """The formula of an operator, whose arguments it reads by name; of a tensor there is its shape."""
+    names = [argument.name for argument in getattr(torch.ops.structconv, name).default._schema.arguments]
+
+    def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return int(formula(SimpleNamespace(**dict(zip(names, args, strict=False)), **kwargs)))
+
+    return flops
 
 
-def _project_flops(x: _Shape, w: _Shape, *_: Any, **__: Any) -> int:
-    return 2 * x[0] * w[0] * w[1]
+def _product(a: _Arguments) -> int:
+    """Sums along edges, of each row of values or each table; a degree of a polynomial at a time."""
+    rows, x = a.values[:-1] if a.values else (), a.r if hasattr(a, "r") else a.x
+    tables = x[:1] if len(x) > 2 else ()
+    return 2 * max(math.prod(rows), math.prod(tables)) * getattr(a, "highest", 1) * a.indices[0] * x[-1]
 
 
-def _sddmm_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,
-                 order_T: _Shape, q: _Shape, k: _Shape, rows: int, **_: Any) -> int:
-    return 2 * rows * indices[0] * q[2]
+def _shifted(a: _Arguments) -> int:
+    read, (batch, inputs, channels) = getattr(a, "g", None), a.x
+    rows, columns = (a.rows, a.theta[2]) if read is None else read[1:]
+    hit = sum(max(0, min(rows, inputs - shift) - max(0, -shift)) for shift in a.shifts)
+    return 2 * batch * hit * channels * columns
 
 
-def _affine_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,
-                  order_T: _Shape, source: _Shape, target: _Shape, x: _Shape, *_: Any, **__: Any) -> int:
-    return 2 * indices[0] * x[1] * x[2]
+def _conditioned(a: _Arguments) -> int:
+    """Sums along edges for each head, and one product for each."""
+    heads, channels, columns = a.theta
+    return 2 * heads * channels * (a.indices[0] + (a.indptr[0] - 1) * columns)
 
 
-def _bilinear_flops(indptr: _Shape, indices: _Shape, order: _Shape, indptr_T: _Shape, indices_T: _Shape,
-                    order_T: _Shape, q: _Shape, k: _Shape, v: _Shape, *_: Any, **__: Any) -> int:
-    return 2 * indices[0] * q[1] * (q[2] + v[2])
+def _projected(a: _Arguments) -> int:
+    rows = a.x[0] + (a.x if a.z is None else a.z)[0]
+    return 2 * a.x[1] * a.x[2] * (a.indices[0] + rows)
 
 
-def _dense_additive_flops(q: _Shape, k: _Shape, x: _Shape, *_: Any, **__: Any) -> int:
-    return 2 * q[0] * k[0] * q[1] * (q[2] + x[2])
+def _window(a: _Arguments) -> int:
+    """The pairs of entries and offsets that are on the grid."""
+    axes = zip(a.shape, a.below, a.above, a.dilation, strict=True)
+    return math.prod(sum(max(0, size - abs(offset) * step) for offset in range(-below, above + 1))
+                     for size, below, above, step in axes)
 
 
-def _attention_flops(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
+def _attention(pairs: Callable[[_Arguments], int], depth: Callable[[_Arguments], int],
+               channels: Callable[[_Arguments], int]) -> dict[str, _Formula]:
+    """Forward a product for scores and one for values; backward the scores again, and two gradients of each product."""
+    return {"": lambda a: 2 * pairs(a) * (depth(a) + channels(a)),
+            "_backward": lambda a: 2 * pairs(a) * (3 * depth(a) + 2 * channels(a))}
+
+
+def _along_edges(a: _Arguments) -> int:
+    return a.indices[0] * a.q[1]
+
+
+def _joint_channels(a: _Arguments) -> int:
+    return a.table[1] // a.heads - a.depth * (2 if a.q is None else 1)
+
+
+_ATTENTION = {
+    "affine_attention": _attention(lambda a: a.indices[0] * a.x[1], lambda a: 0, lambda a: a.x[2]),
+    "additive_attention": _attention(_along_edges, lambda a: a.q[2], lambda a: a.x[2]),
+    "bilinear_attention": _attention(_along_edges, lambda a: a.q[2], lambda a: a.v[2]),
+    "joint_attention": _attention(lambda a: a.indices[0] * a.heads, lambda a: a.depth, _joint_channels),
+    "dense_additive_attention": _attention(lambda a: a.q[0] * a.k[0] * a.q[1], lambda a: a.q[2], lambda a: a.x[2]),
+    "blocked_attention": _attention(lambda a: math.prod(a.q[:2]) * a.k[1], lambda a: a.q[2], lambda a: a.v[2]),
+    "window_attention": _attention(lambda a: _window(a) * a.q[1], lambda a: a.q[2], lambda a: a.v[2]),
+}
+#: What each operator of the package multiplies and adds, by its name.
+FORMULAS: dict[str, _Formula] = {
+    "layouts": lambda a: 0, "affine_weights": lambda a: 0,
+    "spmm": _product, "spmm_add": _product, "polynomial_analysis": _product, "polynomial_synthesis": _product,
+    "sddmm": lambda a: 2 * a.rows * a.indices[0] * a.q[-1],
+    "additive_weights": lambda a: 2 * _along_edges(a) * a.q[2],
+    "bilinear_weights": lambda a: 2 * _along_edges(a) * a.q[2],
+    "project": lambda a: 2 * a.x[0] * math.prod(a.w),
+    "outer": lambda a: 2 * math.prod(a.x) * a.y[1],
+    "group_products": lambda a: 2 * a.x[0] * math.prod(a.theta[1:]),
+    "group_outer": lambda a: 2 * math.prod(a.x) * a.y[1] // a.blocks,
+    "shift_products": _shifted, "shift_correlation": _shifted,
+    "conditioned_product": _conditioned, "conditioned_product_backward": lambda a: 2 * _conditioned(a),
+    "projected_attention": _projected, "projected_attention_backward": lambda a: 2 * _projected(a),
+    **{name + end: formula for name, both in _ATTENTION.items() for end, formula in both.items()},
+}
+
+
+def _flash_flops(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
     heads, outputs, inputs = math.prod(query[:-2]), query[-2], key[-2]
     return 2 * heads * outputs * inputs * (query[-1] + value[-1])
