@@ -160,7 +160,8 @@ def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool
 
 
 def _runner(entry: Entry, recipe: Recipe) -> Runner:
-    """The recipe's module, with as many threads as the recipe says."""
+    """The recipe's module, with as many threads as the recipe says; what it reads is there."""
+    recipe.check()
     import torch
 
     torch.set_num_threads(recipe.threads)

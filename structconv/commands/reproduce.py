@@ -48,6 +48,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     overrides = [word for word in words if "=" in word]
     entries = _chosen([word for word in words if "=" not in word], args.all)
     recipes = [resolve(entry.recipe, [*_data(args.data, entry), *overrides], args.preset) for entry in entries]
+    for recipe in recipes:
+        recipe.check()
     if not recipes:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
     if args.budget is not None and not args.budget >= 0:
@@ -76,7 +78,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 def _chosen(names: list[str], everything: bool) -> list[Entry]:
     if everything:
         return [entry for entry in RECIPES.values() if issubclass(entry.recipe, Measured)]
-    entries = [entry_named(name) for name in names]
+    entries = [entry_named(name) for name in dict.fromkeys(names)]
     for entry in entries:
         if not issubclass(entry.recipe, Measured):
             raise ConfigError("structconv reproduce", "a recipe must have a figure and presets", entry.recipe.name,

@@ -26,7 +26,7 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="RUN", help="the run's folder")
     parser.add_argument("file", metavar="FILE", nargs="?", help="plain or gzipped text (default: standard input)")
     parser.add_argument("--beam", type=int, metavar="N", default=None, help="hypotheses kept (default: as in the run)")
-    parser.add_argument("--alignment", metavar="PNG", default=None, help="draw where the first line's words look")
+    parser.add_argument("--alignment", metavar="PNG", default=None, help="draw where the words of the first line look")
     parser.set_defaults(run=_translate)
     text = "let a trained run write"
     parser = verbs.add_parser("sample", help=text, description=text, parents=[shared], allow_abbrev=False)
@@ -44,14 +44,22 @@ def _translate(args: argparse.Namespace, rest: list[str]) -> int:
     if args.file is None and rest and not rest[0].startswith("-"):
         args.file, *rest = rest
     no_more("translate", rest)
+    picture = _picture(args.alignment)
     translator = _trained(args.folder, "translate", beam=args.beam)
-    for number, lines in enumerate(_lines(args.file)):
-        output = translator.translate(lines)
-        if args.alignment and not number:
-            write_atomically(Path(args.alignment), translator.alignment(lines[0], output[0]))
-        for line, translation in zip(lines, output, strict=True):
+    for lines in _lines(args.file):
+        for line, translation in zip(lines, translator.translate(lines), strict=True):
             print_json({"source": line, "translation": translation}) if args.json else print(translation, flush=True)
+            if picture and line.strip():
+                write_atomically(picture, translator.alignment(line, translation))
+                picture = None
     return 0
+
+
+def _picture(name: str | None) -> Path | None:
+    """Where to draw, which is asked before anything is decoded."""
+    if name is not None and (Path(name).suffix.lower() != ".png" or not Path(name).parent.is_dir()):
+        raise ConfigError("structconv translate", "--alignment must be a .png in a folder that is there", repr(name))
+    return None if name is None else Path(name)
 
 
 def _sample(args: argparse.Namespace, rest: list[str]) -> int:

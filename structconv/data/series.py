@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from structconv.data.sensors import read_adjacency
-from structconv.data.tables import read_numbers, read_rows
+from structconv.data.tables import finite_number, read_numbers, read_rows
 from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
@@ -78,7 +78,8 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
 
 def ends_of_parts(times: int, train: float, valid: float) -> dict[str, int]:
     """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all times."""
-    return {"train": int(train * times), "val": int((train + valid) * times), "test": times}
+    ends = {"train": train * times, "val": (train + valid) * times}
+    return {**{part: int(round(end, 6)) for part, end in ends.items()}, "test": times}
 
 
 def step_of_twelve(step: int, horizon: int) -> int:
@@ -105,8 +106,22 @@ def _names(path: str | Path, cells: list[str]) -> tuple[str, ...]:
     if "" in cells or not cells:
         raise DataError(path, "the name of a sensor in each column", f"none in column {[*cells, ''].index('') + 1}",
                         line=1, remedy="A column of numbers of lines or of times has to be left out.")
+    if len(cells) == 1 and (";" in cells[0] or "\t" in cells[0]):
+        raise DataError(path, "commas between the cells", repr(cells[0][:40]), line=1)
+    reading = next((name for name in cells if _is_fraction(name)), None)
+    if reading is not None:
+        raise DataError(path, "the names of the sensors", repr(reading), line=1,
+                        remedy="Is it a line of readings? The first line must hold the names.")
     twice = next((name for name in cells if cells.count(name) > 1), None)
     if twice is not None:
         raise DataError(path, "names of sensors, each once", f"{twice!r} twice", line=1,
                         remedy="Is it a line of readings? The first line must hold the names.")
     return tuple(cells)
+
+
+def _is_fraction(name: str) -> bool:
+    """Whether it is a number that no sensor is called by."""
+    try:
+        return not finite_number(name).is_integer()
+    except ValueError:
+        return False

@@ -49,7 +49,8 @@ def read_numbers(path: str | Path, line: int, cells: list[str], names: tuple[str
             numbers.append(math.nan if cell.lower() in _OPEN else finite_number(cell))
         except ValueError:
             raise DataError(path, f"a finite number in column {column}, of the sensor {names[column - 1]!r}",
-                            repr(cell), line=line) from None
+                            repr(cell), line=line,
+                            remedy="A column of times has to be left out." if column == 1 else "") from None
     return numbers
 
 

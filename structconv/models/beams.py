@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.models.protocol import Decoding
+from structconv.models.protocol import Decoding, next_logits
 
 __all__ = ["Beams", "Search"]
 
@@ -58,7 +58,7 @@ class Beams(NamedTuple):
     def next(self, decoding: Decoding, end: int) -> Beams:
         """Those of one token more."""
         batch, width, _ = self.tokens.shape
-        logits = decoding.step(self.tokens[..., -1].flatten())
+        logits = next_logits(decoding, self.tokens[..., -1].flatten())
         scores = (logits.float().log_softmax(-1).unflatten(0, (batch, width)) + self.scores.unsqueeze(-1)).flatten(1)
         scores, index = scores.topk(min(2 * width, scores.shape[-1]))  # of 2 W at most W end, one of each beam
         beams, tokens = index // logits.shape[-1], index % logits.shape[-1]

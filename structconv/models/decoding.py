@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structconv.errors import ConfigError
 from structconv.models.beams import Beams, Search
-from structconv.models.protocol import Decoding
+from structconv.models.protocol import Decoding, next_logits
 from structconv.shapes import check_choice, check_natural, check_positive
 
 __all__ = ["Decoding", "beam", "greedy", "sample"]
@@ -30,7 +30,7 @@ def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
         alone. No gradients.
 
     Raises:
-        ConfigError: numbers that are out of range, a prompt of another batch.
+        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
     """
     return _followed(decoding, batch, lambda logits: logits.argmax(-1), begin, end, most)
 
@@ -49,7 +49,7 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
         generator: of the random numbers, on the device of the logits; torch's own where absent.
 
     Raises:
-        ConfigError: numbers that are out of range, a prompt of another batch.
+        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
     """
     if not temperature > 0:
         raise ConfigError("sample", "temperature must be above 0", temperature, "Its limit at 0 is greedy().")
@@ -83,7 +83,7 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
         length_penalty: a, 0 or above.
 
     Raises:
-        ConfigError: numbers that are out of range, a prompt of another batch.
+        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
     """
     check_positive("beam", "width", width)
     check_choice("beam", "normalisation", normalisation, ("gnmt", "length"))
@@ -109,7 +109,7 @@ def _followed(decoding: Decoding, batch: int, choose: Callable[[Tensor], Tensor]
     rows = torch.arange(batch, device=newest.device)
     chosen, going = newest.new_full((batch, most), -1), torch.ones_like(rows, dtype=torch.bool)
     for place in range(most):
-        newest = choose(decoding.step(newest))
+        newest = choose(next_logits(decoding, newest))
         chosen[rows, place] = newest
         if end is None:
             continue

@@ -6,7 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-__all__ = ["Decoding"]
+from structconv.errors import ConfigError
+
+__all__ = ["Decoding", "next_logits"]
 
 
 class Decoding(Protocol):
@@ -17,3 +19,16 @@ class Decoding(Protocol):
 
     def reorder(self, samples: Tensor) -> None:
         """Sample b goes on as sample samples[b], integers (B',); B' may be another number than B."""
+
+
+def next_logits(decoding: Decoding, tokens: Tensor) -> Tensor:
+    """Those of a step, of which tokens can be chosen.
+
+    Raises:
+        ConfigError: the largest of a sample is no number.
+    """
+    logits = decoding.step(tokens)
+    if not logits.amax(-1).isfinite().all():
+        raise ConfigError("decoding", "the largest logit of each sample must be a finite number", "another",
+                          "The model's weights, or its inputs, hold NaN or infinity.")
+    return logits

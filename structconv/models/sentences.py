@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv.models.tokens import PAD
 from structconv.structures import Padding, Samples, Support
@@ -16,8 +17,9 @@ class Sentences(NamedTuple):
     """Tokens (B, L) of B sentences, padded behind their ends.
 
     Side by side they are the entries of one `Samples`: no layer computes anything of the padding, and each mechanism
-    gives a sentence what it gives it alone. Padded they are B rows with a mask: no size depends on the tokens, as
-    `torch.export` and `torch.compile` want it, and a mechanism that knows no mask (`Shifts`) refuses them.
+    gives a sentence what it gives it alone. Padded they are B rows with a mask, as they are without any sentence and
+    under `torch.export` and `torch.compile`, where no size may depend on the tokens; a mechanism that knows no mask
+    (`Shifts`) refuses them.
 
     Args:
         tokens: (T,) side by side, else (B, L).
@@ -33,9 +35,9 @@ class Sentences(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tensor, *, packed: bool) -> Self:
-        """Those of integers (B, L), side by side if `packed`."""
+        """Those of integers (B, L), side by side if `packed` and if they may be."""
         keep = tokens != PAD
-        if not packed:
+        if not packed or is_compiling() or not len(tokens):
             return cls(tokens, keep)
         rows = keep.flatten().nonzero().squeeze(-1)
         return cls(tokens.flatten()[rows], keep, rows, Samples(keep.sum(-1)))
@@ -67,6 +69,6 @@ class Sentences(NamedTuple):
     def padded(self, entries: Tensor) -> Tensor:
         """Entries (T, C), or (B, L, C), of the tokens -> (B, L, C), zeros for the padding."""
         if self.rows is None:
-            return entries
+            return entries.masked_fill(~self.keep.unsqueeze(-1), 0)
         whole = entries.new_zeros(self.keep.numel(), entries.shape[-1])
         return whole.index_copy(0, self.rows, entries).unflatten(0, self.keep.shape)

@@ -37,8 +37,9 @@ class Transformer(nn.Module):
             (section 3.4).
         encoder_mechanism, decoder_mechanism: the self-attention of layer i, in place of that above: a mechanism, whose
             heads carry D channels each, or a layer C -> C. Those of a decoder need `.masked(keep=Causal())`.
-        packed: sentences lie side by side in all layers, without padding; else they are padded, and mechanisms of the
-            encoder need `.masked(keep=STRUCTURE_IF_GIVEN)`. It may be set at any time; `torch.export` needs the latter.
+        packed: sentences lie side by side in all layers, without padding; else, and under `torch.export` and
+            `torch.compile`, they are padded, and mechanisms of the encoder need `.masked(keep=STRUCTURE_IF_GIVEN)`. It
+            may be set at any time.
 
     Tokens are integers, padded with 0 behind the end of a sentence.
     """
@@ -71,7 +72,7 @@ class Transformer(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Tokens (B, M) and, beginning with the token before the first, (B, N) -> the logits (B, N, V) of what follows
-        each; where there is padding they are zero while sentences lie side by side, and else have no meaning."""
+        each, zero where there is padding."""
         given, wanted = (Sentences.of(tokens, packed=self.packed) for tokens in (source, target))
         h = self.decoder(_embedded(self.tokens[-1], wanted), wanted.causal, self.encode(given), given.seen_from(wanted))
         return self._logits(wanted.padded(h))

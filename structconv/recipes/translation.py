@@ -159,9 +159,10 @@ class Translator:
 
     @torch.no_grad()
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """Their translations, decoded in batches of like length."""
+        """Their translations, decoded in batches of like length; a blank line's is blank."""
         sources = [_source(self._subwords, line) for line in lines]
-        order = sorted(range(len(lines)), key=lambda place: len(sources[place]))
+        order = sorted((place for place, line in enumerate(lines) if line.strip()),
+                       key=lambda place: len(sources[place]))
         output = [""] * len(lines)
         for first in range(0, len(order), 32):
             places = order[first:first + 32]

@@ -66,6 +66,9 @@ class Recipe:
             _check_choices(self.name, field, value)
             object.__setattr__(self, field.name, value)
 
+    def check(self) -> None:
+        """Raise `ConfigError` where what it reads cannot be; not asked of a run that is used, which reads nothing."""
+
     def files(self) -> list[Path]:
         """The files that it reads, as far as they are there; a run is continued only if they are as they were."""
         return []

@@ -7,7 +7,7 @@ import gzip
 import pytest
 import torch
 
-from structconv.data.series import read_series
+from structconv.data.series import ends_of_parts, read_series
 from structconv.errors import ConfigError, DataError
 
 
@@ -65,6 +65,9 @@ def test_an_adjacency_is_a_graph_from_lines_to_columns(tmp_path):
     (",a\n0,2\n", r"a\.csv, line 1: expected the name of a sensor in each column; got none in column 1\. A column of"),
     ("\na\n0\n", r"a\.csv, line 1: expected the name of a sensor in each column; got none in column 1\."),
     ("1,2,1\n3,4,5\n", r"a\.csv, line 1: expected names of sensors, each once; got '1' twice\. Is it a line of read"),
+    ("1.5,2\n3,4\n", r"a\.csv, line 1: expected the names of the sensors; got '1\.5'\. Is it a line of readings"),
+    ("a;b\n1;2\n", r"a\.csv, line 1: expected commas between the cells; got 'a;b'\."),
+    ("date,a\n2012-03-01,1\n", r"line 2: .* got '2012-03-01'\. A column of times has to be left out\."),
     ('a,b\n"1,2\n', r"a\.csv, line 2: expected cells with commas between them; got unexpected end of data\."),
     ("a,b\n1\r2,3\n", r"a\.csv, line 2: expected cells with commas between them; got new-line character seen"),
     (f"a\n{'1' * 200_000}\n", r"a\.csv, line 2: expected cells with commas .*; got field larger than field limit"),
@@ -74,6 +77,10 @@ def test_an_adjacency_is_a_graph_from_lines_to_columns(tmp_path):
 def test_a_wrong_cell_is_named(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         read_series(write(tmp_path, text))
+
+
+def test_parts_are_whole_shares():
+    assert ends_of_parts(10, 0.7, 0.1) == {"train": 7, "val": 8, "test": 10}
 
 
 def test_zeros_alone_are_readings_or_none(tmp_path):

@@ -150,3 +150,11 @@ def test_options_that_have_no_meaning_are_told(decode, options, match):
     options = {"batch": 1, "begin": BEGIN, "end": END, "most": 3, **options}
     with pytest.raises(ConfigError, match=match):
         decode(Table(tables(0, 1), torch.zeros(1).long()), **options)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_no_numbers_are_told(bad):
+    broken, begins = torch.full_like(tables(0), bad), {"begin": BEGIN, "end": END, "most": MOST}
+    for decode in (greedy, sample, lambda *args, **options: beam(*args, width=2, **options)):
+        with pytest.raises(ConfigError, match="largest logit"):
+            decode(Table(broken, torch.arange(3)), 3, **begins)

@@ -82,10 +82,15 @@ def test_a_sentence_is_the_same_alone_and_in_a_padded_batch(name):
 
 @pytest.mark.parametrize("name", ["default", *(name for name in NAMES if name != "shifts")])
 def test_padded_sentences_are_those_side_by_side(name):
-    model, exist = transformer(name), TARGET != 0
-    wanted = model(SOURCE, TARGET)[exist]
+    model = transformer(name)
+    wanted = model(SOURCE, TARGET)
     model.packed = False
-    torch.testing.assert_close(model(SOURCE, TARGET)[exist], wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(SOURCE, TARGET), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_no_sentences_have_no_logits(packed):
+    assert transformer(packed=packed)(SOURCE[:0], TARGET[:0]).shape == (0, 6, V)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -229,15 +234,21 @@ def test_saved_and_loaded(options, tmp_path):
     assert torch.equal(fresh(SOURCE, TARGET), model(SOURCE, TARGET))
 
 
-def test_exported_for_any_batch_and_length():
-    model, exist = transformer(packed=False).eval(), TARGET != 0
+@pytest.mark.parametrize("packed", [True, False])
+def test_exported_for_any_batch_and_length(packed):
+    model = transformer(packed=packed).eval()
     batch, inputs, outputs = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "inputs", "outputs"))
     program = torch.export.export(model, (SOURCE, TARGET), dynamic_shapes=(
         {0: batch, 1: inputs}, {0: batch, 1: outputs}))
-    torch.testing.assert_close(program.module()(SOURCE, TARGET)[exist], model(SOURCE, TARGET)[exist])
+    torch.testing.assert_close(program.module()(SOURCE, TARGET), model(SOURCE, TARGET), atol=1e-5, rtol=1e-5)
     source, target = sentences((4, 9), 2), sentences((8, 3), 3, begin=True)
-    found = program.module()(source, target)[target != 0]
-    torch.testing.assert_close(found, model(source, target)[target != 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(program.module()(source, target), model(source, target), atol=1e-5, rtol=1e-5)
+
+
+def test_compiled_whole():
+    model = transformer().eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(SOURCE, TARGET), model(SOURCE, TARGET), atol=1e-5, rtol=1e-5)
 
 
 def test_what_has_no_meaning_is_told():

@@ -180,6 +180,29 @@ def test_a_translation_is_drawn(runs, folder, name, tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_that_cannot_be_written_is_told_before_anything_is_decoded(runs, folder, tmp_path, capsys):
+    for name in ("absent/a.png", "a.pdf"):
+        assert main(["translate", str(runs["transformer"]), str(folder / "val.en"), "--alignment",
+                     str(tmp_path / name)]) == 2
+        assert capsys.readouterr().out == ""
+
+
+def test_a_run_alone_is_enough_to_use_it(runs, folder, tmp_path, capsys):
+    """Without the files that it was trained on, which a training and an evaluation ask for."""
+    text = tmp_path / "lines.en"
+    text.write_text("\na dog\n \n")
+    for name, *words in (("transformer", "translate", str(text)), ("characters", "sample", "--length", "5")):
+        run = tmp_path / name
+        shutil.copytree(runs[name], run)
+        config = run / "config.json"
+        config.write_text(config.read_text().replace(str(folder), str(tmp_path / "absent")))
+        assert main([words[0], str(run), *words[1:]]) == 0
+        out = capsys.readouterr().out
+        assert name == "characters" or [bool(line) for line in out.split("\n")] == [False, True, False, False]
+        assert main(["evaluate", str(run)]) == 2
+        assert "data must be a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", list(TRAINED))
 def test_a_run_has_pictures(runs, name):
     pictures = list((runs[name] / "pictures").iterdir())

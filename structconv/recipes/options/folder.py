@@ -29,10 +29,12 @@ class InFolder(Measured):
         missing = [key for key in self.reads if not hasattr(self, key)]
         if missing:
             raise ConfigError(type(self).__name__, "reads must name options that are files", ", ".join(missing))
+        object.__setattr__(self, "data", str(Path(self.data).resolve()))
+
+    def check(self) -> None:
         if not Path(self.data).is_dir():
             raise ConfigError(self.name, "data must be a folder", repr(self.data),
                               f"Give it with --data DIR. {self.where}")
-        object.__setattr__(self, "data", str(Path(self.data).resolve()))
 
     def path(self, name: str) -> Path:
         """A file in the folder, or elsewhere if `name` is a whole path."""
