@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,49 +41,56 @@ class Batch:
     counted: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class Histories:
-    """Series (S, times) in three parts, one behind the other; a sample is an origin, the last time that is known, of a
-    sensor. Of ``val`` and ``test`` origins and what is forecast lie in the part; histories reach back before it.
+class Part(NamedTuple):
+    """What trains, validates or tests: series (S, times), and what is observed of them, with `horizon` times behind.
 
-    Attributes:
-        ends: of each part, in times.
+    Args:
+        first: the first origin, the last time that a forecast knows. end: of the times whose readings count.
     """
 
-    recipe: Series
     values: Tensor
     observed: Tensor
-    ends: dict[str, int]
+    first: int
+    end: int
+
+    @property
+    def origins(self) -> range:
+        """From where is forecast."""
+        return range(self.first, self.end - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histories:
+    """Series in three parts, one behind the other, unless another file tests; a sample is an origin and a sensor. Of
+    ``val`` and ``test`` origins and what is forecast lie in the part; histories reach back before it."""
+
+    recipe: Series
+    parts: dict[str, Part]
 
     @classmethod
     def read(cls, recipe: Series) -> Histories:
-        """Those of the recipe's file; `DataError` where it is too short."""
-        path = recipe.path(recipe.file)
-        series = read_series(path, missing="zero" if recipe.missing == "zero" else "nan")
-        times = len(series.values)
+        """Those of the recipe's files; `DataError` where one is too short."""
+        values, observed = _padded(recipe, recipe.file)
+        times = values.shape[-1] - recipe.horizon
         ends = ends_of_parts(times, recipe.train, recipe.valid)
         if ends["train"] <= recipe.history or min(ends["val"] - ends["train"], times - ends["val"]) <= recipe.horizon:
-            raise DataError(path, f"more than history={recipe.history} times for training, and than horizon="
-                            f"{recipe.horizon} for validation and for the test", f"{times} times")
-        return cls(recipe=recipe, values=F.pad(series.values.T, (0, recipe.horizon)),
-                   observed=F.pad(series.observed.T, (0, recipe.horizon)), ends=ends)
-
-    def origins(self, part: str) -> range:
-        """From where is forecast."""
-        first = {"train": self.recipe.history - 1, "val": self.ends["train"], "test": self.ends["val"]}[part]
-        return range(first, self.ends[part] - 1)
+            raise DataError(recipe.path(recipe.file), f"more than history={recipe.history} times for training, and "
+                            f"than horizon={recipe.horizon} for validation and for the test", f"{times} times")
+        firsts = {"train": recipe.history - 1, "val": ends["train"], "test": ends["val"]}
+        parts = {part: Part(values, observed, firsts[part], ends[part]) for part in ends}
+        return cls(recipe=recipe, parts={**parts, "test": _other(recipe)} if recipe.test else parts)
 
     def known(self) -> Tensor:
         """The readings that train."""
-        end = self.ends["train"]
-        return self.values[:, :end][self.observed[:, :end]]
+        values, observed, _, end = self.parts["train"]
+        return values[:, :end][observed[:, :end]]
 
     def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
         """Samples, without those of the history that are `missing` (B, T); what lies behind the part is not counted."""
-        recipe = self.recipe
+        recipe, of = self.recipe, self.parts[part]
         times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
-        values, observed = (table[sensors.unsqueeze(-1), times] for table in (self.values, self.observed))
-        observed = observed & (times < self.ends[part])
+        values, observed = (table[sensors.unsqueeze(-1), times] for table in (of.values, of.observed))
+        observed = observed & (times < of.end)
         (known, wanted), (seen, counted) = (table.split((recipe.history, recipe.horizon), -1)
                                             for table in (values, observed))
         seen = seen if missing is None else seen & ~missing
@@ -94,8 +101,8 @@ class Histories:
         """Mean absolute errors (horizon,) of a model over the readings of a part that were observed, from every
         `stride`-th origin; with a share of each history in gaps, the same for all models."""
         generator = torch.Generator().manual_seed(0)
-        origins, sensors = torch.tensor(self.origins(part)[::stride]), torch.arange(len(self.values))
-        samples = torch.cartesian_prod(origins, sensors)
+        of = self.parts[part]
+        samples = torch.cartesian_prod(torch.tensor(of.origins[::stride]), torch.arange(len(of.values)))
         total, count = torch.zeros(2, self.recipe.horizon, dtype=torch.float64)
         for origin, sensor in (rows.unbind(-1) for rows in samples.split(_MANY)):
             missing = self.missing(len(origin), share, generator) if share else None
@@ -119,6 +126,22 @@ class Histories:
         return {f"{part}_mae": float(error.mean()), **quarters, f"{part}_mae_gaps": float(hidden.mean())}
 
 
+def _padded(recipe: Series, file: str) -> tuple[Tensor, Tensor]:
+    """The readings of a file and which are observed, (S, times + horizon)."""
+    series = read_series(recipe.path(file), missing="zero" if recipe.missing == "zero" else "nan")
+    values, observed = (F.pad(table.T, (0, recipe.horizon)) for table in (series.values, series.observed))
+    return values, observed
+
+
+def _other(recipe: Series) -> Part:
+    """The whole of the file that tests; of any sensors, each of which is forecast alone."""
+    values, observed = _padded(recipe, recipe.test)
+    end = values.shape[-1] - recipe.horizon
+    if end <= recipe.history:
+        raise DataError(recipe.path(recipe.test), f"more than history={recipe.history} times", f"{end} times")
+    return Part(values, observed, recipe.history - 1, end)
+
+
 def network(recipe: Series, histories: Histories, attention: str) -> Forecaster:
     """The recipe's model."""
     known = histories.known()
@@ -133,15 +156,16 @@ class SeriesTask(BatchTask):
     model: Forecaster
 
     def __init__(self, recipe: Series, histories: Histories, attention: str, seed: int) -> None:
-        self.histories, self.places = histories, histories.origins("train")
-        windows = Windows(len(self.places) * len(histories.values), size=recipe.batch_size, seed=seed)
+        self.histories, part = histories, histories.parts["train"]
+        windows = Windows(len(part.origins) * len(part.values), size=recipe.batch_size, seed=seed)
         super().__init__(network(recipe, histories, attention), recipe, windows)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         histories, count = self.histories, len(samples)
-        chosen, sensors = torch.tensor([divmod(sample, len(histories.values)) for sample in samples]).unbind(-1)
+        part = histories.parts["train"]
+        chosen, sensors = torch.tensor([divmod(sample, len(part.values)) for sample in samples]).unbind(-1)
         missing = histories.missing(count, histories.recipe.gaps) & (torch.rand(count, 1) < 0.5)
-        batch = histories.batch("train", chosen + self.places[0], sensors, missing)
+        batch = histories.batch("train", chosen + part.first, sensors, missing)
         error = (self.model(batch.values, batch.observed) - batch.wanted).abs() * batch.counted
         return error.sum(), float(batch.counted.sum())
 
@@ -173,11 +197,10 @@ def _finish(recipe: Series, finished: Finished) -> dict[str, Any]:
 def _picture(task: SeriesTask) -> bytes:
     """A history with gaps, in the middle of the test, of the sensor whose readings vary most; what is forecast, and
     where the heads look."""
-    histories, model = task.histories, task.model
-    origins, end = histories.origins("test"), histories.ends["train"]
-    sensor = histories.values[:, :end].std(-1).argmax().unsqueeze(0)
+    histories, model, part = task.histories, task.model, task.histories.parts["test"]
+    sensor = part.values[:, :part.end].std(-1).argmax().unsqueeze(0)
     missing = histories.missing(1, histories.recipe.gaps, torch.Generator().manual_seed(0))
-    batch = histories.batch("test", torch.tensor([origins[len(origins) // 2]]), sensor, missing)
+    batch = histories.batch("test", torch.tensor([part.origins[len(part.origins) // 2]]), sensor, missing)
     y, last = (found(batch.values, batch.observed)[0] for found in (model, LastValue(histories.recipe.horizon)))
     wanted = batch.wanted.masked_fill(~batch.counted, torch.nan)[0]
     return forecast_png(batch.values.masked_fill(~batch.observed, torch.nan)[0],

@@ -88,11 +88,13 @@ def test_a_run_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
     assert again["groups"] == summary["groups"]
 
 
-@pytest.mark.parametrize(("name", "other"), [("transformer", "val"), ("parser", "b.conllu"), ("characters", "b.txt")])
+@pytest.mark.parametrize(("name", "other"), [("transformer", "val"), ("parser", "b.conllu"), ("characters", "b.txt"),
+                                           ("series", "b.csv")])
 def test_a_run_is_measured_on_other_files(runs, folder, tmp_path, name, other, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b.conllu").write_text("\n".join(map(tree, sentences(9, 1))))
     (tmp_path / "b.txt").write_text("\n".join(sentences(40, 2)))
+    (tmp_path / "b.csv").write_text("z\n" + "\n".join(str(30 + time % 7) for time in range(60)))
     summary = json.loads((runs[name] / "summary.json").read_text())
     found = evaluated(runs[name], capsys, "--test", other)
     assert found["groups"].keys() == summary["groups"].keys()

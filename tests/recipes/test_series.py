@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from structconv.errors import DataError
 from structconv.models.series import LastValue
 from structconv.recipes.options.series import Series
 from structconv.recipes.series import Histories
@@ -21,15 +24,26 @@ def histories(tmp_path):
 
 
 def test_what_is_forecast_lies_in_its_part(histories):
-    assert histories.ends == {"train": 70, "val": 80, "test": 100}
+    assert [part.end for part in histories.parts.values()] == [70, 80, 100]
     for part, first in (("train", 0), ("val", 70), ("test", 80)):
-        origins = torch.tensor(histories.origins(part))
+        origins = torch.tensor(histories.parts[part].origins)
         assert origins[0] == max(first, 11)
         batch = histories.batch(part, origins, torch.zeros_like(origins))
         assert torch.equal(batch.values[:, -1].long(), origins)
         counted = batch.wanted[batch.counted]
-        assert (counted.min(), counted.max()) == (max(first, 11) + 1, histories.ends[part] - 1)
+        assert (counted.min(), counted.max()) == (max(first, 11) + 1, histories.parts[part].end - 1)
     assert histories.known().max() == 1069
+
+
+def test_another_file_tests_as_a_whole_with_sensors_of_its_own(histories, tmp_path):
+    (tmp_path / "other.csv").write_text("z\n" + "\n".join(str(time) for time in range(40)))
+    other = Histories.read(dataclasses.replace(histories.recipe, test="other.csv"))
+    assert other.parts["train"].end == 70 and other.known().max() == 1069
+    assert other.parts["test"].origins == range(11, 39)
+    assert other.errors(LastValue(3), "test", 1).tolist() == [1, 2, 3]
+    (tmp_path / "other.csv").write_text("z\n" + "1\n" * 12)
+    with pytest.raises(DataError, match=r"other\.csv: expected more than history=12 times; got 12"):
+        Histories.read(other.recipe)
 
 
 def test_only_what_was_observed_counts(histories):
