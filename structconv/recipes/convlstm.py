@@ -27,7 +27,7 @@ from structconv.train.untrained import untrained_job
 __all__ = ["RUNNER", "FilmTask", "films_of", "network"]
 
 _CONVOLUTION, _WITHOUT, _MEAN = "convlstm", "lstm", "mean-frame"
-#: Films that are forecast at a time; those of which the mean frame is; those in the animation, one after the other.
+#: Films that are forecast at a time; those of which means are taken; those in the animation, one after the other.
 _MANY, _MEANT, _SHOWN = 50, 500, 3
 
 
@@ -63,6 +63,11 @@ def network(recipe: MovingDigits, name: str) -> ConvLSTM:
     return ConvLSTM(size=size, ahead=recipe.ahead, patch=size, kernel=1, hidden=wide, layers=layers)
 
 
+def _some(films: dict[str, Films]) -> Tensor:
+    """The first of the films that train."""
+    return films["train"].at(torch.arange(min(_MEANT, len(films["train"]))))
+
+
 class FilmTask(BatchTask):
     """Cross-entropy of the pixels that are forecast, summed over a frame."""
 
@@ -70,8 +75,9 @@ class FilmTask(BatchTask):
 
     def __init__(self, recipe: MovingDigits, films: dict[str, Films], name: str, seed: int) -> None:
         self.films, self.seen = films, recipe.seen
-        batches = Batches([1] * len(films["train"]), cost=recipe.batch_size, seed=seed)
-        super().__init__(network(recipe, name), recipe, batches)
+        batches, model = Batches([1] * len(films["train"]), cost=recipe.batch_size, seed=seed), network(recipe, name)
+        nn.init.constant_(model.readout.bias, float(_some(films).mean().logit(1e-4)))  # as bright as frames are
+        super().__init__(model, recipe, batches)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         frames = self.films["train"].at(torch.tensor(samples))
@@ -101,7 +107,7 @@ def _figures(films: dict[str, Films], seen: int, model: nn.Module, part: str) ->
 
 def _jobs(recipe: MovingDigits, run: Run | None) -> list[Job]:
     films = films_of(recipe)
-    mean = MeanFrame(films["train"].at(torch.arange(min(_MEANT, recipe.films))), recipe.ahead)
+    mean = MeanFrame(_some(films), recipe.ahead)
     trained = [job for name in (_CONVOLUTION, _WITHOUT)
                for job in jobs_of(recipe, name, partial(FilmTask, recipe, films, name), FilmTask)]
     return [*trained, untrained_job(_MEAN, mean, partial(_figures, films, recipe.seen))]
