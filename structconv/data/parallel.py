@@ -67,4 +67,4 @@ def _find(stem: str | Path, language: str) -> Path:
     if found:
         raise DataError(plain, f"either this file or {zipped}", "both", remedy="Remove or rename one of them.")
     raise DataError(plain, f"this file or {zipped}", "neither",
-                    remedy="The path is given without the language: train for train.en and train.de.")
+                    remedy=f"The path is given without the language: x for x.{language}.")

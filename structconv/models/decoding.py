@@ -52,7 +52,8 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
         ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
     """
     if not temperature > 0:
-        raise ConfigError("sample", "temperature must be above 0", temperature, "Its limit at 0 is greedy().")
+        raise ConfigError("sample", "temperature must be above 0", temperature,
+                          "Its limit at 0 is top_k=1, or greedy().")
     if top_k is not None:
         check_positive("sample", "top_k", top_k)
     if top_p is not None and not 0 < top_p <= 1:

@@ -13,6 +13,7 @@ from structconv.models.digits import PixelNetwork
 from structconv.pictures import basis_png, curves_png, images_png
 from structconv.report.html import figure, page, paragraph, section, table
 from structconv.train.run import Run
+from structconv.train.summary import with_spread
 
 __all__ = ["HEADERS", "table_rows", "write_report"]
 
@@ -21,7 +22,7 @@ HEADERS = ("basis", "test accuracy, %", "parameters", "Mflop an image", "seconds
 
 def table_rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
     """The summary's rows under `HEADERS`."""
-    return [(entry["title"], f"{entry['test_accuracy_mean']:.1f} ± {entry['test_accuracy_std']:.1f}",
+    return [(entry["title"], with_spread(entry["test_accuracy_mean"], entry["test_accuracy_std"], 1),
              f"{entry['parameters']:,}", f"{entry['flops'] / 1e6:.2f}", f"{entry['seconds']:.1f}",
              f"{entry['receptive_field']} of {entry['pixels']}") for entry in summary["bases"].values()]
 

@@ -23,7 +23,7 @@ from structconv.train.options import Measured, Trained
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.stopping import Best, Stopping
-from structconv.train.summary import mean_and_std
+from structconv.train.summary import mean_and_std, with_spread
 from structconv.train.task import BatchTask
 
 __all__ = ["Finished", "Job", "Runner", "Study", "against", "jobs_of", "loaded", "measured", "parameters_of",
@@ -103,15 +103,16 @@ class Study:
     def _table(self, recipe: Measured, summary: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """A head, and a row a group."""
         return (recipe.name, *self.columns.values()), [
-            (name, *(f"{group[metric]['mean']:.3f} ± {group[metric]['std']:.3f}" for metric in self.columns))
+            (name, *(with_spread(**group[metric]) for metric in self.columns))
             for name, group in summary["groups"].items()]
 
     def _summary(self, recipe: Measured, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, result in results.items():
             groups.setdefault(_group_of(name), []).append(result)
-        table = {name: {metric: dict(zip(("mean", "std"), mean_and_std([one[metric] for one in group]), strict=True))
-                        for metric in self.columns} for name, group in groups.items()}
+        table: dict[str, dict[str, dict[str, Any]]] = {
+            name: {metric: dict(zip(("mean", "std"), mean_and_std([one[metric] for one in group]), strict=True))
+                   for metric in self.columns} for name, group in groups.items()}
         first = next(iter(self.columns))
         means = {name: row[first]["mean"] for name, row in table.items()}
         contrast, label = self.contrast or (lambda means: next(iter(means.values())), self.columns[first])

@@ -5,15 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["mean_and_std", "percent"]
+__all__ = ["mean_and_std", "with_spread"]
 
 
-def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (n - 1); the latter is 0 for one value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (n - 1), which one value has none of."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def percent(values: Sequence[float]) -> str:
-    """Shares as ``81.53 ± 0.42``, in percent."""
-    mean, std = mean_and_std([100 * value for value in values])
-    return f"{mean:.2f} ± {std:.2f}"
+def with_spread(mean: float, std: float | None, digits: int = 3) -> str:
+    """``81.53 ± 0.42``, or the mean alone."""
+    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
