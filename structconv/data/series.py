@@ -77,7 +77,10 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
 
 
 def ends_of_parts(times: int, train: float, valid: float) -> dict[str, int]:
-    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all times."""
+    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all times.
+
+    Of T times the first int(train T) train, those from there to int((train + valid) T) validate, the rest tests.
+    """
     return {"train": int(train * times), "val": int((train + valid) * times), "test": times}
 
 
