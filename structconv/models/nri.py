@@ -60,9 +60,9 @@ class RelationalInference(nn.Module):
 class Encoder(nn.Module):
     """Trajectories (B, T, N, C) and a graph -> logits (B, E, K) (eq. 5 to 8; the paper's MLP encoder).
 
-    e = f_1([h_s, h_r]), u = g(mean of e), logits = f_2([u_s, u_r, e]), h_n being a network of body n's states.
+    e = f_1([h_s, h_r]), h' = g(mean of e), logits = f_2([h'_s, h'_r, e]), h_n being a network of body n's states.
 
-    Two `GraphNetwork`s, so that what all edges read is projected at the nodes. Between them norms over the batch.
+    A `GraphNetwork` and another, so that what all edges read is projected at the nodes. Between them norms over the batch.
     """
 
     def __init__(self, times: int, channels: int, types: int, *, hidden: int = 256, dropout: float = 0.0) -> None:
