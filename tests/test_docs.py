@@ -1,4 +1,4 @@
-"""The README's example runs, its table is made of expressions that build, and the reference names every public name."""
+"""The README's example runs, its table is made of expressions that build, and the reference names what users call."""
 
 from __future__ import annotations
 
@@ -47,3 +47,16 @@ def test_reference_names_all_public_names() -> None:
     documented = set(re.findall(r"auto\w+:: structconv\.(\w+)$", pages, re.MULTILINE))
     modules = {name for name in structconv.__all__ if name in structconv._MODULES}
     assert set(structconv.__all__) - modules <= documented
+
+
+#: What models, loaders and the loop are made of, and nobody else calls.
+INNER = {"models.beams", "models.tokens", "data.hashing", "data.image_files", "train.environment", "train.events",
+         "train.files", "train.lock", "train.state", "train.summary"}
+
+
+def test_reference_has_every_module_of_models_data_and_training() -> None:
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    documented = set(re.findall(r"automodule:: structconv\.((?:models|data|train)\.\w+)$", pages, re.MULTILINE))
+    there = {f"{folder}.{path.stem}" for folder in ("models", "data", "train")
+             for path in (ROOT / "structconv" / folder).glob("*.py") if path.stem != "__init__"}
+    assert there - INNER == documented

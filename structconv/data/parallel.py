@@ -51,7 +51,8 @@ def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
 
 
 def in_a_row(text: Parallel, count: int) -> Parallel:
-    """Each `count` neighbours as one sentence, and their translations as its; fewer at the end are left out."""
+    """Each `count` neighbours as one sentence, a space between them, and their translations as its; fewer at the end
+    are left out. No sentence is in two: S sentences make S // count."""
     source, target = (tuple(" ".join(side[first:first + count]) for first in range(0, len(side) - count + 1, count))
                       for side in (text.source, text.target))
     return Parallel(source=source, target=target)

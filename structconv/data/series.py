@@ -77,7 +77,10 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
 
 
 def ends_of_parts(times: int, train: float, valid: float) -> dict[str, int]:
-    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all times."""
+    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all times.
+
+    Of T times the first floor(train T) train, those from there to floor((train + valid) T) validate, the rest tests.
+    """
     ends = {"train": train * times, "val": (train + valid) * times}
     return {**{part: int(round(end, 6)) for part, end in ends.items()}, "test": times}
 

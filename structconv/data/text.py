@@ -28,7 +28,11 @@ def read_text(path: str | Path) -> str:
 
 
 def decoded(path: str | Path, content: bytes) -> str:
-    """The text in the bytes of a file, as `read_text` reads it; `path` is what errors call the file."""
+    """The text in the bytes of a file, as `read_text` reads it; `path` is what errors call the file.
+
+    Raises:
+        DataError: bytes that are no UTF-8, or nothing but white space.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -47,6 +47,9 @@ class Block(nn.Module):
         hidden: channels within the network.
         dropout: on what is added to x.
         norm: "pre" for the first form (Xiong et al. 2020), "post" for the second (Vaswani et al. 2017, section 3.1).
+
+    Raises:
+        ConfigError: another norm.
     """
 
     def __init__(self, attention: Conv, source: Conv | None, *, hidden: int, dropout: float, norm: str) -> None:
@@ -121,6 +124,10 @@ class Tokens(nn.Module):
     Args:
         vocabulary: V. channels: C.
         positions: p: "sinusoidal", "learnt" at most `length` of them, or "none".
+
+    Raises:
+        ConfigError: other positions.
+        ShapeError: more places are asked for than are learnt.
     """
 
     def __init__(self, vocabulary: int, channels: int, *, positions: str, dropout: float, length: int = 512) -> None:

@@ -25,7 +25,10 @@ class CharacterModel(nn.Module):
         dropout: see `Block`. recompute: see `Stack`.
         window: characters that each sees, itself included; all before it where absent. No weight depends on it.
 
-    Characters are integers below V, of which none stands for padding.
+    Characters are integers below V, of which none stands for padding. O(N^2) pairs a head and block.
+
+    Raises:
+        ConfigError: heads that do not divide the channels, an odd D, no layers, a window below 1.
     """
 
     def __init__(self, vocabulary: int, *, channels: int = 192, layers: int = 6, heads: int = 6, hidden: int = 768,

@@ -16,18 +16,18 @@ __all__ = ["Decoding", "beam", "greedy", "sample"]
 
 
 def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | None, most: int) -> list[list[int]]:
-    """The likeliest token at each step.
+    """The likeliest token at each step: y_n = argmax_v logits_v(y_<n).
 
     Args:
         decoding: of `batch` samples, at their beginning; its model in evaluation mode.
-        begin: the token before the first; or tokens (batch, n >= 1) that are there already, a prompt, on the device of
-            the model.
+        begin: the token before the first, for a model on the CPU; or tokens (batch, n >= 1), int64, that are there
+            already, a prompt, on the device of the model.
         end: the token behind the last; `None` where there is none.
         most: tokens of a sample, at most.
 
     Returns:
         The tokens of each sample behind `begin` and before `end`. Once half of the samples have ended the others go on
-        alone. No gradients.
+        alone. No gradients. At most n - 1 + `most` steps of the model.
 
     Raises:
         ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
@@ -47,6 +47,9 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
         top_p: draw among the fewest of the likeliest that have this share together (nucleus sampling, Holtzman et al.
             2020, section 3.1); of those that `top_k` leaves, where both are given.
         generator: of the random numbers, on the device of the logits; torch's own where absent.
+
+    Returns:
+        As of `greedy`.
 
     Raises:
         ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
@@ -78,10 +81,17 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
     nothing that goes on can become better than the best of them. One beam is `greedy`.
 
     Args:
-        decoding: of `batch` samples, at their beginning; it goes on with `width` beams of each.
+        decoding: of `batch` samples, at their beginning; it goes on with `width` beams of each, those of sample b
+            being b width ... b width + width - 1.
+        width: how many beams, at least 1.
         begin, most: as of `greedy`; a beam of `most` tokens is a result as it is.
         end: the token behind the last.
         length_penalty: a, 0 or above.
+        normalisation: "gnmt" or "length".
+
+    Returns:
+        Of each sample the tokens of its best result, as of `greedy`. No gradients. A step costs that of `width` times
+        as many samples.
 
     Raises:
         ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.

@@ -40,7 +40,7 @@ class Luong(nn.Module):
 
     Args:
         source_words, target_words: sizes of the vocabularies.
-        embed: channels of words. hidden: H of all layers of both stacks.
+        embed: channels of words. hidden: H of all layers of both stacks. layers: LSTMs of each stack.
         score, window, radius, length: see `alignment`.
         input_feeding: whether the decoder reads the a_t of the word before (section 3.3).
         dropout: of what enters each layer, and of a_t.

@@ -62,7 +62,7 @@ class Encoder(nn.Module):
 
     e = f_1([h_s, h_r]), h' = g(mean of e), logits = f_2([h'_s, h'_r, e]), h_n being a network of body n's states.
 
-    Two `GraphNetwork`s, so that what all edges read is projected at the nodes. Between them norms over the batch.
+    A `GraphNetwork` and another, so that what all edges read is projected at the nodes. Norms over the batch between.
     """
 
     def __init__(self, times: int, channels: int, types: int, *, hidden: int = 256, dropout: float = 0.0) -> None:

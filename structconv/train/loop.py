@@ -31,7 +31,12 @@ class Stateful(Protocol):
 
 
 class Task(Protocol):
-    """What is trained: a model, its optimiser, and three functions that return measurements by name."""
+    """What is trained: a model, its optimiser, and three functions that return measurements by name.
+
+    A checkpoint holds the model's `state_dict`, the optimiser's, and the states of Python's, numpy's and torch's global
+    generators. What else a step depends on must follow from its number, or be part of the optimiser's state: then a
+    training that is resumed goes on as if it had not been interrupted.
+    """
 
     model: nn.Module
     optimizer: Optimizer | Stateful
@@ -52,7 +57,15 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long and how often: at most `steps` steps, validation and checkpoint every so many of them."""
+    """How long and how often: at most `steps` steps, validation and checkpoint every so many of them.
+
+    Attributes:
+        steps: at most. seed: of Python's, numpy's and torch's global generators, when the task is made.
+        stopping: a rule of `structconv.train.stopping`, which says after each validation whether these weights are
+            kept and whether to stop; a fresh one for each training. Where it keeps none, the last are the result.
+        validate_every: steps; the last one is followed by a validation too.
+        checkpoint_every: steps.
+    """
 
     steps: int
     seed: int

@@ -47,7 +47,11 @@ class Measured(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Measured):
-    """How a model is trained."""
+    """How a model is trained; the options of a `BatchTask`, each of which is described by its help line.
+
+    A step is `accumulate` batches, whose losses are divided by what all of them count; their gradient is clipped to the
+    norm `clip`, and the rate is `learning_rate` times what `schedule` says of the step.
+    """
 
     threads: int = option(2, "threads of torch", minimum=1)
     steps: int = option(1000, "of the optimiser, at most", minimum=1)

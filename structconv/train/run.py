@@ -124,6 +124,7 @@ class Run:
 
     @property
     def config_text(self) -> str:
+        """What stands in ``config.json``."""
         return read_text(self.folder / "config.json")
 
     @property
@@ -175,6 +176,7 @@ class Run:
             self.folder.rmdir()
 
     def checkpoint_folder(self, job: str) -> Path:
+        """Where the checkpoints of a training are."""
         return self.folder / "checkpoints" / job
 
     def write(self, name: str, content: bytes | str) -> Path:

@@ -71,6 +71,7 @@ class Study:
 
     @property
     def runner(self) -> Runner:
+        """What a recipe's module offers as ``RUNNER``."""
         return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self.jobs, use=self.use)
 
     def execute(self, recipe: Measured, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
