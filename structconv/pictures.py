@@ -107,8 +107,9 @@ def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence
     array = _array(weights_NM)
     if array.shape != (len(target), len(source)):
         raise ShapeError("alignment_png", f"weights must have shape (N={len(target)}, M={len(source)})", array.shape)
+    above, beside = (0.25 + 0.065 * max(map(len, tokens), default=0) for tokens in (source, target))
     figure, (axis,) = _panels(1, 1.2 + 0.25 * len(source), aspect=(1 + len(target)) / (1 + len(source)),
-                              headroom=0.6, left=1.0)
+                              headroom=max(above, 0.6), left=max(beside, 1.0))
     axis.imshow(array, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     plain: dict[str, Any] = {"fontsize": 7, "color": _INK, "parse_math": False}
     axis.set_xticks(range(len(source)), _printable(source), rotation=90, **plain)

@@ -33,13 +33,15 @@ def graphs(positions_N2: ArrayLike, edges: Mapping[str, ArrayLike]) -> Drawing:
 
     positions = np.asarray(positions_N2, dtype=float)
     figure, axes = _figure(len(edges))
+    size = min(18.0, max(1.5, 1000 / max(len(positions), 1)))
     for axis, (title, given) in zip(axes, edges.items(), strict=True):
         found = np.asarray(given)
         listed = found.dtype.kind in "iu"
         pairs = found if listed else np.stack(np.nonzero(found > 0))
         for m, n in pairs.T:
-            axis.plot(*positions[[m, n]].T, color="C0", alpha=1.0 if listed else float(found[m, n]), zorder=1)
-        axis.scatter(*positions.T, s=18, color="C1", zorder=2)
+            axis.plot(*positions[[m, n]].T, color="C0", alpha=1.0 if listed else float(found[m, n]), zorder=1,
+                      linewidth=0.35 * size**0.5)
+        axis.scatter(*positions.T, s=size, linewidths=0, color="C1", zorder=2)
         _equal(axis, title)
     return _drawn(figure)
 
