@@ -61,8 +61,6 @@ class Attended(NamedTuple):
         existing, causal = self.existing, self.existing.causal
         if not is_compiling() and (private.transforms_active() or private.forward_level() >= 0):
             return call.basis().apply(r)  # torch's fused operators have no forward or second derivative, and no batches
-        if existing.masked and not (finite(query) and finite(key) and finite(r)):
-            return call.basis().apply(r)  # torch multiplies absent pairs by zero, through which NaN would leak
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
         outputs, inputs = query.shape[-2], key.shape[-2]
         mask = existing.table(leaves, lead, inputs, outputs, r.device) if existing.masked else None
@@ -79,7 +77,8 @@ class Attended(NamedTuple):
         y = fused_attention(query, key, values, added, causal, self.scale)
         y = y if depth <= channels else y[..., :channels]
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
-        return call.basis().apply(r) if causal and not _sound(y, query, key, r) else y
+        leaks = not finite(y) if existing.masked else causal and not _sound(y, query, key, r)
+        return call.basis().apply(r) if leaks else y  # absent pairs weigh zero, through which NaN leaks
 
 
 def _sound(y: Tensor, query: Tensor, key: Tensor, r: Tensor) -> bool:
