@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -14,37 +16,46 @@ __all__ = ["InteractionNetwork"]
 
 
 class InteractionNetwork(nn.Module):
-    """v_(t+1) - v_t = g([sum of effects, o_n]), with an effect f([r_e, o_s, o_r]) of each edge (Battaglia et al. 2016,
-    eq. 1 to 4): r is what is seen of a pair, o what is seen of a body.
+    """v_(t+1) - v_t = g([sum of effects, o_n, h(x_n, o_n)]), with an effect f([r_e, o_s, o_r]) of each edge (Battaglia
+    et al. 2016, eq. 1 to 4): r is what is seen of a pair, o what a body is, x what never moves around it.
 
-    What is seen is divided by the greater of |5 %| and |95 %| of its values in training, a change of velocity by its
-    root mean square; see `fit`. A body that is held does not change.
+    x is no part of what f reads: else a body's effects would tell of its wall as often as there are others. All that is
+    seen is divided by the greater of |5 %| and |95 %| of its values in training, a change of velocity by its root mean
+    square; see `fit`. A body that is held does not change. Effects are at first 0.
 
     Args:
-        sight: what is seen. hidden: width of the layers of f and g. effects: channels of an effect.
-        layers: of f before its last one; g has one.
+        sight: what is seen. hidden: width of the layers of f, g and h. effects: channels of an effect.
+        layers: of f and h before their last one; g has one.
 
     Called with states (..., N, 4), position and velocity, properties (..., N, A) and the graph -> changes of velocity
     in a step, (..., N, 2), in the unit of velocities. O(E + N) rows as wide as the layers.
     """
 
     pair_scale: Tensor
-    body_scale: Tensor
+    outside_scale: Tensor
+    own_scale: Tensor
     change_scale: Tensor
 
     def __init__(self, sight: Sight, *, hidden: int = 150, effects: int = 50, layers: int = 4) -> None:
         super().__init__()
         self.sight = sight
-        self.network = GraphNetwork.interaction(sight.body_channels, sight.pair_channels,
-                                                edge=(hidden,) * layers + (effects,), node=(hidden, 2))
-        for name, channels in (("pair", sight.pair_channels), ("body", sight.body_channels), ("change", 1)):
+        self.network = GraphNetwork.interaction(sight.properties, sight.pair_channels,
+                                                edge=(hidden,) * layers + (effects,), node=hidden)
+        self.outside = _network(sight.outside_channels + sight.properties, hidden, layers) if sight.things else None
+        self.rest = nn.Sequential(nn.ReLU(), nn.Linear(hidden, 2))
+        assert self.network.edge is not None
+        for parameter in self.network.edge.rest[-1].parameters():
+            nn.init.zeros_(parameter)
+        for name, channels in (("pair", sight.pair_channels), ("outside", sight.outside_channels),
+                               ("own", sight.properties), ("change", 1)):
             self.register_buffer(f"{name}_scale", torch.ones(channels))
 
     @torch.no_grad()
     def fit(self, states: Tensor, properties: Tensor, graph: Graph, changes: Tensor) -> InteractionNetwork:
         """The scales, of states of training and the changes of velocity (..., N, 2) that follow."""
         self.pair_scale.copy_(_greatest(self.sight.pairs(states, properties, graph)))
-        self.body_scale.copy_(_greatest(self.sight.bodies(states, properties)))
+        self.outside_scale.copy_(_greatest(self.sight.outside(states, properties)))
+        self.own_scale.copy_(_greatest(self.sight.own(properties)))
         self.change_scale.copy_(changes.square().mean().sqrt())
         return self
 
@@ -55,10 +66,14 @@ class InteractionNetwork(nn.Module):
     def respond(self, states: Tensor, properties: Tensor, graph: Graph) -> Attributes:
         """Changes of velocity by their scale, and the effects, (..., E, effects)."""
         pairs = self.sight.pairs(states, properties, graph) / self.pair_scale
-        bodies = self.sight.bodies(states, properties) / self.body_scale
-        found: Attributes = self.network(bodies, graph, pairs)
-        held = self.sight.held(properties)
-        return found if held is None else found._replace(nodes=found.nodes * (1 - held))
+        own = (self.sight.own(properties) / self.own_scale).expand(*states.shape[:-1], -1)
+        found: Attributes = self.network(own, graph, pairs)
+        first = found.nodes
+        if self.outside is not None:
+            outside = self.sight.outside(states, properties) / self.outside_scale
+            first = first + self.outside(torch.cat([outside, own], -1))
+        change, held = self.rest(first), self.sight.held(properties)
+        return found._replace(nodes=change if held is None else change * (1 - held))
 
     @torch.no_grad()
     def rollout(self, states: Tensor, properties: Tensor, graph: Graph, steps: int) -> Tensor:
@@ -72,6 +87,13 @@ class InteractionNetwork(nn.Module):
             states = torch.cat([places, velocities + change], -1)
             found.append(states)
         return torch.stack(found, -3)
+
+
+def _network(channels: int, hidden: int, layers: int) -> nn.Sequential:
+    """`layers` layers with ReLU behind each, and one without."""
+    widths = (channels,) + (hidden,) * layers
+    return nn.Sequential(*(module for pair in pairwise(widths) for module in (nn.Linear(*pair), nn.ReLU())),
+                         nn.Linear(hidden, hidden))
 
 
 def _greatest(seen: Tensor) -> Tensor:

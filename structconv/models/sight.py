@@ -28,7 +28,7 @@ class Sight(abc.ABC):
         interval: between two times.
     """
 
-    #: A, and how many still things are around.
+    #: C, of a body by itself, and how many still things are around.
     properties: ClassVar[int]
     things: ClassVar[int] = 0
     #: Gaps are told apart that are of this length or less, in the unit of positions.
@@ -42,8 +42,8 @@ class Sight(abc.ABC):
         return 4 + _APPROACH
 
     @property
-    def body_channels(self) -> int:
-        return self.properties + _APPROACH * self.things
+    def outside_channels(self) -> int:
+        return _APPROACH * self.things
 
     def pairs(self, states: Tensor, properties: Tensor, graph: Graph) -> Tensor:
         """(..., E, 10) of each edge: where its sender is and how it moves, from its receiver, and how the two approach
@@ -55,12 +55,12 @@ class Sight(abc.ABC):
         now, later = (_gap(at, touching) for at in (places, places + self.interval * velocities))
         return torch.cat([apart, self._approach(now, later, -velocities)], -1)
 
-    def bodies(self, states: Tensor, properties: Tensor) -> Tensor:
-        """(..., N, A + 6 things) of each body: what it is, and how it approaches each thing."""
+    def outside(self, states: Tensor, properties: Tensor) -> Tensor:
+        """(..., N, 6 things) of each body: how it approaches what never moves."""
         places, velocities = states.split(2, -1)
         now, later = (self.around(at, properties) for at in (places, places + self.interval * velocities))
         near = [self._approach(*both, velocities) for both in zip(now, later, strict=True)]
-        return torch.cat([self.own(properties), *near], -1)
+        return torch.cat(near, -1) if near else states[..., :0]
 
     def _approach(self, now: Gap, later: Gap, velocity: Tensor) -> Tensor:
         """The direction, the speed in it, and tanh(gap / reach): now, and after a step without any change, there also
@@ -70,7 +70,7 @@ class Sight(abc.ABC):
         return torch.cat([direction, speed, *((one / self.reach).tanh() for one in (gap, left, 10 * left))], -1)
 
     def own(self, properties: Tensor) -> Tensor:
-        """What is told of a body by itself."""
+        """(..., N, C) of each body: what it is."""
         return properties
 
     @abc.abstractmethod

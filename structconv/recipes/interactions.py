@@ -94,13 +94,13 @@ class Motion:
         own, fewer, more = _BODIES[name]
         bodies = {"train": own, "val": own, "test": recipe.test or own, "fewer": fewer, "more": more}
         steps = {}
-        for seed, (part, count) in enumerate(bodies.items()):
+        for seed, (part, count) in enumerate(bodies.items(), 10):
             system, sight = _laws(recipe, name, count)
             scenes = recipe.scenes if part == "train" else recipe.held_out
             steps[part] = Steps(simulations=system.simulate(scenes, recipe.times, seed=seed), graph=sight.graph(count))
         system, sight = _laws(recipe, name, bodies["test"])
         return cls(recipe=recipe, system=system, sight=sight, steps=steps,
-                   long=system.simulate(recipe.rollouts, recipe.horizon + 1, seed=len(bodies)))
+                   long=system.simulate(recipe.rollouts, recipe.horizon + 1, seed=20))
 
     def drawn(self) -> Tensor:
         """The places of the steps to draw from, each as often as it stands there."""

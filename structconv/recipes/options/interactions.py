@@ -22,8 +22,8 @@ class Interactions(Trained):
                 "0.074 and 0.0020, string 0.018 and 0.0011"
     goals: ClassVar = {"quick": 10.0, "default": 50.0, "paper": 50.0}
     presets: ClassVar = {
-        "quick": {"systems": ("gravity", "balls"), "scenes": 96, "held_out": 32, "times": 400, "rollouts": 4,
-                  "hidden": 64, "effects": 32, "steps": 1500, "validate_every": 500, "checkpoint_every": 500},
+        "quick": {"systems": ("gravity", "balls"), "scenes": 96, "held_out": 32, "times": 300, "rollouts": 3,
+                  "hidden": 64, "effects": 32, "steps": 1300, "validate_every": 650, "checkpoint_every": 650},
         "paper": {"scenes": 2000, "held_out": 200, "times": 1000, "repeats": 1, "hidden": 150, "effects": 50,
                   "layers": 4, "batch_size": 100, "learning_rate": 1e-3, "steps": 1_000_000, "validate_every": 10_000,
                   "checkpoint_every": 5000}}
@@ -38,7 +38,7 @@ class Interactions(Trained):
     softening: float = option(5.0, "of gravity, in m: what comes closer attracts less", minimum=0)
     repeats: int = option(8, "times that a step stands among those to draw from, if in it, or in one beside it, a "
                           "velocity changes by more than is usual", minimum=1)
-    penalty: float = option(1e-3, "of the mean square of effects, which makes bodies that are far act on none", minimum=0)
+    penalty: float = option(0.03, "weight of the mean square of effects, so that who is far has none", minimum=0)
     hidden: int = option(96, "width of the layers; 150 in the paper", minimum=1)
     effects: int = option(48, "channels of an effect; 50 in the paper", minimum=1)
     layers: int = option(2, "of the network of effects, before its last one; 4 in the paper", minimum=1)
