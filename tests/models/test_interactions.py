@@ -30,7 +30,7 @@ def drawn(name, count=6, bodies=4, seed=0):
     """States after a few steps, properties, the graph, and the next change."""
     system, sight = SYSTEMS[name]
     simulations = type(system)(bodies=bodies).simulate(count, 12, seed=seed)
-    before, after = simulations.states[:, -2], simulations.states[:, -1]
+    before, after = simulations.states[:, -2].contiguous(), simulations.states[:, -1]
     return before, simulations.properties, sight.graph(bodies), (after - before)[..., 2:]
 
 
