@@ -143,7 +143,7 @@ def test_a_rollout_moves_by_the_mean_velocity():
 
 
 def test_what_balls_see():
-    """Two of radius 0.1, 0.3 apart, that near one another by 2 a second; the first is 0.05 from a wall, and leaves it."""
+    """Two of radius 0.1, 0.3 apart, that come closer by 2 in a second; the first is 0.05 from a wall, and leaves it."""
     sight, states = InBox(0.01, 1.0), torch.tensor([[-0.85, 0.0, 1.0, 0.0], [-0.55, 0.0, -1.0, 0.0]])
     properties = torch.tensor([[1.0, 0.1], [1.0, 0.1]])
     pair = sight.pairs(states, properties, Graph(torch.tensor([[1], [0]]), num_nodes=2))[0]
