@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from structconv.models.sight import Sight
 from structconv.nn import GraphNetwork
-from structconv.nn.graph_networks import Attributes
 from structconv.structures import Graph
 
 __all__ = ["InteractionNetwork"]
@@ -60,20 +59,19 @@ class InteractionNetwork(nn.Module):
         return self
 
     def forward(self, states: Tensor, properties: Tensor, graph: Graph) -> Tensor:
-        change: Tensor = self.respond(states, properties, graph).nodes * self.change_scale
-        return change
+        change, _ = self.respond(states, properties, graph)
+        return change * self.change_scale
 
-    def respond(self, states: Tensor, properties: Tensor, graph: Graph) -> Attributes:
-        """Changes of velocity by their scale, and the effects, (..., E, effects)."""
+    def respond(self, states: Tensor, properties: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        """Changes of velocity by their scale, (..., N, 2), and the effects, (..., E, effects)."""
         pairs = self.sight.pairs(states, properties, graph) / self.pair_scale
         own = (self.sight.own(properties) / self.own_scale).expand(*states.shape[:-1], -1)
-        found: Attributes = self.network(own, graph, pairs)
-        first = found.nodes
+        first, effects, _ = self.network(own, graph, pairs)
         if self.outside is not None:
             outside = self.sight.outside(states, properties) / self.outside_scale
             first = first + self.outside(torch.cat([outside, own], -1))
         change, held = self.rest(first), self.sight.held(properties)
-        return found._replace(nodes=change if held is None else change * (1 - held))
+        return change if held is None else change * (1 - held), effects
 
     @torch.no_grad()
     def rollout(self, states: Tensor, properties: Tensor, graph: Graph, steps: int) -> Tensor:

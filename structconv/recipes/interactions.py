@@ -159,9 +159,9 @@ class InteractionTask(BatchTask):
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         steps, model = self.motion.steps["train"], self.model
         states, properties, changes = steps.at(self.drawn[torch.tensor(samples)])
-        found = model.respond(states, properties, steps.graph)
-        error = (found.nodes - changes / model.change_scale).square().mean((1, 2))
-        return (error + self.recipe.penalty * found.edges.square().mean((1, 2))).sum(), float(len(samples))
+        predicted, effects = model.respond(states, properties, steps.graph)
+        error = (predicted - changes / model.change_scale).square().mean((1, 2))
+        return (error + self.recipe.penalty * effects.square().mean((1, 2))).sum(), float(len(samples))
 
     def figures(self, part: str) -> dict[str, float]:
         error, constant = self.motion.steps[part].figures(self.model)

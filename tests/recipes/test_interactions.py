@@ -131,9 +131,9 @@ def test_effects_are_penalised():
     torch.nn.init.normal_(task.model.network.edge.rest[-1].bias, std=3.0)
     loss, count = task.loss([0, 1, 2])
     states, properties, changes = motion.steps["train"].at(task.drawn[:3])
-    found = task.model.respond(states, properties, motion.steps["train"].graph)
-    error = (found.nodes * task.model.change_scale - changes).square().mean() / task.model.change_scale**2
-    expected = error + motion.recipe.penalty * found.edges.square().mean()
+    predicted, effects = task.model.respond(states, properties, motion.steps["train"].graph)
+    error = (predicted * task.model.change_scale - changes).square().mean() / task.model.change_scale**2
+    expected = error + motion.recipe.penalty * effects.square().mean()
     torch.testing.assert_close(loss / count, expected.squeeze())
 
 

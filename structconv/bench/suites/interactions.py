@@ -63,7 +63,7 @@ def _geometric(network: _Concatenated, graph: Graph, nodes: Tensor, edges: Tenso
     if library is None:
         return []
 
-    class Passing(library.MessagePassing):  # type: ignore[misc,name-defined]
+    class Passing(library.MessagePassing):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__(aggr="add", node_dim=-2)
             self.network = network
