@@ -42,7 +42,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
         parser.set_defaults(run=run)
         if verb == "evaluate":
             parser.add_argument("--test", metavar="NAME", default=None,
-                                help="measure other files of the same format: a file, or the stem of two")
+                                help="measure other files of the same format, a file or the stem of two; or another "
+                                     "number of bodies")
 
 
 def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> None:

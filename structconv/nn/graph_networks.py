@@ -187,7 +187,7 @@ class GraphNetwork(Composite):
                               "none" if receivers is None else "receivers")
         channels = self._channels()
         rows = {"nodes": graph.num_inputs, "receivers": graph.num_outputs, "edges": graph.num_edges,
-                "globals": samples_of(graph).num_samples}
+                "globals": 0 if x["globals"] is None else samples_of(graph).num_samples}
         for name, tensor in x.items():
             if tensor is not None:
                 check_tensor(owner, name, tensor)

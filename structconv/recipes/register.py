@@ -13,6 +13,7 @@ from structconv.recipes.options.convlstm import MovingDigits
 from structconv.recipes.options.dcrnn import Traffic
 from structconv.recipes.options.digits import CompareDigits
 from structconv.recipes.options.images import MnistCheb, NonLocal
+from structconv.recipes.options.interactions import Interactions
 from structconv.recipes.options.knowledge import RGCNEntities, RGCNLinks, TypedWalks
 from structconv.recipes.options.molecules import Molecules
 from structconv.recipes.options.physics import RelationalInference
@@ -106,6 +107,9 @@ RECIPES: dict[str, Entry] = {entry.recipe.name: entry for entry in (
           summary="sequences pooled by place, by content and by relations (Fleuret, EE-559)", chapter="sequences"),
     Entry(recipe=RelationalInference, verb="train", module="structconv.recipes.nri",
           summary="which bodies act on which, found from their motion (Kipf et al. 2018)", chapter="physics"),
+    Entry(recipe=Interactions, verb="train", module="structconv.recipes.interactions",
+          summary="bodies under gravity, in a box and on a string, by interaction networks (Battaglia et al. 2016)",
+          chapter="physics"),
     Entry(recipe=RGCNEntities, verb="train", module="structconv.recipes.rgcn_entities",
           summary="classes of entities without features by R-GCN (Schlichtkrull et al. 2018)", chapter="knowledge"),
     Entry(recipe=RGCNLinks, verb="train", module="structconv.recipes.rgcn_links",

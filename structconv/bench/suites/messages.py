@@ -14,6 +14,7 @@ from structconv.bench.case import Case, Comparison, Entrant, Size, entrant
 from structconv.bench.graphs import molecules
 from structconv.bench.suites.entities import build_entities
 from structconv.bench.suites.graph_peers import copied, leaf
+from structconv.bench.suites.interactions import build_interactions
 from structconv.bench.suites.message_passing import build_network
 from structconv.bench.suites.relational_inference import build_rollouts
 from structconv.nn import EdgeConditionedConv
@@ -79,4 +80,5 @@ CASES = (
     Case(suite="messages", name="message-passing-network", build=build_network),
     Case(suite="messages", name="rgcn-entities", build=build_entities),
     Case(suite="messages", name="relational-inference", build=build_rollouts),
+    Case(suite="messages", name="interaction-network", build=build_interactions),
 )

@@ -1,0 +1,151 @@
+"""What moving bodies see of one another and of what is around them: the relations and objects of an interaction network
+(Battaglia et al. 2016)."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from structconv.structures import Graph
+
+__all__ = ["InBox", "InSpace", "OnString", "Sight"]
+
+#: Numbers that say how something is approached; a direction and a gap.
+_APPROACH = 6
+Gap = tuple[Tensor, Tensor]
+
+
+class Sight(abc.ABC):
+    """What is seen of states (..., N, 4), position and velocity in the plane, and of properties (..., N, A).
+
+    No place and no velocity is seen by itself but against another body's or a still thing's.
+
+    Args:
+        interval: between two times.
+    """
+
+    #: C, of a body by itself, and how many still things are around.
+    properties: ClassVar[int]
+    things: ClassVar[int] = 0
+    #: Gaps are told apart that are of this length or less, in the unit of positions.
+    reach: ClassVar[float]
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+
+    @property
+    def pair_channels(self) -> int:
+        return 4 + _APPROACH
+
+    @property
+    def outside_channels(self) -> int:
+        return _APPROACH * self.things
+
+    def pairs(self, states: Tensor, properties: Tensor, graph: Graph) -> Tensor:
+        """(..., E, 10) of each edge: where its sender is and how it moves, from its receiver, and how the two approach
+        one another."""
+        apart = states[..., graph.source, :] - states[..., graph.target, :]
+        sizes = self.sizes(properties)
+        touching = sizes[..., graph.source, :] + sizes[..., graph.target, :]
+        places, velocities = apart.split(2, -1)
+        now, later = (_gap(at, touching) for at in (places, places + self.interval * velocities))
+        return torch.cat([apart, self._approach(now, later, -velocities)], -1)
+
+    def outside(self, states: Tensor, properties: Tensor) -> Tensor:
+        """(..., N, 6 things) of each body: how it approaches what never moves."""
+        places, velocities = states.split(2, -1)
+        now, later = (self.around(at, properties) for at in (places, places + self.interval * velocities))
+        near = [self._approach(*both, velocities) for both in zip(now, later, strict=True)]
+        return torch.cat(near, -1) if near else states[..., :0]
+
+    def _approach(self, now: Gap, later: Gap, velocity: Tensor) -> Tensor:
+        """The direction, the speed in it, and tanh(gap / reach): now, and after a step without any change, there also
+        ten times as fine."""
+        (direction, gap), (_, left) = now, later
+        speed = (direction * velocity).sum(-1, keepdim=True)
+        return torch.cat([direction, speed, *((one / self.reach).tanh() for one in (gap, left, 10 * left))], -1)
+
+    def own(self, properties: Tensor) -> Tensor:
+        """(..., N, C) of each body: what it is."""
+        return properties
+
+    @abc.abstractmethod
+    def sizes(self, properties: Tensor) -> Tensor:
+        """(..., N, 1): the gap of a pair is its distance less the sizes of both."""
+
+    def around(self, places: Tensor, properties: Tensor) -> list[Gap]:
+        """Direction (..., N, 2) and gap (..., N, 1) of each still thing from bodies at these places (..., N, 2)."""
+        return []
+
+    def held(self, properties: Tensor) -> Tensor | None:
+        """1 where a body never moves, (..., N, 1), if there are such."""
+        return None
+
+    def graph(self, bodies: int) -> Graph:
+        """Of the pairs that may act on one another."""
+        return Graph.complete(bodies)
+
+
+class InSpace(Sight):
+    """Bodies that have a mass and no size, and nothing around them; `reach` is for distances of some tens."""
+
+    properties, reach = 1, 20.0
+
+    def sizes(self, properties: Tensor) -> Tensor:
+        return torch.zeros_like(properties)
+
+
+class InBox(Sight):
+    """Balls, of a mass and a radius, in a box whose half side is `box`; of each two walls the nearer one is seen."""
+
+    properties, things, reach = 2, 2, 0.02
+
+    def __init__(self, interval: float, box: float) -> None:
+        super().__init__(interval)
+        self.box = box
+
+    def sizes(self, properties: Tensor) -> Tensor:
+        return properties[..., 1:]
+
+    def around(self, places: Tensor, properties: Tensor) -> list[Gap]:
+        gaps = (self.box - properties[..., 1:] - places.abs()).split(1, -1)
+        sides = places.sign().split(1, -1)
+        return [(F.pad(sides[0], (0, 1)), gaps[0]), (F.pad(sides[1], (1, 0)), gaps[1])]
+
+
+class OnString(Sight):
+    """Bodies in a row, springs of rest length `length` between neighbours, who alone act on one another, and a disk of
+    radius `disk`. Properties are mass, 1 where a body is held, and the middle of the disk, x and y."""
+
+    properties, things, reach = 2, 1, 0.05
+
+    def __init__(self, interval: float, length: float, disk: float) -> None:
+        super().__init__(interval)
+        self.length, self.disk = length, disk
+
+    def own(self, properties: Tensor) -> Tensor:
+        return properties[..., :2]
+
+    def sizes(self, properties: Tensor) -> Tensor:
+        return torch.full_like(properties[..., :1], self.length / 2)
+
+    def around(self, places: Tensor, properties: Tensor) -> list[Gap]:
+        return [_gap(properties[..., 2:] - places, self.disk)]
+
+    def held(self, properties: Tensor) -> Tensor:
+        return properties[..., 1:2]
+
+    def graph(self, bodies: int) -> Graph:
+        left = torch.arange(bodies - 1)
+        pairs = torch.stack([left, left + 1])
+        return Graph(torch.cat([pairs, pairs.flip(0)], 1), num_nodes=bodies)
+
+
+def _gap(apart: Tensor, touching: Tensor | float) -> Gap:
+    """The direction of what lies so far (..., 2) from here, and its distance less that at which it touches."""
+    distance = apart.norm(dim=-1, keepdim=True)
+    return apart / distance.clamp(min=1e-9), distance - touching
