@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
 
-__all__ = ["Series", "ends_of_parts", "gaps", "read_series", "step_of_twelve"]
+__all__ = ["Part", "Series", "ends_of_parts", "gaps", "read_series", "step_of_twelve"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -74,6 +74,25 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
         raise DataError(path, "a reading", "missing ones alone")
     return Series(values=values.where(observed, 0.0), observed=observed, names=names,
                   graph=None if adjacency is None else read_adjacency(adjacency, names))
+
+
+class Part(NamedTuple):
+    """The times first ... end - 1 of series, which train, validate or test: from origins in it its later readings are
+    forecast; histories may reach back before it.
+
+    Args:
+        values, observed: (T, S), with as many times behind the last one as are forecast.
+    """
+
+    values: Tensor
+    observed: Tensor
+    first: int
+    end: int
+
+    @property
+    def origins(self) -> range:
+        """The last times that are known."""
+        return range(self.first, self.end - 1)
 
 
 def ends_of_parts(times: int, train: float, valid: float) -> dict[str, int]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from structconv import scenes
 from structconv.data.sensors import read_locations
-from structconv.data.series import Series, ends_of_parts, read_series, step_of_twelve
+from structconv.data.series import Part, Series, ends_of_parts, read_series, step_of_twelve
 from structconv.errors import DataError
 from structconv.mechanisms import Identity
 from structconv.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
@@ -44,22 +44,6 @@ class Batch:
     known: Tensor | None
     wanted: Tensor
     counted: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """The times first ... end - 1 of series (times + horizon, S), filled with the last reading before each that is
-    missing: from origins in it its later readings are forecast; histories may reach back before it."""
-
-    values: Tensor
-    observed: Tensor
-    first: int
-    end: int
-
-    @property
-    def origins(self) -> range:
-        """The last times that are known."""
-        return range(self.first, self.end - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +121,7 @@ def _read(recipe: Traffic, name: str, adjacency: Any = None) -> Series:
 
 
 def _part(recipe: Traffic, series: Series, first: int, end: int) -> Part:
+    """Its values filled with the last reading before each that is missing."""
     filled = History.of(series.values.mT, series.observed.mT).filled.mT
     values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (filled, series.observed))
     return Part(values=values, observed=observed, first=first, end=end)

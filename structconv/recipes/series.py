@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.data.series import ends_of_parts, gaps, read_series, step_of_twelve
+from structconv.data.series import Part, ends_of_parts, gaps, read_series, step_of_twelve
 from structconv.errors import DataError
 from structconv.models.series import Forecaster, LastValue
 from structconv.pictures import forecast_png
@@ -41,24 +41,6 @@ class Batch:
     counted: Tensor
 
 
-class Part(NamedTuple):
-    """What trains, validates or tests: series (S, times), and what is observed of them, with `horizon` times behind.
-
-    Args:
-        first: the first origin, the last time that a forecast knows. end: of the times whose readings count.
-    """
-
-    values: Tensor
-    observed: Tensor
-    first: int
-    end: int
-
-    @property
-    def origins(self) -> range:
-        """From where is forecast."""
-        return range(self.first, self.end - 1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Histories:
     """Series in three parts, one behind the other, unless another file tests; a sample is an origin and a sensor. Of
@@ -71,7 +53,7 @@ class Histories:
     def read(cls, recipe: Series) -> Histories:
         """Those of the recipe's files; `DataError` where one is too short."""
         values, observed = _padded(recipe, recipe.file)
-        times = values.shape[-1] - recipe.horizon
+        times = len(values) - recipe.horizon
         ends = ends_of_parts(times, recipe.train, recipe.valid)
         if ends["train"] <= recipe.history or min(ends["val"] - ends["train"], times - ends["val"]) <= recipe.horizon:
             raise DataError(recipe.path(recipe.file), f"more than history={recipe.history} times for training, and "
@@ -83,13 +65,13 @@ class Histories:
     def known(self) -> Tensor:
         """The readings that train."""
         values, observed, _, end = self.parts["train"]
-        return values[:, :end][observed[:, :end]]
+        return values[:end][observed[:end]]
 
     def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
         """Samples, without those of the history that are `missing` (B, T); what lies behind the part is not counted."""
         recipe, of = self.recipe, self.parts[part]
         times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
-        values, observed = (table[sensors.unsqueeze(-1), times] for table in (of.values, of.observed))
+        values, observed = (table[times, sensors.unsqueeze(-1)] for table in (of.values, of.observed))
         observed = observed & (times < of.end)
         (known, wanted), (seen, counted) = (table.split((recipe.history, recipe.horizon), -1)
                                             for table in (values, observed))
@@ -102,7 +84,7 @@ class Histories:
         `stride`-th origin; with a share of each history in gaps, the same for all models."""
         generator = torch.Generator().manual_seed(0)
         of = self.parts[part]
-        samples = torch.cartesian_prod(torch.tensor(of.origins[::stride]), torch.arange(len(of.values)))
+        samples = torch.cartesian_prod(torch.tensor(of.origins[::stride]), torch.arange(of.values.shape[1]))
         total, count = torch.zeros(2, self.recipe.horizon, dtype=torch.float64)
         for origin, sensor in (rows.unbind(-1) for rows in samples.split(_MANY)):
             missing = self.missing(len(origin), share, generator) if share else None
@@ -127,16 +109,16 @@ class Histories:
 
 
 def _padded(recipe: Series, file: str) -> tuple[Tensor, Tensor]:
-    """The readings of a file and which are observed, (S, times + horizon)."""
+    """The readings of a file and which are observed, (times + horizon, S)."""
     series = read_series(recipe.path(file), missing="zero" if recipe.missing == "zero" else "nan")
-    values, observed = (F.pad(table.T, (0, recipe.horizon)) for table in (series.values, series.observed))
+    values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (series.values, series.observed))
     return values, observed
 
 
 def _other(recipe: Series) -> Part:
     """The whole of the file that tests; of any sensors, each of which is forecast alone."""
     values, observed = _padded(recipe, recipe.test)
-    end = values.shape[-1] - recipe.horizon
+    end = len(values) - recipe.horizon
     if end <= recipe.history:
         raise DataError(recipe.path(recipe.test), f"more than history={recipe.history} times", f"{end} times")
     return Part(values, observed, recipe.history - 1, end)
@@ -157,13 +139,13 @@ class SeriesTask(BatchTask):
 
     def __init__(self, recipe: Series, histories: Histories, attention: str, seed: int) -> None:
         self.histories, part = histories, histories.parts["train"]
-        windows = Windows(len(part.origins) * len(part.values), size=recipe.batch_size, seed=seed)
+        windows = Windows(len(part.origins) * part.values.shape[1], size=recipe.batch_size, seed=seed)
         super().__init__(network(recipe, histories, attention), recipe, windows)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         histories, count = self.histories, len(samples)
         part = histories.parts["train"]
-        chosen, sensors = torch.tensor([divmod(sample, len(part.values)) for sample in samples]).unbind(-1)
+        chosen, sensors = torch.tensor([divmod(sample, part.values.shape[1]) for sample in samples]).unbind(-1)
         missing = histories.missing(count, histories.recipe.gaps) & (torch.rand(count, 1) < 0.5)
         batch = histories.batch("train", chosen + part.first, sensors, missing)
         error = (self.model(batch.values, batch.observed) - batch.wanted).abs() * batch.counted
@@ -198,7 +180,7 @@ def _picture(task: SeriesTask) -> bytes:
     """A history with gaps, in the middle of the test, of the sensor whose readings vary most; what is forecast, and
     where the heads look."""
     histories, model, part = task.histories, task.model, task.histories.parts["test"]
-    sensor = part.values[:, :part.end].std(-1).argmax().unsqueeze(0)
+    sensor = part.values[:part.end].std(0).argmax().unsqueeze(0)
     missing = histories.missing(1, histories.recipe.gaps, torch.Generator().manual_seed(0))
     batch = histories.batch("test", torch.tensor([part.origins[len(part.origins) // 2]]), sensor, missing)
     y, last = (found(batch.values, batch.observed)[0] for found in (model, LastValue(histories.recipe.horizon)))
