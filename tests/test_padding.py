@@ -8,6 +8,7 @@ from torch import nn
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import (
+    STRUCTURE_IF_GIVEN,
     Additive,
     ALiBi,
     BiAffine,
@@ -158,3 +159,21 @@ def test_nested_tensors_are_prepared_as_entries_of_samples():
         layer.prepare(x)
     prepared = layer.prepare(x.values(), structure=Samples(x.offsets().diff()))
     torch.testing.assert_close(layer(prepared), layer(x).values())
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name):
+    """Padding that holds NaN: the gradients of the ordinary call."""
+    own, longest = sequences(), max(LENGTHS)
+    keep = torch.arange(longest) < torch.tensor(LENGTHS).unsqueeze(-1)
+    x = torch.stack([torch.cat([t, torch.full((longest - len(t), P), torch.nan, dtype=t.dtype)]) for t in own])
+    layer = Conv(SCORES[name].masked(keep=STRUCTURE_IF_GIVEN).softmax(), P, P).double()
+    z = x.nan_to_num(1.0)
+    found = []
+    for call in (lambda: layer(x, z, Padding(keep)), lambda: layer(layer.prepare(x, Padding(keep)), z)):
+        layer.zero_grad()
+        call().sum().backward()
+        found.append([parameter.grad for parameter in layer.parameters() if parameter.grad is not None])
+    for ours, wanted in zip(*found, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, wanted)

@@ -35,6 +35,7 @@ from structconv.planning.problem import Call, Image, PartInputs
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
 from structconv.structures.places import Places
+from structconv.structures.supports import Padding
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, MixtureWeights, Weight, WeightList
@@ -163,6 +164,9 @@ class Conv(Layer):
         if self.mechanism.reads_by_name or "_reads" in self.mechanism.__dict__:
             raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
+        if isinstance(structure, Padding):
+            check_tensor("Conv", "x", x)
+            x, _, _ = _seen(self.mechanism, x, None, structure)
         return Prepared(self, x, structure, sight(self.mechanism, structure))
 
     def step(self, prepared: Prepared, x: Tensor, z: Tensor | None = None, **options: Any) -> Any:
