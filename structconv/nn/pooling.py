@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from structconv.errors import ShapeError, StructureError
+from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.index import Identity
 from structconv.mechanisms.masks import STRUCTURE
@@ -30,7 +31,12 @@ __all__ = ["POOLINGS", "GraphPool", "GroupPool"]
 
 #: Rows of a table of groups, for each row that there is, up to which reading it is faster than spreading the rows.
 _SPREAD = 4
-POOLINGS = ("sum", "mean", "max", "softmax", "set2set")
+#: What a kind of pooling is, which of "max" is no convolution.
+_MECHANISMS: dict[str, Mechanism | None] = {
+    "sum": Adjacency(None, weighted=False), "mean": Adjacency("row", weighted=False), "max": None,
+    "softmax": BiAffine(bilinear=False, target=False).masked(keep=STRUCTURE).softmax(),
+    "set2set": DotProduct().masked(keep=STRUCTURE).softmax()}
+POOLINGS = tuple(_MECHANISMS)
 
 
 class GroupPool(Composite):
@@ -61,13 +67,10 @@ class GroupPool(Composite):
         check_choice(owner, "kind", kind, POOLINGS)
         self.channels, self.kind = check_positive(owner, "channels", channels), kind
         self.steps = check_positive(owner, "steps", steps)
-        mechanisms = {"sum": Adjacency(None, weighted=False), "mean": Adjacency("row", weighted=False),
-                      "softmax": BiAffine(bilinear=False, target=False).masked(keep=STRUCTURE).softmax(),
-                      "set2set": DotProduct().masked(keep=STRUCTURE).softmax()}
         if kind == "set2set":
             self.cell = ConvLSTMCell(Identity(), 2 * channels, channels)
-        if kind in mechanisms:
-            self.conv = Conv(mechanisms[kind], channels, channels, weight=Eye(), bias=False)
+        if (mechanism := _MECHANISMS[kind]) is not None:
+            self.conv = Conv(mechanism, channels, channels, weight=Eye(), bias=False)
         self.to(device=device, dtype=dtype)
 
     @property
