@@ -29,7 +29,7 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser = verbs.add_parser("reproduce", help=text, description=text, parents=[shared], allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="recipes, as `structconv list` shows them; key=value sets an option of all of them")
-    parser.add_argument("--all", action="store_true", help="every recipe that has a figure")
+    parser.add_argument("--all", action="store_true", help="every recipe that has a figure, and whose data is there")
     parser.add_argument("--data", metavar="DIR", default=None,
                         help="the folder with a folder of data for each recipe that reads any: multi30k, text, ...")
     parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default or paper")
@@ -48,8 +48,9 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     overrides = [word for word in words if "=" in word]
     entries = _chosen([word for word in words if "=" not in word], args.all)
     recipes = [resolve(entry.recipe, [*_data(args.data, entry), *overrides], args.preset) for entry in entries]
-    for recipe in recipes:
-        recipe.check()
+    if not args.all:
+        for recipe in recipes:
+            recipe.check()
     if not recipes:
         raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
     if args.budget is not None and not args.budget >= 0:
@@ -59,13 +60,12 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     with progress, Interrupt(progress.note) as interrupt:
         for entry, recipe in zip(entries, recipes, strict=True):
             left = None if args.budget is None else 60 * args.budget - (time.monotonic() - began)
-            done = (_place(args, recipe) / "summary.json").is_file()
-            if left is not None and not done and (need := _estimate(entry, recipe, progress)) > left:
+            reason = _obstacle(entry, recipe, args, left, progress)
+            if reason:
                 left_out.append(recipe.name)
-                progress.note(f"{recipe.name}: left out, for it takes {need / 60:.1f} min, and "
-                              f"{max(left, 0) / 60:.1f} are left")
-                continue
-            rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
+                progress.note(f"{recipe.name} is left out: {reason}")
+            else:
+                rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
     if args.json:
         print_json({"outcomes": rows, "left_out": left_out, "minutes": (time.monotonic() - began) / 60})
     else:
@@ -95,6 +95,18 @@ def _data(folder: str | None, entry: Entry) -> list[str]:
         raise ConfigError("structconv reproduce", f"--data must name the folder with {entry.recipe.folder}, which "
                           f"{entry.recipe.name} reads", "none", entry.recipe.where)
     return [f"data={Path(folder) / entry.recipe.folder}"]
+
+
+def _obstacle(entry: Entry, recipe: Any, args: argparse.Namespace, left: float | None, progress: Progress) -> str:
+    """Why it cannot run, if so: its data is not there, or it takes more than the seconds that are left."""
+    try:
+        recipe.check()
+    except ConfigError as error:
+        return str(error)
+    if left is None or (_place(args, recipe) / "summary.json").is_file():
+        return ""
+    need = _estimate(entry, recipe, progress)
+    return "" if need <= left else f"it takes {need / 60:.1f} min, and {max(left, 0) / 60:.1f} are left"
 
 
 def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:

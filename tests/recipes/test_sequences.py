@@ -12,6 +12,7 @@ import shutil
 import pytest
 
 from structconv.cli import main
+from structconv.recipes.register import entry_named
 from tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
 
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "runs": "rennt", "red": "roter", "old": "alter"}
@@ -320,6 +321,13 @@ def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, mo
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["outcomes"], found["left_out"]) == ([], ["characters"])
     assert main([*words, "--budget", "nan"]) == 2
+    known = {name: entry_named(name) for name in ("molecules", "characters")}
+    monkeypatch.setattr("structconv.commands.reproduce.RECIPES", known)
+    assert main([*words[:1], "--all", *words[2:]]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out.splitlines()[-1])
+    assert ([row["recipe"] for row in found["outcomes"]], found["left_out"]) == (["characters"], ["molecules"])
+    assert "molecules is left out" in err and "data must be a folder" in err
     monkeypatch.setattr(Characters, "goals", {"quick": 0.0})
     assert main([*words[:-4], str(tmp_path / "missed"), *words[-3:]]) == 1
 
