@@ -96,6 +96,9 @@ def _pixels(path: Path) -> Tensor:
 
     try:
         with Image.open(path) as image:
-            return torch.from_numpy(np.array(image.convert("L")))
+            if not image.mode.startswith("I"):
+                return torch.from_numpy(np.array(image.convert("L")))
+            wide = np.array(image).astype(np.int64).clip(0, 65535)  # 16 bits, which convert() would cut off at 255
+            return torch.from_numpy(((wide + 128) // 257).astype(np.uint8))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(path, "a whole PNG", error) from None

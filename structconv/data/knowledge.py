@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.data.text import decoded, lines_of, read_bytes, read_lines
+from structconv.data.text import decoded, is_natural, lines_of, read_bytes, read_lines
 from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import KnowledgeGraph
@@ -28,7 +28,8 @@ _PARTS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test"
 _ENDINGS = ("", ".txt", ".tsv", ".dat")
 _NUMBERED = {"entity": "entity2id.txt", "relation": "relation2id.txt", "train": "train2id.txt",
              "valid": "valid2id.txt", "test": "test2id.txt"}
-_TERM = r'<[^<>"{}|^`\\\s]*>|_:\S+'
+_IRI = r'(?:[^<>"{}|^`\\\s]|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8})*'
+_TERM = rf'<{_IRI}>|_:\S+'
 _LITERAL = r'"(?:[^"\\]|\\.)*"(?:@[\w-]+|\^\^<[^<>\s]*>)?'
 _STATEMENT = re.compile(rf"\s*({_TERM})\s*<([^<>\s]*)>\s*({_TERM}|{_LITERAL})\s*\.\s*(#.*)?")
 
@@ -167,14 +168,14 @@ def _numbered(path: str | Path, files: Mapping[str, _File]) -> Triples:
 def _counted(file: _File, columns: int) -> Iterator[tuple[int, list[str]]]:
     """The lines behind one that says how many there are, each cut into columns from behind."""
     lines = file.lines()
-    if not lines[0].strip().isdecimal():
+    if not is_natural(lines[0].strip()):
         raise DataError(file.name, "the number of lines that follow", repr(lines[0]), line=1)
-    rows = [line for line in lines[1:] if line.strip()]
+    rows = [(number, line) for number, line in enumerate(lines[1:], 2) if line.strip()]
     if len(rows) != int(lines[0]):
         raise DataError(file.name, f"{int(lines[0])} lines behind the first, as it says", len(rows), line=1)
-    for number, line in enumerate(rows, 2):
+    for number, line in rows:
         cells = line.rsplit(maxsplit=columns - 1)
-        if len(cells) != columns or not all(cell.isascii() and cell.isdecimal() for cell in cells[1:]):
+        if len(cells) != columns or not all(map(is_natural, cells[1:])):
             raise DataError(file.name, f"{columns} columns that end in a number", repr(line), line=number)
         yield number, cells
 
@@ -182,10 +183,12 @@ def _counted(file: _File, columns: int) -> Iterator[tuple[int, list[str]]]:
 def _listed(file: _File) -> tuple[str, ...]:
     """The names in the order of their numbers."""
     names: dict[int, str] = {}
+    seen: set[str] = set()
     for line, (name, number) in _counted(file, 2):
-        if int(number) in names or name in names.values():
+        if int(number) in names or name in seen:
             raise DataError(file.name, "names and numbers that come once", f"{name!r} {number}", line=line)
         names[int(number)] = name
+        seen.add(name)
     if sorted(names) != list(range(len(names))):
         raise DataError(file.name, f"the numbers 0 to {len(names) - 1}", f"one up to {max(names)}")
     return tuple(names[number] for number in range(len(names)))
@@ -194,7 +197,7 @@ def _listed(file: _File) -> tuple[str, ...]:
 def _indices(file: _File, entities: int, relations: int) -> Tensor:
     rows = []
     for line, cells in _counted(file, 3):
-        if not cells[0].isdecimal():
+        if not is_natural(cells[0]):
             raise DataError(file.name, "three numbers: head, tail, relation", " ".join(cells), line=line)
         head, tail, relation = map(int, cells)
         if max(head, tail) >= entities:
@@ -202,6 +205,8 @@ def _indices(file: _File, entities: int, relations: int) -> Tensor:
         if relation >= relations:
             raise DataError(file.name, f"a relation below {relations}", relation, line=line)
         rows.append((head, relation, tail))
+    if not rows:
+        raise DataError(file.name, "triples", "none")
     return torch.tensor(rows, dtype=torch.int64)
 
 

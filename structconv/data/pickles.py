@@ -21,12 +21,16 @@ def _admitted() -> dict[tuple[str, str], Callable[..., object]]:
 
     reconstruct: Any = np.empty(0).__reduce__()[0]
     scalar: Any = np.float64(0).__reduce__()[0]
+    from_buffer: Any = np.zeros(1).__reduce_ex__(5)[0]
     table: dict[tuple[str, str], Callable[..., object]] = {
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
         ("scipy.sparse.csr", "csr_matrix"): csr_matrix,
         ("scipy.sparse._csr", "csr_matrix"): csr_matrix,
         ("collections", "defaultdict"): collections.defaultdict,
+        ("_codecs", "encode"): _latin1,
+        ("numpy.core.numeric", "_frombuffer"): from_buffer,
+        ("numpy._core.numeric", "_frombuffer"): from_buffer,
     }
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
         table[module, "_reconstruct"] = reconstruct
@@ -35,6 +39,13 @@ def _admitted() -> dict[tuple[str, str], Callable[..., object]]:
         table[module, "list"] = list
         table[module, "int"] = int
     return table
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """Bytes as protocols below 3 write them."""
+    if encoding != "latin1":
+        raise ValueError(f"bytes as latin1 alone, not as {encoding!r}")
+    return text.encode("latin1")
 
 
 class _ArrayUnpickler(pickle.Unpickler):

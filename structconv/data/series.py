@@ -16,7 +16,8 @@ from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
 
-__all__ = ["Part", "Series", "ends_of_parts", "gaps", "read_series", "step_of_twelve"]
+__all__ = ["Part", "Series", "check_observed", "ends_of_parts", "gaps", "mean_and_deviation",
+           "read_series", "step_of_twelve"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -93,6 +94,17 @@ class Part(NamedTuple):
     def origins(self) -> range:
         """The last times that are known."""
         return range(self.first, self.end - 1)
+
+
+def mean_and_deviation(known: Tensor) -> tuple[float, float]:
+    """Those of readings (n,); 1 for the deviation of readings that are all the same."""
+    return float(known.mean()), (float(known.std()) if len(known) > 1 else 0.0) or 1.0
+
+
+def check_observed(path: object, name: str, part: Part) -> None:
+    """Raise `DataError` where nothing that is forecast in the part was observed."""
+    if not part.observed[part.first + 1:part.end].any():
+        raise DataError(path, f"a reading to forecast in {name}", "missing ones alone")
 
 
 def ends_of_parts(times: int, train: float, valid: float) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from structconv.errors import DataError
 
-__all__ = ["decoded", "lines_of", "read_bytes", "read_json", "read_lines", "read_text"]
+__all__ = ["decoded", "is_natural", "lines_of", "read_bytes", "read_json", "read_lines", "read_text"]
 
 _GZIP = b"\x1f\x8b"
 
@@ -89,3 +89,8 @@ def read_bytes(path: str | Path) -> bytes:
         return gzip.decompress(content)
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(path, "a whole gzip file", error, remedy="Fetch it again.") from None
+
+
+def is_natural(text: str) -> bool:
+    """Whether it is a number 0, 1, ... below 10^18 in plain digits."""
+    return text.isascii() and text.isdigit() and len(text) <= 18

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.data.text import read_lines
+from structconv.data.text import is_natural, read_lines
 from structconv.errors import DataError
 
 __all__ = ["Problem", "read_problem", "read_tour"]
@@ -70,7 +70,7 @@ def read_tour(path: str | Path, *, nodes: int) -> Tensor:
     for line, text in _numbers_of(file, "TOUR_SECTION"):
         if text == "-1":
             break
-        node = int(text) if text.isascii() and text.isdigit() else 0
+        node = int(text) if is_natural(text) else 0
         if not 1 <= node <= nodes or node in found:
             raise DataError(path, f"a node of 1 ... {nodes} that has not come yet", repr(text), line=line)
         found[node] = line
@@ -131,7 +131,7 @@ class _File:
         if "DIMENSION" not in self.keys:
             raise DataError(self.path, "DIMENSION", "none")
         line = self.keys["DIMENSION"]
-        if not (line.text.isascii() and line.text.isdigit() and int(line.text) > 0):
+        if not (is_natural(line.text) and int(line.text) > 0):
             raise DataError(self.path, "DIMENSION to be a number of nodes", repr(line.text), line=line.number)
         return int(line.text)
 
@@ -150,7 +150,7 @@ def _points(file: _File, section: str, size: int) -> Tensor:
     found: dict[int, list[float]] = {}
     for line in file.sections[section]:
         cells = line.text.split()
-        node = int(cells[0]) if cells[0].isascii() and cells[0].isdigit() else 0
+        node = int(cells[0]) if is_natural(cells[0]) else 0
         if len(cells) != 3 or not 1 <= node <= size or node in found:
             raise DataError(file.path, f"a node of 1 ... {size} that has not come yet, and its two coordinates",
                             repr(line.text), line=line.number)

@@ -139,16 +139,18 @@ class GraphNetwork(Composite):
     def independent(cls, node_channels: int, edge_channels: int = 0, global_channels: int = 0, **options: Any) -> Self:
         """Each of nodes, edges and graphs by itself (section 4.3.1, figure 4b, without the recurrence: a state is
         carried on by a next call whose attributes hold it)."""
-        return cls(node_channels, edge_channels, global_channels, edge_reads=("edges",), node_reads=("nodes",),
-                   globals_reads=("globals",), **options)
+        reads: dict[str, Any] = {
+            f"{name}_reads": (own,) for name, own in (("edge", "edges"), ("node", "nodes"), ("globals", "globals"))
+            if options.get(name) is not None}
+        return cls(node_channels, edge_channels, global_channels, **reads, **options)
 
     @classmethod
     def message_passing(cls, node_channels: int, edge_channels: int = 0, *, edge: Widths, node: Widths,
                         globals: Widths = None, **options: Any) -> Self:
         """Messages f([e, v_s, v_r]), nodes g([sum of messages, v]) and, if asked for, a readout h(sum v') (Gilmer et
         al. 2017, eq. 1 to 3)."""
-        return cls(node_channels, edge_channels, edge=edge, node=node, globals=globals, globals_reads=("nodes",),
-                   **options)
+        return cls(node_channels, edge_channels, edge=edge, node=node, globals=globals,
+                   globals_reads=None if globals is None else ("nodes",), **options)
 
     @classmethod
     def interaction(cls, node_channels: int, edge_channels: int = 0, global_channels: int = 0, *, edge: Widths,

@@ -13,7 +13,15 @@ from torch.nn import functional as F
 
 from structconv import scenes
 from structconv.data.sensors import read_locations
-from structconv.data.series import Part, Series, ends_of_parts, read_series, step_of_twelve
+from structconv.data.series import (
+    Part,
+    Series,
+    check_observed,
+    ends_of_parts,
+    mean_and_deviation,
+    read_series,
+    step_of_twelve,
+)
 from structconv.errors import DataError
 from structconv.mechanisms import Identity
 from structconv.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
@@ -69,6 +77,8 @@ class Sensors:
         parts = {part: _part(recipe, series, max(firsts[part], least), ends[part]) for part in ends}
         if recipe.test:
             parts["test"] = _other(recipe, series)
+        for name, part in parts.items():
+            check_observed(recipe.path(recipe.test) if recipe.test and name == "test" else path, name, part)
         assert series.graph is not None
         return cls(recipe=recipe, parts=parts, names=series.names, graph=series.graph)
 
@@ -134,8 +144,9 @@ def _other(recipe: Traffic, series: Series) -> Part:
         odd = min(set(test.names) ^ set(series.names))
         raise DataError(path, f"the {len(series.names)} sensors of {recipe.file}", f"{len(test.names)} with another "
                         f"one, {odd!r}" if odd in test.names else f"{len(test.names)} without {odd!r}", line=1)
-    if len(test.values) <= recipe.history:
-        raise DataError(path, f"more than history={recipe.history} times", f"{len(test.values)} times")
+    if len(test.values) < recipe.history + recipe.horizon:
+        raise DataError(path, f"history={recipe.history} times at least, and horizon={recipe.horizon} behind them",
+                        f"{len(test.values)} times")
     order = [test.names.index(name) for name in series.names]
     same = Series(values=test.values[:, order], observed=test.observed[:, order], names=series.names)
     return _part(recipe, same, recipe.history - 1, len(test.values))
@@ -143,11 +154,11 @@ def _other(recipe: Traffic, series: Series) -> Part:
 
 def network(recipe: Traffic, sensors: Sensors, name: str) -> DCRNN:
     """The recipe's model with the graph, or the one without it that has as many parameters."""
-    known, day = sensors.known(), int(recipe.period > 0)
+    (mean, deviation), day = mean_and_deviation(sensors.known()), int(recipe.period > 0)
     wide = width_without_graph(recipe.hidden, recipe.layers, day, recipe.walk)
     mechanism, hidden = (diffusion(recipe.walk), recipe.hidden) if name == _GRAPH else (Identity(), wide)
     return DCRNN(mechanism, horizon=recipe.horizon, hidden=hidden, layers=recipe.layers, known=day,
-                 mean=float(known.mean()), deviation=float(known.std()))
+                 mean=mean, deviation=deviation)
 
 
 class DCRNNTask(BatchTask):

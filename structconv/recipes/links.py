@@ -65,6 +65,10 @@ class Facts:
             data = (replace(data, parts={**data.parts, "test": parts["test"]}) if own_entities else
                     Triples(entities=other.entities, relations=data.relations, parts=parts))
         train = data.parts["train"].unique(dim=0)
+        twice = next((name for name in data.relations if f"{name}^-1" in data.relations), None)
+        if twice is not None:
+            raise DataError(recipe.path(recipe.triples), f"relations without inverses of their own, as {twice} has",
+                            f"{twice}^-1", remedy="They are added here.")
         graph = data.graph(train).with_inverses()
         sizes = graph.num_entities, graph.num_relations
         every = torch.cat([known, *data.parts.values()])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv.data.images import Images
+from structconv.errors import ConfigError
 from structconv.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
 from structconv.recipes.images import parts_of, trainings
 from structconv.recipes.options.images import MnistCheb
@@ -24,6 +25,8 @@ __all__ = ["RUNNER", "of_graph", "of_grid"]
 def of_graph(recipe: MnistCheb, images: Images) -> GraphLeNet:
     """The recipe's model over the graph of such images' pixels."""
     height, width = images.inputs.shape[1:]
+    if recipe.neighbours >= height * width:
+        raise ConfigError(recipe.name, f"neighbours must be below the {height * width} pixels", recipe.neighbours)
     return GraphLeNet(pixel_graph(height, width, recipe.neighbours), len(images.names), channels=recipe.channels,
                       order=recipe.order, hidden=recipe.hidden, dropout=recipe.dropout)
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from structconv.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, read_molecules
 from structconv.data.molecules import Molecules as Data
+from structconv.data.series import ends_of_parts
 from structconv.errors import DataError
 from structconv.models.molecules import MessagePassing
 from structconv.recipes.options.molecules import Molecules
@@ -51,9 +52,9 @@ class Table:
     def places(self, seed: int) -> dict[str, list[int]]:
         """Which molecules train, validate and test with this seed."""
         count = len(self.molecules)
-        ends = int(self.recipe.train * count), int((self.recipe.train + self.recipe.valid) * count)
+        ends = ends_of_parts(count, self.recipe.train, self.recipe.valid)
         order: list[int] = torch.randperm(count, generator=generator(seed, 0)).tolist()
-        return {"train": order[:ends[0]], "val": order[ends[0]:ends[1]], "test": order[ends[1]:]}
+        return {"train": order[:ends["train"]], "val": order[ends["train"]:ends["val"]], "test": order[ends["val"]:]}
 
     @property
     def skipped(self) -> int:

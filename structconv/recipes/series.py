@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.data.series import Part, ends_of_parts, gaps, read_series, step_of_twelve
+from structconv.data.series import (
+    Part,
+    check_observed,
+    ends_of_parts,
+    gaps,
+    mean_and_deviation,
+    read_series,
+    step_of_twelve,
+)
 from structconv.errors import DataError
 from structconv.models.series import Forecaster, LastValue
 from structconv.pictures import forecast_png
@@ -60,7 +68,10 @@ class Histories:
                             f"than horizon={recipe.horizon} for validation and for the test", f"{times} times")
         firsts = {"train": recipe.history - 1, "val": ends["train"], "test": ends["val"]}
         parts = {part: Part(values, observed, firsts[part], ends[part]) for part in ends}
-        return cls(recipe=recipe, parts={**parts, "test": _other(recipe)} if recipe.test else parts)
+        parts = {**parts, "test": _other(recipe)} if recipe.test else parts
+        for name, part in parts.items():
+            check_observed(recipe.path(recipe.test if recipe.test and name == "test" else recipe.file), name, part)
+        return cls(recipe=recipe, parts=parts)
 
     def known(self) -> Tensor:
         """The readings that train."""
@@ -119,17 +130,18 @@ def _other(recipe: Series) -> Part:
     """The whole of the file that tests; of any sensors, each of which is forecast alone."""
     values, observed = _padded(recipe, recipe.test)
     end = len(values) - recipe.horizon
-    if end <= recipe.history:
-        raise DataError(recipe.path(recipe.test), f"more than history={recipe.history} times", f"{end} times")
+    if end < recipe.history + recipe.horizon:
+        raise DataError(recipe.path(recipe.test), f"history={recipe.history} times at least, and horizon="
+                        f"{recipe.horizon} behind them", f"{end} times")
     return Part(values, observed, recipe.history - 1, end)
 
 
 def network(recipe: Series, histories: Histories, attention: str) -> Forecaster:
     """The recipe's model."""
-    known = histories.known()
+    mean, deviation = mean_and_deviation(histories.known())
     return Forecaster(history=recipe.history, horizon=recipe.horizon, patch=recipe.patch, hidden=recipe.hidden,
                       attention=attention, heads=recipe.heads if attention == "period" else 1, dropout=recipe.dropout,
-                      mean=float(known.mean()), deviation=float(known.std()))
+                      mean=mean, deviation=deviation)
 
 
 class SeriesTask(BatchTask):

@@ -125,3 +125,12 @@ def test_mnist(data_dir):
     assert found.inputs.shape == (10_000, 28, 28)
     assert found.labels[:5].tolist() == [7, 2, 1, 0, 4]
     assert found.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+def test_grey_of_16_bits_is_that_of_8(tmp_path):
+    grey = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)
+    for name, pixels in (("wide", grey.astype(np.uint16) * 257), ("narrow", grey)):
+        (tmp_path / name / "a").mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / name / "a" / "0.png")
+    wide, narrow = (read_images(tmp_path / name).inputs for name in ("wide", "narrow"))
+    assert torch.equal(wide, narrow)

@@ -150,6 +150,9 @@ def test_triples_of_numbers(tmp_path):
     ({"test2id": "2\n0 1 0\n"}, r"test2id\.txt, line 1: expected 2 lines behind the first, as it says; got 1"),
     ({"test2id": "0 1 0\n"}, r"test2id\.txt, line 1: expected the number of lines that follow"),
     ({"entity2id": "2\na\t0\nb\t2\n"}, r"entity2id\.txt: expected the numbers 0 to 1; got one up to 2"),
+    ({"test2id": "0\n"}, r"test2id\.txt: expected triples; got none"),
+    ({"test2id": "2\n0 1 0\n\n0 9 0\n"}, r"test2id\.txt, line 4: expected entities below 2; got 9"),
+    ({"test2id": f"{'1' * 5000}\n0 1 0\n"}, r"test2id\.txt, line 1: expected the number of lines that follow"),
     ({"entity2id": "2\na\t0\na\t1\n"}, r"entity2id\.txt, line 3: expected names and numbers that come once")])
 def test_a_wrong_number_is_named(tmp_path, parts, said):
     with pytest.raises(DataError, match=said):
@@ -206,3 +209,10 @@ def test_rdf_is_read_without_what_tells_the_class(tmp_path):
 def test_a_wrong_statement_or_class_is_named(tmp_path, parts, said):
     with pytest.raises(DataError, match=said):
         classes(tmp_path, **parts)
+
+
+def test_iris_may_have_escapes(tmp_path):
+    path = tmp_path / "a.nt"
+    path.write_text(r"<http://e.org/caf\u00E9> <http://e.org/p> <http://e.org/\U0001F600> ." + "\n")
+    [(_, row)] = read_ntriples(path)
+    assert row[0] == r"http://e.org/caf\u00E9"

@@ -62,6 +62,12 @@ def test_a_wrong_pickle_is_named(tmp_path, content, message):
         read_adjacency(pickled(tmp_path, content), NAMES)
 
 
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_of_any_protocol(tmp_path, protocol):
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(dcrnn(), protocol=protocol))
+    assert read_adjacency(tmp_path / "a.pkl", ("c", "b")).num_nodes == 2
+
+
 def test_a_pickle_that_is_not_there_or_would_run_something(tmp_path):
     with pytest.raises(DataError, match=r"a\.pkl: expected a file; got no such file"):
         read_adjacency(tmp_path / "a.pkl", NAMES)

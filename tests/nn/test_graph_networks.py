@@ -11,7 +11,7 @@ from torch import nn
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import STRUCTURE, Additive, DotProduct
-from structconv.nn import Attributes, GraphNetwork, GraphPool, GroupPool
+from structconv.nn import Attributes, EdgeConditionedConv, GraphNetwork, GraphPool, GroupPool
 from structconv.nn.pooling import POOLINGS
 from structconv.structures import Graph, batch
 
@@ -327,3 +327,17 @@ def test_saved_exported_and_learnt(name, tmp_path):
         assert own is None or torch.equal(own, again)
     sum(t.square().sum() for t in told(block, WHOLE, x) if t is not None and t.requires_grad).backward()
     assert all(parameter.grad is not None for parameter in block.parameters())
+
+
+def test_constructors_take_some_of_the_updates():
+    assert GraphNetwork.independent(4, node=8).edge is None
+    assert GraphNetwork.independent(4, 3, edge=5, node=8).globals is None
+    assert GraphNetwork.message_passing(4, 3, edge=5, node=8).globals is None
+
+
+def test_filters_of_edges_on_a_graph_without_nodes():
+    graph = Graph(torch.empty(2, 0, dtype=torch.int64), num_nodes=0, edge_attr=torch.empty(0, 3))
+    x = torch.randn(0, 5, requires_grad=True)
+    y = EdgeConditionedConv(5, 4, 3, 8)(x, graph)
+    y.sum().backward()
+    assert y.shape == (0, 4) and x.grad.shape == (0, 5)

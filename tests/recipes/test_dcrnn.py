@@ -62,7 +62,7 @@ def test_a_run_is_measured_on_another_file(run, folder, tmp_path, capsys):
     assert found["groups"] != json.loads((run / "summary.json").read_text())["groups"]
     assert found["headline"]["goal"] is None
     for bad, said in ((written(tmp_path, head="a,b,d", name="x.csv"), "3 without 'c'"),
-                      (written(tmp_path, lines=2, name="y.csv"), "more than history=3 times; got 2 times"),
+                      (written(tmp_path, lines=2, name="y.csv"), "history=3 times at least, and horizon="),
                       ("absent.csv", "no such file")):
         code = main(["evaluate", str(run), "--test", str(bad)])
         assert (code, said in capsys.readouterr().err) == (3, True), said

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from structconv.data.series import mean_and_deviation
 from structconv.errors import DataError
 from structconv.models.series import LastValue
 from structconv.recipes.options.series import Series
@@ -42,9 +43,16 @@ def test_another_file_tests_as_a_whole_with_sensors_of_its_own(histories, tmp_pa
     assert other.parts["test"].origins == range(11, 39)
     assert other.errors(LastValue(3), "test", 1).tolist() == [1, 2, 3]
     (tmp_path / "other.csv").write_text("z\n" + "1\n" * 12)
-    with pytest.raises(DataError, match=r"other\.csv: expected more than history=12 times; got 12"):
+    with pytest.raises(DataError, match=r"other\.csv: expected history=12 times at least, and horizon=3 behind"):
+        Histories.read(other.recipe)
+    (tmp_path / "other.csv").write_text("z\n1" + "\nnan" * 20)
+    with pytest.raises(DataError, match=r"other\.csv: expected a reading to forecast in test; got missing ones alone"):
         Histories.read(other.recipe)
 
+
+def test_readings_that_are_all_the_same_have_a_scale():
+    assert mean_and_deviation(torch.full((5,), 3.0)) == (3.0, 1.0)
+    assert mean_and_deviation(torch.tensor([2.0])) == (2.0, 1.0)
 
 def test_only_what_was_observed_counts(histories):
     sensor = torch.ones(1, dtype=torch.int64)

@@ -101,14 +101,14 @@ class _Edges(NamedTuple):
             core.conditioned_sums(self._packed(self.by_target, self.x.shape[0], heads, out))
             return
         found = spmm(self.by_target, self.by_source, self.values[:, heads].mT, self.x)
-        out.view(self.outputs, -1, self.x.shape[1]).copy_(found.movedim(0, 1))
+        out.view(self.outputs, len(found), self.x.shape[1]).copy_(found.movedim(0, 1))
 
     def adjoint(self, heads: slice, grads: Tensor, grad_values: Tensor | None, grad_x: Tensor | None) -> None:
         """The gradient of the values, written, and of x, added, by those of the sums."""
         if (core := self._kernels()) is not None:
             core.conditioned_adjoint(self._packed(self.by_source, self.outputs, heads, grads, grad_values, grad_x))
             return
-        by_head = grads.view(self.outputs, -1, self.x.shape[1]).movedim(1, 0)
+        by_head = grads.view(self.outputs, heads.stop - heads.start, self.x.shape[1]).movedim(1, 0)
         if grad_values is not None:
             grad_values[:, heads] = sddmm(self.by_target, self.by_source, by_head, self.x).mT
         if grad_x is not None:

@@ -46,7 +46,8 @@ class InFolder(Measured):
         return str(path) if self._found(path) else name
 
     def files(self) -> list[Path]:
-        return [file for key in self.reads for file in self._found(self.path(getattr(self, key)))]
+        named = [name for key in self.reads if (name := getattr(self, key))]
+        return [file for name in named for file in self._found(self.path(name))]
 
     def _found(self, path: Path) -> list[Path]:
         """The files that there are of what has this path."""

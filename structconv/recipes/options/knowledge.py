@@ -45,7 +45,7 @@ class Links(OnFiles):
 
     folder = "kg"
     where = "Kinship is at github.com/TimDettmers/ConvE, kinship.tar.gz; any triples go."
-    reads = ("triples",)
+    reads = ("triples", "test")
     triples: str = option("kinship.tar.gz", "a folder with train, valid and test, or a tar archive of one")
     test: str = option("", "another folder or archive, whose test triples are ranked; empty: the same")
     unseen: str = option("error", "what becomes of names that no training triple has: error, or admit")

@@ -69,4 +69,5 @@ class TSP(Trained):
         return str(Path(name).absolute())
 
     def files(self) -> list[Path]:
-        return [Path(self.test)] if Path(self.test).is_file() else []
+        named = [Path(self.test), Path(self.test).with_suffix(".opt.tour")] if self.test else []
+        return [path for path in named if path.is_file()]
