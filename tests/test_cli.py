@@ -62,7 +62,7 @@ def test_help_answers_quickly():
     (["train", "cora-gcn", "--data", "x", "hiden=3"], "'hiden'. Did you mean 'hidden'?"),
     (["train", "cora-gcn", "--data", "x", "--hidden", "many"], "hidden must be an integer; got 'many'"),
     (["train", "cora-gcn", "--data", "x", "stray"], "must read key=value or --key value; got 'stray'"),
-    (["train", "cora-gcn", "--data", "nowhere"], "data must be a folder; got 'nowhere'. Give it with --data DIR"),
+    (["train", "cora-gcn", "--data", "nowhere"], "nowhere'. Give it with --data DIR"),
     (["compare", "digits", "--bases", "shifts,shfits"], "bases must be some of identity, shifts"),
     (["resume", "nowhere"], "no such folder"),
     (["show", "shfit"], "Did you mean 'shift'?"),

@@ -78,6 +78,7 @@ def _start(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
     """Nothing is written."""
+    recipe.check()
     with progress_for() as progress:
         progress.phase("loading torch and reading the data")
         runner = _runner(entry, recipe)
@@ -118,6 +119,7 @@ def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json:
 def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], interrupt: Interrupt,
                 progress: Progress) -> dict[str, Any]:
     """Do, or continue, a run; its summary."""
+    recipe.check()
     progress.phase("loading torch")
     runner = _runner(entry, recipe)
     run = open_run()
@@ -136,6 +138,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     entry, recipe = recipe_of(run)
     if args.test is not None:
         recipe = _on_other_files(recipe, args.test)
+    recipe.check()
     with progress_for() as progress:
         progress.phase("loading torch")
         run.check_files(recipe)
@@ -161,8 +164,7 @@ def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool
 
 
 def _runner(entry: Entry, recipe: Recipe) -> Runner:
-    """The recipe's module, with as many threads as the recipe says; what it reads is there."""
-    recipe.check()
+    """The recipe's module, with as many threads as the recipe says."""
     import torch
 
     torch.set_num_threads(recipe.threads)

@@ -114,7 +114,7 @@ def test_a_saved_model():
 
 def test_export_with_any_numbers_of_molecules_atoms_and_bonds():
     model, (_, (x, graph)), free = made().eval(), several(), Dim.DYNAMIC
-    samples = [{0: free}, {0: free}, free, free, free, free, None]
+    samples = [{0: free}, {0: free}, free, free, free, free, None, None]
     shapes = {"x": {0: free}, "graph": [{1: free}, free, free, {0: free}, samples]}
     program = torch.export.export(model, (x, graph), dynamic_shapes=shapes).module()
     others = [molecule(atoms, atoms) for atoms in (3, 8, 4, 7, 9, 1, 2)]
