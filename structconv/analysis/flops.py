@@ -16,7 +16,6 @@ from structconv import torch_private as private
 
 __all__ = ["FORMULAS", "counted", "forward_flops"]
 
-_Shape = tuple[int, ...]
 _Arguments = SimpleNamespace
 _Formula = Callable[[_Arguments], int]
 
@@ -35,15 +34,15 @@ def forward_flops(fn: Callable[[Tensor], Any], x: Tensor) -> int:
 
 def counted() -> dict[Any, Callable[..., int]]:
     """The flops of the package's operators, for torch's `FlopCounterMode`."""
-    formulas = {getattr(torch.ops.structconv, name): _by_name(name, formula) for name, formula in FORMULAS.items()}
+    formulas = {getattr(torch.ops.structconv, name): formula for name, formula in FORMULAS.items()}
     if private.flash_attention is not None:
-        formulas[private.flash_attention] = _flash_flops
-    return formulas
+        formulas[private.flash_attention] = _FLASH
+    return {operator: _by_name(operator, formula) for operator, formula in formulas.items()}
 
 
-def _by_name(name: str, formula: _Formula) -> Callable[..., int]:
+def _by_name(operator: Any, formula: _Formula) -> Callable[..., int]:
     """The formula of an operator, whose arguments it reads by name; of a tensor there is its shape."""
-    names = [argument.name for argument in getattr(torch.ops.structconv, name).default._schema.arguments]
+    names = [argument.name for argument in operator.default._schema.arguments]
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         return int(formula(SimpleNamespace(**dict(zip(names, args, strict=False)), **kwargs)))
@@ -123,8 +122,5 @@ FORMULAS: dict[str, _Formula] = {
     "projected_attention": _projected, "projected_attention_backward": lambda a: 2 * _projected(a),
     **{name + end: formula for name, both in _ATTENTION.items() for end, formula in both.items()},
 }
-
-
-def _flash_flops(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
-    heads, outputs, inputs = math.prod(query[:-2]), query[-2], key[-2]
-    return 2 * heads * outputs * inputs * (query[-1] + value[-1])
+#: torch's own operator on a CPU, which its counter does not know.
+_FLASH = _attention(lambda a: math.prod(a.query[:-1]) * a.key[-2], lambda a: a.query[-1], lambda a: a.value[-1])[""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,7 +17,7 @@ from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
 
-__all__ = ["Part", "Series", "check_observed", "ends_of_parts", "gaps", "mean_and_deviation",
+__all__ = ["Part", "Series", "check_times", "checked_parts", "ends_of_parts", "gaps", "mean_and_deviation",
            "read_series", "step_of_twelve"]
 
 
@@ -95,25 +96,44 @@ class Part(NamedTuple):
         """The last times that are known."""
         return range(self.first, self.end - 1)
 
+    @property
+    def known(self) -> Tensor:
+        """What was observed up to its end, (n,)."""
+        return self.values[:self.end][self.observed[:self.end]]
+
 
 def mean_and_deviation(known: Tensor) -> tuple[float, float]:
     """Those of readings (n,); 1 for the deviation of readings that are all the same."""
     return float(known.mean()), (float(known.std()) if len(known) > 1 else 0.0) or 1.0
 
 
-def check_observed(path: object, name: str, part: Part) -> None:
-    """Raise `DataError` where nothing that is forecast in the part was observed."""
-    if not part.observed[part.first + 1:part.end].any():
-        raise DataError(path, f"a reading to forecast in {name}", "missing ones alone")
+def check_times(path: object, times: int, history: int, horizon: int) -> None:
+    """Raise `DataError` where a file of so many times is too short for one whole forecast."""
+    if times < history + horizon:
+        raise DataError(path, f"history={history} times at least, and horizon={horizon} behind them", f"{times} times")
 
 
-def ends_of_parts(times: int, train: float, valid: float) -> dict[str, int]:
-    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all times.
+def checked_parts(path: object, parts: Mapping[str, Part], other: tuple[object, Part] | None) -> dict[str, Part]:
+    """The parts of a file, of which the one of another file tests if there is one, with its path.
 
-    Of T times the first floor(train T) train, those from there to floor((train + valid) T) validate, the rest tests.
+    Raises:
+        DataError: nothing that is forecast in one of them was observed.
     """
-    ends = {"train": train * times, "val": (train + valid) * times}
-    return {**{part: int(round(end, 6)) for part, end in ends.items()}, "test": times}
+    found = {name: (path, part) for name, part in parts.items()} | ({} if other is None else {"test": other})
+    for name, (file, part) in found.items():
+        if not part.observed[part.first + 1:part.end].any():
+            raise DataError(file, f"a reading to forecast in {name}", "missing ones alone")
+    return {name: part for name, (_, part) in found.items()}
+
+
+def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
+    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all samples.
+
+    Of T times, or other samples, the first floor(train T) train, those from there to floor((train + valid) T) validate,
+    the rest tests.
+    """
+    ends = {"train": train * count, "val": (train + valid) * count}
+    return {**{part: int(round(end, 6)) for part, end in ends.items()}, "test": count}
 
 
 def step_of_twelve(step: int, horizon: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -16,7 +17,8 @@ from structconv.data.sensors import read_locations
 from structconv.data.series import (
     Part,
     Series,
-    check_observed,
+    check_times,
+    checked_parts,
     ends_of_parts,
     mean_and_deviation,
     read_series,
@@ -75,17 +77,9 @@ class Sensors:
             raise DataError(path, f"times for history={recipe.history} and horizon={recipe.horizon} in each part",
                             f"{times} times")
         parts = {part: _part(recipe, series, max(firsts[part], least), ends[part]) for part in ends}
-        if recipe.test:
-            parts["test"] = _other(recipe, series)
-        for name, part in parts.items():
-            check_observed(recipe.path(recipe.test) if recipe.test and name == "test" else path, name, part)
+        parts = checked_parts(path, parts, _other(recipe, series) if recipe.test else None)
         assert series.graph is not None
         return cls(recipe=recipe, parts=parts, names=series.names, graph=series.graph)
-
-    def known(self) -> Tensor:
-        """The readings that train."""
-        part = self.parts["train"]
-        return part.values[:part.end][part.observed[:part.end]]
 
     def batch(self, name: str, origins: Tensor) -> Batch:
         """Samples of a part; what lies behind it is not counted."""
@@ -137,24 +131,22 @@ def _part(recipe: Traffic, series: Series, first: int, end: int) -> Part:
     return Part(values=values, observed=observed, first=first, end=end)
 
 
-def _other(recipe: Traffic, series: Series) -> Part:
+def _other(recipe: Traffic, series: Series) -> tuple[Path, Part]:
     """The whole of the file that tests, whose sensors are those of the series, in any order."""
     path, test = recipe.path(recipe.test), _read(recipe, recipe.test)
     if sorted(test.names) != sorted(series.names):
         odd = min(set(test.names) ^ set(series.names))
         raise DataError(path, f"the {len(series.names)} sensors of {recipe.file}", f"{len(test.names)} with another "
                         f"one, {odd!r}" if odd in test.names else f"{len(test.names)} without {odd!r}", line=1)
-    if len(test.values) < recipe.history + recipe.horizon:
-        raise DataError(path, f"history={recipe.history} times at least, and horizon={recipe.horizon} behind them",
-                        f"{len(test.values)} times")
+    check_times(path, len(test.values), recipe.history, recipe.horizon)
     order = [test.names.index(name) for name in series.names]
     same = Series(values=test.values[:, order], observed=test.observed[:, order], names=series.names)
-    return _part(recipe, same, recipe.history - 1, len(test.values))
+    return path, _part(recipe, same, recipe.history - 1, len(test.values))
 
 
 def network(recipe: Traffic, sensors: Sensors, name: str) -> DCRNN:
     """The recipe's model with the graph, or the one without it that has as many parameters."""
-    (mean, deviation), day = mean_and_deviation(sensors.known()), int(recipe.period > 0)
+    (mean, deviation), day = mean_and_deviation(sensors.parts["train"].known), int(recipe.period > 0)
     wide = width_without_graph(recipe.hidden, recipe.layers, day, recipe.walk)
     mechanism, hidden = (diffusion(recipe.walk), recipe.hidden) if name == _GRAPH else (Identity(), wide)
     return DCRNN(mechanism, horizon=recipe.horizon, hidden=hidden, layers=recipe.layers, known=day,

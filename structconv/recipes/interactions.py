@@ -96,8 +96,8 @@ class Motion:
         steps = {}
         for seed, (part, count) in enumerate(bodies.items(), 10):
             system, sight = _laws(recipe, name, count)
-            scenes = recipe.scenes if part == "train" else recipe.held_out
-            steps[part] = Steps(simulations=system.simulate(scenes, recipe.times, seed=seed), graph=sight.graph(count))
+            number = recipe.scenes if part == "train" else recipe.held_out
+            steps[part] = Steps(simulations=system.simulate(number, recipe.times, seed=seed), graph=sight.graph(count))
         system, sight = _laws(recipe, name, bodies["test"])
         return cls(recipe=recipe, system=system, sight=sight, steps=steps,
                    long=system.simulate(recipe.rollouts, recipe.horizon + 1, seed=20))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn import functional as F
 
 from structconv.data.series import (
     Part,
-    check_observed,
+    check_times,
+    checked_parts,
     ends_of_parts,
     gaps,
     mean_and_deviation,
@@ -60,7 +62,7 @@ class Histories:
     @classmethod
     def read(cls, recipe: Series) -> Histories:
         """Those of the recipe's files; `DataError` where one is too short."""
-        values, observed = _padded(recipe, recipe.file)
+        values, observed = _padded(recipe, recipe.path(recipe.file))
         times = len(values) - recipe.horizon
         ends = ends_of_parts(times, recipe.train, recipe.valid)
         if ends["train"] <= recipe.history or min(ends["val"] - ends["train"], times - ends["val"]) <= recipe.horizon:
@@ -68,15 +70,8 @@ class Histories:
                             f"than horizon={recipe.horizon} for validation and for the test", f"{times} times")
         firsts = {"train": recipe.history - 1, "val": ends["train"], "test": ends["val"]}
         parts = {part: Part(values, observed, firsts[part], ends[part]) for part in ends}
-        parts = {**parts, "test": _other(recipe)} if recipe.test else parts
-        for name, part in parts.items():
-            check_observed(recipe.path(recipe.test if recipe.test and name == "test" else recipe.file), name, part)
-        return cls(recipe=recipe, parts=parts)
-
-    def known(self) -> Tensor:
-        """The readings that train."""
-        values, observed, _, end = self.parts["train"]
-        return values[:end][observed[:end]]
+        other = _other(recipe, recipe.path(recipe.test)) if recipe.test else None
+        return cls(recipe=recipe, parts=checked_parts(recipe.path(recipe.file), parts, other))
 
     def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
         """Samples, without those of the history that are `missing` (B, T); what lies behind the part is not counted."""
@@ -119,26 +114,24 @@ class Histories:
         return {f"{part}_mae": float(error.mean()), **quarters, f"{part}_mae_gaps": float(hidden.mean())}
 
 
-def _padded(recipe: Series, file: str) -> tuple[Tensor, Tensor]:
+def _padded(recipe: Series, path: Path) -> tuple[Tensor, Tensor]:
     """The readings of a file and which are observed, (times + horizon, S)."""
-    series = read_series(recipe.path(file), missing="zero" if recipe.missing == "zero" else "nan")
+    series = read_series(path, missing="zero" if recipe.missing == "zero" else "nan")
     values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (series.values, series.observed))
     return values, observed
 
 
-def _other(recipe: Series) -> Part:
+def _other(recipe: Series, path: Path) -> tuple[Path, Part]:
     """The whole of the file that tests; of any sensors, each of which is forecast alone."""
-    values, observed = _padded(recipe, recipe.test)
+    values, observed = _padded(recipe, path)
     end = len(values) - recipe.horizon
-    if end < recipe.history + recipe.horizon:
-        raise DataError(recipe.path(recipe.test), f"history={recipe.history} times at least, and horizon="
-                        f"{recipe.horizon} behind them", f"{end} times")
-    return Part(values, observed, recipe.history - 1, end)
+    check_times(path, end, recipe.history, recipe.horizon)
+    return path, Part(values, observed, recipe.history - 1, end)
 
 
 def network(recipe: Series, histories: Histories, attention: str) -> Forecaster:
     """The recipe's model."""
-    mean, deviation = mean_and_deviation(histories.known())
+    mean, deviation = mean_and_deviation(histories.parts["train"].known)
     return Forecaster(history=recipe.history, horizon=recipe.horizon, patch=recipe.patch, hidden=recipe.hidden,
                       attention=attention, heads=recipe.heads if attention == "period" else 1, dropout=recipe.dropout,
                       mean=mean, deviation=deviation)

@@ -33,13 +33,13 @@ def test_what_is_forecast_lies_in_its_part(histories):
         assert torch.equal(batch.values[:, -1].long(), origins)
         counted = batch.wanted[batch.counted]
         assert (counted.min(), counted.max()) == (max(first, 11) + 1, histories.parts[part].end - 1)
-    assert histories.known().max() == 1069
+    assert histories.parts["train"].known.max() == 1069
 
 
 def test_another_file_tests_as_a_whole_with_sensors_of_its_own(histories, tmp_path):
     (tmp_path / "other.csv").write_text("z\n" + "\n".join(str(time) for time in range(40)))
     other = Histories.read(dataclasses.replace(histories.recipe, test="other.csv"))
-    assert other.parts["train"].end == 70 and other.known().max() == 1069
+    assert other.parts["train"].end == 70 and other.parts["train"].known.max() == 1069
     assert other.parts["test"].origins == range(11, 39)
     assert other.errors(LastValue(3), "test", 1).tolist() == [1, 2, 3]
     (tmp_path / "other.csv").write_text("z\n" + "1\n" * 12)
