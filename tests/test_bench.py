@@ -19,7 +19,7 @@ from structconv.bench.records import HEADERS, Line, from_json, row
 from structconv.bench.runner import Probe, Settings, run
 from structconv.bench.session import Session
 from structconv.bench.suites import SUITES, cases, planner
-from structconv.bench.timing import Times, added, alternate
+from structconv.bench.timing import Times, alternate
 from structconv.cli import main
 from structconv.errors import ConfigError
 
@@ -210,11 +210,6 @@ def test_parts_are_timed_one_after_the_other():
         assert line.max_error is None
         assert line.ratio == pytest.approx(line.peer_ms[1] / line.ours_ms[1])
         assert line.overhead_us == pytest.approx(1e3 * (line.ours_ms[1] - line.peer_ms[1]))
-
-
-def test_times_of_several_works_are_added_round_by_round():
-    total = added([Times((1.0, 2.0, 5.0), repeated=1, other_load=0.5), Times((10.0, 30.0, 20.0), repeated=1)])
-    assert total == Times((11.0, 32.0, 25.0), repeated=1, other_load=0.5)
 
 
 def test_molecules_are_small_connected_graphs():

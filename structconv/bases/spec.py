@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from structconv.primitives.products import linear, split_heads
 from structconv.structures.graph import Graph
-from structconv.structures.values import FrozenValue, altered, field_names, fields, structure
+from structconv.structures.values import FrozenValue, alterer, field_names, fields, structure
 
 __all__ = ["LAZY", "Function", "Leaf", "Leaves", "Projected", "StandIns", "Term", "Token", "filler", "getter",
            "materialised", "spec_of", "stand_ins", "tensor"]
@@ -284,8 +284,10 @@ def filler(spec: Any) -> Get:
         return lambda leaves: tuple(fill(leaves) for fill in items)
     if not isinstance(spec, FrozenValue) or not _holds_leaves(spec):
         return lambda leaves: spec
-    parts = {name: filler(field) for name, field in zip(field_names(spec), fields(spec), strict=True)}
-    return lambda leaves: altered(spec, **{name: fill(leaves) for name, fill in parts.items()})
+    parts = {name: filler(field) for name, field in zip(field_names(spec), fields(spec), strict=True)
+             if _holds_leaves(field)}
+    made = alterer(spec)
+    return lambda leaves: made({name: fill(leaves) for name, fill in parts.items()})
 
 
 def _own(value: Any) -> Get | None:

@@ -82,7 +82,7 @@ class Comparison:
 
     Args:
         ours, peers: the entrants; `peers` holds those that are installed.
-        parts: pieces of ours whose times, added up, its own is held against; their numbers are others.
+        parts: pieces of ours against which it is held, called one after the other; their numbers are others.
         size: the sizes, in words.
         edges: E where the case is sparse.
         least: the work that no implementation avoids, by phase, where it is known.

@@ -16,7 +16,7 @@ from torch import Tensor
 from structconv.bench import memory
 from structconv.bench.case import Case, Comparison, Entrant, Size
 from structconv.bench.records import Line
-from structconv.bench.timing import Times, added, alternate
+from structconv.bench.timing import Times, alternate
 
 __all__ = ["HUGE_PAGES", "Probe", "Settings", "huge_pages", "run"]
 
@@ -95,6 +95,11 @@ def run(case: Case | Probe, settings: Settings, edges: int | None = None) -> Ite
             yield line if edges is None or line.ours_ms is None else _with_growth(line)
 
 
+def _in_turn(works: Sequence[Work]) -> Work:
+    """All works, one after the other."""
+    return lambda: [tensor for work in works for tensor in work()]
+
+
 def _noting(once: dict[str, float], name: str, work: Work) -> Sequence[Tensor]:
     """What `work` returns; the seconds that it took, and nothing around it, are noted."""
     start = time.perf_counter()
@@ -131,16 +136,13 @@ def _phase(case: Case, comparison: Comparison, phase: str, upstream: Tensor, set
         else:
             works[peer.name], errors[peer.name] = work, error or 0.0
     del reference
-    parts = [f"part {number}" for number, _ in enumerate(comparison.parts)]
-    works |= {name: part.work(phase, upstream) for name, part in zip(parts, comparison.parts, strict=True)}
+    if comparison.parts:
+        works[_PARTS], errors[_PARTS] = _in_turn([part.work(phase, upstream) for part in comparison.parts]), None
     peaks: dict[str, int] = {}
     once: dict[str, float] = {}
     for name, work in works.items():
         peaks[name] = memory.peak(partial(_noting, once, name, work))
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit, known=once)
-    if parts:
-        errors[_PARTS] = None
-        times[_PARTS], peaks[_PARTS] = added([times[name] for name in parts]), max(peaks[name] for name in parts)
     least = comparison.least.get(phase)
     fraction = None if least is None or case.suite == _TINY else least.seconds() / times["ours"].median
     rivals: list[str | None] = [*errors] or [None]

@@ -7,11 +7,11 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Times", "added", "alternate", "clock"]
+__all__ = ["Times", "alternate", "clock"]
 
 #: A sample lasts at least this long, in calls of the same work.
 _SAMPLE_SECONDS = 0.004
@@ -60,12 +60,6 @@ def quartiles(samples: tuple[float, ...]) -> tuple[float, float]:
         return samples[0], samples[0]
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     return low, high
-
-
-def added(times: Sequence[Times]) -> Times:
-    """The times of several works of the same rounds, one after the other."""
-    samples = zip(*(one.samples for one in times), strict=True)
-    return Times(tuple(map(sum, samples)), times[0].repeated, times[0].other_load)
 
 
 def clock(work: Work, calls: int = 1, now: Callable[[], float] = time.perf_counter) -> float:

@@ -200,17 +200,26 @@ def altered(value: Any, **changed: Any) -> Any:
     Raises:
         ConfigError: tensors beside the fields that another constructor made of them.
     """
-    held, names = value.__getstate__(), field_names(value)
-    made = object.__new__(type(value))
-    made.__dict__.update(held)
-    made.__dict__.update(changed)
-    if names and len(held) > len(names):
-        beside = [name for name in held if name not in names]
-        if hasattr(made, "__post_init__"):
-            made.__post_init__()
-        elif any(tensors_in(held[name]) for name in beside):
-            raise ConfigError(type(value).__name__, "tensors must be in its fields", ", ".join(beside),
-                              "Make what is derived from the fields a functools.cached_property.")
+    return alterer(value)(changed)
+
+
+def alterer(value: Any) -> Callable[[dict[str, Any]], Any]:
+    """(other fields by name) -> `altered(value, ...)`, for many calls."""
+    kind, held, names = type(value), value.__getstate__(), field_names(value)
+    beside = [name for name in held if name not in names] if names and len(held) > len(names) else []
+
+    def made(changed: dict[str, Any]) -> Any:
+        new = object.__new__(kind)
+        new.__dict__.update(held)
+        new.__dict__.update(changed)
+        if beside:
+            if hasattr(new, "__post_init__"):
+                new.__post_init__()
+            elif any(tensors_in(held[name]) for name in beside):
+                raise ConfigError(kind.__name__, "tensors must be in its fields", ", ".join(beside),
+                                  "Make what is derived from the fields a functools.cached_property.")
+        return new
+
     return made
 
 
