@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from structconv.data.text import json_text
 
 __all__ = ["print_json"]
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on one line."""
-    print(json.dumps(value), flush=True)
+    """One object on one line; a number that is not finite is null."""
+    print(json_text(value), flush=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from structconv.data.text import read_json
+from structconv.data.text import json_text, read_json
 from structconv.errors import DataError
 from structconv.report.table import number
 from structconv.train.files import write_atomically
@@ -43,7 +42,7 @@ def record(path: Path, found: dict[str, Any]) -> None:
     mine = found["recipe"], found["preset"]
     rows = [row for row in known if (row["recipe"], row["preset"]) != mine]
     rows = sorted([*rows, found], key=lambda row: (row["recipe"], row["preset"]))
-    write_atomically(path, json.dumps(rows, indent=1) + "\n")
+    write_atomically(path, json_text(rows, indent=1) + "\n")
     write_atomically(path.with_suffix(".md"), render(rows))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from structconv.data.hashing import sha256_of
-from structconv.data.text import read_text
+from structconv.data.text import json_text, read_text
 from structconv.errors import ConfigError, DataError, StructconvError
 from structconv.scenes import Drawing
 from structconv.train.config import Recipe, to_json
@@ -39,7 +39,7 @@ class Metrics:
 
     def append(self, job: str, step: int, values: dict[str, float]) -> None:
         """Add one line; it is in the file within a second of further lines, or after `flush`."""
-        self._pending.append(json.dumps({"job": job, "step": step, **values}) + "\n")
+        self._pending.append(json_text({"job": job, "step": step, **values}) + "\n")
         if time.monotonic() - self._written > 1.0:
             self.flush(wait=False)
 
@@ -191,8 +191,8 @@ class Run:
         self.write(f"pictures/{name}.svg", drawing.svg)
 
     def write_summary(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Write ``summary.json``; returns the summary."""
-        self.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        """Write ``summary.json``, with null for a figure that is not finite; returns the summary."""
+        self.write("summary.json", json_text(summary, indent=2) + "\n")
         return summary
 
 

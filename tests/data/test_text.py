@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import gzip
+import json
 
 import pytest
 
-from structconv.data.text import read_json, read_lines, read_text
+from structconv.data.text import json_text, read_json, read_lines, read_text
 from structconv.errors import DataError
 
 zipped = functools.partial(gzip.compress, mtime=0)
@@ -87,3 +88,9 @@ def test_json(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"a": [1, "ß"]}')
     assert read_json(path) == {"a": [1, "ß"]}
+
+
+def test_json_knows_no_number_that_is_not_finite():
+    found = json_text({"a": float("nan"), "b": [float("inf"), 1.5, (-float("inf"), True, "NaN")], "c": {"d": 2}})
+    assert json.loads(found, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5, [None, True, "NaN"]],
+                                                             "c": {"d": 2}}
