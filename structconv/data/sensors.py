@@ -69,7 +69,7 @@ def _listed(path: str | Path, names: tuple[str, ...]) -> Tensor:
     if len(rows) != len(names):
         raise DataError(path, f"{len(names)} lines, one a sensor", len(rows))
     matrix = torch.tensor(rows, dtype=torch.float32)
-    for wrong, expected in ((matrix.isnan(), "a finite number"), (matrix < 0, "a weight, at least 0,")):
+    for wrong, expected in ((~matrix.isfinite(), "a finite number"), (matrix < 0, "a weight, at least 0,")):
         if wrong.any():
             row, column = wrong.nonzero()[0].tolist()
             got = float(matrix[row, column])
@@ -86,14 +86,18 @@ def _pickled(path: str | Path, names: tuple[str, ...]) -> Tensor:
             pass
         case other:
             raise DataError(path, "[names of S sensors, the place of each, a matrix (S, S)]", type(other).__name__)
-    if kind.kind not in "fiu" or not (np.isfinite(matrix) & (matrix >= 0)).all():
-        raise DataError(path, "a matrix of weights, finite and at least 0", f"others, of {kind}")
+    with np.errstate(over="ignore"):
+        weights = matrix.astype(np.float32) if kind.kind in "fiu" else None
+    if weights is None or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError(path, "a matrix of weights, finite in float32 and at least 0", f"others, of {kind}")
     _check_known(path, names, places)
     chosen = [places[name] for name in names]
-    wrong = next((place for place in chosen if type(place) is not int or not 0 <= place < rows), None)
+    wrong = next((place for place in chosen if type(place) not in (int, np.int64) or not 0 <= place < rows), None)
     if wrong is not None:
         raise DataError(path, f"a place below {rows} of each sensor", repr(wrong))
-    return torch.from_numpy(matrix[np.ix_(chosen, chosen)].astype(np.float32))
+    if len(set(chosen)) < len(chosen):
+        raise DataError(path, "a place of its own for each sensor", "two at one place")
+    return torch.from_numpy(weights[np.ix_(chosen, chosen)])
 
 
 def _check_known(path: str | Path, names: tuple[str, ...], known: Collection[str]) -> None:

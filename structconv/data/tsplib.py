@@ -18,6 +18,8 @@ __all__ = ["Problem", "read_problem", "read_tour"]
 
 #: The radius of the earth in kilometres, and pi, as TSPLIB has them.
 _RADIUS, _PI = 6378.388, 3.141592
+#: Up to it every whole number is a float64, and so is a distance.
+_GREATEST = 2.0**53
 _COORDINATES = ("NODE_COORD_SECTION", "DISPLAY_DATA_SECTION")
 _SECTIONS = (*_COORDINATES, "EDGE_WEIGHT_SECTION", "TOUR_SECTION")
 
@@ -165,8 +167,8 @@ def _number(file: _File, line: int, text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number) or "_" in text:
-        raise DataError(file.path, "a finite number", repr(text), line=line)
+    if not abs(number) <= _GREATEST or "_" in text:
+        raise DataError(file.path, "a finite number, at most 2^53", repr(text), line=line)
     return number
 
 

@@ -49,13 +49,21 @@ def test_the_sensors_of_a_pickle_may_be_more_and_in_another_order(tmp_path):
     assert graph.to_torch_sparse().to_dense().tolist() == [[0, 0.25], [2, 0]]
 
 
+def test_places_in_a_pickle_may_be_numpys(tmp_path):
+    names, places, weights = dcrnn()
+    own = pickled(tmp_path, [names, {name: np.int64(place) for name, place in places.items()}, weights])
+    assert read_adjacency(own, ("c", "b")).to_torch_sparse().to_dense().tolist() == [[0, 0.25], [2, 0]]
+
+
 @pytest.mark.parametrize("content, message", [
     (dcrnn(("a", "b", "d")), r"a\.pkl: expected the sensor 'c', which the series names; got 3 other ones\."),
-    (dcrnn(weights=[[1.0, 0.0, np.nan], *WEIGHTS[1:]]), "expected a matrix of weights, finite and at least 0; got"),
-    (dcrnn(weights=[[1.0, 0.0, -1.0], *WEIGHTS[1:]]), "expected a matrix of weights, finite and at least 0; got"),
+    (dcrnn(weights=[[1.0, 0.0, np.nan], *WEIGHTS[1:]]), "expected a matrix of weights, finite in float32 and at least 0; got"),
+    (dcrnn(weights=[[1.0, 0.0, -1.0], *WEIGHTS[1:]]), "expected a matrix of weights, finite in float32 and at least 0; got"),
     (dcrnn(weights=WEIGHTS[:2]), r"expected \[names of S sensors, the place of each, a matrix \(S, S\)\]; got list"),
     (dcrnn(weights=[[1.0, 0], [0, 1]]), r"expected a place below 2 of each sensor; got 2\."),
     ([[], {"a": 0.5, "b": "0", "c": 1}, np.eye(3)], r"expected a place below 3 of each sensor; got 0\.5\."),
+    ([[], dict.fromkeys(NAMES, 0), np.eye(3)], "expected a place of its own for each sensor; got two at one place"),
+    ([[], {"a": 0, "b": 1, "c": 2}, np.eye(3) * 1e300], "a matrix of weights, finite in float32 and at least 0; got"),
     ({"a": 1}, r"a matrix \(S, S\)\]; got dict\.")])
 def test_a_wrong_pickle_is_named(tmp_path, content, message):
     with pytest.raises(DataError, match=message):
