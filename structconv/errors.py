@@ -24,7 +24,7 @@ def _brief(got: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The question whether the nearest of the known names was meant; empty where none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else ""
 
 

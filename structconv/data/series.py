@@ -69,7 +69,7 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
     if missing == "none" and not observed.all():
         row, column = (~observed).nonzero()[0].tolist()
         raise DataError(path, f"a finite number in column {column + 1}, of the sensor {names[column]!r}", "none",
-                        line=row + 2, remedy="If readings may be missing, say missing=nan.")
+                        line=row + 2, remedy="If readings may be missing, train with missing=nan.")
     if missing == "zero":
         observed &= values != 0
     if not observed.any():

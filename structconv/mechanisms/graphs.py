@@ -25,7 +25,7 @@ from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
 from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
-from structconv.structures.batching import entries_to_samples, samples_of
+from structconv.structures.batching import entries_to_samples, num_samples_of, samples_of
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
@@ -341,7 +341,7 @@ class Incidence(GraphMechanism):
 
     def output_entries(self, structure: Any) -> int | None:
         if self.end == "sample" and structure is not None:
-            return samples_of(structure).num_samples
+            return num_samples_of(structure)
         return structure.num_edges if isinstance(structure, Graph) else None
 
     def _samples_of_outputs(self, structure: Any) -> Samples | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from structconv.bases import mixture as bases
 from structconv.bases.base import Basis
@@ -160,6 +161,8 @@ class Mixture(ByRole, Mechanism):
         named = type(structure) is NamedStructures
         if not structure.batched if named else getattr(structure, "samples", None) is None:
             return [part._own(structure) for part in parts]
+        if is_compiling() and not named:  # a traced program holds for any sizes of samples, and reads none
+            return [None if _free(part) else structure for part in parts]
         found: list[Any] = []
         outputs: list[Place] = []
         inputs: dict[str, list[Place]] = {}
@@ -209,14 +212,18 @@ def _kept(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple
 
 def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
     """The structure that a part is told of, and what it says of the samples; none to one that needs none."""
-    free = not part.reads_structure and all(inner.batching == "structure" for inner in part.modules()
-                                            if isinstance(inner, Mechanism) and not inner.hands_on)
-    if free:
+    if _free(part):
         return None, None
     if type(structure) is not NamedStructures:
         return structure, Place("structure", part._pairs_of(structure))
     places = part._places(structure)
     return part._own(structure.at(places)), places[0] if places else None
+
+
+def _free(part: Mechanism) -> bool:
+    """Whether a part needs no structure."""
+    return not part.reads_structure and all(inner.batching == "structure" for inner in part.modules()
+                                            if isinstance(inner, Mechanism) and not inner.hands_on)
 
 
 def _check_alike(places: list[Place]) -> None:

@@ -219,9 +219,11 @@ class Operation(ByRole, Mechanism):
             self._check_places()
         closed = self.join not in _ENTRYWISE_JOINS
         leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
-        held, pairs = iter(self._held()), None if getattr(inputs[2], "samples", None) is None else self._pairs_joined(
-            inputs.structure)
-        before = () if pairs is None else self._closings(inputs.samples)[0]
+        if not self.steps:
+            return leaves
+        held, samples = iter(self._held()), getattr(inputs[2], "samples", None)
+        before = () if samples is None else self._closings(samples)[0]
+        pairs = self._pairs_joined(inputs.structure) if samples is not None and (before or self._masks()) else None
         for i, step in enumerate(self.steps):
             if i in before:
                 leaves = (*leaves, pairs)

@@ -28,7 +28,7 @@ from structconv.nn.layer import Device
 from structconv.nn.pooling import POOLINGS, GroupPool
 from structconv.roles import ByRole
 from structconv.shapes import check_choice, check_entries, check_tensor
-from structconv.structures.batching import entries_to_samples, samples_of
+from structconv.structures.batching import entries_to_samples, num_samples_of
 from structconv.structures.graph import Graph
 from structconv.structures.groups import edges_to_receivers, rows_to_groups
 
@@ -189,7 +189,7 @@ class GraphNetwork(Composite):
                               "none" if receivers is None else "receivers")
         channels = self._channels()
         rows = {"nodes": graph.num_inputs, "receivers": graph.num_outputs, "edges": graph.num_edges,
-                "globals": 0 if x["globals"] is None else samples_of(graph).num_samples}
+                "globals": 0 if x["globals"] is None else num_samples_of(graph)}
         for name, tensor in x.items():
             if tensor is not None:
                 check_tensor(owner, name, tensor)

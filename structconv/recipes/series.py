@@ -108,7 +108,7 @@ class Histories:
         if part == "val":
             return {"val_loss": float(self.errors(model, part, self.recipe.stride).mean())}
         error = self.errors(model, part, 1)
-        quarters = {f"{part}_mae_{place}": float(error[step_of_twelve(place, len(error))])
+        quarters = {f"{part}_mae_{place}_of_12": float(error[step_of_twelve(place, len(error))])
                     for place in (1, 3, 6, 12)}
         hidden = self.errors(model, part, self.recipe.stride, self.recipe.gaps)
         return {f"{part}_mae": float(error.mean()), **quarters, f"{part}_mae_gaps": float(hidden.mean())}
@@ -195,6 +195,7 @@ def _picture(task: SeriesTask) -> bytes:
                         model.weights(batch.values, batch.observed)[0].flatten(0, 1), y_label="reading")
 
 
-RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_1": "at 1/12", "test_mae_3": "1/4",
-                                    "test_mae_6": "1/2", "test_mae_12": "the end", "test_mae_gaps": "with gaps"},
+RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_1_of_12": "at 1/12", "test_mae_3_of_12": "1/4",
+                                    "test_mae_6_of_12": "1/2", "test_mae_12_of_12": "the end",
+                                    "test_mae_gaps": "with gaps"},
                contrast=(_gain, "error less by period-aware attention"), finish=_finish).runner

@@ -189,10 +189,9 @@ class TourTask(BatchTask):
             return {"val_length": float(found.mean())}
         shortest = instances.lengths(instances.best)
         sampled = instances.lengths(best_of(self.model, instances, self.recipe.samples))
-        gaps = {name: float((100 * (lengths / shortest - 1)).mean()) for name, lengths in
-                (("test_gap", found), ("test_gap_samples", sampled))}
-        return {**gaps, "test_length": float(found.mean()), "test_length_samples": float(sampled.mean()),
-                "test_shortest": float(shortest.mean())}
+        return {"test_gap": float(_gap(found, shortest).mean()),
+                "test_gap_samples": float(_gap(sampled, shortest).mean()), "test_length": float(found.mean()),
+                "test_length_samples": float(sampled.mean()), "test_shortest": float(shortest.mean())}
 
 
 def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
@@ -215,11 +214,16 @@ def _drawing(task: TourTask, one: Instances) -> Drawing:
     """The tours of one instance, each with its length, and by how much it is longer than the shortest."""
     tours = {"greedy": said(task.model, one.points),
              f"best of {task.recipe.samples}": best_of(task.model, one, task.recipe.samples), "shortest": one.best}
-    shortest = float(one.lengths(one.best))
-    titles = {name: f"{name}: {float(one.lengths(tour)):.4g} (+{100 * (float(one.lengths(tour)) / shortest - 1):.1f} %)"
+    shortest = one.lengths(one.best)
+    titles = {name: f"{name}: {float(one.lengths(tour)):.4g} (+{float(_gap(one.lengths(tour), shortest)):.1f} %)"
               for name, tour in tours.items()}
     return graphs(one.points[0], {titles[name]: torch.stack([tour[0], tour[0].roll(-1)])
                                   for name, tour in tours.items()})
+
+
+def _gap(lengths: Tensor, shortest: Tensor) -> Tensor:
+    """By how many percent tours are longer than the shortest ones; 0 where both have no length."""
+    return 100 * (lengths - shortest) / shortest.clamp(min=torch.finfo(shortest.dtype).tiny)
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_gap": "gap, %", "test_gap_samples": "of samples, %", "test_length": "length",

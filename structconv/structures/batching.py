@@ -14,13 +14,14 @@ from structconv.errors import ShapeError, StructureError
 from structconv.memo import derived
 from structconv.structures.graph import Graph, check_samples, edge_axis
 from structconv.structures.grid import Grid
+from structconv.structures.groups import rows_to_groups
 from structconv.structures.masks import Support
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, structure
 
-__all__ = ["AnyStructure", "GridBatch", "Structure", "batch", "entries_to_samples", "membership", "parts_of",
-           "samples_of", "unbatch"]
+__all__ = ["AnyStructure", "GridBatch", "Structure", "batch", "entries_to_samples", "membership", "num_samples_of",
+           "parts_of", "samples_of", "unbatch"]
 
 
 @structure(eq=True)
@@ -233,8 +234,18 @@ def samples_of(structure: Any) -> Samples:
     return Samples(_output_sizes([structure]))
 
 
+def num_samples_of(structure: Any) -> int:
+    """B of a batch; 1 of what is none."""
+    samples: Samples | None = getattr(structure, "samples", None)
+    return 1 if samples is None else samples.num_samples
+
+
 def entries_to_samples(structure: Any, device: torch.device) -> Graph:
-    """The graph with an edge from each entry of a batch to the sample that it is of."""
+    """The graph with an edge from each entry of a batch to the sample that it is of; a graph that is none is one."""
+    if isinstance(structure, Graph) and structure.samples is None:  # of any number of nodes, where it is traced
+        count = structure.num_inputs
+        return derived(structure.edge_index, ("to one sample", count, str(device)), lambda: rows_to_groups(
+            torch.zeros(count, dtype=torch.int64, device=device), 1))
     samples = samples_of(structure)
 
     def build() -> Graph:

@@ -13,8 +13,8 @@ __all__ = ["edges_to_receivers", "rows_to_groups"]
 
 def rows_to_groups(group: Tensor, count: int) -> Graph:
     """From M rows to `count` groups, an edge for each row in order; group (M,) says of which group a row is."""
-    rows = torch.arange(len(group), dtype=group.dtype, device=group.device)
-    return Graph(torch.stack([rows, group]), num_inputs=len(group), num_outputs=count)
+    rows = torch.arange(group.shape[0], dtype=group.dtype, device=group.device)
+    return Graph(torch.stack([rows, group]), num_inputs=group.shape[0], num_outputs=count)
 
 
 def edges_to_receivers(graph: Graph) -> Graph:

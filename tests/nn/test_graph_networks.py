@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import STRUCTURE, Additive, DotProduct
@@ -327,6 +328,61 @@ def test_saved_exported_and_learnt(name, tmp_path):
         assert own is None or torch.equal(own, again)
     sum(t.square().sum() for t in told(block, WHOLE, x) if t is not None and t.requires_grad).backward()
     assert all(parameter.grad is not None for parameter in block.parameters())
+
+
+OTHERS = batch([Graph(torch.tensor([[4, 0, 3, 3], [0, 0, 1, 2]]), num_nodes=5), *GRAPHS[:2],
+                Graph(torch.tensor([[0, 1], [0, 1]]), num_nodes=3)])
+
+
+@pytest.mark.parametrize("name", ["message-passing", "relation"])
+def test_a_batch_is_compiled_whole(name):
+    torch.compiler.reset()
+    block = made(name)
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    for graph in (WHOLE, OTHERS):
+        for own, whole in zip(told(compiled, graph, given(block, graph)), told(block, graph, given(block, graph)),
+                              strict=True):
+            assert own is whole is None or close(own, whole) is None
+
+
+@pytest.mark.parametrize("name", ["max-softmax", "message-passing", "relation", "non-local"])
+def test_a_batch_is_exported_with_any_numbers_of_graphs_nodes_and_edges(name):
+    block, free = made(name).eval(), Dim.DYNAMIC
+    samples = [{0: free}, {0: free}, free, free, free, free, None, None]
+    x = given(block)
+    rows = {key: None if t is None else {0: free} for key, t in x.items()}
+    program = torch.export.export(block, (x["nodes"], WHOLE, x["edges"], x["globals"]), dynamic_shapes={
+        "nodes": rows["nodes"], "graph": [{1: free}, free, free, samples], "edges": rows["edges"],
+        "globals": rows["globals"]}).module()
+    for graph in (WHOLE, OTHERS):
+        x = given(block, graph)
+        for own, whole in zip(told(program, graph, x), told(block, graph, x), strict=True):
+            assert own is whole is None or close(own, whole) is None
+
+
+class OneGraph(nn.Module):
+    """A row of a graph that is made of its edges."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.messages = GraphNetwork.message_passing(4, 3, edge=5, node=4, globals=3, aggregate="max")
+        self.pool = GraphPool(4, kind)
+
+    def forward(self, x, edge_index, edges):
+        graph = Graph(edge_index, num_nodes=x.shape[0])
+        passed = self.messages(x, graph, edges)
+        return torch.cat([passed.globals, self.pool(passed.nodes, graph)], -1)
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_one_graph_is_exported_with_any_numbers_of_nodes_and_edges(kind):
+    torch.manual_seed(0)
+    model, free = OneGraph(kind), Dim.DYNAMIC
+    sizes = ((6, 11), (9, 4), (2, 20))
+    first, *others = [(torch.randn(n, 4), torch.randint(n, (2, e)), torch.randn(e, 3)) for n, e in sizes]
+    program = torch.export.export(model, first, dynamic_shapes=({0: free}, {1: free}, {0: free})).module()
+    for x in (first, *others):
+        torch.testing.assert_close(program(*x), model(*x), rtol=1e-5, atol=1e-5)
 
 
 def test_constructors_take_some_of_the_updates():

@@ -91,7 +91,7 @@ def test_bad_files_are_named(folder, tmp_path, file, old, new, said, capsys):
 
 
 @pytest.mark.parametrize(("option", "code", "said"), [
-    ("history=20", 3, "times for history=20 and horizon=3 in each part; got 60 times"),
+    ("history=20", 3, "more than horizon=3 times in each part, behind the first history=20; got 60, of which"),
     ("locations=absent.csv", 3, "absent.csv: expected a file"), ("missing=some", 2, "missing must be one of"),
     ("valid=0.4", 2, "leave something for the test")])
 def test_options_that_do_not_fit(folder, tmp_path, option, code, said, capsys):
@@ -122,5 +122,5 @@ def test_the_last_value_has_its_known_error_on_los_loop(data_dir):
     if not folder.is_dir():
         pytest.skip("no traffic in the folder of data sets")
     figures = Sensors.read(Traffic(data=str(folder))).figures(Persistence(12), "test")
-    known = {"test_mae_3": 3.54, "test_mae_6": 4.34, "test_mae_12": 5.77}
+    known = {"test_mae_3_of_12": 3.54, "test_mae_6_of_12": 4.34, "test_mae_12_of_12": 5.77}
     assert {name: figures[name] for name in known} == pytest.approx(known, abs=0.005)

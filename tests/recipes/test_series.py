@@ -84,5 +84,5 @@ def test_the_last_value_has_its_known_error_on_los_loop(data_dir):
         pytest.skip("no traffic in the folder of data sets")
     histories = Histories.read(Series(data=str(folder)))
     figures = histories.figures(LastValue(12), "test")
-    known = {"test_mae_1": 2.70, "test_mae_3": 3.54, "test_mae_6": 4.34, "test_mae_12": 5.77}
+    known = {"test_mae_1_of_12": 2.70, "test_mae_3_of_12": 3.54, "test_mae_6_of_12": 4.34, "test_mae_12_of_12": 5.77}
     assert {name: figures[name] for name in known} == pytest.approx(known, abs=0.005)

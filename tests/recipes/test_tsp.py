@@ -99,6 +99,12 @@ def test_options_that_do_not_fit():
     assert resolve(TSP).goal == TSP.goals["default"] and resolve(TSP, {"nodes": 50}).goal is None
 
 
+def test_nodes_at_one_place_leave_no_gap(run, tmp_path, capsys):
+    path = tmp_path / "same.tsp"
+    path.write_text("TYPE: TSP\nDIMENSION: 3\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n1 5 5\n2 5 5\n3 5 5\nEOF\n")
+    assert evaluated(run, capsys, "--test", str(path))["headline"]["value"] == 0
+
+
 def test_points_of_a_file_lie_in_the_unit_square(tmp_path):
     path = tmp_path / "square.tsp"
     path.write_text(SQUARE)
