@@ -44,7 +44,7 @@ class RelationalInference(Trained):
     batch_size: int = option(128, "simulations in a batch", minimum=1)
     supervised_steps: int = option(2000, "of the encoder that is told the graphs", minimum=1)
     threads: int = 1
-    steps: int = 7500
+    steps: int = 10_000
     learning_rate: float = 2e-3
     schedule: str = "cosine"
     warmup: int = 50
