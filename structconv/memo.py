@@ -91,20 +91,7 @@ def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callabl
 
 
 class Owner:
-    """Belongs to whoever makes many calls of the same sizes, a plan say: what sizes alone decide, and goes with it."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, Any] = {}
-
-    def derived(self, key: Hashable, build: Callable[[], T]) -> T:
-        """`build()`, or what it gave before; it runs as that of `derived` does."""
-        if is_compiling():
-            return build()
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = private.outside_modes(build)
-        found: T = known
-        return found
+    """Stands for whoever makes many calls of the same sizes, a plan say: what is `derived` of it goes with it."""
 
 
 class Reused:

@@ -82,7 +82,7 @@ class Lookup(Sized, Score):
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
-        """The entries of all pairs of so many, (..., K, N, M); where they are in the table is held by `places`."""
+        """The entries of all pairs of so many, (..., K, N, M); where they are in the table is derived of `places`."""
         if self.table.shape[-2] != 1 or not is_plain(self.table):
             return altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT
 
@@ -90,7 +90,7 @@ class Lookup(Sized, Score):
             source, target = (torch.arange(count, device=self.table.device) for count in (inputs, outputs))
             return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
 
-        index = places.derived((inputs, outputs, self.table.device), rows)
+        index = derived(places, (inputs, outputs, self.table.device), rows)
         found = self.table.squeeze(-2).index_select(-1, index)
         return found.view(*found.shape[:-1], outputs, inputs).to(dtype)
 
@@ -186,7 +186,7 @@ class Distance(Sized, Score):
         return -self.slope.to(pairs.dtype).view(-1, *(1,) * len(pairs.shape)) * distance
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
-        """The entries of all pairs of so many, (K, N, M); the distances are held by `places`."""
+        """The entries of all pairs of so many, (K, N, M); the distances are derived of `places`."""
         if not is_plain(self.slope):
             return altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT
 
@@ -194,7 +194,7 @@ class Distance(Sized, Score):
             source, target = (torch.arange(count, device=self.slope.device) for count in (inputs, outputs))
             return (source - target.unsqueeze(-1)).abs().neg().to(dtype)
 
-        known = places.derived((inputs, outputs, self.slope.device, dtype), distances)
+        known = derived(places, (inputs, outputs, self.slope.device, dtype), distances)
         return self.slope.to(dtype).view(-1, 1, 1) * known
 
 

@@ -11,6 +11,7 @@ from structconv.kernels import (
     dense_attention,
     flex_attention,
     grid,
+    joined,
     long_convolution,
     orders,
     polynomial,
@@ -25,7 +26,7 @@ from structconv.kernels import (
 from structconv.planning.kernel import complete
 
 __all__ = ["additive_attention", "attention_step", "blocked_attention", "composite", "conditioned", "dense_attention",
-           "flex_attention", "grid", "long_convolution", "orders", "polynomial", "reassociation", "relational",
-           "samples", "shifts", "sparse_attention", "sparse_product", "window_attention"]
+           "flex_attention", "grid", "joined", "long_convolution", "orders", "polynomial", "reassociation",
+           "relational", "samples", "shifts", "sparse_attention", "sparse_product", "window_attention"]
 
 complete()

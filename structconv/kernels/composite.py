@@ -24,7 +24,7 @@ from structconv.planning.problem import Call, PartInputs, Problem, Run
 from structconv.structures.values import altered
 from structconv.theta import MixtureTheta, sum_tensors
 
-__all__ = ["Nested", "PerInput", "PerPart"]
+__all__ = ["Nested", "Part", "PerInput", "PerPart", "cheapest", "part_of"]
 
 
 class Part(NamedTuple):
@@ -39,7 +39,7 @@ class Part(NamedTuple):
         """The call of this part alone."""
         projected = None if call.projected is None else call.projected[..., self.start:self.stop, :, :]
         theta = call.theta.slice(self.start, self.stop)
-        return Call(call.x, call.leaves, theta, bias, _part_of(call, self.number), projected)
+        return Call(call.x, call.leaves, theta, bias, _built(call, self.number), projected)
 
     def run(self, call: Call, bias: Tensor | None) -> Tensor:
         """Its term of y, and b."""
@@ -50,11 +50,16 @@ class OwnPart(Part):
     """A part with an x of its own."""
 
     def of(self, call: Call, bias: Tensor | None) -> Call:
-        x, theta = cast(Any, call.x).parts[self.number], cast(MixtureTheta, call.theta).parts[self.number]
-        return Call(x, call.leaves, theta, bias, _part_of(call, self.number))
+        return part_of(call, self.number, bias)
 
 
-def _part_of(call: Call, number: int) -> Callable[[Sequence[Any]], Basis]:
+def part_of(call: Call, number: int, bias: Tensor | None = None) -> Call:
+    """The call of a part with an x of its own."""
+    x, theta = cast(PartInputs, call.x).parts[number], cast(MixtureTheta, call.theta).parts[number]
+    return Call(x, call.leaves, theta, bias, _built(call, number))
+
+
+def _built(call: Call, number: int) -> Callable[[Sequence[Any]], Basis]:
     """What builds a part of the basis of a call."""
     build = call.build
     return lambda leaves: cast(Concat | Mixture, build(leaves)).parts[number]
@@ -184,15 +189,21 @@ def _applied(operand: Any, problem: Problem) -> Any:
     """By which kernel an operand, or each of several, is applied: the cheapest; with its K."""
     if isinstance(operand, tuple):
         return tuple(_applied(part, problem) for part in operand)
-    inner, rates = problem.part(operand, problem.theta), machine.rates(problem.x.device)
-    least, best = float("inf"), None
-    for kernel, match, _ in matching(inner):
-        if isinstance(kernel, Applied):
-            seconds = kernel.application_cost(match, inner, problem.theta.head_channels, "apply").seconds(
-                rates, problem.sizes.itemsize)
-            if seconds < least:
-                least, best = seconds, kernel.application(match, inner)
+    best, _ = cheapest(problem.part(operand, problem.theta), problem.theta.head_channels, "apply")
     return best, operand.size
+
+
+def cheapest(problem: Problem, channels: int, mode: str) -> tuple[Application, Cost]:
+    """The cheapest way to apply a basis to so many channels, and what it costs."""
+    rates, least = machine.rates(problem.x.device), float("inf")
+    best: Any = None
+    for kernel, match, _ in matching(problem):
+        if isinstance(kernel, Applied):
+            cost = kernel.application_cost(match, problem, channels, mode)
+            seconds = cost.seconds(rates, problem.sizes.itemsize)
+            if seconds < least:
+                least, best = seconds, (kernel.application(match, problem), cost)
+    return cast("tuple[Application, Cost]", best)
 
 
 def _bound(operand: Any, call: Call, find: Callable[[Any], Any]) -> Any:

@@ -127,8 +127,25 @@ def test_it_is_equation_8_over_the_inputs_one_after_the_other():
     same(layer.mechanism.basis(x, structure=structure).dense(F64), a, "the mechanism's basis")
 
 
-def test_a_plan_is_what_runs_and_has_one_for_each_part():
+def test_few_channels_of_all_parts_are_joined_for_one_product():
     layer, structure = conv(EDGE_UPDATE), graph(6, 11)
+    x = inputs(structure)
+    shared = {"nodes": torch.randn(3, 6, 4, dtype=F64, requires_grad=True), "edges": x["edges"]}
+    for given in (x, shared):
+        found = []
+        for layer.path in ("structure_first", "per_part"):
+            plan, y = layer.plan(given, structure=structure), layer(given, structure=structure)
+            leaves = (*given.values(), *layer.parameters())
+            found.append((y, *torch.autograd.grad(y.square().sum(), [t for t in leaves if t.requires_grad])))
+            assert plan.path == layer.path
+        for joined, apart in zip(*found, strict=True):
+            same(joined, apart, "joined")
+    layer.path = None
+    assert layer.plan(x, structure=structure).path == "structure_first"
+
+
+def test_a_plan_is_what_runs_and_has_one_for_each_part():
+    layer, structure = conv(EDGE_UPDATE, path="per_part"), graph(6, 11)
     x = inputs(structure)
     plan = layer.plan(x, structure=structure)
     assert plan is layer.plan(dict(reversed(x.items())), structure=structure) and len(plan.parts) == 3

@@ -1,0 +1,70 @@
+"""Parts that read inputs of their own, joined before the one product with Theta."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from structconv.bases.mixture import Mixture
+from structconv.kernels.composite import Part, PerInput, cheapest, part_of
+from structconv.kernels.orders import Application
+from structconv.planning.cost import Cost
+from structconv.planning.kernel import Kernel, register
+from structconv.planning.problem import Call, PartInputs, Problem, Run
+from structconv.primitives.products import product
+from structconv.shapes import broadcast
+from structconv.theta import FullTheta, MixtureTheta
+
+__all__ = ["JoinedInputs"]
+
+
+class Joined(NamedTuple):
+    """How each part of a mixture is applied, and what that costs."""
+
+    applications: tuple[Application, ...]
+    cost: Cost
+
+    def rows(self, call: Call) -> Tensor:
+        """[A_1^T x_1, A_2^T x_2, ...], (..., N, P_1 + P_2 + ...)."""
+        own = [part_of(call, number) for number in range(len(self.applications))]
+        found = [applied.analyse()(one.x, one).squeeze(-3) for applied, one in zip(self.applications, own, strict=True)]
+        lead = broadcast(*(rows.shape[:-2] for rows in found))
+        return torch.cat([rows.expand(*lead, *rows.shape[-2:]) for rows in found], -1)
+
+
+class JoinedInputs(Kernel):
+    """[A_1^T x_1, A_2^T x_2, ...] [Theta_1; Theta_2; ...] for parts of K = 1: right where the P_i are small."""
+
+    name, types, orders, separate = "rows of all parts, joined", (Mixture,), ("structure_first",), True
+
+    def match(self, problem: Problem) -> Joined | None:
+        thetas, xs = cast(MixtureTheta, problem.theta).parts, cast(PartInputs, problem.x).parts
+        if not all(isinstance(theta, FullTheta) and theta.size == 1 for theta in thetas):
+            return None
+        own = [problem.part(*part) for part in zip(cast(Mixture, problem.basis).parts, thetas, xs, strict=True)]
+        found, total = [cheapest(part, part.theta.in_channels, "analysis") for part in own], Cost()
+        for (_, cost), part in zip(found, own, strict=True):
+            total = total + cost.repeated(1 + part.x_grad)
+        return Joined(tuple([applied for applied, _ in found]), total)
+
+    def cost(self, match: Joined, problem: Problem, path: str) -> Cost:
+        theta, rows = problem.theta, problem.bytes(problem.outputs * problem.theta.in_channels)
+        whole = problem.channel_product(2 * theta.in_channels * theta.out_channels, problem.outputs, 1,
+                                        theta.in_channels, theta.out_channels, theta.out_channels)
+        return match.cost + Cost(bytes=2 * rows, calls=1).repeated(1 + problem.x_grad) + whole + Cost(peak_bytes=rows)
+
+    def compile(self, match: Joined, problem: Problem, path: str) -> Run:
+        def run(call: Call) -> Tensor:
+            thetas = [cast(FullTheta, part).theta.squeeze(0) for part in cast(MixtureTheta, call.theta).parts]
+            return product(match.rows(call), torch.cat(thetas), call.bias)
+
+        return run
+
+    def weights(self, match: Joined, problem: Problem) -> Run:
+        each = PerInput()
+        return each.weights(cast("tuple[Part, ...]", each.match(problem)), problem)
+
+
+register(JoinedInputs())
