@@ -1,7 +1,8 @@
 """The graph network block (Battaglia et al. 2018), and those of the literature as its cases.
 
 Each update begins with one `Conv` over bases of incidence side by side: what an update reads is not concatenated, so
-that nothing of size (E, 2 P) is there, and each part is projected before or after it is gathered, as costs less.
+that nothing of size (E, 2 P) is there, and each part is projected before or after it is gathered, as costs less; but
+where P is so small beside Q that it costs least to gather all parts for one product, which the planner tells.
 """
 
 from __future__ import annotations
