@@ -15,6 +15,7 @@ inline void add(float* to, float w, const float* from, int64_t channels) {
 
 void sums(const ConditionedArgs& a, int64_t first, int64_t last) {
     const int64_t wide = a.heads * a.channels;
+    if (wide == 0) return;
     for (int64_t row = first; row < last; ++row) {
         float* to = a.sums + row * wide;
         std::memset(to, 0, wide * sizeof(float));
