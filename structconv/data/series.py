@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,8 +17,8 @@ from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
 
-__all__ = ["Part", "Series", "check_times", "checked_parts", "ends_of_parts", "gaps", "mean_and_deviation",
-           "read_series", "step_of_twelve"]
+__all__ = ["Part", "Series", "at_twelfths", "check_times", "checked_parts", "ends_of_parts", "gaps",
+           "mean_and_deviation", "read_series"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -136,9 +136,10 @@ def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
     return {**{part: int(round(end, 6)) for part, end in ends.items()}, "test": count}
 
 
-def step_of_twelve(step: int, horizon: int) -> int:
-    """The place, from 0, of a step of twelve in another horizon."""
-    return max(round(step * horizon / 12), 1) - 1
+def at_twelfths(name: str, errors: Tensor, twelfths: Sequence[int]) -> dict[str, float]:
+    """Of the errors at each step of a horizon, (horizon,), those after so many twelfths of it, as `name`_3_of_12."""
+    places = {twelfth: max(round(twelfth * len(errors) / 12), 1) - 1 for twelfth in twelfths}
+    return {f"{name}_{twelfth}_of_12": float(errors[place]) for twelfth, place in places.items()}
 
 
 def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Generator | None = None) -> Tensor:

@@ -24,7 +24,7 @@ from structconv.planning.problem import Call, PartInputs, Problem, Run
 from structconv.structures.values import altered
 from structconv.theta import MixtureTheta, sum_tensors
 
-__all__ = ["Nested", "Part", "PerInput", "PerPart", "cheapest", "part_of"]
+__all__ = ["Nested", "PerInput", "PerPart", "cheapest", "part_of"]
 
 
 class Part(NamedTuple):

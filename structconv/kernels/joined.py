@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.mixture import Mixture
-from structconv.kernels.composite import Part, PerInput, cheapest, part_of
+from structconv.kernels.composite import cheapest, part_of
 from structconv.kernels.orders import Application
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
@@ -63,8 +63,9 @@ class JoinedInputs(Kernel):
         return run
 
     def weights(self, match: Joined, problem: Problem) -> Run:
-        each = PerInput()
-        return each.weights(cast("tuple[Part, ...]", each.match(problem)), problem)
+        entries = super().weights(match, problem)
+        found = [applied.weights or entries for applied in match.applications]
+        return lambda call: tuple(of(part_of(call, number)) for number, of in enumerate(found))  # type: ignore[return-value]
 
 
 register(JoinedInputs())

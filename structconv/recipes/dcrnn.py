@@ -17,12 +17,12 @@ from structconv.data.sensors import read_locations
 from structconv.data.series import (
     Part,
     Series,
+    at_twelfths,
     check_times,
     checked_parts,
     ends_of_parts,
     mean_and_deviation,
     read_series,
-    step_of_twelve,
 )
 from structconv.errors import DataError
 from structconv.mechanisms import Identity
@@ -40,7 +40,7 @@ __all__ = ["RUNNER", "DCRNNTask", "Sensors", "network"]
 
 _GRAPH, _WITHOUT, _LAST = "dcrnn", "without-graph", "last-value"
 #: Twelfths of the horizon at which errors stand in the table: 15, 30 and 60 minutes of METR-LA's hour.
-_STEPS = (3, 6, 12)
+_TWELFTHS = (3, 6, 12)
 #: Histories that are forecast at a time.
 _MANY = 32
 
@@ -117,8 +117,8 @@ class Sensors:
         if name == "val":
             return {"val_loss": whole}
         steps = absolute.sum(-1) / counts.sum(-1)
-        chosen = {f"{name}_mae_{step}_of_12": float(steps[step_of_twelve(step, len(steps))]) for step in _STEPS}
-        return {f"{name}_mae": whole, **chosen, f"{name}_rmse": float((squared.sum() / counts.sum()).sqrt())}
+        return {f"{name}_mae": whole, **at_twelfths(f"{name}_mae", steps, _TWELFTHS),
+                f"{name}_rmse": float((squared.sum() / counts.sum()).sqrt())}
 
 
 def _read(recipe: Traffic, name: str, adjacency: Any = None) -> Series:
@@ -196,9 +196,9 @@ def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
         absolute, _, counts = sensors.errors(task.model, "test")
         rows[name] = absolute.sum(0) / counts.sum(0).clamp(min=1)
     finished.run.draw("errors", scenes.map_of(_positions(recipe, sensors), rows, label="MAE"))
-    means = {name: {step: group[f"test_mae_{step}_of_12"]["mean"] for step in _STEPS}
+    means = {name: {step: group[f"test_mae_{step}_of_12"]["mean"] for step in _TWELFTHS}
              for name, group in finished.groups.items()}
-    return {"below": {name: {f"{step}_of_12": means[_GRAPH][step] < means[name][step] for step in _STEPS}
+    return {"below": {name: {f"{step}_of_12": means[_GRAPH][step] < means[name][step] for step in _TWELFTHS}
                       for name in (_WITHOUT, _LAST)}}
 
 

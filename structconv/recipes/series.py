@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from structconv.data.series import (
     Part,
+    at_twelfths,
     check_times,
     checked_parts,
     ends_of_parts,
     gaps,
     mean_and_deviation,
     read_series,
-    step_of_twelve,
 )
 from structconv.errors import DataError
 from structconv.models.series import Forecaster, LastValue
@@ -108,10 +108,9 @@ class Histories:
         if part == "val":
             return {"val_loss": float(self.errors(model, part, self.recipe.stride).mean())}
         error = self.errors(model, part, 1)
-        quarters = {f"{part}_mae_{place}_of_12": float(error[step_of_twelve(place, len(error))])
-                    for place in (1, 3, 6, 12)}
         hidden = self.errors(model, part, self.recipe.stride, self.recipe.gaps)
-        return {f"{part}_mae": float(error.mean()), **quarters, f"{part}_mae_gaps": float(hidden.mean())}
+        return {f"{part}_mae": float(error.mean()), **at_twelfths(f"{part}_mae", error, (1, 3, 6, 12)),
+                f"{part}_mae_gaps": float(hidden.mean())}
 
 
 def _padded(recipe: Series, path: Path) -> tuple[Tensor, Tensor]:

@@ -214,9 +214,9 @@ def _drawing(task: TourTask, one: Instances) -> Drawing:
     """The tours of one instance, each with its length, and by how much it is longer than the shortest."""
     tours = {"greedy": said(task.model, one.points),
              f"best of {task.recipe.samples}": best_of(task.model, one, task.recipe.samples), "shortest": one.best}
-    shortest = one.lengths(one.best)
-    titles = {name: f"{name}: {float(one.lengths(tour)):.4g} (+{float(_gap(one.lengths(tour), shortest)):.1f} %)"
-              for name, tour in tours.items()}
+    lengths = {name: one.lengths(tour) for name, tour in tours.items()}
+    titles = {name: f"{name}: {float(length):.4g} (+{float(_gap(length, lengths['shortest'])):.1f} %)"
+              for name, length in lengths.items()}
     return graphs(one.points[0], {titles[name]: torch.stack([tour[0], tour[0].roll(-1)])
                                   for name, tour in tours.items()})
 

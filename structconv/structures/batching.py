@@ -247,13 +247,8 @@ def entries_to_samples(structure: Any, device: torch.device) -> Graph:
         return derived(structure.edge_index, ("to one sample", count, str(device)), lambda: rows_to_groups(
             torch.zeros(count, dtype=torch.int64, device=device), 1))
     samples = samples_of(structure)
-
-    def build() -> Graph:
-        member, _ = samples.members(device)
-        entry = torch.arange(samples.input_count, dtype=member.dtype, device=device)
-        return Graph(torch.stack([entry, member]), num_inputs=samples.input_count, num_outputs=samples.num_samples)
-
-    return derived(samples, ("incidence", str(device)), build)
+    return derived(samples, ("incidence", str(device)), lambda: rows_to_groups(
+        samples.members(device)[0], samples.num_samples))
 
 
 def _axis(attr: Tensor | None) -> int:

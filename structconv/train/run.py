@@ -29,7 +29,7 @@ class Metrics:
     """Measurements as lines of JSON, ``{"job": …, "step": …, …}``, appended as they come.
 
     After a resume no step is there twice: `truncate` drops what came after the checkpoint. A line that a crash cut
-    short, or that has other bytes than UTF-8, is dropped, too.
+    short, or that has other bytes than UTF-8, is dropped, too. A number that is not finite is null.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class Metrics:
         if not self.path.exists():
             return
         kept = [line for line in self if line["job"] != job or line["step"] <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
+        text = "".join(json_text(line) + "\n" for line in kept)
         if text.encode() != self.path.read_bytes():
             write_atomically(self.path, text)
 

@@ -117,6 +117,14 @@ def close(ours, wanted):
     torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
 
 
+def alike(ours, wanted):
+    """Each attribute, or its absence."""
+    for own, other in zip(ours, wanted, strict=True):
+        assert (own is None) is (other is None)
+        if own is not None:
+            close(own, other)
+
+
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name != "non-local"])
 @pytest.mark.parametrize("graph", GRAPHS[:2], ids=["five edges", "one edge"])
 def test_a_block_is_the_loop(name, graph):
@@ -340,9 +348,8 @@ def test_a_batch_is_compiled_whole(name):
     block = made(name)
     compiled = torch.compile(block, backend="eager", fullgraph=True)
     for graph in (WHOLE, OTHERS):
-        for own, whole in zip(told(compiled, graph, given(block, graph)), told(block, graph, given(block, graph)),
-                              strict=True):
-            assert own is whole is None or close(own, whole) is None
+        x = given(block, graph)
+        alike(told(compiled, graph, x), told(block, graph, x))
 
 
 @pytest.mark.parametrize("name", ["max-softmax", "message-passing", "relation", "non-local"])
@@ -356,8 +363,7 @@ def test_a_batch_is_exported_with_any_numbers_of_graphs_nodes_and_edges(name):
         "globals": rows["globals"]}).module()
     for graph in (WHOLE, OTHERS):
         x = given(block, graph)
-        for own, whole in zip(told(program, graph, x), told(block, graph, x), strict=True):
-            assert own is whole is None or close(own, whole) is None
+        alike(told(program, graph, x), told(block, graph, x))
 
 
 class OneGraph(nn.Module):
