@@ -13,7 +13,7 @@ from structconv.bases.pairwise import Pairwise
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
 from structconv.errors import StructureError
-from structconv.memo import Owner, derived, is_plain
+from structconv.memo import Owner, Reused, derived, is_plain
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.grid import Grid
 from structconv.structures.restriction import Restriction
@@ -82,17 +82,20 @@ class Lookup(Sized, Score):
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
-        """The entries of all pairs of so many, (..., K, N, M); where they are in the table is derived of `places`."""
-        if self.table.shape[-2] != 1 or not is_plain(self.table):
-            return altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT
+        """The entries of all pairs of so many, (..., 1 or B, K, N, M); where they are in the table is derived of
+        `places`."""
+        *lead, size, row, count = self.table.shape
+        if row != 1 or not is_plain(self.table):
+            return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
 
         def rows() -> Tensor:
             source, target = (torch.arange(count, device=self.table.device) for count in (inputs, outputs))
             return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
 
         index = derived(places, (inputs, outputs, self.table.device), rows)
-        found = self.table.squeeze(-2).index_select(-1, index)
-        return found.view(*found.shape[:-1], outputs, inputs).to(dtype)
+        found = self.table.reshape(*lead, size, count).index_select(-1, index)
+        found = found.view(*(lead or (1,)), size, outputs, inputs)
+        return found if found.dtype is dtype else found.to(dtype)
 
 
 @value
@@ -148,8 +151,8 @@ class GridLookup(Score):
         return found if dtype is None else found.to(dtype)
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
-        """The entries of all pairs, (..., K, N, M); where they are in the table is remembered with the grid."""
-        return self.dense(dtype).mT
+        """The entries of all pairs, (..., 1 or B, K, N, M); where they are in the table is remembered with the grid."""
+        return _batched(self.dense(dtype).mT)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         index = self._index(pairs.source_index(), pairs.target_index())
@@ -186,16 +189,25 @@ class Distance(Sized, Score):
         return -self.slope.to(pairs.dtype).view(-1, *(1,) * len(pairs.shape)) * distance
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
-        """The entries of all pairs of so many, (K, N, M); the distances are derived of `places`."""
+        """The entries of all pairs of so many, (1, K, N, M): the last ones are reused as long as the slopes stay, and
+        the distances are derived of `places`."""
         if not is_plain(self.slope):
-            return altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT
+            return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
 
         def distances() -> Tensor:
             source, target = (torch.arange(count, device=self.slope.device) for count in (inputs, outputs))
             return (source - target.unsqueeze(-1)).abs().neg().to(dtype)
 
-        known = derived(places, (inputs, outputs, self.slope.device, dtype), distances)
-        return self.slope.to(dtype).view(-1, 1, 1) * known
+        def entries() -> Tensor:
+            known = derived(places, (inputs, outputs, self.slope.device, dtype), distances)
+            return self.slope.to(dtype).view(1, -1, 1, 1) * known
+
+        return derived(self.slope, "held", Reused).of((), (inputs, outputs, dtype), entries)
+
+
+def _batched(entries: Tensor) -> Tensor:
+    """(..., K, N, M) with a leading dimension at least."""
+    return entries if entries.dim() > 3 else entries.unsqueeze(0)
 
 
 @value

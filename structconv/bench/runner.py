@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 #: Peaks below this many bytes are not compared.
 _SMALL = 1 << 20
 _AVAILABLE_SHARE = 0.6
+#: Calls of which the middle peak counts: what an allocator keeps differs by a tenth from call to call.
+_PEAKS = 3
 #: Of the parameters. Where one of millions of scores lies within rounding of a kink, as in leaky ReLU, gradients differ
 #: by more than the tolerance: every run shall have the same.
 _SEED = 0
@@ -141,7 +144,7 @@ def _phase(case: Case, comparison: Comparison, phase: str, upstream: Tensor, set
     peaks: dict[str, int] = {}
     once: dict[str, float] = {}
     for name, work in works.items():
-        peaks[name] = memory.peak(partial(_noting, once, name, work))
+        peaks[name] = statistics.median_low(memory.peak(partial(_noting, once, name, work)) for _ in range(_PEAKS))
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit, known=once)
     least = comparison.least.get(phase)
     fraction = None if least is None or case.suite == _TINY else least.seconds() / times["ours"].median

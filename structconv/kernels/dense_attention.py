@@ -73,7 +73,7 @@ class Attended(NamedTuple):
         added = None if mask is None else mask.mT
         if self.bias is not None:
             held = self.bias(leaves).by_outputs(inputs, outputs, query.dtype, self.places)
-            added = held.expand(*lead, *held.shape[-3:]).flatten(0, -4) if held.dim() > 3 else held.unsqueeze(0)
+            added = held if held.shape[:-3] == (1,) else held.expand(*lead, *held.shape[-3:]).flatten(0, -4)
         y = fused_attention(query, key, values, added, causal, self.scale)
         y = y if depth <= channels else y[..., :channels]
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])

@@ -168,6 +168,7 @@ class Operation(ByRole, Mechanism):
         if self._size != self._joined_size:
             _check_own_heads(mechanisms, self._size)
         self._sizes = tuple(operand.size for operand in mechanisms)
+        self._dynamic = any(step.dynamic for step in steps)
         #: Whether inputs and outputs have changed places.
         self._turned = [step.name for step in steps].count("transpose") % 2 == 1
 
@@ -219,9 +220,10 @@ class Operation(ByRole, Mechanism):
             self._check_places()
         closed = self.join not in _ENTRYWISE_JOINS
         leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
-        if not self.steps:
+        samples = getattr(inputs[2], "samples", None)
+        if not self._dynamic and samples is None:
             return leaves
-        held, samples = iter(self._held()), getattr(inputs[2], "samples", None)
+        held = iter(self._held())
         before = () if samples is None else self._closings(samples)[0]
         pairs = self._pairs_joined(inputs.structure) if samples is not None and (before or self._masks()) else None
         for i, step in enumerate(self.steps):

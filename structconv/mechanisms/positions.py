@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structconv import torch_private as private
 from structconv.bases import positions as values
 from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
@@ -18,6 +19,7 @@ from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Projection, Score, heads_of
+from structconv.memo import Owner, derived, is_plain
 from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
@@ -64,6 +66,7 @@ class RelativeBias(Term):
     role = "relative_bias"
     reads_content = False
     batching = "offsets"
+    table: nn.Parameter = private.parameter()
 
     def __init__(self, clip: int | tuple[int, ...], heads: int | None = None, *, buckets: str = "clip",
                  grid: Grid | None = None, structure: str | None = None) -> None:
@@ -180,6 +183,10 @@ class Location(Score):
         return values.Lookup(next(leaves), "position", self.length, inputs.num_inputs, inputs.num_outputs)
 
 
+#: Owns the slopes of all heads' numbers.
+_SLOPES = Owner()
+
+
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
@@ -187,7 +194,13 @@ class ALiBi(Term):
     batching = "offsets"
 
     def forward(self, inputs: Inputs) -> Leaves:
-        return (torch.logspace(-8.0 / self.size, -8.0, self.size, 2.0, dtype=inputs.dtype, device=inputs.device),)
+        x, size = inputs.x, self.size
+
+        def slopes() -> Tensor:
+            return torch.logspace(-8.0 / size, -8.0, size, 2.0, dtype=x.dtype, device=x.device)
+
+        known = derived(_SLOPES, (size, x.dtype, x.device), slopes) if is_plain(x) else None
+        return (slopes() if known is None or private.version(known) != 0 else known,)
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return values.Distance(next(leaves), inputs.num_inputs, inputs.num_outputs)
