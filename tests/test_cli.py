@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from structconv.cli import main
+from structconv.train.run import Metrics
 
 SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[2] / "shared" / "data"))
 CORA = SHARED / "planetoid"
@@ -182,6 +183,21 @@ def test_a_run_that_is_held_is_not_resumed(tmp_path, capsys):
         assert main(["resume", str(run)]) == 2
     assert f"{run} must be free; got held by process" in capsys.readouterr().err
     assert main(["resume", str(run)]) == 0
+
+
+def test_a_finished_run_trains_on(tmp_path, capsys):
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    assert main([*QUICK, "--out", str(run)]) == 0
+    for words, told in ((["--steps", "1"], "--steps must be at least the run's epochs=2; got 1"),
+                        (["--steps", "many"], "epochs")):
+        assert main(["resume", str(run), *words]) == 2
+        assert told in capsys.readouterr().err
+    assert main(["resume", str(run), "--steps", "4"]) == 0
+    assert main([*QUICK[:-4], "--epochs", "4", *QUICK[-2:], "--out", str(straight)]) == 0
+    assert (run / "config.json").read_bytes() == (straight / "config.json").read_bytes()
+    own, wanted = (sorted((line["job"], line["step"]) for line in Metrics(folder / "metrics.jsonl"))
+                   for folder in (run, straight))
+    assert own == wanted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

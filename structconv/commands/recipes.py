@@ -40,7 +40,11 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
         parser = verbs.add_parser(verb, help=text, description=text, parents=[shared], allow_abbrev=False)
         parser.add_argument("folder", metavar="RUN", help="the run's folder")
         parser.set_defaults(run=run)
-        if verb == "evaluate":
+        if verb == "resume":
+            parser.add_argument("--steps", metavar="N", default=None,
+                                help="train on until step N, or epoch N of a recipe that counts epochs; of a finished "
+                                     "run, too")
+        else:
             parser.add_argument("--test", metavar="NAME", default=None,
                                 help="measure other files of the same format, a file or the stem of two; or another "
                                      "number of bodies")
@@ -105,7 +109,23 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("resume", rest)
     run = Run.open(args.folder)
     entry, recipe = recipe_of(run)
+    if args.steps is not None:
+        recipe = _longer(recipe, args.steps)
+        with run.held():
+            run.write("config.json", to_json(recipe))
     return _execute(entry, recipe, lambda: run, args.json)
+
+
+def _longer(recipe: Any, steps: str) -> Any:
+    """The recipe with more steps, or epochs."""
+    known = [key.key for key in options(type(recipe))]
+    key = next((key for key in ("steps", "epochs") if key in known), None)
+    if key is None:
+        raise ConfigError("structconv resume", "--steps needs a recipe that counts steps or epochs", recipe.name)
+    longer = dataclasses.replace(recipe, **{key: steps})
+    if getattr(longer, key) < (least := getattr(recipe, key)):
+        raise ConfigError("structconv resume", f"--steps must be at least the run's {key}={least}", steps)
+    return longer
 
 
 def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json: bool) -> int:

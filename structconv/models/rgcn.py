@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from structconv.bases.typed import relational
@@ -51,18 +52,20 @@ class EntityTable(nn.Module):
         if (graph.num_entities, graph.num_relations) != self.sizes:
             raise StructureError("EntityTable", f"the graph must have (entities, relations) = {self.sizes}",
                                  f"({graph.num_entities}, {graph.num_relations})")
-        edges = derived(graph, ("from pairs", len(self.rows), self.rows.dtype), lambda: self._edges(graph))
+        edges = derived((graph.triples, cast(Tensor, self.pairs)), ("from pairs", self.sizes, self.rows.dtype),
+                        lambda: self._edges(graph))
         y: Tensor = self.conv(self.rows, structure=edges)
         return y + self.own
 
     def _edges(self, graph: KnowledgeGraph) -> Graph:
         """From the row of each triple to its tail."""
-        known, pairs = cast(Tensor, self.pairs), _pairs(graph)
-        rows = torch.searchsorted(known, pairs).clamp(max=max(len(known) - 1, 0))
-        if len(pairs) and not (len(known) and torch.equal(known[rows], pairs)):
+        known, pairs = F.pad(cast(Tensor, self.pairs), (0, 1), value=-1), _pairs(graph)
+        rows = torch.searchsorted(known[:-1], pairs)
+        rows = torch.where(known[rows] == pairs, rows, -1)  # a traced program refuses such an edge as it runs
+        if not is_compiling() and bool((rows < 0).any()):
             raise StructureError("EntityTable", "each (head, relation) must be one that it was made with", "another",
                                  "Make it with the graph of all triples.")
-        return Graph(torch.stack([rows, graph.triples[:, 2]]), num_inputs=len(known), num_outputs=graph.num_entities,
+        return Graph(torch.stack([rows, graph.triples[:, 2]]), num_inputs=len(self.rows), num_outputs=graph.num_entities,
                      edge_weight=relational(graph, "row", self.rows.dtype).values)
 
 

@@ -97,7 +97,7 @@ class WalkScores(nn.Module):
 
     def _dense(self, graph: KnowledgeGraph, mechanism: Mechanism) -> Tensor:
         x = self.singles.detach().new_zeros(graph.num_entities, 1)
-        return derived(graph, ("walks", mechanism.size, x.dtype, x.device), lambda: mechanism.bound(1).basis(
+        return derived(graph, ("walks", repr(mechanism), x.dtype, x.device), lambda: mechanism.bound(1).basis(
             x, structure=graph).dense(x.dtype))
 
     def _of_itself(self, graph: KnowledgeGraph, head: Tensor, relation: Tensor, tail: Tensor) -> Tensor:

@@ -71,6 +71,11 @@ class Checkpoints:
             shutil.rmtree(old)
         return place
 
+    def reopen(self, checkpoint: Checkpoint) -> None:
+        """Put this one in the place of the final one, whose training goes on."""
+        self.save(checkpoint)
+        shutil.rmtree(self.folder / _name(checkpoint.step, True))
+
     def found(self) -> list[Path]:
         """The folders of the checkpoints, oldest first, unverified."""
         final = self.folder / "final"

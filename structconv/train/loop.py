@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from structconv.errors import ConfigError
 from structconv.train.checkpoint import Checkpoint, Checkpoints
 from structconv.train.events import Events
 from structconv.train.interrupt import Interrupt, Interrupted
@@ -89,15 +90,23 @@ class _Training:
     def elapsed(self) -> float:
         return self.seconds + time.perf_counter() - self.clock
 
-    def checkpoint(self, result: dict[str, float] | None = None) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         state = {"optimizer": self.task.optimizer.state_dict(), "generators": capture_generators(),
                  "stopping": self.schedule.stopping.state(), "best": self.best, "stopped": self.stopped,
-                 "seconds": self.elapsed(), "result": result}
-        return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state, final=result is not None)
+                 "seconds": self.elapsed()}
+        return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state)
+
+    def finished(self, last: Checkpoint, result: dict[str, float]) -> Checkpoint:
+        """The final checkpoint: the chosen weights, and in its state the `last` ones, from which it can go on."""
+        state = {**last.state, "best": None, "chosen": self.best is not None, "last": last.weights,
+                 "seconds": result["seconds"], "result": result}
+        return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state, final=True)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        self.task.model.load_state_dict(checkpoint.weights)
+        if checkpoint.final:
+            state = {**state, "best": checkpoint.weights if state["chosen"] else None}
+        self.task.model.load_state_dict(state["last"] if checkpoint.final else checkpoint.weights)
         self.task.optimizer.load_state_dict(state["optimizer"])
         self.schedule.stopping.load(state["stopping"])
         self.step, self.stopped, self.best = checkpoint.step, state["stopped"], state["best"]
@@ -122,7 +131,8 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
     """Train until the schedule or its stopping rule ends it, and return the result of the chosen weights.
 
     A training that has a checkpoint in the run continues from it; on a CPU, with as many threads as before, the
-    weights become bit for bit those of an uninterrupted one. A finished one returns its recorded result.
+    weights become bit for bit those of an uninterrupted one. A finished one returns its recorded result, unless the
+    schedule has more steps now and no rule stopped it: then it goes on from its last weights.
 
     Args:
         make: builds the task; called after the generators are seeded.
@@ -141,12 +151,14 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
     """
     checkpoints = Checkpoints(run.checkpoint_folder(job))
     saved = checkpoints.latest(progress.note)
-    if saved is not None and saved.final:
+    if saved is not None and saved.final and not _goes_on(saved, schedule):
         return saved.state["result"]
     seed_everything(schedule.seed)
     training = _Training(task=make(), schedule=schedule)
     if saved is not None:
         training.restore(saved)
+        if saved.final:
+            checkpoints.reopen(training.checkpoint())
     run.metrics.truncate(job, training.step)
     progress.job(job, schedule.steps)
     with closing(Events(run.folder / "events" / job, training.step)) as events:
@@ -174,12 +186,26 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
             raise Interrupted(f"{job}: stopped after step {training.step}")
 
 
+def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
+    """Whether a finished training is to go on.
+
+    Raises:
+        ConfigError: an earlier version finished it, and kept none of its last weights.
+    """
+    state = finished.state
+    if finished.step >= schedule.steps or state["stopped"]:
+        return False
+    if "last" not in state:
+        raise ConfigError("resume", "a training that is to go on must have its last weights", "the chosen ones alone",
+                          "An earlier version finished it: begin a new run.")
+    return True
+
+
 def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str, Any]:
-    task = training.task
+    task, last = training.task, training.checkpoint()
+    weights = {name: value.clone() for name, value in last.weights.items()}
     task.model.load_state_dict(task.weights() if training.best is None else training.best)
-    seconds = training.elapsed()
-    result = {**task.test(), "steps": training.step, "seconds": seconds}
+    result = {**task.test(), "steps": training.step, "seconds": last.state["seconds"]}
     run.metrics.flush()
-    training.best = None
-    checkpoints.save(training.checkpoint(result))
+    checkpoints.save(training.finished(replace(last, weights=weights), result))
     return result

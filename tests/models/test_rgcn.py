@@ -58,6 +58,32 @@ def test_the_table_takes_a_part_of_its_graph_and_no_other():
         table(graph(entities=13))
 
 
+def test_two_tables_share_a_graph_but_not_its_rows():
+    known = graph()
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(1))
+    tables = [EntityTable(one, 4) for one in (known, permuted(known, order))]
+    tables[0](known)
+    with pytest.raises(StructureError, match="must be one that it was made with"):
+        tables[1](known)
+
+
+def test_a_classifier_is_compiled_whole_and_exported_with_any_number_of_triples():
+    known = graph()
+    model = EntityClassifier(known, 8, 3).eval()
+    part = KnowledgeGraph(known.triples[3:20], N, known.relations)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    free = torch.export.Dim.DYNAMIC
+    shapes = {"graph": [{0: free}, None, (None,) * 2 * K, (), (free,) * 2 * K]}
+    exported = torch.export.export(model, (known,), dynamic_shapes=shapes).module()
+    for one in (known, part):
+        torch.testing.assert_close(compiled(one), model(one))
+        torch.testing.assert_close(exported(one), model(one))
+    other = KnowledgeGraph(graph(1).triples[:20], N, known.relations)
+    for program in (compiled, exported):
+        with pytest.raises(Exception, match="edge_index"):
+            program(other)
+
+
 def test_a_classifier_overfits_and_is_saved():
     known, labels = graph(), torch.arange(N) % 3
     torch.manual_seed(0)

@@ -52,6 +52,14 @@ def test_scores_are_those_of_the_expression(length):
     torch.testing.assert_close(found, y.movedim(0, 1), rtol=1e-10, atol=1e-10)
 
 
+def test_of_one_relation_walks_of_two_steps_are_not_those_of_one():
+    known, scores = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 0, 2]]), 3, ("a",)), WalkScores(1)
+    torch.nn.init.ones_(scores.singles)
+    torch.nn.init.ones_(scores.pairs)
+    wanted = torch.tensor([[0.0, 1, 1], [0, 0, 1], [0, 0, 0]])
+    torch.testing.assert_close(scores(known, every(known)), wanted)
+
+
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_triple_says_nothing_of_itself(length):
     own, scores = facts(), model(length=length)

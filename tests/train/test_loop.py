@@ -139,6 +139,28 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     assert model is None
 
 
+@pytest.mark.parametrize("cut", [None, 13, 20])
+def test_a_finished_training_goes_on_as_if_it_had_had_more_steps_from_the_start(tmp_path, cut):
+    straight, longer = Run.create(tmp_path / "a", Toy()), Run.create(tmp_path / "b", Toy())
+    expected, weights = train(straight, steps=20)
+    train(longer)
+    torch.randn(100)
+    if cut is not None:
+        with pytest.raises(Interrupted):
+            train(Run.open(tmp_path / "b"), steps=20, act=signal_at(signal.SIGINT, cut))
+    result, resumed = train(Run.open(tmp_path / "b"), steps=20)
+    assert equal(weights, resumed)
+    assert {**result, "seconds": 0} == {**expected, "seconds": 0}
+    assert list(straight.metrics) == list(longer.metrics)
+
+
+def test_a_training_that_its_rule_stopped_does_not_go_on(tmp_path):
+    run = Run.create(tmp_path, Toy())
+    first, _ = train(run, steps=200, stopping=Patience(2))
+    assert first["steps"] < 200
+    assert train(Run.open(tmp_path), steps=400, stopping=Patience(2)) == (first, None)
+
+
 def test_handlers_are_restored_and_a_second_interrupt_leaves_at_once():
     before = signal.getsignal(signal.SIGINT)
     said: list[str] = []
