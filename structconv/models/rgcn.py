@@ -65,8 +65,8 @@ class EntityTable(nn.Module):
         if not is_compiling() and bool((rows < 0).any()):
             raise StructureError("EntityTable", "each (head, relation) must be one that it was made with", "another",
                                  "Make it with the graph of all triples.")
-        return Graph(torch.stack([rows, graph.triples[:, 2]]), num_inputs=len(self.rows), num_outputs=graph.num_entities,
-                     edge_weight=relational(graph, "row", self.rows.dtype).values)
+        return Graph(torch.stack([rows, graph.triples[:, 2]]), num_inputs=len(self.rows),
+                     num_outputs=graph.num_entities, edge_weight=relational(graph, "row", self.rows.dtype).values)
 
 
 def _pairs(graph: KnowledgeGraph) -> Tensor:
