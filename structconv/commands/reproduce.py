@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         print_json({"outcomes": rows, "left_out": left_out, "minutes": (time.monotonic() - began) / 60})
     else:
         print_table(("recipe", "figure", "ours", "goal", "published"), [
-            (row["recipe"], row["label"], number(row["value"]), f"{row['goal']}", row["published"]) for row in rows],
+            (row["recipe"], row["label"], number(row["value"]), number(row["goal"]), row["published"]) for row in rows],
             texts=2)
     return 0 if all(row["met"] is not False for row in rows) else 1
 
