@@ -34,9 +34,10 @@ if TYPE_CHECKING:
         haar_basis,
         register_normalisation,
     )
-    from structconv.errors import ConfigError, ShapeError, StructureError
+    from structconv.errors import ConfigError, DataError, ShapeError, StructureError
     from structconv.mechanisms import (
         STRUCTURE,
+        STRUCTURE_IF_GIVEN,
         Additive,
         Adjacency,
         ALiBi,
@@ -131,6 +132,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STRUCTURE",
+    "STRUCTURE_IF_GIVEN",
     "ALiBi",
     "Additive",
     "Adjacency",
@@ -151,6 +153,7 @@ __all__ = [
     "ConvGRUCell",
     "ConvLSTMCell",
     "Cuboid",
+    "DataError",
     "Deformable",
     "Dense",
     "DenseMask",

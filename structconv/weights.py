@@ -129,7 +129,7 @@ class _Whole(Weight):
     theta: nn.Parameter = private.parameter()
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
-        total = float(_energies(energy, self.size).sum())
+        total = _total(energy, self.size)
         _draw(self.theta, variance / (self.theta.shape[-2] * _positive(total)))
 
     def scale_(self, factor: float | Tensor) -> None:
@@ -176,7 +176,7 @@ class Shared(_Whole):
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         gram = isinstance(energy, Tensor) and energy.dim() == 2
-        total = float((energy if gram else _energies(energy, self.size)).sum())  # type: ignore[union-attr]
+        total = float(energy.sum()) if gram else _total(energy, self.size)  # type: ignore[union-attr]
         _draw(self.theta, variance / (self.in_channels * _positive(total)))
 
 
@@ -257,7 +257,7 @@ class LowRank(Weight):
         return _over(LowRankTheta, {"values": self.value, "outputs": self.output})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
-        total = float(_energies(energy, self.size).sum())
+        total = _total(energy, self.size)
         _draw(self.value, 1 / self.in_channels)
         _draw(self.output, variance / (self.dim * _positive(total)))
 
@@ -279,7 +279,7 @@ class HeadBlocks(_Whole):
         return _over(HeadBlocksTheta, {"values": self.theta})
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
-        _draw(self.theta, variance / (self.in_channels * _positive(float(_energies(energy, self.size).mean()))))
+        _draw(self.theta, variance / (self.in_channels * _positive(_total(energy, self.size) / self.size)))
 
 
 class Depthwise(Weight):
@@ -441,6 +441,11 @@ def _energies(energy: Energy, size: int) -> Tensor:
         raise ShapeError("reset_parameters", f"energy must be a number or have shape (K={size},) or (K, K)",
                          tuple(given.shape))
     return given.diagonal() if given.dim() == 2 else given.expand(size)
+
+
+def _total(energy: Energy, size: int) -> float:
+    """The sum of all e_k."""
+    return float(size) if energy is None else float(_energies(energy, size).sum())
 
 
 def _positive(total: float) -> float:

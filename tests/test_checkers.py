@@ -189,6 +189,25 @@ class Broken(Mechanism):
         return self.fn(self, inputs)
 
 
+class Normed(DotProduct):
+    """Divides keys by the sum of all their squares, and says that an entry depends on its own pair alone."""
+
+    sources = ("keys",)
+
+    def forward(self, inputs):
+        return self.queries(inputs.z), inputs.of_x(self.keys)
+
+    def keys(self, x, start=0):
+        key = super().keys(x, start)
+        return key / key.square().sum(-2, keepdim=True)
+
+
+def test_a_mechanism_that_depends_on_more_than_its_pair_is_found():
+    with pytest.raises(AssertionError, match="a batch of two samples"):
+        CHECKS["samples"](Specimen("wrong", lambda: Setup(
+            Normed(2, 3).softmax().bound(4).double(), torch.randn(5, 4, dtype=F64))))
+
+
 def by_position(mechanism, inputs):
     """Not equivariant: the first input weighs more."""
     a = torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype)

@@ -82,8 +82,8 @@ class Lookup(Sized, Score):
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
-        """The entries of all pairs of so many, (..., 1 or B, K, N, M); where they are in the table is derived of
-        `places`."""
+        """The entries of all pairs of so many, (..., 1 or B, K, N, M); where the last ones are in the table is kept
+        with `places`."""
         *lead, size, row, count = self.table.shape
         if row != 1 or not is_plain(self.table):
             return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
@@ -92,7 +92,7 @@ class Lookup(Sized, Score):
             source, target = (torch.arange(count, device=self.table.device) for count in (inputs, outputs))
             return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
 
-        index = derived(places, (inputs, outputs, self.table.device), rows)
+        index = derived(places, "rows", Reused).of((), (inputs, outputs, self.table.device), rows)
         found = self.table.reshape(*lead, size, count).index_select(-1, index)
         found = found.view(*(lead or (1,)), size, outputs, inputs)
         return found if found.dtype is dtype else found.to(dtype)
@@ -190,7 +190,7 @@ class Distance(Sized, Score):
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
         """The entries of all pairs of so many, (1, K, N, M): the last ones are reused as long as the slopes stay, and
-        the distances are derived of `places`."""
+        the last distances are kept with `places`."""
         if not is_plain(self.slope):
             return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
 
@@ -199,7 +199,7 @@ class Distance(Sized, Score):
             return (source - target.unsqueeze(-1)).abs().neg().to(dtype)
 
         def entries() -> Tensor:
-            known = derived(places, (inputs, outputs, self.slope.device, dtype), distances)
+            known = derived(places, "distances", Reused).of((), (inputs, outputs, self.slope.device, dtype), distances)
             return self.slope.to(dtype).view(1, -1, 1, 1) * known
 
         return derived(self.slope, "held", Reused).of((), (inputs, outputs, dtype), entries)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from structconv.commands.named import Options, parse_numbers
 from structconv.errors import ConfigError
 
-__all__ = ["add_options", "no_more", "read_options"]
+__all__ = ["Once", "add_options", "no_more", "read_options"]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,16 @@ def read_options(args: argparse.Namespace) -> Options:
     """What was given, converted and checked."""
     return Options(grid=parse_numbers("--grid", args.grid, "x"), periodic=args.periodic, order=args.order,
                   heads=args.heads, offsets=tuple(parse_numbers("--offset", text, ",") for text in args.offset))
+
+
+class Once(argparse.Action):
+    """An option that is given once."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} must be given once")
+        setattr(namespace, self.dest, values)
 
 
 def no_more(verb: str, rest: Sequence[str]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from structconv.commands.options import no_more
+from structconv.commands.options import Once, no_more
 from structconv.errors import ConfigError
 from structconv.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv.report.output import print_json
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "carried_out"]
 
+#: What argparse takes for a value though it begins with a dash: -1, and -1,0,1.
+_NUMBERS = re.compile(r"-[\d.][\d.,e+-]*$")
 _HELP = {"compare": "learn one task through several bases and report on them", "train": "train a recipe"}
 
 
@@ -53,6 +56,7 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
 def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> None:
     parser = names.add_parser(entry.recipe.name, help=entry.summary, description=entry.summary, parents=[shared],
                               allow_abbrev=False, epilog="Options may also be written key=value.")
+    parser._negative_number_matcher = _NUMBERS
     parser.add_argument("--out", metavar="DIR", default=None, help="the run's folder (new; default: below runs/)")
     parser.add_argument("--preset", metavar="NAME", default="default",
                         help=f"where options begin: {', '.join(presets(entry.recipe))}")
@@ -67,7 +71,7 @@ def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> No
                                 action=argparse.BooleanOptionalAction)
         else:
             parser.add_argument(flag, dest=f"key_{key.key}", default=None, metavar=key.kind.split("[")[0].upper(),
-                                help=text)
+                                help=text, action=Once)
     parser.set_defaults(run=_start)
 
 
@@ -161,7 +165,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     recipe.check()
     with progress_for() as progress:
         progress.phase("loading torch")
-        run.check_files(recipe)
+        run.check_files(recipe, others=args.test is not None)
         summary = _runner(entry, recipe).evaluate(recipe, run, progress)
     if args.test is not None:
         summary["headline"].update(goal=None, met=None)

@@ -36,7 +36,7 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.8, help="below 1 safer, above 1 wilder (default: 0.8)")
     parser.add_argument("--top-k", type=int, metavar="K", default=None, help="draw among the K likeliest")
     parser.add_argument("--top-p", type=float, metavar="P", default=None, help="draw among those with this share")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws, below 2^63 (default: 0)")
     parser.set_defaults(run=_sample)
 
 
@@ -64,6 +64,8 @@ def _picture(name: str | None) -> Path | None:
 
 def _sample(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("sample", rest)
+    if not 0 <= args.seed < 1 << 63:
+        raise ConfigError("structconv sample", "--seed must be from 0 to 2^63 - 1", args.seed)
     text = _trained(args.folder, "sample").write(
         args.prompt, args.length, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     print_json({"text": text}) if args.json else print(text)

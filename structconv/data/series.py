@@ -137,8 +137,9 @@ def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
 
 
 def at_twelfths(name: str, errors: Tensor, twelfths: Sequence[int]) -> dict[str, float]:
-    """Of the errors at each step of a horizon, (horizon,), those after so many twelfths of it, as `name`_3_of_12."""
-    places = {twelfth: max(round(twelfth * len(errors) / 12), 1) - 1 for twelfth in twelfths}
+    """Of the errors at each step of a horizon, (horizon,), those of the first steps that reach so many twelfths of it,
+    as `name`_3_of_12."""
+    places = {twelfth: -(-twelfth * len(errors) // 12) - 1 for twelfth in twelfths}
     return {f"{name}_{twelfth}_of_12": float(errors[place]) for twelfth, place in places.items()}
 
 

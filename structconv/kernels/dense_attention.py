@@ -141,7 +141,7 @@ def matched(basis: Normalised, nominal: bool = False) -> Attended | None:
     existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)
     if existing is None or (existing.causal and existing.masked):  # torch would take a table of numbers
         return None
-    return Attended(getter(node.query), getter(node.key), node.size, node.query.shape[-1], scale, existing,
+    return Attended(getter(node.query), getter(node.key), basis.size, node.query.shape[-1], scale, existing,
                     None if bias is None else filler(bias), Owner())
 
 

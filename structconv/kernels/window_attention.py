@@ -150,7 +150,7 @@ class WindowAttention(Applied):
         if not isinstance(scores, Bilinear) or not _stored(scores):
             return None
         return Windowed(getter(scores.query), getter(scores.key), None if bias is None else filler(bias), dropout,
-                        scale, scores.size, scores.depth, window, causal,
+                        scale, weights.size, scores.depth, window, causal,
                         None if samples is None else getter(samples))
 
     def application_cost(self, match: Windowed, problem: Problem, channels: int, mode: str) -> Cost:

@@ -18,7 +18,7 @@ from structconv import torch_private as private
 from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.placed import placed
-from structconv.bases.spec import StandIns, Token, materialised
+from structconv.bases.spec import Leaf, StandIns, Token, materialised
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.inputs import Channels, Inputs
 from structconv.mechanisms.mixing import Mixing
@@ -28,6 +28,7 @@ from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
+from structconv.shapes import check_choice
 from structconv.structures.batching import AnyStructure
 from structconv.structures.entries import show_use
 from structconv.structures.named import NamedStructures
@@ -37,6 +38,7 @@ from structconv.structures.values import static, tensors_in
 __all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
 Leaves = tuple[Any, ...]
+_BATCHING = ("apart", "structure", "pairs", "offsets")
 
 
 class _TokenAttribute:
@@ -181,11 +183,23 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def _spec(self, inputs: Inputs, leaves: StandIns) -> Basis:
         """The spec, made of options and leaves alone: whatever else `fill` read would stay behind in the plan."""
+        owner, given = type(self).__name__, iter(leaves)
         try:
-            spec = self._alone()._fill_next(inputs.sealed(), iter(leaves))
+            spec = self._alone()._fill_next(inputs.sealed(), given)
         except AttributeError as error:
-            raise ConfigError(type(self).__name__, "fill must read nothing but options and leaves", str(error),
+            raise ConfigError(owner, "fill must read nothing but options and leaves", str(error),
                               "Return it from forward, as a leaf, or make it an option.") from error
+        except StopIteration:
+            raise ConfigError(owner, "fill must take as many leaves as forward gives", "more",
+                              "forward returns a tuple of them.") from None
+        except TypeError as error:
+            if Leaf.__name__ not in str(error):
+                raise
+            raise ConfigError(owner, "fill must compute nothing of a leaf", str(error),
+                              "Compute in forward, and return what comes of it as a leaf.") from error
+        if (left := len(list(given))):
+            raise ConfigError(owner, "fill must take as many leaves as forward gives", f"{left} fewer",
+                              "forward returns a tuple of them.")
         if tensors_in(spec):
             if torch.jit.is_tracing():  # where sizes are tensors
                 raise ConfigError(type(self).__name__, "an expression must be exported or compiled", "torch.jit.trace",
@@ -227,8 +241,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             return False
         if self.batching == "apart" or (self.batching == "structure" and self.has_scores):
             raise ConfigError(type(self).__name__, "positions must be left out, for what it makes is not known to "
-                              "depend on offsets alone", repr(self), "A mechanism says so by batching, or heeds "
-                              "inputs.places and says reads_places = True.")
+                              "depend on offsets alone; nor can it be stepped", repr(self), "A mechanism says so by "
+                              "batching ('pairs' or 'offsets'), or heeds inputs.places and says reads_places = True.")
         return True
 
     def _pairs_of(self, structure: Any) -> Samples:
@@ -264,13 +278,22 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def _fix_all(self) -> None:
         """Fix the options of all parts, and note what they name."""
         for module in self.modules():
+            if isinstance(module, Mechanism | Position):
+                check_choice(type(module).__name__, "batching", module.batching, _BATCHING)
             if isinstance(module, Mechanism):
+                module._check_sources()
                 module._fix_options()
         if names_structures(self):
             self.__dict__["_names"] = True
         names = names_of_x(self)
         if names[0] is not None:
             self.__dict__["_reads"] = names
+
+    def _check_sources(self) -> None:
+        """Raise `ConfigError` where a source is no method."""
+        for name in self.sources:
+            if not callable(getattr(self, name, None)):
+                raise ConfigError(type(self).__name__, "sources must name its methods (x, place) -> a leaf", repr(name))
 
     def _gives_basis(self) -> bool:
         """Whether the leaf is the basis itself."""

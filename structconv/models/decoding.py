@@ -12,7 +12,10 @@ from structconv.models.beams import Beams, Search
 from structconv.models.protocol import Decoding, next_logits
 from structconv.shapes import check_choice, check_natural, check_positive
 
-__all__ = ["Decoding", "beam", "greedy", "sample"]
+__all__ = ["LARGEST_PENALTY", "Decoding", "beam", "greedy", "sample"]
+
+#: Of lengths, beyond which their powers leave the range of numbers.
+LARGEST_PENALTY = 20
 
 
 def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | None, most: int) -> list[list[int]]:
@@ -86,7 +89,7 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
         width: how many beams, at least 1.
         begin, most: as of `greedy`; a beam of `most` tokens is a result as it is.
         end: the token behind the last.
-        length_penalty: a, 0 or above.
+        length_penalty: a, from 0 to 20.
         normalisation: "gnmt" or "length".
 
     Returns:
@@ -98,8 +101,10 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
     """
     check_positive("beam", "width", width)
     check_choice("beam", "normalisation", normalisation, ("gnmt", "length"))
-    if not length_penalty >= 0:
-        raise ConfigError("beam", "length_penalty must be at least 0", length_penalty)
+    if not 0 <= length_penalty <= LARGEST_PENALTY:
+        raise ConfigError("beam", f"length_penalty must be from 0 to {LARGEST_PENALTY}", length_penalty)
+    if not isinstance(end, int):
+        raise ConfigError("beam", "end must be a token", repr(end), "Where nothing ends, take greedy() or sample().")
     newest = _primed(decoding, batch, begin, most)
     device = newest.device
     decoding.reorder(torch.arange(batch, device=device).repeat_interleave(width))

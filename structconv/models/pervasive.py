@@ -112,7 +112,8 @@ class Pervasive(nn.Module):
         """All f, (B, N, M, C') -> (B, N, V)."""
         x, pooled = self.norm(x), []
         if self.greatest is not None:
-            pooled.append(self.greatest(x.masked_fill(~keep, -torch.inf).amax(2)))
+            greatest = x.masked_fill(~keep, -torch.inf).amax(2)
+            pooled.append(self.greatest(greatest.masked_fill(~keep.any(2), 0.0)))  # of a source without words
         if self.attention is not None:
             pooled.append(self.attention(x, structure=Padding(keep.squeeze(-1))).squeeze(2))
         return self.target.logits(self.dropout(torch.stack(pooled).sum(0)))

@@ -1,4 +1,4 @@
-"""The Transformer of Vaswani et al. 2017: an encoder-decoder of attention, any of whose mechanisms can be exchanged."""
+"""The Transformer of Vaswani et al. 2017: an encoder-decoder of attention, whose mechanisms can be exchanged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from structconv.analysis.layers import layer_bases
+from structconv.errors import ConfigError
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
 from structconv.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 from structconv.models.sentences import Sentences
 from structconv.nn import Conv
 from structconv.shapes import check_divides, check_positive
-from structconv.structures import Causal, Padding
+from structconv.structures import Causal, Padding, Samples
 
 __all__ = ["Transformer"]
 
-#: The number of a layer -> its self-attention: a mechanism, or a layer with a weight of its own.
-Attention = Callable[[int], Mechanism | Conv]
+#: The attention of all layers, or the number of a layer -> its own: a mechanism, or a layer with a weight of its own.
+Attention = Mechanism | Callable[[int], Mechanism | Conv]
 
 
 class Transformer(nn.Module):
@@ -35,8 +36,10 @@ class Transformer(nn.Module):
         positions, length: added to the embeddings; see `Tokens`.
         tied: the output's weights are the embeddings of the target, and those of one vocabulary for both serve both
             (section 3.4).
-        encoder_mechanism, decoder_mechanism: the self-attention of layer i, in place of that above: a mechanism, whose
-            heads carry D channels each, or a layer C -> C. Those of a decoder need `.masked(keep=Causal())`.
+        encoder_mechanism, decoder_mechanism, source_mechanism: in place of that above the self-attention of the
+            encoder, of the decoder, and its attention to the source: a mechanism, whose heads carry D channels each, or
+            a function of the layer's number, which gives one or a layer C -> C. Those of a decoder need
+            `.masked(keep=Causal())`, those to the source `.masked(keep=STRUCTURE_IF_GIVEN)`.
         packed: sentences lie side by side in all layers, without padding, which is faster; how many entries these have
             then depends on the tokens. Else, and under `torch.export` and `torch.compile`, which must know all sizes
             without looking at tokens, they are padded, and mechanisms of the encoder need
@@ -49,7 +52,8 @@ class Transformer(nn.Module):
     Vaswani et al. (2017), section 3 (512 channels, 6 layers, 8 heads, hidden 2048).
 
     Raises:
-        ConfigError: heads that do not divide the channels, no layers, an unknown norm or encoding of positions.
+        ConfigError: heads that do not divide the channels, no layers, an unknown norm or encoding of positions, a
+            decoder that sees what comes later.
         ShapeError: in the call, a sentence that is longer than `length`, of learnt positions.
     """
 
@@ -57,7 +61,7 @@ class Transformer(nn.Module):
                  heads: int = 4, hidden: int = 1024, dropout: float = 0.1, norm: str = "pre",
                  positions: str = "sinusoidal", length: int = 512, tied: bool = True,
                  encoder_mechanism: Attention | None = None, decoder_mechanism: Attention | None = None,
-                 recompute: bool = False, packed: bool = True) -> None:
+                 source_mechanism: Attention | None = None, recompute: bool = False, packed: bool = True) -> None:
         super().__init__()
         check_positive("Transformer", "layers", layers)
         dim = check_divides("Transformer", "heads", heads, "channels", channels)
@@ -67,16 +71,21 @@ class Transformer(nn.Module):
         if target_vocabulary is not None or not tied:
             vocabularies.insert(0, vocabulary)
 
-        def stack(chosen: Attention | None, default: Mechanism, source: bool) -> Stack:
-            return Stack([Block(attention(default if chosen is None else chosen(layer), channels, dim),
-                                attention(seeing, channels, dim) if source else None,
+        def made(chosen: Attention, layer: int) -> Conv:
+            return attention(chosen if isinstance(chosen, Mechanism) else chosen(layer), channels, dim)
+
+        def stack(chosen: Attention, to_source: Attention | None) -> Stack:
+            return Stack([Block(made(chosen, layer), None if to_source is None else made(to_source, layer),
                                 hidden=hidden, dropout=dropout, norm=norm) for layer in range(layers)],
                          recompute=recompute)
 
         self.packed = packed
         self.tokens = nn.ModuleList(Tokens(size, channels, positions=positions, length=length, dropout=dropout)
                                     for size in vocabularies)
-        self.encoder, self.decoder = stack(encoder_mechanism, seeing, False), stack(decoder_mechanism, causal, True)
+        self.encoder = stack(encoder_mechanism or seeing, None)
+        self.decoder = stack(decoder_mechanism or causal, source_mechanism or seeing)
+        for block in self.decoder.blocks:
+            _check_causal(cast(Block, block).attention)
         self.output = None if tied else nn.Linear(channels, vocabularies[-1], bias=False)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -113,3 +122,16 @@ class Transformer(nn.Module):
 def _embedded(tokens: Any, sentences: Sentences) -> Tensor:
     """The entries of sentences, by these embeddings."""
     return cast(Tensor, tokens(sentences.tokens, sentences.placed(tokens.table(sentences.keep.shape[-1]))))
+
+
+@torch.no_grad()
+def _check_causal(layer: Conv) -> None:
+    """Raise `ConfigError` where outputs see later inputs."""
+    x, training = torch.ones(3, cast(int, layer.in_channels)), layer.training
+    if x.is_meta:
+        return
+    seen = layer.eval().mechanism.basis(x, structure=Samples([3])).dense()
+    layer.train(training)
+    if bool((seen.tril(-1) != 0).any()):
+        raise ConfigError("Transformer", "decoder_mechanism must be causal", repr(layer.mechanism),
+                          "Write it as scores.masked(keep=Causal()).softmax().")

@@ -24,7 +24,7 @@ from structconv.mechanisms.reading import names_of_x
 from structconv.mechanisms.sight import sight
 from structconv.nn.images import grid_of, to_entries
 from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
-from structconv.nn.layer import Device, Layer, made_on, recorded
+from structconv.nn.layer import Device, Layer, made_on, move, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.prepared import Prepared
 from structconv.nn.relative import RelativeValue
@@ -103,7 +103,7 @@ class Conv(Layer):
             self.relative_value = None if relative_value is None else relative_value.bound(self.weight())
             self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.path, self.max_bytes = path, max_bytes
-        self.to(device=device, dtype=dtype)
+        move(self, device, dtype)
 
     def forward(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
                 positions: int | Tensor | None = None, return_weights: bool = False) -> Any:
@@ -374,7 +374,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
     entries, image, projected, kept, places = x, None, None, None, None
     if axes:
-        structure = grid_of(x, axes)
+        structure = grid_of(x, axes, structure)
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
     if mechanism.hides(structure):

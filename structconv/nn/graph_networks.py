@@ -25,7 +25,7 @@ from structconv.mechanisms.scores import DotProduct
 from structconv.memo import derived
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
-from structconv.nn.layer import Device
+from structconv.nn.layer import Device, move
 from structconv.nn.pooling import POOLINGS, GroupPool
 from structconv.roles import ByRole
 from structconv.shapes import check_choice, check_entries, check_tensor
@@ -121,7 +121,7 @@ class GraphNetwork(Composite):
         self.globals = update("globals", globals, globals_reads, {
             "edges": _pooled("edges", edges_of, readout, _edges_to_graphs), **of_nodes,
             "globals": _Part("globals", Identity())})
-        self.to(device=device, dtype=dtype)
+        move(self, device, dtype)
 
     def forward(self, nodes: Tensor, graph: Graph, edges: Tensor | None = None, globals: Tensor | None = None, *,
                 receivers: Tensor | None = None) -> Attributes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from structconv.arguments import explained
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, StructureError
 from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
 
@@ -31,9 +32,18 @@ def to_image(entries: Tensor, grid: Grid) -> Tensor:
     return entries.mT.unflatten(-1, grid.shape)
 
 
-def grid_of(image: Tensor, ndim: int) -> Grid:
-    """The grid of an image's pixels."""
+def grid_of(image: Tensor, ndim: int, given: Any = None) -> Grid:
+    """The grid of an image's pixels: the one that is given, a periodic one say, if it has their shape.
+
+    Raises:
+        StructureError: it has not, or is no grid.
+    """
     if image.dim() <= ndim:
         raise ShapeError("to_entries", f"image must have shape (..., C, *S) with {ndim} axes S", tuple(image.shape))
     shape = image.shape[-ndim:]
-    return Grid(shape) if torch.compiler.is_compiling() else _known(shape)
+    if given is None:
+        return Grid(shape) if torch.compiler.is_compiling() else _known(shape)
+    if not isinstance(given, Grid) or given.shape != shape:
+        raise StructureError("Conv", f"structure must be a Grid of the image's shape {tuple(shape)}, or left out",
+                             repr(given), "Another structure goes with entries: layer(x, structure=...), without axes.")
+    return given

@@ -12,7 +12,7 @@ from structconv.arguments import explained
 from structconv.errors import ConfigError
 from structconv.roles import ByRole, state_keys
 
-__all__ = ["Device", "Layer", "kind", "made_on", "recorded", "take"]
+__all__ = ["Device", "Layer", "kind", "made_on", "move", "recorded", "take"]
 
 Device = torch.device | str | int | None
 
@@ -59,6 +59,12 @@ def recorded(layer: nn.Module, x: Any, *others: Any, **options: Any) -> Any:
 def made_on(device: Device) -> AbstractContextManager[Any]:
     """A context in which new tensors are on a device."""
     return nullcontext() if device is None else torch.device(device)
+
+
+def move(module: nn.Module, device: Device, dtype: torch.dtype | None) -> None:
+    """What is new goes to a device and a dtype, if any are named; fake parameters could not be moved."""
+    if device is not None or dtype is not None:
+        module.to(device=device, dtype=dtype)
 
 
 @torch.no_grad()

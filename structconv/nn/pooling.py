@@ -18,7 +18,7 @@ from structconv.mechanisms.scores import BiAffine, DotProduct
 from structconv.memo import derived, is_plain
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
-from structconv.nn.layer import Device
+from structconv.nn.layer import Device, move
 from structconv.nn.recurrent import ConvLSTMCell
 from structconv.primitives.layout import Csr
 from structconv.primitives.segments import segment_max
@@ -71,7 +71,7 @@ class GroupPool(Composite):
             self.cell = ConvLSTMCell(Identity(), 2 * channels, channels)
         if (mechanism := _MECHANISMS[kind]) is not None:
             self.conv = Conv(mechanism, channels, channels, weight=Eye(), bias=False)
-        self.to(device=device, dtype=dtype)
+        move(self, device, dtype)
 
     @property
     def out_channels(self) -> int:

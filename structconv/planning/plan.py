@@ -307,7 +307,8 @@ def _check(call: Call, basis: Basis, image: Image | None) -> None:
                          image.outputs(), "A mechanism with other outputs than inputs says on which grid they lie by "
                          "output_structure(grid), or is called on entries, without axes.")
     if basis.size != theta.size:
-        raise ShapeError("Conv", f"theta must have the basis's size K={basis.size}", f"K={theta.size} in {theta!r}")
+        raise ShapeError("Conv", f"theta must have the basis's size K={basis.size}", f"K={theta.size} in {theta!r}",
+                         "A layer makes as many matrices Theta_k as its mechanism's size says.")
     for tensor in theta.tensors:
         check_alike("Conv", x, tensor)
 

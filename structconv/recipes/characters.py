@@ -45,14 +45,16 @@ class CharactersTask(BatchTask):
         super().__init__(network(recipe, len(text.alphabet)), recipe, windows)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        return self._loss(self.text.train, samples)
+        return self._loss(torch.stack([self.text.train[first:first + self.recipe.length + 1] for first in samples]))
 
     def figures(self, part: str) -> dict[str, float]:
-        """Of windows of the text one after the other."""
+        """Of windows of the text one after the other, the last one as short as it is."""
         text, length = self._part(part), self.recipe.length
-        starts = range(0, len(text) - length, length)
-        return {f"{part}_loss": mean_loss(self._loss(text, starts[first:first + 32])
-                                          for first in range(0, len(starts), 32))}
+        *whole, tail = text.split(length)
+        windows = [torch.cat([window, after[:1]]) for window, after in zip(whole, [*whole[1:], tail], strict=True)]
+        batches = [torch.stack(windows[first:first + 32]) for first in range(0, len(windows), 32)]
+        batches += [tail.unsqueeze(0)] if len(tail) > 1 else []
+        return {f"{part}_loss": mean_loss(map(self._loss, batches))}
 
     def _part(self, part: str) -> Tensor:
         if part == "val" or not self.recipe.test:
@@ -63,8 +65,7 @@ class CharactersTask(BatchTask):
             raise DataError(path, f"more than length={self.recipe.length} characters", len(text))
         return text
 
-    def _loss(self, text: Tensor, starts: Sequence[int]) -> tuple[Tensor, float]:
-        window = torch.stack([text[start:start + self.recipe.length + 1] for start in starts])
+    def _loss(self, window: Tensor) -> tuple[Tensor, float]:
         logits, wanted = self.model(window[:, :-1]), window[:, 1:]
         return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"), float(wanted.numel())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -60,10 +61,10 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
     if recipe.sentences:
         texts["train"] = Parallel(source=texts["train"].source[:recipe.sentences],
                                   target=texts["train"].target[:recipe.sentences])
-    subwords = _subwords(recipe, texts["train"], run)
+    subwords, alone = _subwords(recipe, texts["train"], run), len(texts["train"])
     texts["train"] = _with_rows(texts["train"], recipe.in_a_row)
     parts = {part: _encoded(text, subwords) for part, text in texts.items()}
-    return Corpus(subwords=subwords, parts={**parts, "train": _shorter(recipe, parts["train"])})
+    return Corpus(subwords=subwords, parts={**parts, "train": _shorter(recipe, parts["train"], alone)})
 
 
 def _with_rows(text: Parallel, most: int) -> Parallel:
@@ -217,12 +218,16 @@ def _target(subwords: Subwords, line: str) -> Tensor:
     return torch.tensor([BEGIN, *subwords.encode(line), END])
 
 
-def _shorter(recipe: Translation, pairs: Pairs) -> Pairs:
-    """Without the pairs that have a side longer than the recipe allows."""
+def _shorter(recipe: Translation, pairs: Pairs, alone: int) -> Pairs:
+    """Without the pairs that have a side longer than the recipe allows; the first ones are those of the files, and a
+    user is told of them."""
     kept = [place for place in range(len(pairs.text))
             if max(len(pairs.sources[place]), len(pairs.targets[place]) - 1) <= recipe.longest]
     if not kept:
         raise DataError(recipe.path(recipe.train), f"sentences of at most longest={recipe.longest} subwords", "none")
+    if (left := alone - sum(place < alone for place in kept)):
+        warnings.warn(f"{recipe.path(recipe.train)}: {left} of {alone} pairs are left out, for they have "
+                      f"more than longest={recipe.longest} subwords", stacklevel=2)
     text = Parallel(source=tuple(pairs.text.source[place] for place in kept),
                     target=tuple(pairs.text.target[place] for place in kept))
     return Pairs(text=text, sources=[pairs.sources[place] for place in kept],

@@ -310,6 +310,10 @@ def _attention() -> None:
                                           + terms.RelativeKey(2, sinusoidal=True)).softmax()),
             relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(2)).softmax()),
             logarithmic_bias=lambda: setup((dot.scaled() + terms.RelativeBias(4, buckets="log")).softmax()),
+            biases_of_one_product=lambda: setup((mechanisms.DotProduct(dim=3).scaled()
+                                                 + terms.RelativeBias(2, heads=3)).softmax()),
+            biases_of_one_product_in_a_window=lambda: setup((
+                mechanisms.DotProduct(dim=3) + terms.ALiBi(heads=2)).masked(keep=Window(2) & Causal()).softmax()),
             local_monotonic=lambda: setup(mechanisms.General().softmax() * terms.GaussianWindow(1.0)),
             one_relative_key=lambda: setup((dot + terms.RelativeKey(0)).scaled().softmax()),
             one_relative_bias=lambda: setup((dot.scaled() + terms.RelativeBias(0)).softmax()),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from structconv.testing import checks, kernels, laws, programs
-from structconv.testing.specimens import Specimen, Subject, as_specimen
+from structconv.testing import checks, kernels, laws, over, programs
+from structconv.testing.specimens import Setup, Specimen, Subject, as_specimen
 
 __all__ = ["CHECKS", "Check", "suite"]
 
@@ -18,7 +18,8 @@ CHECKS: dict[str, Callable[[Specimen], None]] = {
     "changes": kernels.check_changes, "blocks": checks.check_blocks, "batching": laws.check_batching,
     "dtypes": programs.check_dtypes, "noncontiguous": programs.check_noncontiguous, "copies": programs.check_copies,
     "permutation": laws.check_permutation, "translation": laws.check_translation, "blockwise": laws.check_blockwise,
-    "masking": laws.check_masking, "compile": programs.check_compile, "export": programs.check_export,
+    "masking": laws.check_masking, "samples": over.check_samples, "prepared": over.check_prepared,
+    "places": over.check_places, "compile": programs.check_compile, "export": programs.check_export,
 }
 _BY_TRAIT = {"permutes": ("permutation",), "translates": ("translation",), "blockwise": ("blockwise",),
              "resizes": ("sizes",), "masks": ("masking", "absent"), "compiles": ("compile",), "exports": ("export",)}
@@ -41,12 +42,14 @@ class Check:
 def suite(subject: Specimen | Subject) -> Iterator[tuple[str, Check]]:
     """The checks for a specimen, a basis, or a mechanism with its inputs, as (name, check) pairs.
 
-    Every subject is put to: contract, reference, adjoint, gradcheck, entries, paths, kernels, batching, dtypes,
-    noncontiguous, copies; expressions of scores also to blocks, a mechanism on a graph to changes; and to what the
-    specimen's traits promise.
+    Every subject is put to: contract, reference, adjoint, gradcheck, entries, paths, kernels, batching (leading
+    dimensions of x), dtypes, noncontiguous, copies; a mechanism also to samples, prepared and places, which its layer
+    may refuse; expressions of scores to blocks, a mechanism on a graph to changes; and to what the specimen's traits
+    promise.
     """
     specimen = as_specimen(subject)
     names = [*checks.values(specimen), *kernels.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]
+    names += ["samples", "prepared", "places"] if isinstance(specimen.subject(), Setup) else []
     names += [check for trait, checks in _BY_TRAIT.items() if trait in specimen.traits for check in checks]
     for name in names:
         check = Check(specimen, name)

@@ -131,7 +131,7 @@ def from_json(recipe: type[R], text: str) -> R:
     """
     try:
         values = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(recipe.name, "the configuration must be JSON", error) from error
     if not isinstance(values, dict) or values.pop("recipe", None) != recipe.name:
         raise ConfigError(recipe.name, f"the configuration must be an object with recipe {recipe.name!r}", text[:80])
@@ -171,7 +171,7 @@ def _convert(owner: str, key: str, kind: Any, value: Any) -> Any:
         return tuple(_convert(owner, key, typing.get_args(kind)[0], part) for part in parts)
     try:
         return _scalar(kind, value)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         noun = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}[kind]
         raise ConfigError(owner, f"{key} must be {noun}", repr(value)) from None
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from structconv.errors import ConfigError
 from structconv.train.checkpoint import Checkpoint, Checkpoints
 from structconv.train.events import Events
-from structconv.train.interrupt import Interrupt, Interrupted
+from structconv.train.interrupt import Diverged, Interrupt, Interrupted
 from structconv.train.progress import Progress
 from structconv.train.run import Run
 from structconv.train.state import capture_generators, restore_generators, seed_everything
@@ -106,9 +106,13 @@ class _Training:
         state = checkpoint.state
         if checkpoint.final:
             state = {**state, "best": checkpoint.weights if state["chosen"] else None}
-        self.task.model.load_state_dict(state["last"] if checkpoint.final else checkpoint.weights)
-        self.task.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.stopping.load(state["stopping"])
+        try:
+            self.task.model.load_state_dict(state["last"] if checkpoint.final else checkpoint.weights)
+            self.task.optimizer.load_state_dict(state["optimizer"])
+            self.schedule.stopping.load(state["stopping"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ConfigError("resume", "options and data must be those that the checkpoint was trained with", error,
+                              "Put them back as they were.") from error
         self.step, self.stopped, self.best = checkpoint.step, state["stopped"], state["best"]
         self.seconds, self.clock = state["seconds"], time.perf_counter()
         restore_generators(state["generators"])
@@ -171,6 +175,7 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
     """All steps that are left."""
     schedule = training.schedule
     shown: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     while training.step < schedule.steps and not training.stopped:
         metrics = training.advance()
         run.metrics.append(job, training.step, metrics)
@@ -184,6 +189,9 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
             checkpoints.save(training.checkpoint())
         if interrupt.requested:
             raise Interrupted(f"{job}: stopped after step {training.step}")
+    if "skipped" in metrics and training.best is None:
+        raise Diverged(f"{job}: the last steps were not finite, and no validation before them; the last checkpoint is "
+                       "kept. Start anew with a lower learning_rate or clip.")
 
 
 def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:

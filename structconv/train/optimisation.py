@@ -86,6 +86,8 @@ class Optimisation:
                 "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["averages"]) != len(self.averages):
+            raise ValueError(f"averages of {len(state['averages'])} weights, not of {len(self.averages)}")
         self.optimizer.load_state_dict(state["optimizer"])
         self.averages, self.skipped = state["averages"], state["skipped"]
         self.plateau.load(state["plateau"])

@@ -38,7 +38,8 @@ class Measured(Recipe):
 
     @property
     def goal(self) -> float | None:
-        """What the headline figure should reach; None where options or files are others than those of the preset."""
+        """What the headline figure should reach; None where options, or names of files, are others than those of the
+        preset. In which folder they lie is not asked."""
         own = {field.name: field.default for field in dataclasses.fields(self)}
         own.update(self.presets.get(self.preset, {}))
         changed = any(getattr(self, key) != value for key, value in own.items() if key not in _BESIDE)

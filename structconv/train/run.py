@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from structconv.data.hashing import sha256_of
-from structconv.data.text import json_text, read_text
+from structconv.data.text import json_text, read_json, read_text
 from structconv.errors import ConfigError, DataError, StructconvError
 from structconv.scenes import Drawing
 from structconv.train.config import Recipe, to_json
@@ -22,7 +22,7 @@ from structconv.train.lock import locked
 
 __all__ = ["Metrics", "Run", "check_new"]
 
-_FILES = "files.json"
+_CONFIG, _FILES = "config.json", "files.json"
 
 
 class Metrics:
@@ -70,11 +70,19 @@ class Metrics:
             return
         with open(self.path, "rb") as file:
             for text in file:
-                try:
-                    line = json.loads(text)
-                except ValueError:
-                    continue
-                yield line
+                line = _measured(text)
+                if line is not None:
+                    yield line
+
+
+def _measured(text: bytes) -> dict[str, Any] | None:
+    """A line of measurements, if it is one."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(line, dict) and isinstance(line.get("job"), str) and type(line.get("step")) is int
+    return line if whole else None
 
 
 class Run:
@@ -102,11 +110,14 @@ class Run:
         check_new(folder)
         place = Path(folder) if folder else _fresh(Path("runs"), recipe.name)
         made = not place.exists()
-        place.mkdir(parents=True, exist_ok=True)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("Run", f"{place} must be a folder that can be made", error.strerror or error) from error
         run = cls(place, fresh=True, made=made)
-        run.write("config.json", to_json(recipe))
         run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
         run.write(_FILES, json.dumps({str(file): sha256_of(file) for file in recipe.files()}, indent=2) + "\n")
+        run.write(_CONFIG, to_json(recipe))  # the last: with it the folder is a run
         return run
 
     @classmethod
@@ -117,7 +128,7 @@ class Run:
             ConfigError: there is no run in the folder.
         """
         run = cls(Path(folder))
-        if not (run.folder / "config.json").is_file():
+        if not (run.folder / _CONFIG).is_file():
             raise ConfigError("Run", f"{folder} must be a run folder", "a folder without config.json"
                               if run.folder.is_dir() else "no such folder")
         return run
@@ -125,27 +136,30 @@ class Run:
     @property
     def config_text(self) -> str:
         """What stands in ``config.json``."""
-        return read_text(self.folder / "config.json")
+        return read_text(self.folder / _CONFIG)
 
     @property
     def recipe_name(self) -> str:
         """The recipe's name in ``config.json``."""
         try:
-            return str(json.loads(self.config_text)["recipe"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError("Run", f"{self.folder / 'config.json'} must name its recipe", error) from error
+            return str(read_json(self.folder / _CONFIG)["recipe"])
+        except (KeyError, TypeError, DataError) as error:
+            raise ConfigError("Run", f"{self.folder / _CONFIG} must name its recipe", error) from error
 
-    def check_files(self, recipe: Recipe) -> None:
-        """Raise `DataError` if a file that the recipe reads is not as it was when the run began."""
-        text = read_text(self.folder / _FILES)
-        try:
-            before = dict(json.loads(text))
-        except ValueError as error:
-            raise DataError(self.folder / _FILES, "an object with the SHA-256 of files", error) from error
-        for file in recipe.files():
-            if before.get(str(file), found := sha256_of(file)) != found:
-                raise DataError(file, f"the file as it was when {self.folder} began", "another",
-                                remedy="Put it back, or begin a new run.")
+    def check_files(self, recipe: Recipe, *, others: bool = False) -> None:
+        """Raise `DataError` if a file that the recipe reads is not as it was when the run began, or has come or gone;
+        `others` may be there if the recipe is told to read others than the run."""
+        before = read_json(self.folder / _FILES)
+        if not isinstance(before, dict):
+            raise DataError(self.folder / _FILES, "an object with the SHA-256 of files", type(before).__name__)
+        now = {str(file): file for file in recipe.files()}
+        changed = {name: "another" for name in now.keys() & before.keys() if sha256_of(now[name]) != before[name]}
+        if not others:
+            changed |= dict.fromkeys(now.keys() - before.keys(), "one that it did not read")
+            changed |= dict.fromkeys(before.keys() - now.keys(), "no such file")
+        for name, got in sorted(changed.items()):
+            raise DataError(name, f"the file as it was when {self.folder} began", got,
+                            remedy="Put it back, or begin a new run.")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -201,7 +215,7 @@ def check_new(folder: str | Path | None) -> None:
     place = Path(folder) if folder else None
     if place is None or not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
-    begun = (place / "config.json").is_file()
+    begun = (place / _CONFIG).is_file()
     raise ConfigError("Run", f"{place} must be a new or an empty folder",
                       "a run" if begun else "one with files in it" if place.is_dir() else "a file",
                       f"Continue it with `structconv resume {place}`, or name another." if begun else "Name another.")

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from structconv.bases import Concat, Identity
+from structconv.bases import Bilinear, Concat, Dense, Identity
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
@@ -175,3 +175,29 @@ def test_mistakes_are_named(wrong, error, message):
 
 def run(mechanism: Mechanism):
     return mechanism.bound(P).basis(torch.zeros(M, P)).dense()
+
+
+class Wrong(Mechanism):
+    """Two leaves, and what is done with them."""
+
+    def __init__(self, fill, **attributes):
+        super().__init__()
+        self.filled_by = fill
+        self.__dict__.update(attributes)
+
+    def forward(self, inputs):
+        return inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3)
+
+    def fill(self, inputs, leaves):
+        return self.filled_by(leaves)
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)) * next(leaves)), "as many leaves as forward"),
+    (lambda: Wrong(lambda leaves: Dense(next(leaves))), "as many leaves as forward gives; got 1 fewer"),
+    (lambda: Wrong(lambda leaves: Bilinear(2 * next(leaves), next(leaves))), "compute nothing of a leaf"),
+    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)), batching="pair"), "batching must be one of"),
+    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)), sources=("key",)), "sources must name")])
+def test_a_mechanism_that_is_written_wrong_is_told(wrong, told):
+    with pytest.raises(ConfigError, match=told):
+        Conv(wrong() * 0.5, P, P)(torch.randn(M, P))

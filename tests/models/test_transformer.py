@@ -329,3 +329,17 @@ def test_a_model_of_characters_is_saved_loaded_and_exported(tmp_path):
     program = torch.export.export(model, (TEXT,), dynamic_shapes=({0: batch, 1: length},))
     for text in (TEXT, TEXT[:2, :5]):
         torch.testing.assert_close(program.module()(text), model(text), atol=1e-5, rtol=1e-5)
+
+
+def test_mechanisms_are_exchanged_and_a_decoder_must_not_see_ahead():
+    tokens = torch.tensor([[4, 5, 6]])
+    whole = DotProduct(2, 4).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
+    causal = (DotProduct(2, 4) + ALiBi()).masked(keep=Causal()).softmax()
+    torch.manual_seed(0)
+    model = Transformer(9, channels=8, heads=2, hidden=8, layers=2, encoder_mechanism=whole, decoder_mechanism=causal,
+                        source_mechanism=lambda layer: whole)
+    assert model(tokens, tokens).shape == (1, 3, 9)
+    assert "ALiBi" in repr(model.decoder) and "ALiBi" not in repr(model.encoder)
+    for ahead in (whole, Shifts([-1, 0]), lambda layer: DotProduct(2, 4).softmax()):
+        with pytest.raises(ConfigError, match="decoder_mechanism must be causal"):
+            Transformer(9, channels=8, heads=2, hidden=8, layers=1, decoder_mechanism=ahead)

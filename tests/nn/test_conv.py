@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import Dim
 
 import structconv
@@ -542,3 +543,23 @@ def test_dot_products_of_projections():
             DotProduct(2, **{"on": "projected", **wrong})
     with pytest.raises(ConfigError, match="queries of its own"):
         Conv((DotProduct(2, on="projected") + RelativeKey(1)).softmax(), 4, 6).to(torch.float64)(x)
+
+
+def test_an_image_lies_on_the_grid_that_is_given_or_on_none_but_its_own():
+    torch.manual_seed(0)
+    layer, image = layers.Conv(Shifts([1]), 3, 2), torch.randn(2, 3, 6)
+    ring = Grid(6, periodic=True)
+    torch.testing.assert_close(layer(image, axes=1, structure=ring), layer(image.mT, structure=ring).mT)
+    torch.testing.assert_close(layer(image, axes=1, structure=Grid(6)), layer(image, axes=1))
+    for other in (Grid(5), Graph.complete(6), "ring"):
+        with pytest.raises(StructureError, match=r"a Grid of the image's shape \(6,\), or left out"):
+            layer(image, axes=1, structure=other)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: layers.Conv(DotProduct(2, 4).softmax(), 8, 8, weight=LowRank(4)), lambda: layers.GCNConv(8, 8),
+    lambda: layers.MultiheadAttention(8, 2), lambda: layers.GATConv(8, 4, heads=2),
+    lambda: layers.RelationalConv(8, 8, 3, num_bases=2)])
+def test_layers_are_made_without_numbers(make):
+    with FakeTensorMode():
+        assert all(isinstance(parameter, FakeTensor) for parameter in make().parameters())

@@ -290,12 +290,62 @@ def test_a_run_is_not_continued_on_other_data(runs, folder, name, file, capsys):
     assert main(["evaluate", str(runs[name])]) == 0
 
 
-def test_a_run_whose_files_list_is_torn(runs, folder, tmp_path, capsys):
+def test_a_file_in_the_place_of_one_with_another_name_is_other_data(runs, folder, capsys):
+    packed, plain = folder / "train.de.gz", folder / "train.de"
+    before = packed.read_bytes()
+    try:
+        plain.write_bytes(gzip.decompress(before))
+        packed.unlink()
+        for verb in ("resume", "evaluate"):
+            assert main([verb, str(runs["rnnsearch"])]) == 3
+            assert "expected the file as it was" in capsys.readouterr().err
+    finally:
+        packed.write_bytes(before)
+        plain.unlink()
+
+
+@pytest.mark.parametrize("text", ['{"a":', "5", "[1]", "null", "{}", "[" * 100_000])
+def test_a_run_whose_files_list_is_torn(runs, folder, tmp_path, text, capsys):
     cut = tmp_path / "cut"
     shutil.copytree(runs["characters"], cut)
-    (cut / "files.json").write_text('{"a":')
+    (cut / "files.json").write_text(text)
     assert main(["resume", str(cut)]) == 3
-    assert str(cut / "files.json") in capsys.readouterr().err
+    assert "expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"steps": None}, {"ema": {}}, {"threads": [1]}])
+def test_a_run_whose_options_are_no_options(runs, tmp_path, change, capsys):
+    cut = tmp_path / "cut"
+    shutil.copytree(runs["characters"], cut)
+    config = json.loads((cut / "config.json").read_text())
+    (cut / "config.json").write_text(json.dumps({**config, **change}))
+    assert main(["resume", str(cut)]) == 2
+    assert f"{next(iter(change))} must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"channels": 8}, {"ema": 0.5}])
+def test_a_checkpoint_of_other_options_is_refused(runs, tmp_path, change, capsys):
+    cut = tmp_path / "cut"
+    shutil.copytree(runs["characters"], cut)
+    for final in (cut / "checkpoints").rglob("final"):
+        shutil.rmtree(final)
+    config = json.loads((cut / "config.json").read_text())
+    (cut / "config.json").write_text(json.dumps({**config, **change}))
+    assert main(["resume", str(cut)]) == 2
+    assert "must be those that the checkpoint was trained with" in capsys.readouterr().err
+
+
+def test_an_option_that_begins_with_a_dash_and_one_that_is_given_twice(capsys):
+    assert main(["train", "fixed-heads", "--shifts", "-1,0", "channels=32"]) == 2
+    assert "channels must be a multiple of the 3 heads" in capsys.readouterr().err
+    assert main(["train", "characters", "--steps", "2", "--steps", "3"]) == 2
+    assert "--steps must be given once" in capsys.readouterr().err
+
+
+def test_a_training_that_is_not_finite_in_its_last_steps_diverged(folder, tmp_path, capsys):
+    words = [word for word in words_of("characters", folder) if not word.startswith("warmup")]
+    assert main([*words, "--out", str(tmp_path / "run"), "--learning-rate", "1e30", "--clip", "0"]) == 4
+    assert "the last steps were not finite" in capsys.readouterr().err
 
 
 def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, monkeypatch):

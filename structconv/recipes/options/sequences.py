@@ -35,11 +35,12 @@ class Translation(OnFiles):
     sentences: int = option(0, "training pairs used, the first ones; 0: all", minimum=0)
     in_a_row: int = option(1, "neighbouring sentences that are trained on as one, too, at most", minimum=1)
     vocabulary: int = option(5000, "subwords, of both languages together", minimum=300)
-    longest: int = option(100, "subwords of a training sentence; longer ones are left out", minimum=2)
+    longest: int = option(100, "subwords of a training sentence; longer ones are left out, and translations end "
+                              "50 behind", minimum=2)
     batch_tokens: int = option(2048, "in a batch, padding included, on the longer side", minimum=1)
     label_smoothing: float = option(0.1, "share of the target spread over all subwords", minimum=0, below=1)
     beam: int = option(5, "hypotheses kept in decoding; 1: greedy", minimum=1)
-    length_penalty: float = option(1.0, "power of the length that scores are divided by", minimum=0)
+    length_penalty: float = option(1.0, "power of the length that scores are divided by", minimum=0, below=20)
     channels: int = option(256, "of the hidden layers", minimum=1)
     dropout: float = option(0.1, "share of hidden units dropped", minimum=0, below=1)
 
@@ -76,7 +77,8 @@ class Transformer(Attending):
         "quick": {"sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2, "steps": 400,
                   "warmup": 100, "validate_every": 200, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
         "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000, "warmup": 4000,
-                  "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6}}
+                  "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6, "dropout": 0.1,
+                  "norm": "post"}}
     heads: int = option(4, "of attention", minimum=1)
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
                             choices=("sinusoidal", "learnt"))
@@ -116,7 +118,7 @@ class Luong(Translation):
         "quick": {"rows": ("global-location", "local-p-general"), "sentences": 3000, "vocabulary": 1500, "channels": 96,
                   "layers": 1, "steps": 200, "warmup": 20, "validate_every": 100, "checkpoint_every": 50, "beam": 1,
                   "learning_rate": 5e-3},
-        "paper": {"channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000}}
+        "paper": {"channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0}}
     rows: tuple[str, ...] = option(_ALIGNMENTS, "of the table, a,b,c: where the model looks, and its score",
                                    choices=_ALIGNMENTS)
     layers: int = option(2, "LSTMs of each stack", minimum=1)
@@ -164,9 +166,10 @@ class RelativePositions(Attending):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unknown = [row for row in self.rows if row not in _ROWS and not re.fullmatch(r"clip-\d+", row)]
-        if unknown or not self.rows:
-            raise ConfigError(self.name, f"rows must be of clip-C, {', '.join(_ROWS)}", ", ".join(unknown) or "none")
+        unknown = [row for row in self.rows if row not in _ROWS and not re.fullmatch(r"clip-(0|[1-9]\d*)", row)]
+        if unknown or not self.rows or len(set(self.rows)) < len(self.rows):
+            raise ConfigError(self.name, f"rows must be of clip-C, {', '.join(_ROWS)}, each once",
+                              ",".join(unknown or self.rows) or "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +190,12 @@ class FixedHeads(Attending):
     channels: int = 192
     hidden: int = 384
     steps: int = 2000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channels % (heads := len(self.shifts) + 1):
+            raise ConfigError(self.name, f"channels must be a multiple of the {heads} heads, one for each of shifts "
+                              "and one that is learnt", self.channels)
 
 
 @dataclass(frozen=True, kw_only=True)
