@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 
-__all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "mark", "values_known"]
+__all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "latest", "mark", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -88,6 +88,28 @@ def _made(first: Any, tensors: tuple[Tensor, ...], key: Hashable, build: Callabl
     marks = tuple((weakref.ref(t), v) for t, v in zip(tensors[1:], versions[1:], strict=True))
     entry.values[key] = marks, value
     return value
+
+
+def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
+    """As `derived`, but under `name` what belongs to the last `key` alone is kept: for sizes that change from call to
+    call, each of which would else stay."""
+    if is_compiling() or (isinstance(owner, Tensor) and owner.requires_grad):
+        return build()
+    kept = derived(owner, name, _Latest)
+    known = kept.known  # read once: another thread may bring another
+    if known[0] != key:
+        known = kept.known = key, private.outside_modes(build)
+    found: T = known[1]
+    return found
+
+
+class _Latest:
+    """A key, and what belongs to it."""
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known: tuple[Hashable, Any] = None, None
 
 
 class Owner:

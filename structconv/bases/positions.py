@@ -13,7 +13,7 @@ from structconv.bases.pairwise import Pairwise
 from structconv.bases.scores import Score
 from structconv.bases.sizes import Sized
 from structconv.errors import StructureError
-from structconv.memo import Owner, Reused, derived, is_plain
+from structconv.memo import Owner, derived, is_plain, latest
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.grid import Grid
 from structconv.structures.restriction import Restriction
@@ -92,7 +92,7 @@ class Lookup(Sized, Score):
             source, target = (torch.arange(count, device=self.table.device) for count in (inputs, outputs))
             return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
 
-        index = derived(places, "rows", Reused).of((), (inputs, outputs, self.table.device), rows)
+        index = latest(places, "rows", (inputs, outputs, self.table.device), rows)
         found = self.table.reshape(*lead, size, count).index_select(-1, index)
         found = found.view(*(lead or (1,)), size, outputs, inputs)
         return found if found.dtype is dtype else found.to(dtype)
@@ -199,10 +199,10 @@ class Distance(Sized, Score):
             return (source - target.unsqueeze(-1)).abs().neg().to(dtype)
 
         def entries() -> Tensor:
-            known = derived(places, "distances", Reused).of((), (inputs, outputs, self.slope.device, dtype), distances)
+            known = latest(places, "distances", (inputs, outputs, self.slope.device, dtype), distances)
             return self.slope.to(dtype).view(1, -1, 1, 1) * known
 
-        return derived(self.slope, "held", Reused).of((), (inputs, outputs, dtype), entries)
+        return latest(self.slope, "held", (inputs, outputs, dtype), entries)
 
 
 def _batched(entries: Tensor) -> Tensor:
