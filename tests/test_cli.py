@@ -21,7 +21,8 @@ SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[2] / "sha
 CORA = SHARED / "planetoid"
 needs_cora = pytest.mark.skipif(not (CORA / "ind.cora.x").is_file(),
                                 reason="the Planetoid files are not beside the repository (STRUCTCONV_DATA)")
-QUICK = ["compare", "digits", "bases=identity,shifts", "--seeds", "1", "--epochs", "2", "--channels", "8"]
+SMALL = ["compare", "digits", "bases=identity,shifts", "--seeds", "1", "--channels", "8"]
+QUICK = [*SMALL, "--epochs", "2"]
 
 
 def started(*words: str, **options) -> subprocess.Popen:
@@ -193,7 +194,7 @@ def test_a_finished_run_trains_on(tmp_path, capsys):
         assert main(["resume", str(run), *words]) == 2
         assert told in capsys.readouterr().err
     assert main(["resume", str(run), "--steps", "4"]) == 0
-    assert main([*QUICK[:-4], "--epochs", "4", *QUICK[-2:], "--out", str(straight)]) == 0
+    assert main([*SMALL, "--epochs", "4", "--out", str(straight)]) == 0
     assert (run / "config.json").read_bytes() == (straight / "config.json").read_bytes()
     own, wanted = (sorted((line["job"], line["step"]) for line in Metrics(folder / "metrics.jsonl"))
                    for folder in (run, straight))
@@ -203,7 +204,7 @@ def test_a_finished_run_trains_on(tmp_path, capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path, number):
     cut, straight = tmp_path / "cut", tmp_path / "straight"
-    process = started(*QUICK, "--epochs", "8", "--out", str(cut), "--json")
+    process = started(*SMALL, "--epochs", "8", "--out", str(cut), "--json")
     while not (cut / "metrics.jsonl").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
@@ -214,7 +215,7 @@ def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path,
     assert f"structconv resume {cut}" in err.splitlines()[-1]
     assert "Traceback" not in err
     assert finished("resume", str(cut), "--json")[0] == 0
-    assert finished(*QUICK, "--epochs", "8", "--out", str(straight), "--json")[0] == 0
+    assert finished(*SMALL, "--epochs", "8", "--out", str(straight), "--json")[0] == 0
     for job in ("identity", "shifts"):
         name = f"checkpoints/{job}/seed-0/final/weights.safetensors"
         assert (cut / name).read_bytes() == (straight / name).read_bytes()

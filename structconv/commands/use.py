@@ -24,7 +24,8 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     text = "translate lines with a trained run"
     parser = verbs.add_parser("translate", help=text, description=text, parents=[shared], allow_abbrev=False)
     parser.add_argument("folder", metavar="RUN", help="the run's folder")
-    parser.add_argument("file", metavar="FILE", nargs="?", help="plain or gzipped text (default: standard input)")
+    parser.add_argument("file", metavar="FILE", nargs="?",
+                        help="plain or gzipped text (default, and -: standard input)")
     parser.add_argument("--beam", type=int, metavar="N", default=None, help="hypotheses kept (default: as in the run)")
     parser.add_argument("--alignment", metavar="PNG", default=None, help="draw where the words of the first line look")
     parser.set_defaults(run=_translate)
@@ -87,7 +88,7 @@ def _trained(folder: str, verb: str, **options: Any) -> Any:
 
 def _lines(file: str | None) -> Iterable[list[str]]:
     """The lines of a file, a few together; those of standard input one by one, as they come."""
-    if file is None:
+    if file in (None, "-"):
         return _spoken()
     from structconv.data.text import read_lines
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from structconv.analysis.layers import layer_bases
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
+from structconv.memo import is_plain
 from structconv.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 from structconv.models.sentences import Sentences
 from structconv.nn import Conv
@@ -54,7 +55,8 @@ class Transformer(nn.Module):
     Raises:
         ConfigError: heads that do not divide the channels, no layers, an unknown norm or encoding of positions, a
             decoder that sees what comes later.
-        ShapeError: in the call, a sentence that is longer than `length`, of learnt positions.
+        ShapeError: in the call, other numbers of sources and targets, or a sentence that is longer than `length`, of
+            learnt positions.
     """
 
     def __init__(self, vocabulary: int, *, target_vocabulary: int | None = None, channels: int = 256, layers: int = 3,
@@ -91,6 +93,9 @@ class Transformer(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Tokens (B, M) and, beginning with the token before the first, (B, N) -> the logits (B, N, V) of what follows
         each, zero where there is padding."""
+        if source.shape[0] != target.shape[0]:
+            raise ShapeError("Transformer", f"target must be (B={source.shape[0]}, N), as many as there are sources",
+                             tuple(target.shape))
         given, wanted = (Sentences.of(tokens, packed=self.packed) for tokens in (source, target))
         h = self.decoder(_embedded(self.tokens[-1], wanted), wanted.causal, self.encode(given), given.seen_from(wanted))
         return self._logits(wanted.padded(h))
@@ -128,7 +133,7 @@ def _embedded(tokens: Any, sentences: Sentences) -> Tensor:
 def _check_causal(layer: Conv) -> None:
     """Raise `ConfigError` where outputs see later inputs."""
     x, training = torch.ones(3, cast(int, layer.in_channels)), layer.training
-    if x.is_meta:
+    if not is_plain(x):
         return
     seen = layer.eval().mechanism.basis(x, structure=Samples([3])).dense()
     layer.train(training)

@@ -32,8 +32,10 @@ class InFolder(Measured):
         object.__setattr__(self, "data", str(Path(self.data).resolve()))
 
     def check(self) -> None:
-        if not Path(self.data).is_dir():
-            raise ConfigError(self.name, "data must be a folder", repr(self.data),
+        place, named = Path(self.data), [name for key in self.reads if (name := getattr(self, key))]
+        forgotten = place == Path.cwd() and named and not self.files()
+        if forgotten or not place.is_dir():
+            raise ConfigError(self.name, f"data must be a folder with {', '.join(named)}", repr(self.data),
                               f"Give it with --data DIR. {self.where}")
 
     def path(self, name: str) -> Path:
