@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -77,12 +78,14 @@ class Schedule:
 
 @dataclass
 class _Training:
-    """The state of one training that a checkpoint holds."""
+    """The state of one training that a checkpoint holds; it is `lost` where the last step was skipped, what was then
+    measured is not finite, and nothing before was kept."""
 
     task: Task
     schedule: Schedule
     step: int = 0
     stopped: bool = False
+    lost: bool = False
     seconds: float = 0.0
     best: dict[str, Tensor] | None = None
     clock: float = field(default_factory=time.perf_counter)
@@ -93,7 +96,7 @@ class _Training:
     def checkpoint(self) -> Checkpoint:
         state = {"optimizer": self.task.optimizer.state_dict(), "generators": capture_generators(),
                  "stopping": self.schedule.stopping.state(), "best": self.best, "stopped": self.stopped,
-                 "seconds": self.elapsed()}
+                 "lost": self.lost, "seconds": self.elapsed()}
         return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state)
 
     def finished(self, last: Checkpoint, result: dict[str, float]) -> Checkpoint:
@@ -114,6 +117,7 @@ class _Training:
             raise ConfigError("resume", "options and data must be those that the checkpoint was trained with", error,
                               "Put them back as they were.") from error
         self.step, self.stopped, self.best = checkpoint.step, state["stopped"], state["best"]
+        self.lost = state.get("lost", False)
         self.seconds, self.clock = state["seconds"], time.perf_counter()
         restore_generators(state["generators"])
 
@@ -127,6 +131,7 @@ class _Training:
             self.stopped = verdict.stop
             if verdict.keep:
                 self.best = self.task.weights()
+        self.lost = self.best is None and "skipped" in metrics and not all(map(math.isfinite, metrics.values()))
         return metrics
 
 
@@ -175,7 +180,6 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
     """All steps that are left."""
     schedule = training.schedule
     shown: dict[str, float] = {}
-    metrics: dict[str, float] = {}
     while training.step < schedule.steps and not training.stopped:
         metrics = training.advance()
         run.metrics.append(job, training.step, metrics)
@@ -189,7 +193,7 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
             checkpoints.save(training.checkpoint())
         if interrupt.requested:
             raise Interrupted(f"{job}: stopped after step {training.step}")
-    if "skipped" in metrics and training.best is None:
+    if training.lost:
         raise Diverged(f"{job}: the last steps were not finite, and no validation before them; the last checkpoint is "
                        "kept. Start anew with a lower learning_rate or clip.")
 

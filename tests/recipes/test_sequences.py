@@ -344,8 +344,10 @@ def test_an_option_that_begins_with_a_dash_and_one_that_is_given_twice(capsys):
 
 def test_a_training_that_is_not_finite_in_its_last_steps_diverged(folder, tmp_path, capsys):
     words = [word for word in words_of("characters", folder) if not word.startswith("warmup")]
-    assert main([*words, "--out", str(tmp_path / "run"), "--learning-rate", "1e30", "--clip", "0"]) == 4
-    assert "the last steps were not finite" in capsys.readouterr().err
+    run = str(tmp_path / "run")
+    for command in ([*words, "--out", run, "--learning-rate", "1e30", "--clip", "0"], ["resume", run]):
+        assert main(command) == 4
+        assert "the last steps were not finite" in capsys.readouterr().err
 
 
 def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, monkeypatch):
