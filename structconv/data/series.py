@@ -138,7 +138,7 @@ def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
 
 def at_twelfths(name: str, errors: Tensor, twelfths: Sequence[int]) -> dict[str, float]:
     """Of the errors at each step of a horizon, (horizon,), those of the first steps that reach so many twelfths of it,
-    as `name`_3_of_12."""
+    as ``NAME_3_of_12``."""
     places = {twelfth: -(-twelfth * len(errors) // 12) - 1 for twelfth in twelfths}
     return {f"{name}_{twelfth}_of_12": float(errors[place]) for twelfth, place in places.items()}
 
