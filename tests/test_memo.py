@@ -14,7 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from structconv import memo
 from structconv import torch_private as private
-from structconv.memo import derived, forget
+from structconv.mechanisms import ALiBi, DotProduct, RelativeBias
+from structconv.memo import derived, forget, latest
+from structconv.nn import Conv
 from structconv.structures import EdgeSupport, Graph, KnowledgeGraph, Padding
 
 
@@ -201,3 +203,26 @@ def test_a_value_must_not_hold_its_owner():
     owner = torch.zeros(2)
     with pytest.raises(AssertionError, match="owner"):
         derived(owner, "itself", lambda: [owner])
+
+
+def test_of_the_latest_one_is_kept():
+    owner, build = memo.Owner(), Counter()
+    assert [latest(owner, "a", key, build) for key in (1, 1, 2, 1)] == [1, 1, 2, 3]
+    learnt = torch.ones(2, requires_grad=True)
+    assert latest(learnt, "a", 1, lambda: learnt * 2).requires_grad
+
+
+@pytest.mark.parametrize("bias", [RelativeBias(4), RelativeBias(4, buckets="log"), ALiBi()])
+def test_what_a_bias_keeps_does_not_grow_with_the_lengths_that_were_seen(bias):
+    def numbers():
+        gc.collect()
+        return sum(t.numel() for t in gc.get_objects() if type(t) is torch.Tensor)
+
+    layer = Conv((DotProduct(2, 4).scaled() + bias).softmax(), 8, 8)
+    found = []
+    with torch.no_grad():
+        for lengths in (range(98, 101), range(101, 111)):  # of one class of sizes
+            for length in lengths:
+                layer(torch.zeros(1, length, 8), torch.zeros(1, 209 - length, 8))
+            found.append(numbers())
+    assert found[1] - found[0] < 3 * 112 * 112

@@ -158,3 +158,11 @@ def test_logits_that_are_no_numbers_are_told(bad):
     for decode in (greedy, sample, lambda *args, **options: beam(*args, width=2, **options)):
         with pytest.raises(ConfigError, match="largest logit"):
             decode(Table(broken, torch.arange(3)), 3, **begins)
+
+
+@pytest.mark.parametrize(("options", "told"), [
+    ({"length_penalty": 1000.0}, "length_penalty must be from 0 to 20"),
+    ({"length_penalty": float("inf")}, "length_penalty must be from 0 to 20"), ({"end": None}, "end must be a token")])
+def test_a_search_that_could_not_end_is_told_before_it_begins(options, told):
+    with pytest.raises(ConfigError, match=told):
+        beam(None, 1, **{"width": 2, "begin": 1, "end": 2, "most": 3, **options})

@@ -82,3 +82,12 @@ def test_bad_options():
         made(kernel=4)
     with pytest.raises(ConfigError, match="pooling"):
         made("mean")
+
+
+@pytest.mark.parametrize("pooling", ["max", "attention", "both"])
+def test_a_source_without_words_has_finite_logits_and_disturbs_no_other(pooling):
+    model = made(pooling).eval()
+    source, target = torch.tensor([[4, 5], [0, 0]]), torch.tensor([[1, 4], [1, 4]])
+    found = model(source, target)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found[:1], model(source[:1], target[:1]))

@@ -230,3 +230,10 @@ def test_metrics_of_other_jobs_stay(tmp_path):
     run.metrics.append("two", 2, {"loss": 5.0})
     assert [(line["job"], line["step"], line["loss"]) for line in run.metrics] == [
         ("one", 1, 1.0), ("two", 1, 2.0), ("one", 2, 1.0), ("one", 3, 1.0), ("two", 2, 5.0)]
+
+
+def test_a_run_that_was_killed_as_it_was_made_is_no_run(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(Run, "write", lambda run, name, content: written.append(name))
+    Run.create(tmp_path / "a", Toy())
+    assert written[-1] == "config.json"
