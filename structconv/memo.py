@@ -95,21 +95,7 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
     call, each of which would else stay."""
     if is_compiling() or (isinstance(owner, Tensor) and owner.requires_grad):
         return build()
-    kept = derived(owner, name, _Latest)
-    known = kept.known  # read once: another thread may bring another
-    if known[0] != key:
-        known = kept.known = key, private.outside_modes(build)
-    found: T = known[1]
-    return found
-
-
-class _Latest:
-    """A key, and what belongs to it."""
-
-    __slots__ = ("known",)
-
-    def __init__(self) -> None:
-        self.known: tuple[Hashable, Any] = None, None
+    return derived(owner, name, Reused).of((), key, lambda: private.outside_modes(build))
 
 
 class Owner:

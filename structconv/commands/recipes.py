@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import Once, no_more
@@ -113,17 +114,21 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("resume", rest)
     run = Run.open(args.folder)
     entry, recipe = recipe_of(run)
-    if args.steps is not None:
-        recipe = _longer(recipe, args.steps)
-        with run.held():
-            run.write("config.json", to_json(recipe))
-    return _execute(entry, recipe, lambda: run, args.json)
+    if args.steps is None:
+        return _execute(entry, recipe, lambda: run, args.json)
+    recipe = _longer(recipe, args.steps)
+    return _execute(entry, recipe, partial(_longer_run, run, recipe), args.json)
+
+
+def _longer_run(run: Run, recipe: Recipe) -> Run:
+    """The run, told of more steps."""
+    with run.held():
+        return run.configured(recipe)
 
 
 def _longer(recipe: Any, steps: str) -> Any:
     """The recipe with more steps, or epochs."""
-    known = [key.key for key in options(type(recipe))]
-    key = next((key for key in ("steps", "epochs") if key in known), None)
+    key = next((key for key in ("steps", "epochs") if hasattr(recipe, key)), None)
     if key is None:
         raise ConfigError("structconv resume", "--steps needs a recipe that counts steps or epochs", recipe.name)
     longer = dataclasses.replace(recipe, **{key: steps})

@@ -86,8 +86,9 @@ class Transformer(nn.Module):
                                     for size in vocabularies)
         self.encoder = stack(encoder_mechanism or seeing, None)
         self.decoder = stack(decoder_mechanism or causal, source_mechanism or seeing)
-        for block in self.decoder.blocks:
-            _check_causal(cast(Block, block).attention)
+        if decoder_mechanism is not None:
+            for block in self.decoder.blocks:
+                _check_causal(cast(Block, block).attention)
         self.output = None if tied else nn.Linear(channels, vocabularies[-1], bias=False)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

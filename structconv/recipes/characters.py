@@ -45,15 +45,14 @@ class CharactersTask(BatchTask):
         super().__init__(network(recipe, len(text.alphabet)), recipe, windows)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        return self._loss(torch.stack([self.text.train[first:first + self.recipe.length + 1] for first in samples]))
+        return self._loss(self.text.train.unfold(0, self.recipe.length + 1, 1)[torch.tensor(samples)])
 
     def figures(self, part: str) -> dict[str, float]:
         """Of windows of the text one after the other, the last one as short as it is."""
         text, length = self._part(part), self.recipe.length
-        *whole, tail = text.split(length)
-        windows = [torch.cat([window, after[:1]]) for window, after in zip(whole, [*whole[1:], tail], strict=True)]
-        batches = [torch.stack(windows[first:first + 32]) for first in range(0, len(windows), 32)]
-        batches += [tail.unsqueeze(0)] if len(tail) > 1 else []
+        windows = text.unfold(0, length + 1, length)
+        tail = text[len(windows) * length:].unsqueeze(0)
+        batches = [*windows.split(32), *([tail] if tail.shape[1] > 1 else [])]
         return {f"{part}_loss": mean_loss(map(self._loss, batches))}
 
     def _part(self, part: str) -> Tensor:

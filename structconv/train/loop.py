@@ -107,10 +107,8 @@ class _Training:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        if checkpoint.final:
-            state = {**state, "best": checkpoint.weights if state["chosen"] else None}
         try:
-            self.task.model.load_state_dict(state["last"] if checkpoint.final else checkpoint.weights)
+            self.task.model.load_state_dict(checkpoint.weights)
             self.task.optimizer.load_state_dict(state["optimizer"])
             self.schedule.stopping.load(state["stopping"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -160,14 +158,17 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
     """
     checkpoints = Checkpoints(run.checkpoint_folder(job))
     saved = checkpoints.latest(progress.note)
-    if saved is not None and saved.final and not _goes_on(saved, schedule):
-        return saved.state["result"]
+    finished = saved is not None and saved.final
+    if saved is not None and finished:
+        if not _goes_on(saved, schedule):
+            return saved.state["result"]
+        saved = _reopened(saved)
     seed_everything(schedule.seed)
     training = _Training(task=make(), schedule=schedule)
     if saved is not None:
         training.restore(saved)
-        if saved.final:
-            checkpoints.reopen(training.checkpoint())
+        if finished:
+            checkpoints.reopen(saved)
     run.metrics.truncate(job, training.step)
     progress.job(job, schedule.steps)
     with closing(Events(run.folder / "events" / job, training.step)) as events:
@@ -211,6 +212,13 @@ def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
         raise ConfigError("resume", "a training that is to go on must have its last weights", "the chosen ones alone",
                           "An earlier version finished it: begin a new run.")
     return True
+
+
+def _reopened(finished: Checkpoint) -> Checkpoint:
+    """What the checkpoint of a finished training was before it chose its weights."""
+    state = finished.state
+    best = finished.weights if state["chosen"] else None
+    return Checkpoint(step=finished.step, weights=state["last"], state={**state, "best": best, "last": None})
 
 
 def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str, Any]:

@@ -117,8 +117,7 @@ class Run:
         run = cls(place, fresh=True, made=made)
         run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
         run.write(_FILES, json.dumps({str(file): sha256_of(file) for file in recipe.files()}, indent=2) + "\n")
-        run.write(_CONFIG, to_json(recipe))  # the last: with it the folder is a run
-        return run
+        return run.configured(recipe)  # the last: with it the folder is a run
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -132,6 +131,11 @@ class Run:
             raise ConfigError("Run", f"{folder} must be a run folder", "a folder without config.json"
                               if run.folder.is_dir() else "no such folder")
         return run
+
+    def configured(self, recipe: Recipe) -> Run:
+        """The same run with a recipe's options in its ``config.json``."""
+        self.write(_CONFIG, to_json(recipe))
+        return self
 
     @property
     def config_text(self) -> str:
@@ -157,7 +161,8 @@ class Run:
         if not others:
             changed |= dict.fromkeys(now.keys() - before.keys(), "one that it did not read")
             changed |= dict.fromkeys(before.keys() - now.keys(), "no such file")
-        for name, got in sorted(changed.items()):
+        if changed:
+            name, got = min(changed.items())
             raise DataError(name, f"the file as it was when {self.folder} began", got,
                             remedy="Put it back, or begin a new run.")
 
