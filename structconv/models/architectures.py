@@ -12,7 +12,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms import DotProduct, Shifts
 from structconv.models.blocks import Block, Stack, Tokens
 from structconv.models.recurrent import Recurrent
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.weights import LowRank
 
@@ -73,7 +73,7 @@ class SequenceClassifier(nn.Module):
         self.tokens = Tokens(vocabulary, channels, positions="sinusoidal", dropout=0.0)
         self.stack = Stack([Block(layer_of(architecture, channels, kernel=kernel, heads=heads), None,
                                   hidden=2 * channels, dropout=0.0, norm="pre") for _ in range(layers)])
-        self.classify = nn.Linear(channels, classes)
+        self.classify = Linear(channels, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.stack(self.tokens(tokens, self.tokens.table(tokens.shape[-1])))

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from structconv.errors import ShapeError
 from structconv.mechanisms import Mechanism
 from structconv.mechanisms.encodings import LearntEncoding, sinusoidal
-from structconv.nn import Conv, Prepared
+from structconv.nn import Conv, Linear, Prepared
 from structconv.shapes import check_choice
 from structconv.structures import Support
 from structconv.weights import LowRank
@@ -57,7 +57,7 @@ class Block(nn.Module):
         check_choice("Block", "norm", norm, ("pre", "post"))
         channels = attention.out_channels
         self.attention, self.source, self.pre = attention, source, norm == "pre"
-        widen, narrow = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
+        widen, narrow = Linear(channels, hidden), Linear(hidden, channels)
         self.network = nn.Sequential(widen, nn.ReLU(), narrow)
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2 if source is None else 3))
         self.dropout = nn.Dropout(dropout)

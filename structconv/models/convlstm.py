@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.mechanisms import Cuboid
-from structconv.nn import ConvLSTMCell
+from structconv.nn import ConvLSTMCell, Linear
 from structconv.shapes import check_divides, check_positive
 from structconv.structures import Grid
 
@@ -48,7 +48,7 @@ class ConvLSTM(nn.Module):
         self.encoder, self.forecaster = (
             nn.ModuleList(ConvLSTMCell(shifts, channels, hidden, peephole=True) for channels in sizes)
             for _ in range(2))
-        self.readout = nn.Linear(layers * hidden, pixels)
+        self.readout = Linear(layers * hidden, pixels)
 
     def forward(self, frames: Tensor) -> Tensor:
         x = self.patches(frames)

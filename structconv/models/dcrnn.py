@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.mechanisms import Mechanism, Powers
-from structconv.nn import ConvGRUCell
+from structconv.nn import ConvGRUCell, Linear
 from structconv.shapes import check_positive
 from structconv.structures import Graph
 
@@ -54,7 +54,7 @@ class DCRNN(nn.Module):
         self.register_buffer("deviation", torch.tensor(deviation))
         self.encoder, self.decoder = (nn.ModuleList(ConvGRUCell(mechanism, size, hidden) for size in (first, *above))
                                       for first in (1 + known, 1))
-        self.readout = nn.Linear(hidden, 1)
+        self.readout = Linear(hidden, 1)
 
     def forward(self, readings: Tensor, graph: Graph | None = None, known: Tensor | None = None, *,
                 wanted: Tensor | None = None, share: float = 0.0) -> Tensor:

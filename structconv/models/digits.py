@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from structconv.bases.base import Basis
 from structconv.mechanisms import Adjacency, Chebyshev, Cuboid, DotProduct, Identity, Mechanism
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 from structconv.structures import Graph, Grid
 from structconv.weights import Full, LowRank, Separable, Weight
 
@@ -70,11 +70,11 @@ class PixelNetwork(nn.Module):
         self.variant, self.shape = variant, shape
         grid = Grid(shape)
         self.structure: Grid | Graph = grid.graph() if variant.pixel_graph else grid
-        self.embed = nn.Linear(1, channels)
+        self.embed = Linear(1, channels)
         self.position = nn.Parameter(0.5 * nn.init.normal_(self.embed.weight.new_empty(grid.num_entries, channels)))
         self.layers = nn.ModuleList(Conv(variant.mechanism(), channels, channels, weight=variant.weight())
                                     for _ in range(2))
-        self.classify = nn.Linear(2 * channels, classes)
+        self.classify = Linear(2 * channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         h = self.entries(images)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.models.sight import Sight
-from structconv.nn import GraphNetwork
+from structconv.nn import GraphNetwork, Linear
 from structconv.structures import Graph
 
 __all__ = ["InteractionNetwork"]
@@ -41,7 +41,7 @@ class InteractionNetwork(nn.Module):
         self.network = GraphNetwork.interaction(sight.properties, sight.pair_channels,
                                                 edge=(hidden,) * layers + (effects,), node=hidden)
         self.outside = _network(sight.outside_channels + sight.properties, hidden, layers) if sight.things else None
-        self.rest = nn.Sequential(nn.ReLU(), nn.Linear(hidden, 2))
+        self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, 2))
         assert self.network.edge is not None
         for parameter in self.network.edge.rest[-1].parameters():
             nn.init.zeros_(parameter)
@@ -90,8 +90,8 @@ class InteractionNetwork(nn.Module):
 def _network(channels: int, hidden: int, layers: int) -> nn.Sequential:
     """`layers` layers with ReLU behind each, and one without."""
     widths = (channels,) + (hidden,) * layers
-    return nn.Sequential(*(module for pair in pairwise(widths) for module in (nn.Linear(*pair), nn.ReLU())),
-                         nn.Linear(hidden, hidden))
+    return nn.Sequential(*(module for pair in pairwise(widths) for module in (Linear(*pair), nn.ReLU())),
+                         Linear(hidden, hidden))
 
 
 def _greatest(seen: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from structconv.mechanisms import (
 )
 from structconv.models.recurrent import Recurrent, lstm_step
 from structconv.models.tokens import PAD
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 from structconv.nn.prepared import Prepared
 from structconv.shapes import check_choice, check_positive
 from structconv.structures import Padding, Window
@@ -68,7 +68,7 @@ class Luong(nn.Module):
         self.decoder = nn.LSTM(embed + hidden * input_feeding, hidden, layers, batch_first=True,
                                dropout=dropout if layers > 1 else 0.0)
         self.context = Conv(expression, hidden, hidden)
-        self.own, self.words = nn.Linear(hidden, hidden, bias=False), nn.Linear(hidden, target_words)
+        self.own, self.words = Linear(hidden, hidden, bias=False), Linear(hidden, target_words)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

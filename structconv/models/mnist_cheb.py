@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.nn import ChebConv, Conv2d, GroupPool, StructureBuffer
+from structconv.nn import ChebConv, Conv2d, GroupPool, Linear, StructureBuffer
 from structconv.shapes import check_positive
 from structconv.structures import Graph, Grid
 from structconv.structures.coarsening import coarsened
@@ -84,4 +84,4 @@ class GridLeNet(nn.Module):
 
 
 def _classifier(inputs: int, hidden: int, classes: int, dropout: float) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, classes))
+    return nn.Sequential(Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout), Linear(hidden, classes))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.nn import EdgeConditionedConv, GraphPool
+from structconv.nn import EdgeConditionedConv, GraphPool, Linear
 from structconv.shapes import check_positive
 from structconv.structures import Graph
 
@@ -39,13 +39,13 @@ class MessagePassing(nn.Module):
         self.message_steps = check_positive("MessagePassing", "message_steps", message_steps)
         self.register_buffer("mean", torch.tensor(mean))
         self.register_buffer("deviation", torch.tensor(deviation))
-        self.embed = nn.Linear(atom_channels, channels)
+        self.embed = Linear(atom_channels, channels)
         self.messages = EdgeConditionedConv(channels, channels, bond_channels, edge_hidden, root_weight=False)
         self.update = nn.GRUCell(channels, channels)
-        self.join = nn.Linear(channels + atom_channels, channels)
+        self.join = Linear(channels + atom_channels, channels)
         self.pool = GraphPool(channels, readout, steps=readout_steps)
-        self.predict = nn.Sequential(nn.Linear(self.pool.out_channels, channels), nn.ReLU(), nn.Dropout(dropout),
-                                     nn.Linear(channels, 1))
+        self.predict = nn.Sequential(Linear(self.pool.out_channels, channels), nn.ReLU(), nn.Dropout(dropout),
+                                     Linear(channels, 1))
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
         h = F.relu(self.embed(x))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.errors import ConfigError
-from structconv.nn import Conv2d, NonLocalBlock, to_entries, to_image
+from structconv.nn import Conv2d, Linear, NonLocalBlock, to_entries, to_image
 from structconv.shapes import check_choice
 
 __all__ = ["FUNCTIONS", "NonLocalNetwork"]
@@ -37,7 +37,7 @@ class NonLocalNetwork(nn.Module):
         self.features = nn.Sequential(*_conv(1, channels // 2, 2), *_conv(channels // 2, channels, 1))
         self.block = None if function == "none" else NonLocalBlock(channels, inner, function)
         self.last = nn.Sequential(*_conv(channels, channels, 2))
-        self.classify = nn.Linear(channels, classes)
+        self.classify = Linear(channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.features(images.unsqueeze(1))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.mechanisms import Adjacency, Identity, Incidence, Mechanism
-from structconv.nn import Conv, GraphNetwork
+from structconv.nn import Conv, GraphNetwork, Linear
 from structconv.structures import Graph
 from structconv.structures.groups import edges_to_receivers
 
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
 
     def __init__(self, times: int, channels: int, types: int, *, hidden: int = 256, dropout: float = 0.0) -> None:
         super().__init__()
-        self.embed = nn.Sequential(nn.Linear(times * channels, hidden), nn.ELU(), nn.Linear(hidden, hidden), _Norm(
+        self.embed = nn.Sequential(Linear(times * channels, hidden), nn.ELU(), Linear(hidden, hidden), _Norm(
             hidden, dropout))
         self.pairs = GraphNetwork(hidden, edge=(hidden, hidden), node=(hidden, hidden), node_reads=("edges",),
                                   aggregate="mean", activation=nn.ELU)
@@ -96,13 +96,13 @@ class Decoder(nn.Module):
         ends = Incidence("sender") | Incidence("receiver")
         self.messages = nn.ModuleList(Conv(ends, channels, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(*(part for _ in range(messages - 1) for part in (
-            nn.Linear(hidden, hidden), nn.ReLU()))) for _ in self.acting)
+            Linear(hidden, hidden), nn.ReLU()))) for _ in self.acting)
         update: Mechanism = Identity().of("nodes")
         for k in self.acting:
             update = update | Adjacency(normalize=None, structure=f"type {k}").of(f"type {k}")
         self.update = Conv(update, {"nodes": channels, **{f"type {k}": hidden for k in self.acting}}, hidden)
-        self.rest = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, channels))
-        self.drift = nn.Linear(channels, channels)
+        self.rest = nn.Sequential(nn.ReLU(), Linear(hidden, hidden), nn.ReLU(), Linear(hidden, channels))
+        self.drift = Linear(channels, channels)
         for parameter in (*self.rest[-1].parameters(), *self.drift.parameters()):
             nn.init.zeros_(parameter)
 

@@ -10,7 +10,7 @@ from structconv.mechanisms import BiAffine, Cuboid
 from structconv.models.recurrent import Recurrent, shared_dropout
 from structconv.models.tokens import PAD
 from structconv.models.trees import best_trees
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 
 __all__ = ["Parser"]
 
@@ -51,7 +51,7 @@ class Parser(nn.Module):
         channels = embed * (2 + (characters is not None))
         self.root = nn.Parameter(0.1 * torch.randn(channels))
         self.encoder = Recurrent(nn.LSTM, channels, hidden, layers=layers, bidirectional=True, dropout=dropout)
-        self.perceptrons = nn.Linear(2 * hidden, sum(self.sizes))
+        self.perceptrons = Linear(2 * hidden, sum(self.sizes))
         self.arcs = BiAffine(target=False).bound(arc)
         self.labels = BiAffine(relations, constant=True).bound(label)
 

@@ -12,7 +12,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms import STRUCTURE, Context, Cuboid
 from structconv.models.blocks import Tokens
 from structconv.models.tokens import PAD
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice, check_positive
 from structconv.structures import Grid, Padding
 
@@ -60,12 +60,12 @@ class Pervasive(nn.Module):
         check_choice("Pervasive", "pooling", pooling, POOLINGS)
         self.source = Tokens(source_words, embed, positions=positions, dropout=dropout)
         self.target = Tokens(target_words, embed, positions=positions, dropout=dropout)
-        self.columns, self.rows = nn.Linear(embed, channels, bias=False), nn.Linear(embed, channels)
+        self.columns, self.rows = Linear(embed, channels, bias=False), Linear(embed, channels)
         last = channels + layers * growth
         self.layers = nn.ModuleList(PairLayer(size, growth, hidden, kernel, dropout)
                                     for size in range(channels, last, growth))
         self.norm, self.hidden = nn.LayerNorm(last), hidden
-        self.greatest = nn.Linear(last, embed) if pooling != "attention" else None
+        self.greatest = Linear(last, embed) if pooling != "attention" else None
         looking = Context(1).masked(keep=STRUCTURE).softmax()
         self.attention = Conv(looking, last, embed) if pooling != "max" else None
         self.dropout = nn.Dropout(dropout)
@@ -127,7 +127,7 @@ class PairLayer(nn.Module):
         if check_positive("Pervasive", "kernel", kernel) % 2 == 0:
             raise ConfigError("Pervasive", "kernel must be odd, to have a middle", kernel)
         self.before = kernel // 2
-        self.narrow = nn.Sequential(nn.Linear(channels, hidden), nn.LayerNorm(hidden), nn.ReLU(inplace=True))
+        self.narrow = nn.Sequential(Linear(channels, hidden), nn.LayerNorm(hidden), nn.ReLU(inplace=True))
         sides = (self.before, self.before)
         self.conv = Conv(Cuboid((self.before + 1, kernel), padding=((self.before, 0), sides)), hidden, growth)
         self.made = nn.Sequential(nn.LayerNorm(growth), nn.ReLU(inplace=True), nn.Dropout(dropout))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.mechanisms import Context, DotProduct, Learnt, Mechanism, Pool
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice
 
 __all__ = ["POOLINGS", "PoolingClassifier", "pooling"]
@@ -52,7 +52,7 @@ class PoolingClassifier(nn.Module):
                  dim: int = 32) -> None:
         super().__init__()
         self.pool = Conv(pooling(name, length, dim=dim), in_channels, channels)
-        self.norm, self.classify = nn.LayerNorm(channels), nn.Linear(channels, classes)
+        self.norm, self.classify = nn.LayerNorm(channels), Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.classify(F.relu(self.norm(self.pool(x).squeeze(-2)))))

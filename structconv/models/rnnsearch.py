@@ -11,7 +11,7 @@ from structconv.errors import ConfigError
 from structconv.mechanisms import STRUCTURE, Additive
 from structconv.models.recurrent import Recurrent, gated
 from structconv.models.tokens import PAD
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 from structconv.structures import Padding
 
 __all__ = ["RNNsearch", "RNNsearchDecoding"]
@@ -53,12 +53,12 @@ class RNNsearch(nn.Module):
         self.source = nn.Embedding(source_words, embed, padding_idx=PAD)
         self.target = nn.Embedding(target_words, embed, padding_idx=PAD)
         self.encoder = Recurrent(nn.GRU, embed, hidden, bidirectional=True)
-        self.first = nn.Linear(hidden, hidden)
+        self.first = Linear(hidden, hidden)
         scores = Additive(hidden if align is None else align).masked(keep=STRUCTURE)
         self.context: Conv | nn.Linear = (Conv(scores.softmax(), states, inputs, other_channels=hidden) if attention
-                                          else nn.Linear(states, inputs))
-        self.word, self.state = nn.Linear(embed, inputs, bias=False), nn.Linear(hidden, 3 * hidden)
-        self.pairs, self.words = nn.Linear(hidden, 2 * readout), nn.Linear(readout, target_words)
+                                          else Linear(states, inputs))
+        self.word, self.state = Linear(embed, inputs, bias=False), Linear(hidden, 3 * hidden)
+        self.pairs, self.words = Linear(hidden, 2 * readout), Linear(readout, target_words)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from structconv.errors import ConfigError
 from structconv.mechanisms import Additive, Mechanism, RelativeBias
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.weights import EyeBlocks
 
@@ -96,8 +96,8 @@ class Forecaster(nn.Module):
         self.register_buffer("mean", torch.tensor(mean))
         self.register_buffer("deviation", torch.tensor(deviation))
         self.encoder = nn.GRU(2 * patch, hidden, batch_first=True)
-        self.first, self.decoder = nn.Linear(hidden, hidden), nn.GRUCell(patch + hidden, hidden)
-        self.readout, self.dropout = nn.Linear(2 * hidden, patch), nn.Dropout(dropout)
+        self.first, self.decoder = Linear(hidden, hidden), nn.GRUCell(patch + hidden, hidden)
+        self.readout, self.dropout = Linear(2 * hidden, patch), nn.Dropout(dropout)
         if attention != "none":
             weights = scores(attention, align or max(hidden // 2, 1), entries + self.steps, heads).softmax()
             self.context = Conv(weights, hidden, hidden, weight=EyeBlocks(), bias=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, General
-from structconv.nn import Conv, MultiheadAttention
+from structconv.nn import Conv, Linear, MultiheadAttention
 from structconv.shapes import check_divides, check_positive
 from structconv.structures import Causal, Padding
 from structconv.weights import Eye, LowRank
@@ -44,7 +44,7 @@ class TourModel(nn.Module):
         super().__init__()
         check_positive("TourModel", "layers", layers)
         dim = check_divides("TourModel", "heads", heads, "channels", channels)
-        self.embedding = nn.Linear(2, channels)
+        self.embedding = Linear(2, channels)
         self.encoder = nn.Sequential(*(EncoderBlock(channels, heads, hidden) for _ in range(layers)))
         self.before = nn.Parameter(torch.empty(2 * channels).uniform_(-1, 1))
         seen = DotProduct(heads, dim).scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()
@@ -119,7 +119,7 @@ class EncoderBlock(nn.Module):
     def __init__(self, channels: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.attention = MultiheadAttention(channels, heads, bias=False)
-        self.network = nn.Sequential(nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, channels))
+        self.network = nn.Sequential(Linear(channels, hidden), nn.ReLU(), Linear(hidden, channels))
         self.norms = nn.ModuleList(nn.BatchNorm1d(channels) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:

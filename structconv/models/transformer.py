@@ -14,7 +14,7 @@ from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
 from structconv.memo import is_plain
 from structconv.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 from structconv.models.sentences import Sentences
-from structconv.nn import Conv
+from structconv.nn import Conv, Linear
 from structconv.shapes import check_divides, check_positive
 from structconv.structures import Causal, Padding, Samples
 
@@ -89,7 +89,7 @@ class Transformer(nn.Module):
         if decoder_mechanism is not None:
             for block in self.decoder.blocks:
                 _check_causal(cast(Block, block).attention)
-        self.output = None if tied else nn.Linear(channels, vocabularies[-1], bias=False)
+        self.output = None if tied else Linear(channels, vocabularies[-1], bias=False)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Tokens (B, M) and, beginning with the token before the first, (B, N) -> the logits (B, N, V) of what follows

@@ -27,6 +27,7 @@ from structconv.nn.grids import (
     SeparableConv2d,
 )
 from structconv.nn.images import to_entries, to_image
+from structconv.nn.linear import Linear
 from structconv.nn.pooling import GraphPool, GroupPool
 from structconv.nn.prepared import Prepared
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
@@ -37,5 +38,5 @@ from structconv.roles import state_keys
 __all__ = ["Attributes", "AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d",
            "ConvGRUCell", "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv",
            "EdgeConditionedConv", "GATConv", "GATv2Conv", "GCNConv", "GraphNetwork", "GraphPool", "GroupPool",
-           "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv", "RelativeValue",
+           "Linear", "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv", "RelativeValue",
            "SeparableConv2d", "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]

@@ -26,6 +26,7 @@ from structconv.memo import derived
 from structconv.nn.composite import Composite
 from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, move
+from structconv.nn.linear import Linear
 from structconv.nn.pooling import POOLINGS, GroupPool
 from structconv.roles import ByRole
 from structconv.shapes import check_choice, check_entries, check_tensor
@@ -240,7 +241,7 @@ class _Update(ByRole):
         mechanism = self.first.mechanism
         self._told_structure = mechanism.reads_structure or mechanism.reads_content  # attention has to know its samples
         self.rest = nn.Sequential(*(module for before, after in pairwise(sizes)
-                                    for module in (activation(), nn.Linear(before, after))))
+                                    for module in (activation(), Linear(before, after))))
         self.out_channels = sizes[-1]
 
     def forward(self, x: dict[str, Tensor], graph: Graph) -> Tensor:

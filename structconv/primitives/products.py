@@ -28,9 +28,9 @@ LEAST_PRODUCTS = 1 << 24
 #: Columns up to which the native kernel is the fastest of all. Beyond, it asks for memory ahead and beats oneDNN on
 #: what exceeds the caches, so many bytes of x and its product, unless the rows of x are so long that they collide.
 FEW_COLUMNS, LEAST_BYTES, LONG_ROW = 16, 20 << 20, 1024
-#: x^T y: multiplications from which the native kernel pays, for few columns and at full width, and numbers of the
-#: result from which MKL wins.
-LEAST_NARROW, LEAST_OUTER, LARGE_OUTER = 1 << 18, 1 << 20, 1 << 19
+#: x^T y: multiplications from which the native kernel pays for few columns; rows from which it does at full width, and
+#: numbers of the result beyond which twice as many are needed; and numbers from which MKL wins.
+LEAST_NARROW, LEAST_ROWS, WIDE_OUTER, LARGE_OUTER = 1 << 18, 1 << 13, 1 << 16, 1 << 19
 #: Bytes beyond which the C library gives memory back at once, so that every result costs its page faults anew; there
 #: a product into memory that is kept is faster by either library, up to so many channels.
 FRESH_BYTES, FRESH_CHANNELS = 32 << 20, 256
@@ -67,10 +67,16 @@ def product_for(numbers: int, columns: int) -> Callable[[Tensor, Tensor, Tensor 
 
 
 def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x w^T + bias: `product` for a w that lies as in torch's linear layers."""
-    if _large(x, w_QP, w_QP.shape[0]):
-        return product(x, w_QP.mT, bias)
-    return functional.linear(x, w_QP, bias)
+    """x w^T + bias: `product` for a w that lies as in torch's linear layers.
+
+    Raises:
+        ShapeError: a bias or a last axis of x that w does not go with; RuntimeError, torch's own, where that computes.
+    """
+    if not _large(x, w_QP, w_QP.shape[0]):
+        return functional.linear(x, w_QP, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    _check_project(rows, w_QP.mT, bias)
+    return _project(rows, w_QP.mT, bias).reshape(*x.shape[:-1], w_QP.shape[0])
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
@@ -136,11 +142,12 @@ def project_kernel(rows: int, inputs: int, columns: int) -> Kernel:
 
 
 def outer_kernel(rows: int, wide: int, narrow: int) -> Kernel:
-    """Which kernel computes x^T y of these sizes: the native one but for few numbers or a large result."""
-    least = LEAST_NARROW if narrow < FULL_WIDTH else LEAST_OUTER
-    if narrow < 2 or rows * wide * narrow < least:
+    """Which kernel computes x^T y of these sizes: the native one for few columns and for what exceeds the caches."""
+    numbers = wide * narrow
+    least = LEAST_ROWS if numbers <= WIDE_OUTER else 2 * LEAST_ROWS
+    if narrow < 2 or (rows * numbers < LEAST_NARROW if narrow < FULL_WIDTH else rows < least):
         return "torch"
-    return "native" if wide * narrow < LARGE_OUTER else "library"
+    return "native" if numbers < LARGE_OUTER else "library"
 
 
 def _native(x: Tensor) -> bool:
@@ -225,8 +232,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, w = ctx.saved_tensors
     needed = ctx.needs_input_grad
-    return (_project(grad, w.t(), None) if needed[0] else None, _outer(x, grad) if needed[1] else None,
+    return (_project(grad, w.t(), None) if needed[0] else None, _outer_like(w, x, grad) if needed[1] else None,
             grad.sum(0) if needed[2] else None)
+
+
+def _outer_like(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x^T y, in memory by rows or by columns as w is: where gradients are added up, another layout is copied."""
+    return _outer(x, y) if w.is_contiguous() else _outer(y, x).t()
 
 
 def _project_tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:

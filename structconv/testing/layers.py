@@ -277,6 +277,7 @@ def _blocks() -> None:
               block(P, node=Q, neighbours=mechanisms.DotProduct(1, 3).masked(keep=STRUCTURE).softmax()), x(),
               graph()),
           graph_network_non_local=lambda: use(block.non_local(P, node=Q), x(), graph()),
+          linear=lambda: use(layers.Linear(P, Q), xs()),
           graph_pool_sum=lambda: use(layers.GraphPool(P), x(), Samples([4, 2])),
           graph_pool=lambda: use(layers.GraphPool(P, "mean"), x(), Samples([4, 2])),
           graph_pool_softmax=lambda: use(layers.GraphPool(P, "softmax"), x(), Samples([4, 2])),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
+from structconv.errors import ShapeError
+from structconv.nn import Linear
 from structconv.primitives import products
 from structconv.primitives.native import core, gemm
 from structconv.primitives.products import LEAST_NUMBERS, outer, outer_kernel, product, project_kernel
@@ -44,6 +47,37 @@ def test_rows_stay_apart(grad):
     assert not y[3].isfinite().any() and y[[0, 1, 2, 4, 5, 6]].isfinite().all() and y[8:].isfinite().all()
 
 
+@pytest.mark.parametrize("rows", [600, 20_000])
+def test_gradients_lie_as_the_matrix_does(rows):
+    """Where they are added up, another layout would be copied."""
+    x, w = torch.randn(rows, 64), torch.randn(64, 40)
+    for given in (w, w.t().contiguous().t()):
+        grad, = torch.autograd.grad(product(x, given.requires_grad_()).square().sum(), given)
+        assert grad.stride() == given.stride()
+
+
+def test_a_linear_layer_has_the_numbers_of_torchs():
+    for rows in ((3, 200), (3,), ()):
+        ours, x = Linear(128, 256), torch.randn(*rows, 128, requires_grad=True)
+        theirs = nn.Linear(128, 256)
+        theirs.load_state_dict(ours.state_dict())
+        found, expected = (torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+                           for layer in (ours, theirs))
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
+
+
+def test_a_linear_layer_says_what_does_not_fit():
+    layer = Linear(128, 256)
+    for x in (torch.randn(300, 127), torch.randn(300, 129), torch.tensor(1.0)):
+        with pytest.raises(ShapeError, match=r"\(\.\.\., P=128\)"):
+            layer(x)
+    layer.bias = nn.Parameter(torch.randn(255))
+    with pytest.raises(ShapeError, match=r"bias must have shape \(Q=256,\)"):
+        layer(torch.randn(3000, 128))
+
+
 def test_other_dtypes_and_second_derivatives():
     x, w = torch.randn(300, 64, dtype=torch.float64), torch.randn(64, 5, dtype=torch.float64)
     assert torch.equal(product(x, w), x @ w)
@@ -68,8 +102,8 @@ def every_branch(request, monkeypatch):
         monkeypatch.setattr(products, "LEAST_BYTES", 0)
     else:
         monkeypatch.setattr(gemm, "kernels", lambda: None)
-    for least in ("LEAST_NARROW", "LEAST_OUTER"):
-        monkeypatch.setattr(products, least, 1024)
+    monkeypatch.setattr(products, "LEAST_NARROW", 1024)
+    monkeypatch.setattr(products, "LEAST_ROWS", 16)
     monkeypatch.setattr(products, "LEAST_NUMBERS", 64)
     monkeypatch.setattr(products, "LEAST_PRODUCTS", 1024)
     monkeypatch.setattr(products, "TALL", 90)
@@ -148,8 +182,10 @@ def test_the_rule_for_a_product(sizes, kernel):
 
 @pytest.mark.parametrize(("sizes", "kernel"), [
     ((100_000, 128, 128), "native"), ((100_000, 384, 128), "native"), ((2708, 1433, 7), "native"),
-    ((2708, 16, 7), "native"), ((1000, 64, 64), "native"),
-    ((10_000, 1024, 1024), "library"), ((10, 64, 8), "torch"), ((1000, 32, 16), "torch"), ((100_000, 64, 1), "torch")])
+    ((2708, 16, 7), "native"), ((10_000, 256, 256), "native"),
+    ((20_000, 768, 192), "native"), ((20_000, 1024, 1024), "library"),
+    ((1000, 64, 64), "torch"), ((4096, 768, 192), "torch"), ((10_000, 768, 192), "torch"),
+    ((10_000, 1024, 1024), "torch"), ((10, 64, 8), "torch"), ((1000, 32, 16), "torch"), ((100_000, 64, 1), "torch")])
 def test_the_rule_for_an_outer_product(sizes, kernel):
     assert outer_kernel(*sizes) == kernel
 

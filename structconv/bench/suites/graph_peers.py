@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from structconv.nn import Linear
 from structconv.structures import Graph
 
 __all__ = ["Projections", "copied", "dgl_attention", "dgl_graph", "dgl_projected", "geometric_attention",
-           "heads_to_rows", "leaf"]
+           "heads_to_rows", "in_torch", "leaf"]
 
 
 def leaf(*shape: int, seed: int = 0) -> Tensor:
@@ -26,6 +28,15 @@ def copied(parameter: Tensor, value: Tensor, zeroed: Tensor | None = None) -> No
     parameter.copy_(value)
     if zeroed is not None:
         zeroed.zero_()
+
+
+def in_torch(module: nn.Module) -> Any:
+    """A copy whose linear layers are torch's."""
+    made = copy.deepcopy(module)
+    for part in made.modules():
+        if type(part) is Linear:
+            part.__class__ = nn.Linear  # type: ignore[assignment]
+    return made
 
 
 def heads_to_rows(values_KPD: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from structconv.bench import peers
 from structconv.bench.case import Comparison, Entrant, Size, entrant
-from structconv.bench.suites.graph_peers import copied, leaf
+from structconv.bench.suites.graph_peers import copied, in_torch, leaf
 from structconv.nn import GraphNetwork
 from structconv.structures import Graph
 
@@ -28,8 +28,8 @@ class _Concatenated(nn.Module):
 
     def __init__(self, ours: Any, hidden: int, effects: int) -> None:
         super().__init__()
-        self.first, self.deeper = nn.Linear(_EDGE + 2 * _NODE, hidden), copy.deepcopy(ours.edge.rest)
-        self.node, self.rest = nn.Linear(effects + _NODE, hidden), copy.deepcopy(ours.node.rest)
+        self.first, self.deeper = nn.Linear(_EDGE + 2 * _NODE, hidden), in_torch(ours.edge.rest)
+        self.node, self.rest = nn.Linear(effects + _NODE, hidden), in_torch(ours.node.rest)
         for layer, update in ((self.first, ours.edge.first), (self.node, ours.node.first)):
             copied(layer.weight, torch.cat([part.theta[0] for part in update.weight.weights]).mT)
             copied(layer.bias, update.bias)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from structconv.bench import peers
 from structconv.bench.case import Comparison, Size, entrant
 from structconv.bench.graphs import molecules
-from structconv.bench.suites.graph_peers import copied, leaf
+from structconv.bench.suites.graph_peers import copied, in_torch, leaf
 from structconv.models.molecules import MessagePassing
 from structconv.structures import Graph, Samples, batch, membership
 
@@ -73,8 +72,8 @@ class _GeometricNetwork(nn.Module):
         copied(self.pool.lstm.weight_hh_l0, of_h.mT)
         copied(self.pool.lstm.bias_ih_l0, gates.bias, self.pool.lstm.bias_hh_l0)
         self.steps = ours.message_steps
-        self.embed, self.update, self.join, self.predict = map(copy.deepcopy, (ours.embed, ours.update, ours.join,
-                                                                               ours.predict))
+        self.embed, self.update, self.join, self.predict = map(in_torch, (ours.embed, ours.update, ours.join,
+                                                                          ours.predict))
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, member: Tensor) -> Tensor:
         h = self.embed(x).relu()

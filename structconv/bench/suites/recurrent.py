@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from structconv.bench.case import Case, Comparison, Size
-from structconv.bench.suites.graph_peers import copied
+from structconv.bench.suites.graph_peers import copied, in_torch
 from structconv.bench.suites.sequence_peers import by_loss, embedding, step, tokens_of
 from structconv.models.parser import Parser
 from structconv.models.recurrent import Recurrent
@@ -30,7 +30,7 @@ class _RNNsearch(nn.Module):
         gates = ours.sizes[0]
         self.source, self.target = embedding(ours.source), embedding(ours.target)
         self.encoder = _unbiased(ours.encoder, nn.GRU)
-        self.first, self.query, self.key = (_linear(layer) for layer in (ours.first, score.target, score.source))
+        self.first, self.query, self.key = (in_torch(layer) for layer in (ours.first, score.target, score.source))
         self.vector = nn.Parameter(score.vector.detach().squeeze(0).clone())
         embed, hidden = self.target.embedding_dim, ours.first.out_features
         self.cell = nn.GRUCell(embed + theta.shape[1], hidden)
@@ -41,7 +41,7 @@ class _RNNsearch(nn.Module):
         self.pairs = nn.Linear(hidden + embed + theta.shape[1], ours.sizes[1])
         copied(self.pairs.weight, torch.cat([ours.pairs.weight, ours.word.weight[gates:], theta[gates:]], 1))
         copied(self.pairs.bias, ours.pairs.bias + context.bias[gates:])
-        self.words = _linear(ours.words)
+        self.words = in_torch(ours.words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         keep, words = source != 0, self.target(target)
@@ -70,7 +70,7 @@ class _Parser(nn.Module):
         copied(self.letters.weight, theta.permute(2, 1, 0))
         self.letters.bias = _parameter(letters.conv.bias)
         self.root = _parameter(ours.root)
-        self.encoder, self.perceptrons = _unbiased(ours.encoder, nn.LSTM), _linear(ours.perceptrons)
+        self.encoder, self.perceptrons = _unbiased(ours.encoder, nn.LSTM), in_torch(ours.perceptrons)
         arcs: Any = ours.arcs
         labels: Any = ours.labels
         self.sizes, self.arc, self.arc_head = ours.sizes, _parameter(arcs.weight[0]), _parameter(arcs.vector_source[0])
@@ -103,12 +103,6 @@ class _Parser(nn.Module):
 
 def _parameter(own: Tensor) -> nn.Parameter:
     return nn.Parameter(own.detach().clone())
-
-
-def _linear(own: nn.Linear) -> nn.Linear:
-    layer = nn.Linear(own.in_features, own.out_features, bias=own.bias is not None)
-    layer.load_state_dict(own.state_dict())
-    return layer
 
 
 def _unbiased(own: Recurrent, kind: type[nn.GRU] | type[nn.LSTM]) -> nn.GRU | nn.LSTM:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from structconv.bench.case import Comparison, Size, entrant
-from structconv.bench.suites.graph_peers import copied, leaf
+from structconv.bench.suites.graph_peers import copied, in_torch, leaf
 from structconv.models.nri import Decoder
 from structconv.structures import Graph
 
@@ -23,8 +22,8 @@ class _Concatenated(nn.Module):
     def __init__(self, ours: Any, channels: int, hidden: int, graph: Graph) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(2 * channels, hidden), nn.Linear(hidden, hidden)
-        self.out, self.rest = nn.Linear(channels + hidden, hidden), copy.deepcopy(ours.rest)
-        self.drift = copy.deepcopy(ours.drift)
+        self.out, self.rest = nn.Linear(channels + hidden, hidden), in_torch(ours.rest)
+        self.drift = in_torch(ours.drift)
         message, deeper, update = ours.messages[0], ours.deeper[0][0], ours.update
         for to, value in ((self.first.weight, message.weight.theta.flatten(0, 1).mT), (self.first.bias, message.bias),
                           (self.second.weight, deeper.weight), (self.second.bias, deeper.bias),
