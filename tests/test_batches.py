@@ -33,11 +33,11 @@ def test_a_mask_of_one_size_is_refused_for_a_batch_of_others(name):
         check_samples(USES[name]())
 
 
-def test_only_layers_of_images_and_of_a_mask_as_their_structure_take_no_samples():
+def test_only_layers_of_images_and_of_a_mask_and_without_structure_take_no_samples():
     left = {name for name in uses() if name not in USES}
     images = {"conv1d", "conv2d", "conv2d_grouped", "conv3d", "separable", "pool1d", "pool2d", "pool3d", "pool_padded",
               "transposed", "transposed_grouped"}
-    assert {name for name in left if not name.startswith("non_local_")} == images | {"mha_window"}
+    assert {name for name in left if not name.startswith("non_local_")} == images | {"mha_window", "linear"}
 
 
 def test_each_graph_of_a_batch_has_its_own_largest_eigenvalue():

@@ -36,10 +36,10 @@ _GATHER_BYTES = 16 * 2**20
 def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, sum_heads: bool = False) -> Tensor:
     """Sparse product y_n = sum of values_e x_m over the edges e: m -> n.
 
-    Leading dimensions of `values` and `x` broadcast, and only what differs is computed: dimensions along which
-    `values` is constant are folded into the channels of one product, and `x` shared by several rows of values is
-    never copied. With `sum_heads` the last leading dimension (K, dim -3 of x) is summed as the products are
-    formed, without a (..., K, N, C) tensor.
+    Leading dimensions of `values` and `x` broadcast, and only what differs is computed: where there is one row of
+    values, x is taken sample by sample as it lies; of several, dimensions along which they are constant are folded into
+    the channels of one product, and `x` shared by several rows of values is never copied. With `sum_heads` the last
+    leading dimension (K, dim -3 of x) is summed as the products are formed, without a (..., K, N, C) tensor.
 
     Args:
         by_target: edges grouped by output entry n (N + 1 pointers).
@@ -74,9 +74,13 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
     if x.dim() == 2 and (values is None or values.dim() == 1):  # no leading dimensions: nothing to fold
         return edge_product(*by_target, *by_source, values, x, 1)
     values_lead = () if values is None else tuple(values.shape[:-1])
-    folding = _Folding(values_lead, tuple(x.shape[:-2]))
     keep = len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
     values_VE = values if keep or values is None else values.reshape(math.prod(values_lead), edges)
+    if x.shape[-1] > 1 and math.prod(values_lead) == 1 and (values is None or not values.requires_grad):
+        lead, rows = _broadcast("spmm", values_lead, tuple(x.shape[:-2])), math.prod(x.shape[:-2])
+        y = edge_product(*by_target, *by_source, values_VE, x.reshape(rows, *x.shape[-2:]), rows)
+        return y.reshape(*lead, *y.shape[-2:])
+    folding = _Folding(values_lead, tuple(x.shape[:-2]))
     y = edge_product(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
     return folding.unfold(y, x.shape[-1], sum_heads)
 
@@ -210,12 +214,13 @@ def _check_columns(layout: Csr, columns: int) -> None:
 
 def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
                  values: Tensor | None, x: Tensor, rows: int) -> Tensor:
-    """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E), or (E,); X and rows divide V.
+    """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E); X and rows divide V.
 
-    (X, M, C) -> (rows, N, C), and where there is one row of each, (M, C) -> (N, C).
+    (X, M, C) -> (rows, N, C), and where there is one row of each, (M, C) -> (N, C). One row of values, (E,), (1, E) or
+    none, stands for all V = max(X, rows).
     """
     layout, dtype = Csr(indptr, indices, order), sum_dtype(x.dtype)
-    num_values = 1 if values is None or values.dim() == 1 else values.shape[0]
+    num_values = _count(values, x, rows)
     if x.numel() == 0 or rows == 0 or num_values == 0:
         return x.new_zeros(_product_shape(x, rows, indptr))
     kernels = calls.usable(x, indices.shape[0])
@@ -227,12 +232,16 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
         return gpu.spmm(layout, values, x, None, rows, num_values, 1.0, 0.0)
     _check_columns(layout, x.shape[1])
     _silence_beta_warning()
-    values = x.new_ones((1, *indices.shape)) if values is None else values.reshape(num_values, -1)
+    values = x.new_ones((1, *indices.shape)) if values is None else torch.atleast_2d(values)
+    if _shared(values) and x.shape[0] == rows:
+        wide = _product(_matrix(layout, values[0].to(dtype).index_select(0, order), x.shape[1]),
+                        x.to(dtype).movedim(0, 1).flatten(1))
+        return wide.unflatten(1, (rows, x.shape[2])).movedim(1, 0).contiguous().to(x.dtype)
     x_wide = x.to(dtype).contiguous()
     repeats_x, repeats_y = num_values // x.shape[0], num_values // rows
     y = x.new_empty((rows, indptr.shape[0] - 1, x.shape[2]), dtype=dtype) if rows > 1 else None
     for v in range(num_values):
-        row = values[v].to(dtype).index_select(0, order)
+        row = values[v % values.shape[0]].to(dtype).index_select(0, order)
         product = _product(_matrix(layout, row, x.shape[1]), x_wide[v // repeats_x])
         if y is None:
             y = product.unsqueeze(0)
@@ -242,6 +251,18 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
             y[v // repeats_y].copy_(product)
     assert y is not None
     return y.to(x.dtype)
+
+
+def _shared(values: Tensor | None) -> bool:
+    """Whether there is one row of values for all tables."""
+    return values is None or values.dim() == 1 or values.shape[0] == 1
+
+
+def _count(values: Tensor | None, x: Tensor, rows: int) -> int:
+    """V: the rows of values, or what one row stands for."""
+    if values is None or _shared(values):
+        return max(x.shape[0], rows) if x.dim() == 3 else 1
+    return values.shape[0]
 
 
 def _product_shape(x: Tensor, rows: int, indptr: Tensor) -> tuple[int, ...]:
@@ -311,7 +332,7 @@ def _check_spmm(*arguments: Any) -> None:
     layouts, (values, x, rows) = arguments[:6], arguments[6:]
     check_numbers("spmm", x, values)
     by_target, by_source = check_edges("spmm", layouts, x)
-    count = 1 if values is None or values.dim() == 1 else values.shape[0]
+    count = _count(values, x, rows)
     if x.dim() != 2 or rows != 1 or count != 1:
         _check_table("spmm", "x", x, by_source.indptr.shape[0] - 1)
     else:
@@ -356,9 +377,9 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     ahead, back = layouts[:3], layouts[3:]
     grad_values = grad_x = None
     if ctx.needs_input_grad[6]:
-        rows = 1 if values.dim() == 1 else values.shape[0]
         whole = (grad, x) if x.dim() == 3 else (grad.unsqueeze(0), x.unsqueeze(0))
-        grad_values = _sddmm(*ahead, *back, *whole, rows).view(values.shape)
+        found = _sddmm(*ahead, *back, *whole, _count(values, whole[1], whole[0].shape[0]))
+        grad_values = (found.sum(0) if _shared(values) else found).view(values.shape)
     if ctx.needs_input_grad[7]:
         grad_x = edge_product(*back, *ahead, values, grad, 1 if x.dim() == 2 else x.shape[0])
     return *(None,) * 6, grad_values, grad_x, None

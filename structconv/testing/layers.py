@@ -321,6 +321,11 @@ def uses() -> dict[str, Make]:
     return {**LAYERS, **over_specimens()}
 
 
+def planned() -> dict[str, Make]:
+    """Those of `uses` that a plan computes: all but the linear layer, which has no structure to choose a path by."""
+    return {name: make for name, make in uses().items() if name != "linear"}
+
+
 def in_float32(make: Make) -> Use:
     """The same layer and arguments in float32, for which most native kernels are."""
     made = make()

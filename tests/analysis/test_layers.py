@@ -12,9 +12,9 @@ from structconv.mechanisms import Shifts
 from structconv.models.transformer import Transformer
 from structconv.nn import Conv, GATConv, GCNConv, MultiheadAttention
 from structconv.structures import Graph
-from structconv.testing.layers import uses
+from structconv.testing.layers import planned
 
-EVERY = uses()
+EVERY = planned()
 
 
 class Twice(nn.Module):

@@ -25,7 +25,7 @@ from structconv.planning.counts import application, nonzeros
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.supports import Causal, Window
-from structconv.testing.layers import uses
+from structconv.testing.layers import planned
 from structconv.testing.plans import plans_that_run
 from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta
 
@@ -318,7 +318,7 @@ def test_the_choice_changes_with_the_machine(tmp_path, monkeypatch):
 
 
 #: The layers that are made of `Conv`: pools have no options of planning.
-USES = {name: make for name, make in uses().items() if not name.startswith("pool")}
+USES = {name: make for name, make in planned().items() if not name.startswith("pool")}
 
 
 def called(use, **options):

@@ -19,10 +19,10 @@ from structconv.nn import Conv
 from structconv.ops import plan as plan_of
 from structconv.planning import autotune, registered, tuning
 from structconv.planning import plan as plans
-from structconv.testing.layers import uses
+from structconv.testing.layers import planned
 from structconv.theta import FullTheta
 
-USES = uses()
+USES = planned()
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch
 from examples.literature import ROWS
 from structconv.nn import Conv2d, GATConv, GCNConv, MultiheadAttention
 from structconv.structures import Graph
-from structconv.testing.layers import uses
+from structconv.testing.layers import planned
 from structconv.testing.plans import (
     check_plan_is_what_runs,
     check_plans_hold_no_tensor,
@@ -21,7 +21,7 @@ from structconv.testing.plans import (
     plans_that_run,
 )
 
-USES = uses()
+USES = planned()
 
 
 class NamedInputs(NamedTuple):

@@ -76,6 +76,45 @@ def test_sum_heads_equals_sum_of_products(values_lead, x_shape):
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("values_lead", [None, (), (1,)])
+def test_a_batch_that_shares_its_values_is_taken_as_it_lies(values_lead, dtype):
+    """One product of B samples, whose x is neither copied nor turned, and whose y lies as x does."""
+    edges = Edges(7, 5, 30)
+    values, x = operands(values_lead, (4, 7, 3), 30, dtype)
+    asked = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            asked.append(op)
+            return op(*args, **(kwargs or {}))
+
+    with Seen():
+        y = spmm(*edges.layouts, values, x)
+    assert torch.ops.structconv.spmm.default in asked and torch.ops.aten.clone.default not in asked
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, reference(edges, values, x), rtol=1e-5, atol=1e-5)
+    for sample, own in zip(y, x, strict=True):
+        alone = spmm(*edges.layouts, values, own)
+        torch.testing.assert_close(sample, alone.view(sample.shape), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("values_lead", [(), (1,)])
+@pytest.mark.parametrize(("tables", "rows"), [(4, 4), (4, 1), (1, 4), (4, 2)])
+def test_one_row_of_values_for_several_tables(tables, rows, values_lead):
+    """Of the operator itself: the rows of values that one stands for, and its gradient, a sum over them."""
+    edges = Edges(7, 5, 30)
+    values, x = (t.requires_grad_() for t in operands(values_lead, (tables, 7, 3), 30))
+    count = max(tables, rows)
+
+    def product(values, x):
+        return csr.edge_product(*edges.layouts[0], *edges.layouts[1], values, x, rows)
+
+    several = reference(edges, values.view(1, -1).expand(count, -1), x.repeat_interleave(count // tables, 0))
+    torch.testing.assert_close(product(values, x), several.unflatten(0, (rows, -1)).sum(1), rtol=1e-12, atol=1e-12)
+    assert gradcheck(product, (values, x)) and gradgradcheck(product, (values, x))
+
+
 @pytest.mark.parametrize(("q_lead", "k_lead"), [
     ((), ()), ((3,), (3,)), ((2, 3), (1, 3)), ((2, 3), (2, 1)), ((2, 1), (1, 3)), ((), (2, 3)), ((0,), (0,)),
     ((3,), ())])
