@@ -37,7 +37,8 @@ def test_only_layers_of_images_and_of_a_mask_and_without_structure_take_no_sampl
     left = {name for name in uses() if name not in USES}
     images = {"conv1d", "conv2d", "conv2d_grouped", "conv3d", "separable", "pool1d", "pool2d", "pool3d", "pool_padded",
               "transposed", "transposed_grouped"}
-    assert {name for name in left if not name.startswith("non_local_")} == images | {"mha_window", "linear"}
+    others = {"mha_window", "linear", "linear_relu"}
+    assert {name for name in left if not name.startswith("non_local_")} == images | others
 
 
 def test_each_graph_of_a_batch_has_its_own_largest_eigenvalue():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -57,8 +58,8 @@ class Block(nn.Module):
         check_choice("Block", "norm", norm, ("pre", "post"))
         channels = attention.out_channels
         self.attention, self.source, self.pre = attention, source, norm == "pre"
-        widen, narrow = Linear(channels, hidden), Linear(hidden, channels)
-        self.network = nn.Sequential(widen, nn.ReLU(), narrow)
+        widen, narrow = Linear(channels, hidden, activation="relu"), Linear(hidden, channels)
+        self.network = nn.Sequential(OrderedDict({"0": widen, "2": narrow}))  # the keys of a ReLU between them
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(2 if source is None else 3))
         self.dropout = nn.Dropout(dropout)
         for layer in (widen, narrow):

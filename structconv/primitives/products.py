@@ -66,17 +66,19 @@ def product_for(numbers: int, columns: int) -> Callable[[Tensor, Tensor, Tensor 
     return product if _pays(4 * numbers, columns) else small_product
 
 
-def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x w^T + bias: `product` for a w that lies as in torch's linear layers.
+def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+    """x w^T + bias: `product` for a w that lies as in torch's linear layers; the positive part of it with `relu`.
 
     Raises:
         ShapeError: a bias or a last axis of x that w does not go with; RuntimeError, torch's own, where that computes.
     """
     if not _large(x, w_QP, w_QP.shape[0]):
-        return functional.linear(x, w_QP, bias)
+        y = functional.linear(x, w_QP, bias)
+        return y.relu() if relu else y
     rows = x.reshape(-1, x.shape[-1])
     _check_project(rows, w_QP.mT, bias)
-    return _project(rows, w_QP.mT, bias).reshape(*x.shape[:-1], w_QP.shape[0])
+    found = (_project_relu if relu else _project)(rows, w_QP.mT, bias)
+    return found.reshape(*x.shape[:-1], w_QP.shape[0])
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
@@ -172,6 +174,11 @@ def _project_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, w, out=y) if bias is None else torch.addmm(bias, x, w, out=y)
 
 
+def _project_relu_kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """In place by torch: what oneDNN joins to its product makes 0 of NaN."""
+    return _project_kernel(x, w, bias).relu_()
+
+
 def _outer_kernel(x: Tensor, y: Tensor) -> Tensor:
     rows, narrow, wide = x.shape[0], *sorted((x.shape[1], y.shape[1]))
     chosen = outer_kernel(rows, wide, narrow) if _native(x) else "torch"
@@ -229,11 +236,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
 
 
+def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2], output)
+
+
 def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, w = ctx.saved_tensors
-    needed = ctx.needs_input_grad
+    (x, w, *_), needed = ctx.saved_tensors, ctx.needs_input_grad
     return (_project(grad, w.t(), None) if needed[0] else None, _outer_like(w, x, grad) if needed[1] else None,
             grad.sum(0) if needed[2] else None)
+
+
+def _project_relu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _project_backward(ctx, torch.ops.aten.threshold_backward(grad, ctx.saved_tensors[2], 0))
 
 
 def _outer_like(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -250,6 +264,10 @@ def _project_tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tenso
     return found if found.dim() == 2 else found.expand(x.shape[0], -1)
 
 
+def _project_relu_tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
+    return _project_tangent(arguments, tangents) * (torch.ops.structconv.project(*arguments) > 0)
+
+
 def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, y = ctx.saved_tensors
     return (_project(y, grad.t(), None) if ctx.needs_input_grad[0] else None,
@@ -257,6 +275,8 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 define("project", "Tensor x, Tensor w, Tensor? bias", _project_kernel, _project_fake, _check_project)
+define("project_relu", "Tensor x, Tensor w, Tensor? bias", _project_relu_kernel, _project_fake, _check_project)
 define("outer", "Tensor x, Tensor y", _outer_kernel, _outer_fake, _check_outer)
 _project = register_gradient("project", _project_backward, _save, tangent=_project_tangent)
+_project_relu = register_gradient("project_relu", _project_relu_backward, _save_all, tangent=_project_relu_tangent)
 _outer = register_gradient("outer", _outer_backward, _save, tangent=multilinear("outer", 0, 1))

@@ -278,6 +278,7 @@ def _blocks() -> None:
               graph()),
           graph_network_non_local=lambda: use(block.non_local(P, node=Q), x(), graph()),
           linear=lambda: use(layers.Linear(P, Q), xs()),
+          linear_relu=lambda: use(layers.Linear(P, Q, activation="relu"), xs()),
           graph_pool_sum=lambda: use(layers.GraphPool(P), x(), Samples([4, 2])),
           graph_pool=lambda: use(layers.GraphPool(P, "mean"), x(), Samples([4, 2])),
           graph_pool_softmax=lambda: use(layers.GraphPool(P, "softmax"), x(), Samples([4, 2])),
@@ -322,8 +323,8 @@ def uses() -> dict[str, Make]:
 
 
 def planned() -> dict[str, Make]:
-    """Those of `uses` that a plan computes: all but the linear layer, which has no structure to choose a path by."""
-    return {name: make for name, make in uses().items() if name != "linear"}
+    """Those of `uses` that a plan computes: all but linear layers, which have no structure to choose a path by."""
+    return {name: make for name, make in uses().items() if not name.startswith("linear")}
 
 
 def in_float32(make: Make) -> Use:

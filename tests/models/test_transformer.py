@@ -220,7 +220,7 @@ def _copy(model, peer):
                 attention.out_proj.weight.copy_(own.weight.output.flatten(0, 1).mT)
                 attention.out_proj.bias.copy_(own.bias)
             layer.linear1.load_state_dict(block.network[0].state_dict())
-            layer.linear2.load_state_dict(block.network[2].state_dict())
+            layer.linear2.load_state_dict(block.network[-1].state_dict())
 
 
 @pytest.mark.parametrize("options", [{}, {"tied": False, "positions": "learnt", "norm": "post"}])

@@ -77,6 +77,7 @@ def valid(dtype):
         "group_products": (r(M, 4), r(3, 2, 2, 3), [0, 3, 3, M]),
         "group_outer": (r(M, 4), r(M, 6), [0, 3, 3, M], 2),
         "project": (r(M, 3), r(3, 4), r(4)),
+        "project_relu": (r(M, 3), r(3, 4), r(4)),
         "outer": (r(M, 3), r(M, 4)),
     }
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from structconv.errors import ShapeError
+from structconv.errors import ConfigError, ShapeError
 from structconv.nn import Linear
 from structconv.primitives import products
 from structconv.primitives.native import core, gemm
@@ -56,11 +56,12 @@ def test_gradients_lie_as_the_matrix_does(rows):
         assert grad.stride() == given.stride()
 
 
-def test_a_linear_layer_has_the_numbers_of_torchs():
-    for rows in ((3, 200), (3,), ()):
-        ours, x = Linear(128, 256), torch.randn(*rows, 128, requires_grad=True)
-        theirs = nn.Linear(128, 256)
-        theirs.load_state_dict(ours.state_dict())
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_linear_layer_has_the_numbers_of_torchs(activation):
+    for rows in ((3, 300), (3,), ()):
+        ours, x = Linear(128, 256, activation=activation), torch.randn(*rows, 128, requires_grad=True)
+        theirs = nn.Sequential(nn.Linear(128, 256), nn.Identity() if activation is None else nn.ReLU())
+        theirs[0].load_state_dict(ours.state_dict())
         found, expected = (torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
                            for layer in (ours, theirs))
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
@@ -68,8 +69,22 @@ def test_a_linear_layer_has_the_numbers_of_torchs():
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
 
 
+def test_the_activation_passes_nan_on_and_its_result_is_held_once():
+    x, layer = torch.randn(3000, 128), Linear(128, 256, activation="relu")
+    x[3], x[5] = torch.nan, -torch.inf
+    expected = torch.relu(nn.functional.linear(x, layer.weight, layer.bias))
+    torch.testing.assert_close(layer(x), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+    assert layer(x)[3].isnan().all()
+    with torch.no_grad(), torch.profiler.profile(profile_memory=True) as seen:
+        layer(x)
+    made = sum(event.self_cpu_memory_usage for event in seen.events() if event.self_cpu_memory_usage > 0)
+    assert 4 * 3000 * 256 <= made < 1.5 * 4 * 3000 * 256
+
+
 def test_a_linear_layer_says_what_does_not_fit():
     layer = Linear(128, 256)
+    with pytest.raises(ConfigError, match="activation must be one of None, 'relu'"):
+        Linear(128, 256, activation="gelu")
     for x in (torch.randn(300, 127), torch.randn(300, 129), torch.tensor(1.0)):
         with pytest.raises(ShapeError, match=r"\(\.\.\., P=128\)"):
             layer(x)
@@ -147,9 +162,13 @@ def test_operators_in_float64_and_opcheck(every_branch):
     x, w, bias, y = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((6, 3), (3, 4), (4,), (6, 4)))
     operators = torch.ops.structconv
     assert gradcheck(operators.project, (x, w, bias)) and gradgradcheck(operators.project, (x, w, bias))
+    away = x.abs() + 0.5, w.abs(), bias.abs()  # of the kink
+    assert gradcheck(operators.project_relu, away) and gradgradcheck(operators.project_relu, away)
+    assert gradcheck(operators.project_relu, (x, w, bias), check_forward_ad=True)
     assert gradcheck(operators.outer, (x, y)) and gradgradcheck(operators.outer, (x, y))
     x, w, bias, y = (torch.randn(s, requires_grad=True) for s in ((30, 24), (24, 6), (6,), (30, 6)))
     torch.library.opcheck(operators.project.default, (x, w, bias))
+    torch.library.opcheck(operators.project_relu.default, (x, w, bias))
     torch.library.opcheck(operators.outer.default, (x, y))
 
 

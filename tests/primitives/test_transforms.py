@@ -78,6 +78,7 @@ CASES = {
     "group_products": (lambda x, w: group_products(x, w, [0, 3, 3, M]), [(M, 3), (3, 3, 2)]),
     "group_outer": (lambda x, y: group_outer(x, y, [0, 3, 3, M]), [(M, 3), (M, 2)]),
     "project": (lambda x, w, b: torch.ops.structconv.project(x, w, b), [(M, 3), (3, 2), (2,)]),
+    "project_relu": (lambda x, w, b: torch.ops.structconv.project_relu(x, w, b), [(M, 3), (3, 2), (2,)]),
     "outer": (lambda x, y: torch.ops.structconv.outer(x, y), [(M, 3), (M, 2)]),
 }
 #: What has derivatives of its own without being an operator.

@@ -95,7 +95,7 @@ def _copied(layer: Any, own: Any) -> None:
         rows = torch.cat([dot.query.weight, dot.key.weight, heads_to_rows(ours.weight.value)])
         copied(peer.in_proj_weight, rows, zeroed=peer.in_proj_bias)
         copied(peer.out_proj.weight, ours.weight.output.detach().flatten(0, 1).mT, zeroed=peer.out_proj.bias)
-    for peer, ours in ((layer.linear1, own.network[0]), (layer.linear2, own.network[2])):
+    for peer, ours in ((layer.linear1, own.network[0]), (layer.linear2, own.network[-1])):
         copied(peer.weight, ours.weight)
         copied(peer.bias, ours.bias)
 
