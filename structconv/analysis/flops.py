@@ -113,7 +113,7 @@ FORMULAS: dict[str, _Formula] = {
     "sddmm": lambda a: 2 * a.rows * a.indices[0] * a.q[-1],
     "additive_weights": lambda a: 2 * _along_edges(a) * a.q[2],
     "bilinear_weights": lambda a: 2 * _along_edges(a) * a.q[2],
-    "project": lambda a: 2 * a.x[0] * math.prod(a.w),
+    **dict.fromkeys(("project", "project_relu"), lambda a: 2 * a.x[0] * math.prod(a.w)),
     "outer": lambda a: 2 * math.prod(a.x) * a.y[1],
     "group_products": lambda a: 2 * a.x[0] * math.prod(a.theta[1:]),
     "group_outer": lambda a: 2 * math.prod(a.x) * a.y[1] // a.blocks,

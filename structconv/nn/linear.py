@@ -6,6 +6,7 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 from structconv.errors import ShapeError
@@ -20,6 +21,11 @@ __all__ = ["Linear"]
 _ACTIVATIONS: dict[str | None, bool] = {None: False, "relu": True}
 
 
+def _plain(t: Tensor) -> bool:
+    """Whether a tensor is one of torch's own, of numbers side by side."""
+    return type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and not t.is_nested
+
+
 class Linear(nn.Linear):
     """y = x W^T + b, a drop-in for `torch.nn.Linear`: what `Conv(Identity(), P, Q)` computes, by torch's names.
 
@@ -28,9 +34,10 @@ class Linear(nn.Linear):
 
     In float32 on a CPU the product and its two gradients are each computed by torch's library, by oneDNN or by a native
     kernel, whichever is the fastest for these sizes (`structconv.primitives.products`); elsewhere, under autocast, in
-    compiled programs and for subclasses of tensors by torch.
+    compiled programs, and for sparse tensors and subclasses by torch.
 
-    Shapes: (..., P) -> (..., Q), any floating dtype. 2 M P Q flops for M rows; keeps x and W for the backward pass.
+    Shapes: (..., P) -> (..., Q), any floating dtype. 2 M P Q flops for M rows; keeps x and W for the backward pass, y
+    with an activation.
 
     Args:
         in_features, out_features, bias, device, dtype: as torch's: P, Q, and whether there is a b.
@@ -51,7 +58,7 @@ class Linear(nn.Linear):
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
         try:
-            if type(input) is not Tensor or input.is_nested or type(self.weight) not in (nn.Parameter, Tensor):
+            if is_compiling() or not (_plain(input) and _plain(self.weight)):
                 y = super().forward(input)
                 return y.relu() if _ACTIVATIONS[self.activation] else y
             return linear(input, self.weight, self.bias, relu=_ACTIVATIONS[self.activation])
@@ -63,7 +70,7 @@ class Linear(nn.Linear):
         """Say what was wrong in a call that failed."""
         check_choice("Linear", "activation", self.activation, tuple(_ACTIVATIONS))
         check_tensor("Linear", "x", x)
-        if x.shape[-1:] != self.weight.shape[1:]:
+        if self.weight.dim() == 2 and x.shape[-1:] != self.weight.shape[1:]:
             raise ShapeError("Linear", f"x must have shape (..., P={self.weight.shape[1]})", tuple(x.shape))
         check_alike("Linear", x, self.weight, other_name="the weight")
 

@@ -70,9 +70,10 @@ def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = 
     """x w^T + bias: `product` for a w that lies as in torch's linear layers; the positive part of it with `relu`.
 
     Raises:
-        ShapeError: a bias or a last axis of x that w does not go with; RuntimeError, torch's own, where that computes.
+        ShapeError: a last axis of x or a bias's dtype that w does not go with; RuntimeError, torch's own, where that
+            computes.
     """
-    if not _large(x, w_QP, w_QP.shape[0]):
+    if not _large(x, w_QP, w_QP.shape[0]) or (bias is not None and bias.shape != w_QP.shape[:1]):
         y = functional.linear(x, w_QP, bias)
         return y.relu() if relu else y
     rows = x.reshape(-1, x.shape[-1])
@@ -241,13 +242,18 @@ def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (x, w, *_), needed = ctx.saved_tensors, ctx.needs_input_grad
-    return (_project(grad, w.t(), None) if needed[0] else None, _outer_like(w, x, grad) if needed[1] else None,
-            grad.sum(0) if needed[2] else None)
+    x, w = ctx.saved_tensors
+    return _project_gradients(ctx.needs_input_grad, x, w, grad)
 
 
 def _project_relu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _project_backward(ctx, torch.ops.aten.threshold_backward(grad, ctx.saved_tensors[2], 0))
+    x, w, y = ctx.saved_tensors  # read once: what recomputes them gives them once
+    return _project_gradients(ctx.needs_input_grad, x, w, torch.ops.aten.threshold_backward(grad, y, 0))
+
+
+def _project_gradients(needed: Sequence[bool], x: Tensor, w: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (_project(grad, w.t(), None) if needed[0] else None, _outer_like(w, x, grad) if needed[1] else None,
+            grad.sum(0) if needed[2] else None)
 
 
 def _outer_like(w: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.nn import Linear
@@ -88,9 +89,39 @@ def test_a_linear_layer_says_what_does_not_fit():
     for x in (torch.randn(300, 127), torch.randn(300, 129), torch.tensor(1.0)):
         with pytest.raises(ShapeError, match=r"\(\.\.\., P=128\)"):
             layer(x)
-    layer.bias = nn.Parameter(torch.randn(255))
-    with pytest.raises(ShapeError, match=r"bias must have shape \(Q=256,\)"):
+    for rows in (5, 3000):
+        layer.bias = nn.Parameter(torch.randn(255))
+        with pytest.raises(RuntimeError, match="255"):
+            layer(torch.randn(rows, 128))
+        layer.bias = nn.Parameter(torch.randn(()))  # as torch's, whose bias broadcasts
+        assert layer(torch.randn(rows, 128)).shape == (rows, 256)
+    layer.weight = nn.Parameter(torch.randn(128))
+    with pytest.raises(RuntimeError):
         layer(torch.randn(3000, 128))
+
+
+@pytest.mark.parametrize("rows", [10, 3000])
+@pytest.mark.parametrize("columns", [10, 256])
+def test_a_linear_layer_of_every_size_goes_where_torchs_goes(rows, columns):
+    x, layer = torch.randn(rows, 128), Linear(128, columns, activation="relu")
+    plain = nn.Sequential(nn.Linear(128, columns), nn.ReLU())
+    plain[0].load_state_dict(layer.state_dict())
+    expected, = torch.autograd.grad(plain(x).square().sum(), plain[0].weight)
+    found, = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), layer.weight)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
+    compiled = torch.compile(layer, backend="aot_eager", dynamic=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == compiled(x).dtype == torch.bfloat16
+    moved = torch.compile(lambda x: torch.func.jvp(layer, (x,), (x,))[1], backend="aot_eager")(x)
+    torch.testing.assert_close(moved, torch.func.jvp(plain, (x,), (x,))[1], rtol=1e-3, atol=1e-3)
+    sparse = Linear(128, columns, bias=False)
+    sparse.weight = nn.Parameter(layer.weight.detach().to_sparse_csr(), requires_grad=False)
+    torch.testing.assert_close(sparse(x), x @ layer.weight.mT, rtol=1e-3, atol=1e-3)
+
+
+def test_a_linear_layer_without_inputs_compiles():
+    layer = Linear(0, 5, activation="relu")
+    assert torch.equal(torch.compile(layer, backend="aot_eager")(torch.randn(4, 0)), layer(torch.randn(4, 0)))
 
 
 def test_other_dtypes_and_second_derivatives():
