@@ -24,6 +24,7 @@ METHODS = ("pages", "tensors")
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGE = 128 << 10  # bytes of a block, as glibc begins with
 
 
 @cache
@@ -55,15 +56,20 @@ def peak(work: Callable[[], object]) -> int:
 
 
 def keep_freed() -> None:
-    """Freed blocks of less than 32 MB stay with this process, where the C library is glibc.
+    """From now on freed blocks of less than 32 MB stay with this process, where the C library is glibc.
 
     It gives back what lies free at the top of its heap, and which step pays for the faults of getting it again, up to a
     sixth of the step, depends on what ran before: by chance one entrant's or another's.
     """
+    _allocate(trim=2**31 - 1, mapped=32 << 20)
+
+
+def _allocate(trim: int, mapped: int) -> None:
+    """From how many free bytes on glibc trims its heap, and a block (of 32 MB at most) is mapped for itself."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None:
-        option(_TRIM_THRESHOLD, 2**31 - 1)
-        option(_MMAP_THRESHOLD, 32 << 20)  # its largest; once one of both is told, the other no longer grows by itself
+        option(_TRIM_THRESHOLD, trim)
+        option(_MMAP_THRESHOLD, mapped)
 
 
 def available() -> float:
@@ -82,8 +88,10 @@ def _status() -> dict[str, int]:
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, so that using it again is seen."""
+    """Give freed memory back to the system now, and large blocks whenever they are freed: what lies free between others
+    in the heap differs by a tenth from call to call."""
     release_memory()
+    _allocate(trim=_LARGE, mapped=_LARGE)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -145,6 +145,7 @@ def _phase(case: Case, comparison: Comparison, phase: str, upstream: Tensor, set
     once: dict[str, float] = {}
     for name, work in works.items():
         peaks[name] = statistics.median_low(memory.peak(partial(_noting, once, name, work)) for _ in range(_PEAKS))
+    memory.keep_freed()
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit, known=once)
     least = comparison.least.get(phase)
     fraction = None if least is None or case.suite == _TINY else least.seconds() / times["ours"].median

@@ -87,7 +87,6 @@ class Session:
 
 def execute(session: Session) -> int:
     """Run, print, draw; 1 where a peer disagreed or stopped with an error, else 0."""
-    memory.keep_freed()
     if session.threads is not None:
         torch.set_num_threads(session.threads)
     lines: list[Line] = []
