@@ -6,7 +6,6 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 from structconv.errors import ShapeError
@@ -33,8 +32,8 @@ class Linear(nn.Linear):
     held and not two.
 
     In float32 on a CPU the product and its two gradients are each computed by torch's library, by oneDNN or by a native
-    kernel, whichever is the fastest for these sizes (`structconv.primitives.products`); elsewhere, under autocast, in
-    compiled programs, and for sparse tensors and subclasses by torch.
+    kernel, whichever is the fastest for these sizes (`structconv.primitives.products`); elsewhere, under autocast, and for sparse
+    tensors and subclasses by torch.
 
     Shapes: (..., P) -> (..., Q), any floating dtype. 2 M P Q flops for M rows; keeps x and W for the backward pass, y
     with an activation.
@@ -58,7 +57,7 @@ class Linear(nn.Linear):
         if type(input) is Proxy:
             return cast(Tensor, recorded(self, input))
         try:
-            if is_compiling() or not (_plain(input) and _plain(self.weight)):
+            if not (_plain(input) and _plain(self.weight)):
                 y = super().forward(input)
                 return y.relu() if _ACTIVATIONS[self.activation] else y
             return linear(input, self.weight, self.bias, relu=_ACTIVATIONS[self.activation])

@@ -125,8 +125,8 @@ def _large(x: Tensor, w: Tensor, columns: int) -> bool:
         return False
     if w.dtype is not torch.float32 or x.dtype is not torch.float32:
         return False
-    if tracing:  # a traced program shall hold for any number of entries
-        return columns < FULL_WIDTH and x.device.type == "cpu"
+    if tracing and (columns >= FULL_WIDTH or not x.shape[-1]):  # a traced program shall hold for any number of entries
+        return False
     return (x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and x.dim() > 1
             and not private.transforms_active() and private.forward_level() < 0)
 

@@ -31,10 +31,12 @@ def copied(parameter: Tensor, value: Tensor, zeroed: Tensor | None = None) -> No
 
 
 def in_torch(module: nn.Module) -> Any:
-    """A copy whose linear layers are torch's."""
+    """A copy whose linear layers are torch's, which have no activation."""
     made = copy.deepcopy(module)
     for part in made.modules():
         if type(part) is Linear:
+            if part.activation is not None:
+                raise ValueError(f"torch's linear layers have no activation, got {part}")
             part.__class__ = nn.Linear  # type: ignore[assignment]
     return made
 
