@@ -61,7 +61,7 @@ class Parser(nn.Module):
         x = dropped_parts(embedded, self.dropout, self.training)
         states, _ = self.encoder(torch.cat([self.root.expand(x.shape[0], 1, -1), x], 1), exist)
         states = self.perceptrons(shared_dropout(states, self.dropout, self.training))
-        made = shared_dropout(F.leaky_relu(states, 0.1), self.dropout, self.training)
+        made = shared_dropout(F.leaky_relu(states, 0.1, inplace=True), self.dropout, self.training)
         head, word, head_of, word_of = made.split(self.sizes, -1)
         arcs = self.arcs.basis(head, word[:, 1:]).dense().squeeze(1)
         labels = self.labels.basis(head_of, word_of[:, 1:]).dense()
@@ -97,8 +97,9 @@ class Letters(nn.Module):
         self.conv = Conv(Cuboid(3, padding="zeros"), embed, channels)
 
     def forward(self, letters: Tensor) -> Tensor:
-        exist = (letters != PAD).unsqueeze(-1)
-        return (F.relu(self.conv(self.characters(letters) * exist)) * exist).amax(-2)
+        missing = (letters == PAD).unsqueeze(-1)
+        found = self.conv(self.characters(letters).masked_fill(missing, 0))
+        return F.relu(found.masked_fill(missing, -torch.inf).max(-2).values)  # keeps places where amax keeps the table
 
 
 def dropped_parts(parts: list[Tensor], p: float, training: bool) -> Tensor:

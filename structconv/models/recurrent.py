@@ -31,7 +31,8 @@ class Recurrent(nn.Module):
         super().__init__()
         self.out_channels, self.dropout = hidden * (1 + bidirectional), dropout
         sizes = [in_channels, *[self.out_channels] * (layers - 1)]
-        self.layers = nn.ModuleList(kind(size + 1, hidden, bias=False, batch_first=True, bidirectional=bidirectional)
+        made = _LSTM if kind is nn.LSTM else kind
+        self.layers = nn.ModuleList(made(size + 1, hidden, bias=False, batch_first=True, bidirectional=bidirectional)
                                     for size in sizes)
 
     def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
@@ -43,6 +44,20 @@ class Recurrent(nn.Module):
         if isinstance(last[0], Tensor):
             return x * entries, torch.cat(last)
         return x * entries, (torch.cat([h for h, _ in last]), torch.cat([c for _, c in last]))
+
+
+class _LSTM(nn.LSTM):
+    """torch's layer without biases, which on a CPU is handed two vectors of zeros in their place: without any torch
+    makes, fills and keeps zeros of the shapes of the weights."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
+        if not x.is_cpu:
+            return super().forward(x)
+        none = x.new_zeros(4 * self.hidden_size)
+        start = x.new_zeros(1 + self.bidirectional, x.shape[0], self.hidden_size)
+        weights = [t for own in self.all_weights for t in (*own, none, none)]
+        y, h, c = torch.lstm(x, (start, start), weights, True, 1, 0.0, self.training, self.bidirectional, True)
+        return y, (h, c)
 
 
 def shared_dropout(x: Tensor, p: float, training: bool) -> Tensor:

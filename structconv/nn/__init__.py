@@ -28,6 +28,7 @@ from structconv.nn.grids import (
 )
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.linear import Linear
+from structconv.nn.losses import cross_entropy
 from structconv.nn.pooling import GraphPool, GroupPool
 from structconv.nn.prepared import Prepared
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
@@ -39,4 +40,4 @@ __all__ = ["Attributes", "AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Con
            "ConvGRUCell", "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv",
            "EdgeConditionedConv", "GATConv", "GATv2Conv", "GCNConv", "GraphNetwork", "GraphPool", "GroupPool",
            "Linear", "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv", "RelativeValue",
-           "SeparableConv2d", "StructureBuffer", "compose", "state_keys", "to_entries", "to_image"]
+           "SeparableConv2d", "StructureBuffer", "compose", "cross_entropy", "state_keys", "to_entries", "to_image"]

@@ -76,7 +76,7 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
     values_lead = () if values is None else tuple(values.shape[:-1])
     keep = len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
     values_VE = values if keep or values is None else values.reshape(math.prod(values_lead), edges)
-    # Of one channel a row of samples is faster; values that are learnt would need (B, E) gradients before they are summed.
+    # Of one channel a row of samples is faster; learnt values would need (B, E) gradients before these are summed.
     if x.shape[-1] > 1 and math.prod(values_lead) == 1 and (values is None or not values.requires_grad):
         lead, rows = _broadcast("spmm", values_lead, tuple(x.shape[:-2])), math.prod(x.shape[:-2])
         y = edge_product(*by_target, *by_source, values_VE, x.reshape(rows, *x.shape[-2:]), rows)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from structconv.analysis.layers import layer_bases
 from structconv.data.characters import Alphabet, read_characters
@@ -16,6 +15,7 @@ from structconv.data.characters import Characters as Text
 from structconv.errors import DataError
 from structconv.models.characters import CharacterModel
 from structconv.models.decoding import sample
+from structconv.nn import cross_entropy
 from structconv.pictures import basis_png
 from structconv.recipes.options.sequences import Characters
 from structconv.train.batches import Windows
@@ -66,7 +66,7 @@ class CharactersTask(BatchTask):
 
     def _loss(self, window: Tensor) -> tuple[Tensor, float]:
         logits, wanted = self.model(window[:, :-1]), window[:, 1:]
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"), float(wanted.numel())
+        return cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"), float(wanted.numel())
 
 
 class Writer:

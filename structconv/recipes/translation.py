@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from structconv.data.parallel import Parallel, in_a_row, read_parallel
@@ -21,6 +20,7 @@ from structconv.data.subwords import Subwords
 from structconv.errors import DataError
 from structconv.models.decoding import beam
 from structconv.models.tokens import BEGIN, END, PAD
+from structconv.nn import cross_entropy
 from structconv.pictures import alignment_png
 from structconv.recipes.options.sequences import Translation
 from structconv.train.batches import Batches
@@ -118,8 +118,8 @@ class TranslationTask(BatchTask):
         source = pad_sequence([pairs.sources[sample] for sample in samples], batch_first=True, padding_value=PAD)
         target = pad_sequence([pairs.targets[sample] for sample in samples], batch_first=True, padding_value=PAD)
         logits, wanted = self.model(source, target[:, :-1]), target[:, 1:]
-        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD, reduction="sum",
-                               label_smoothing=smoothing)
+        loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD, reduction="sum",
+                             label_smoothing=smoothing)
         return loss, float((wanted != PAD).sum())
 
 

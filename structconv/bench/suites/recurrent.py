@@ -16,6 +16,7 @@ from structconv.bench.suites.sequence_peers import by_loss, embedding, step, tok
 from structconv.models.parser import Parser
 from structconv.models.recurrent import Recurrent
 from structconv.models.rnnsearch import RNNsearch
+from structconv.nn import cross_entropy
 
 __all__ = ["CASES"]
 
@@ -131,7 +132,7 @@ def _search(size: Size, length: int = 15) -> Comparison:
     peer = _RNNsearch(ours)
     source, target = (tokens_of(batch, n, length - 2, vocabulary, n) for n in (length, length + 1))
     tokens = source, target[:, :-1], target[:, 1:]
-    return Comparison(ours=step("ours", ours, ours.source, *tokens),
+    return Comparison(ours=step("ours", ours, ours.source, *tokens, entropy=cross_entropy),
                       peers=(step("plain torch", peer, peer.source, *tokens),),
                       size=f"B={batch}, {length - 2} to {length} tokens, V={vocabulary}, 256 channels")
 

@@ -17,6 +17,7 @@ from structconv.mechanisms.encodings import sinusoidal
 from structconv.models.characters import CharacterModel
 from structconv.models.decoding import greedy
 from structconv.models.transformer import Transformer
+from structconv.nn import cross_entropy
 
 __all__ = ["CASES"]
 
@@ -108,7 +109,7 @@ def _translation(size: Size, batch: int, length: int, shortest: int, vocabulary:
     peer = _Transformer(ours, heads)
     source, target = (tokens_of(batch, n, shortest, vocabulary, n) for n in (length, length + 1))
     tokens = source, target[:, :-1], target[:, 1:]
-    return Comparison(ours=step("ours", ours, ours.tokens[0].embedding, *tokens),
+    return Comparison(ours=step("ours", ours, ours.tokens[0].embedding, *tokens, entropy=cross_entropy),
                       peers=(step("torch nn.Transformer", peer, peer.embedding, *tokens),),
                       size=f"B={batch}, {shortest} to {length} tokens, V={vocabulary}, 256 channels, 3 + 3 blocks")
 
@@ -119,7 +120,8 @@ def _characters(size: Size, heads: int = 6) -> Comparison:
     ours = CharacterModel(vocabulary, heads=heads, dropout=0.0)
     peer = _Characters(ours, heads)
     tokens = tokens_of(batch, length + 1, length + 1, vocabulary, 0)
-    return Comparison(ours=step("ours", ours, ours.tokens.embedding, tokens[:, :-1], tokens[:, 1:]),
+    return Comparison(ours=step("ours", ours, ours.tokens.embedding, tokens[:, :-1], tokens[:, 1:],
+                                entropy=cross_entropy),
                       peers=(step("torch SDPA", peer, peer.embedding, tokens[:, :-1], tokens[:, 1:]),),
                       size=f"B={batch}, {length} characters, 192 channels, 6 blocks")
 
