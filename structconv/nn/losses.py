@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from structconv.memo import values_known
 from structconv.primitives.functions import apply, transformed
 
 __all__ = ["cross_entropy"]
@@ -31,12 +32,12 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *
     Differentiable any number of times. Raises what torch raises. 7 M V flops.
     """
     own = weight is None and reduction in ("mean", "sum") and 0 <= label_smoothing <= 1 and _large(input, target)
-    if not own or torch.compiler.is_compiling() or transformed(input):
+    if not own or transformed(input):
         return F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction,
                                label_smoothing=label_smoothing)
     counts = target != ignore_index
     place = target.where(counts, 0)
-    if place.numel() and not 0 <= int(place.min()) <= int(place.max()) < input.shape[1]:
+    if not 0 <= int(place.min()) <= int(place.max()) < input.shape[1]:
         raise IndexError(f"Target {target} is out of bounds.")
     shares = counts.to(input.dtype)
     if reduction == "mean":
@@ -47,7 +48,7 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *
 
 def _large(input: Tensor, target: Tensor) -> bool:
     """Whether these are many scores of rows in memory, with a class for each row."""
-    return (input.dim() == 2 and input.numel() >= _BLOCK and input.dtype in (torch.float32, torch.float64)
+    return (values_known(input, target) and input.dim() == 2 and input.numel() >= _BLOCK and input.dtype in (torch.float32, torch.float64)
             and input.is_cpu and target.is_cpu and target.dtype is torch.int64 and target.shape == input.shape[:1])
 
 

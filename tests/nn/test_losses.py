@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -82,6 +83,13 @@ def test_what_torch_refuses_is_refused_alike(size):
             F.cross_entropy(x, target, **options)
         with pytest.raises(by_torch.type):
             cross_entropy(x, target, **options)
+
+
+def test_tensors_without_numbers():
+    with FakeTensorMode() as mode:
+        x, target = (mode.from_tensor(t) for t in given(*SIZES[1]))
+        assert cross_entropy(x, target).shape == ()
+    assert cross_entropy(*(t.to("meta") for t in given(*SIZES[1]))).is_meta
 
 
 @pytest.mark.parametrize("size", SIZES)
