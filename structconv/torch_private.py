@@ -18,8 +18,9 @@ from torch import Tensor
 __all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "backward_task", "below_autograd", "bound_apply",
            "called", "defers", "dispatch_modes", "flash_attention", "flash_attention_backward", "follows_transforms",
            "forward_level", "forward_mode", "function_modes", "fused_choice", "global_hooks", "in_a_mode",
-           "intercepted", "is_wrapped", "linear_pointwise", "outside_modes", "parameter", "profiling", "single_level",
-           "tracing", "transforms_active", "version", "watched", "will_run", "without_autocast"]
+           "intercepted", "is_batched", "is_functional", "is_wrapped", "linear_pointwise", "outside_modes", "parameter",
+           "profiling", "single_level", "tracing", "transforms_active", "version", "watched", "will_run",
+           "without_autocast"]
 
 T = TypeVar("T")
 
@@ -64,7 +65,8 @@ def _some_autocast() -> bool:
 #: Our name -> torch's, and what does without it.
 NAMES: dict[str, tuple[str, Any]] = {
     "transforms_active": ("torch._C._are_functorch_transforms_active", _always),
-    "is_wrapped": ("torch._C._functorch.is_functorch_wrapped_tensor", _without_storage),
+    "is_functional": ("torch._C._functorch.is_functorch_wrapped_tensor", _without_storage),
+    "is_batched": ("torch._C._functorch.is_legacy_batchedtensor", _without_storage),
     "dispatch_modes": ("torch._C._len_torch_dispatch_stack", _always),
     "function_modes": ("torch._C._len_torch_function_stack", _always),
     "profiling": ("torch.autograd._profiler_enabled", _always),
@@ -90,8 +92,17 @@ NAMES: dict[str, tuple[str, Any]] = {
 
 #: Whether a functional transform (`torch.func`) is at work.
 transforms_active: Callable[[], bool] = _found(*NAMES["transforms_active"])
-#: Whether a tensor is a transform's stand-in, or what is left of one: its memory is not to be read.
-is_wrapped: Callable[[Tensor], bool] = _found(*NAMES["is_wrapped"])
+#: Whether a gradient stands for several (`torch.autograd.grad` with `is_grads_batched`).
+is_batched: Callable[[Tensor], bool] = _found(*NAMES["is_batched"])
+#: Whether a tensor is a functional transform's stand-in, or what is left of one.
+is_functional: Callable[[Tensor], bool] = _found(*NAMES["is_functional"])
+
+
+def is_wrapped(t: Tensor) -> bool:
+    """Whether a tensor stands for others: its memory is not to be read."""
+    return is_functional(t) or is_batched(t)
+
+
 #: How many modes see every operator, and every function.
 dispatch_modes: Callable[[], int] = _found(*NAMES["dispatch_modes"])
 function_modes: Callable[[], int] = _found(*NAMES["function_modes"])

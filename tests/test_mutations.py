@@ -19,11 +19,11 @@ from structconv.testing.mutations import MUTATIONS, mutations
 EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 #: Changes that native kernels, most of which are for float32, may see.
 NUMBERS = {"a_structure_behind_torch", "a_structure_in_place", "arguments_made_under_inference",
-           "autocast_on_and_off", "batches_of_all_sizes", "first_used_under_jvp", "first_used_under_vmap",
-           "first_used_without_gradients", "functional_call_with_others", "grad_modes_in_turn", "layouts_of_arguments",
-           "layouts_of_parameters", "masks_in_place", "new_structures", "parameters_in_place",
-           "recomputed_on_the_first_call", "requires_grad_toggled", "several_threads", "vmap_over_arguments",
-           "vmap_over_parameters", "an_index_out_of_range"}
+           "autocast_on_and_off", "batches_of_all_sizes", "batches_of_gradients", "first_used_under_jvp",
+           "first_used_under_vmap", "first_used_without_gradients", "functional_call_with_others",
+           "grad_modes_in_turn", "layouts_of_arguments", "layouts_of_parameters", "masks_in_place", "new_structures",
+           "parameters_in_place", "recomputed_on_the_first_call", "requires_grad_toggled", "several_threads",
+           "vmap_over_arguments", "vmap_over_parameters", "an_index_out_of_range"}
 #: Changes for layers over a fixed basis, whose modules are like those of any other layer.
 OF_VALUES = NUMBERS | {"a_layer_goes", "a_scaled_step_in_float16", "autocast_in_any_order",
                        "between_layers_under_autocast", "fake_tensors_under_autocast",

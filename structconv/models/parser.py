@@ -61,7 +61,7 @@ class Parser(nn.Module):
         x = dropped_parts(embedded, self.dropout, self.training)
         states, _ = self.encoder(torch.cat([self.root.expand(x.shape[0], 1, -1), x], 1), exist)
         states = self.perceptrons(shared_dropout(states, self.dropout, self.training))
-        made = shared_dropout(F.leaky_relu(states, 0.1, inplace=True), self.dropout, self.training)
+        made = shared_dropout(F.leaky_relu(states, 0.1), self.dropout, self.training)
         head, word, head_of, word_of = made.split(self.sizes, -1)
         arcs = self.arcs.basis(head, word[:, 1:]).dense().squeeze(1)
         labels = self.labels.basis(head_of, word_of[:, 1:]).dense()

@@ -50,9 +50,11 @@ class _LSTM(nn.LSTM):
     """torch's layer without biases, which on a CPU is handed two vectors of zeros in their place: without any torch
     makes, fills and keeps zeros of the shapes of the weights."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
-        if not x.is_cpu:
-            return super().forward(x)
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None  # type: ignore[override]
+                ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        fits = x.dim() == 3 and x.shape[-1] == self.input_size and x.dtype is self.weight_ih_l0.dtype
+        if not (fits and x.is_cpu and state is None):
+            return super().forward(x, state)
         none = x.new_zeros(4 * self.hidden_size)
         start = x.new_zeros(1 + self.bidirectional, x.shape[0], self.hidden_size)
         weights = [t for own in self.all_weights for t in (*own, none, none)]

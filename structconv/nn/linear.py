@@ -32,8 +32,8 @@ class Linear(nn.Linear):
     held and not two.
 
     In float32 on a CPU the product and its two gradients are each computed by torch's library, by oneDNN or by a native
-    kernel, whichever is the fastest for these sizes (`structconv.primitives.products`); elsewhere, under autocast, and
-    for sparse tensors and subclasses by torch.
+    kernel, whichever is the fastest for these sizes (`structconv.primitives.products`); elsewhere, under autocast, in
+    compiled programs, and for sparse tensors and subclasses by torch.
 
     Shapes: (..., P) -> (..., Q), any floating dtype. 2 M P Q flops for M rows; keeps x and W for the backward pass, y
     with an activation.

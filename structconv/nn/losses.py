@@ -17,8 +17,9 @@ __all__ = ["cross_entropy"]
 _BLOCK = 1 << 18
 
 
-def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100,
-                  reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+                  ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
+                  label_smoothing: float = 0.0) -> Tensor:
     """Sum or mean over i of -(1 - s) log p_i,t - s/V sum_v log p_iv, p = softmax(input), t = target_i, s the smoothing:
     a drop-in for `torch.nn.functional.cross_entropy`.
 
@@ -27,56 +28,65 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *
     dtypes and devices, no reduction, functional transforms, compiled programs.
 
     Args:
-        input, target, weight, ignore_index, reduction, label_smoothing: as torch's.
+        input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing: as torch's.
 
     Differentiable any number of times. Raises what torch raises. 7 M V flops.
     """
-    own = weight is None and reduction in ("mean", "sum") and 0 <= label_smoothing <= 1 and _large(input, target)
-    if not own or transformed(input):
-        return F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction,
-                               label_smoothing=label_smoothing)
-    counts = target != ignore_index
-    place = target.where(counts, 0)
-    if not 0 <= int(place.min()) <= int(place.max()) < input.shape[1]:
-        raise IndexError(f"Target {target} is out of bounds.")
-    shares = counts.to(input.dtype)
-    if reduction == "mean":
-        shares /= counts.sum()
-    loss: Tensor = apply(_CrossEntropy, input, place.unsqueeze(1), shares, label_smoothing)[0]
-    return loss
+    common = (weight is None and size_average is None and reduce is None and reduction in ("mean", "sum")
+              and type(ignore_index) is int and type(label_smoothing) in (int, float) and 0 <= label_smoothing <= 1)
+    if common and _large(input, target) and not transformed(input):
+        found = _own(input, target, ignore_index, reduction, label_smoothing)
+        if found is not None:
+            return found
+    return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
 
 
 def _large(input: Tensor, target: Tensor) -> bool:
     """Whether these are many scores of rows in memory, with a class for each row."""
-    return (values_known(input, target) and input.dim() == 2 and input.numel() >= _BLOCK and input.dtype in (torch.float32, torch.float64)
-            and input.is_cpu and target.is_cpu and target.dtype is torch.int64 and target.shape == input.shape[:1])
+    return (values_known(input, target) and input.dim() == 2 and input.numel() >= _BLOCK
+            and input.dtype in (torch.float32, torch.float64) and input.is_cpu and target.is_cpu
+            and target.dtype is torch.int64 and target.shape == input.shape[:1])
+
+
+def _own(input: Tensor, target: Tensor, ignore_index: int, reduction: str, smoothing: float) -> Tensor | None:
+    """The loss, or none where a class is not there, which torch says better."""
+    counts = target != ignore_index
+    share = 1 / counts.sum(dtype=input.dtype) if reduction == "mean" else input.new_ones(())
+    place = target.where(counts, 0).unsqueeze(1)
+    try:
+        loss: Tensor = apply(_CrossEntropy, input, place, counts.unsqueeze(1), share, smoothing)[0]
+    except RuntimeError:
+        return None
+    return loss
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The sum of the rows' losses, each times its share, and log p, which the backward pass reads."""
+    """The sum of the losses of the rows that count, times a share, and log p, which the backward pass reads."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, place_M1: Tensor, shares: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, place_M1: Tensor, counts_M1: Tensor, share: Tensor, smoothing: float
+                ) -> tuple[Tensor, Tensor]:
         log_p = input.log_softmax(1)
-        losses = log_p.gather(1, place_M1).squeeze(1)
+        told = log_p.gather(1, place_M1)
         if smoothing:
-            losses = (1 - smoothing) * losses + smoothing * log_p.mean(1)
+            told = (1 - smoothing) * told + smoothing * log_p.mean(1, keepdim=True)
         ctx.smoothing = smoothing
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(log_p, place_M1, shares)
-        return losses.mul(-shares).masked_fill(shares == 0, 0).sum(), log_p
+        ctx.save_for_backward(log_p, place_M1, counts_M1, share)
+        return -told.masked_fill(~counts_M1, 0).sum() * share, log_p
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_log_p: Tensor | None) -> tuple[Tensor | None, ...]:
-        log_p, place_M1, shares = ctx.saved_tensors
+        log_p, place_M1, counts_M1, share = ctx.saved_tensors
         found = None
         if grad is not None:
-            scale = (shares * grad).unsqueeze(1)
-            found = (_slope if torch.is_grad_enabled() else _slope_in_place)(log_p, place_M1, scale, ctx.smoothing)
+            scale = torch.where(counts_M1, share * grad, 0)
+            slope = _slope if torch.is_grad_enabled() or transformed(grad) else _slope_in_place
+            found = slope(log_p, place_M1, scale, ctx.smoothing)
         if grad_log_p is not None:  # of a derivative that is differentiated
             more = grad_log_p - log_p.exp() * grad_log_p.sum(1, keepdim=True)
             found = more if found is None else found + more
-        return found, None, None, None
+        return found, None, None, None, None
 
 
 def _slope(log_p: Tensor, place_M1: Tensor, scale: Tensor, smoothing: float) -> Tensor:

@@ -67,13 +67,15 @@ def product_for(numbers: int, columns: int) -> Callable[[Tensor, Tensor, Tensor 
 
 
 def linear(x: Tensor, w_QP: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """x w^T + bias: `product` for a w that lies as in torch's linear layers; the positive part of it with `relu`.
+    """x w^T + bias: `product` for a w that lies as in torch's linear layers; the positive part of it with `relu`. In
+    traced programs it is torch's own.
 
     Raises:
         ShapeError: a last axis of x or a bias's dtype that w does not go with; RuntimeError, torch's own, where that
             computes.
     """
-    if not _large(x, w_QP, w_QP.shape[0]) or (bias is not None and bias.shape != w_QP.shape[:1]):
+    common = bias is None or bias.shape == w_QP.shape[:1]
+    if torch.compiler.is_compiling() or not (common and _large(x, w_QP, w_QP.shape[0])):
         y = functional.linear(x, w_QP, bias)
         return y.relu() if relu else y
     rows = x.reshape(-1, x.shape[-1])

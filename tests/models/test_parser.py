@@ -48,6 +48,16 @@ def best_by_hand(scores):
     return every[scores.gather(0, every).sum(1).argmax()]
 
 
+def test_its_layers_may_be_watched():
+    model, seen = made(), []
+    for module in model.modules():
+        if module is not model:
+            module.register_full_backward_hook(lambda *_: None)
+    model.perceptrons.register_forward_hook(lambda module, given, found: seen.append((found, found.clone())))
+    model.loss(*inputs()[:2], *trees(), inputs()[2]).backward()
+    assert torch.equal(*seen[0])
+
+
 @pytest.mark.parametrize("characters", [True, False])
 def test_it_learns_trees_and_their_relations(characters):
     model, given, (heads, relations) = made(characters), inputs(characters), trees()

@@ -1,6 +1,7 @@
 """Recurrent encoders: their LSTM is torch's without biases, and holds no zeros of the weights' shapes."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -24,6 +25,23 @@ def test_the_lstm_is_torchs_without_biases(bidirectional, dtype):
             found.append((y, h, c, *torch.autograd.grad(y.square().sum() + c.sum(), module.parameters())))
         for own, wanted in zip(*found, strict=True):
             torch.testing.assert_close(own, wanted)
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, 4, 8), torch.ones(3, 4, 6), torch.ones(3, 4, 7, dtype=torch.float64)])
+def test_what_torch_refuses_is_refused_alike(x):
+    layer, peer = Recurrent(nn.LSTM, 6, 5).layers[0], nn.LSTM(7, 5, bias=False, batch_first=True)
+    with pytest.raises((RuntimeError, ValueError)) as by_torch:
+        peer(x)
+    with pytest.raises(by_torch.type, match=re.escape(str(by_torch.value))):
+        layer(x)
+
+
+def test_sequences_alone_and_first_states_are_torchs():
+    layer, peer = Recurrent(nn.LSTM, 6, 5).layers[0], nn.LSTM(7, 5, bias=False, batch_first=True)
+    peer.load_state_dict(layer.state_dict())
+    x, state = torch.randn(3, 4, 7), (torch.randn(1, 3, 5), torch.randn(1, 3, 5))
+    torch.testing.assert_close(layer(x, state)[0], peer(x, state)[0])
+    torch.testing.assert_close(layer(x[0])[0], peer(x[0])[0])
 
 
 def test_no_zeros_of_the_shapes_of_the_weights():

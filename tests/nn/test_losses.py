@@ -1,8 +1,12 @@
 """The cross entropy against torch's: numbers, derivatives of any order, options, second calls, and one table less."""
 
+import re
+
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -76,12 +80,13 @@ def test_what_torch_refuses_is_refused_alike(size):
     for bad in ((x, wrong), (x, wrong - 3 * size[1]), (x, target[1:]), (x, target.int()), (x[0], target)):
         with pytest.raises((IndexError, RuntimeError, ValueError)) as by_torch:
             F.cross_entropy(*bad)
-        with pytest.raises(by_torch.type):
+        with pytest.raises(by_torch.type, match=re.escape(str(by_torch.value))):
             cross_entropy(*bad)
-    for options in ({"reduction": "total"}, {"label_smoothing": 2.0}):
-        with pytest.raises((RuntimeError, ValueError)) as by_torch:
+    for options in ({"reduction": "total"}, {"label_smoothing": 2.0}, {"ignore_index": True}, {"label_smoothing": "a"},
+                    {"ignore_index": -100.0}):
+        with pytest.raises((RuntimeError, ValueError, TypeError)) as by_torch:
             F.cross_entropy(x, target, **options)
-        with pytest.raises(by_torch.type):
+        with pytest.raises(by_torch.type, match=re.escape(str(by_torch.value)[:40])):
             cross_entropy(x, target, **options)
 
 
@@ -96,8 +101,10 @@ def test_tensors_without_numbers():
 def test_nothing_to_tell_is_torchs_nothing(size):
     x, _ = given(*size)
     none = torch.full(size[:1], -100)
-    assert cross_entropy(x, none).isnan()
-    assert cross_entropy(x, none, reduction="sum") == 0
+    for reduction in ("mean", "sum"):
+        for found, wanted in zip(*(both(f, x, none, reduction=reduction) for f in (cross_entropy, F.cross_entropy)),
+                                 strict=True):
+            torch.testing.assert_close(found, wanted, equal_nan=True)
     broken = x.detach().clone()
     broken[1] = torch.nan  # of a row that is left out
     target = none.clone()
@@ -114,6 +121,35 @@ def test_a_second_backward_and_a_recomputed_block(size):
         torch.testing.assert_close(torch.autograd.grad(loss, x, retain_graph=True)[0], wanted)
     again = checkpoint(cross_entropy, x, target, use_reentrant=False)
     torch.testing.assert_close(torch.autograd.grad(again, x)[0], wanted)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_programs_and_batches_of_gradients(size):
+    x, target = given(*size)
+    wanted = both(F.cross_entropy, x, target)[1] / 1.7
+    loss, rows = cross_entropy(x, target), torch.tensor([1.0, -2.0])
+    (batched,) = torch.autograd.grad(loss, x, rows, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(batched, rows.view(2, 1, 1) * wanted)
+    traced = make_fx(lambda x, target: cross_entropy(x, target))(x, target)
+    torch.testing.assert_close(traced(2 * x, target), F.cross_entropy(2 * x, target))
+    rows = torch.export.Dim("rows", min=2, max=10_000)
+    program = torch.export.export(Mean(), (x, target), dynamic_shapes=({0: rows}, {0: rows})).module()
+    for number in (5, 4000):
+        x, target = given(number, size[1])
+        torch.testing.assert_close(program(x, target), F.cross_entropy(x, target))
+
+
+def test_its_places_are_torchs():
+    x, target = given(*SIZES[1])
+    for places in ((None, None, 1), (torch.rand(500), False), (None, None, 1, None, "sum", 0.1)):
+        torch.testing.assert_close(cross_entropy(x, target, *places), F.cross_entropy(x, target, *places))
+
+
+class Mean(nn.Module):
+    """The loss as a program."""
+
+    def forward(self, x, target):
+        return cross_entropy(x, target)
 
 
 def test_the_backward_pass_holds_a_table_less():

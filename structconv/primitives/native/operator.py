@@ -209,7 +209,11 @@ def _moves(value: Any) -> bool:
 
 def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any],
               jvp: Callable[..., Any] | None = None) -> Any:
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    def pulled(ctx: Any, *grads: Any) -> Any:
+        _Seen.transforms = _Seen.transforms or any(grad is not None and private.is_batched(grad) for grad in grads)
+        return backward(ctx, *grads)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(pulled)}
     return type(name, (torch.autograd.Function,), members if jvp is None else {**members, "jvp": staticmethod(jvp)})
 
 

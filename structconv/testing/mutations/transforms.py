@@ -153,3 +153,18 @@ def vmap_over_arguments(use: Use) -> None:
     with as_written():
         one = torch.func.grad(lambda t: function(t, *tensors[1:]).square().sum())(many[0][1])
     same(found[1], one, "vmap over a gradient")
+
+
+@mutation(lambda use: smooth(use) and trains(use))
+def batches_of_gradients(use: Use) -> None:
+    """Several gradients of a result pulled back at once are those of each."""
+    wanted = [p for p in use.layer.parameters() if p.requires_grad]
+    y = use()
+    rows = torch.stack([torch.ones_like(y), *tangents([y])])
+    found = torch.autograd.grad(y, wanted, rows, is_grads_batched=True, retain_graph=True, allow_unused=True)
+    for i, row in enumerate(rows):
+        alone = torch.autograd.grad(y, wanted, row, retain_graph=True, allow_unused=True)
+        for several, one in zip(found, alone, strict=True):
+            if one is not None:
+                same(several[i], one, "of gradients in a batch")
+    check_now(use, "after gradients in a batch")
