@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 from structconv.errors import ShapeError, StructureError
@@ -36,10 +37,10 @@ _GATHER_BYTES = 16 * 2**20
 def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, sum_heads: bool = False) -> Tensor:
     """Sparse product y_n = sum of values_e x_m over the edges e: m -> n.
 
-    Leading dimensions of `values` and `x` broadcast, and only what differs is computed: where there is one row of
-    values, x is taken sample by sample as it lies; of several, dimensions along which they are constant are folded into
-    the channels of one product, and `x` shared by several rows of values is never copied. With `sum_heads` the last
-    leading dimension (K, dim -3 of x) is summed as the products are formed, without a (..., K, N, C) tensor.
+    Leading dimensions of `values` and `x` broadcast, and only what differs is computed: x is taken sample by sample as
+    it lies where rows of values stand each for some samples in a row; else dimensions along which they are constant are
+    folded into the channels of one product. `x` shared by several rows of values is never copied. With `sum_heads` the
+    last leading dimension (K, dim -3 of x) is summed as the products are formed, without a (..., K, N, C) tensor.
 
     Args:
         by_target: edges grouped by output entry n (N + 1 pointers).
@@ -76,12 +77,13 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
     values_lead = () if values is None else tuple(values.shape[:-1])
     keep = len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
     values_VE = values if keep or values is None else values.reshape(math.prod(values_lead), edges)
-    # Of one channel a row of samples is faster; learnt values would need (B, E) gradients before these are summed.
-    if x.shape[-1] > 1 and math.prod(values_lead) == 1 and (values is None or not values.requires_grad):
-        lead, rows = _broadcast("spmm", values_lead, tuple(x.shape[:-2])), math.prod(x.shape[:-2])
+    x_lead = tuple(x.shape[:-2])
+    # Of one channel a row of samples is faster.
+    if x.shape[-1] > 1 and not sum_heads and _follow(values_lead, x_lead) and (values is None or _light(values, x)):
+        rows, lead = math.prod(x_lead), (1,) * (len(values_lead) - len(x_lead)) + x_lead
         y = edge_product(*by_target, *by_source, values_VE, x.reshape(rows, *x.shape[-2:]), rows)
         return y.reshape(*lead, *y.shape[-2:])
-    folding = _Folding(values_lead, tuple(x.shape[:-2]))
+    folding = _Folding(values_lead, x_lead)
     y = edge_product(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
     return folding.unfold(y, x.shape[-1], sum_heads)
 
@@ -154,6 +156,19 @@ def _sum_constant_heads(values: Tensor | None, x: Tensor) -> tuple[Tensor | None
     return None
 
 
+def _follow(values_lead: tuple[int, ...], x_lead: tuple[int, ...]) -> bool:
+    """Whether rows of values stand each for tables of x that follow one another, and there is one of x for each."""
+    varied = len(values_lead)
+    while varied and values_lead[varied - 1] == 1:
+        varied -= 1
+    return not varied or (len(values_lead) == len(x_lead) and values_lead[:varied] == x_lead[:varied])
+
+
+def _light(values: Tensor, x: Tensor) -> bool:
+    """Whether the gradients that samples give to values they share are small beside x, before they are summed."""
+    return not values.requires_grad or (not is_compiling() and values.shape[-1] <= x.shape[-2] * x.shape[-1])
+
+
 class _Folding:
     """How leading dimensions are split: those along which the values vary are rows, the others become channels."""
 
@@ -215,10 +230,10 @@ def _check_columns(layout: Csr, columns: int) -> None:
 
 def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
                  values: Tensor | None, x: Tensor, rows: int) -> Tensor:
-    """Add A_v^T x[v X // V] to y[v rows // V] for every row v of values (V, E); X and rows divide V.
+    """Add A^T x[v X // V] to y[v rows // V] for each of V = max(W, X, rows), A of values[v W // V]; all divide V.
 
-    (X, M, C) -> (rows, N, C), and where there is one row of each, (M, C) -> (N, C). One row of values, (E,), (1, E) or
-    none, stands for all V = max(X, rows).
+    values (W, E), (E,) for W = 1, or none for ones; (X, M, C) -> (rows, N, C), and where there is one of each,
+    (M, C) -> (N, C).
     """
     layout, dtype = Csr(indptr, indices, order), sum_dtype(x.dtype)
     num_values = _count(values, x, rows)
@@ -234,15 +249,15 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
     _check_columns(layout, x.shape[1])
     _silence_beta_warning()
     values = x.new_ones((1, *indices.shape)) if values is None else torch.atleast_2d(values)
-    if _shared(values) and x.shape[0] == rows:
+    if values.shape[0] == 1 and x.shape[0] == rows:
         wide = _product(_matrix(layout, values[0].to(dtype).index_select(0, order), x.shape[1]),
                         x.to(dtype).movedim(0, 1).flatten(1))
         return wide.unflatten(1, (rows, x.shape[2])).movedim(1, 0).contiguous().to(x.dtype)
     x_wide = x.to(dtype).contiguous()
-    repeats_x, repeats_y = num_values // x.shape[0], num_values // rows
+    repeats, repeats_x, repeats_y = (num_values // size for size in (values.shape[0], x.shape[0], rows))
     y = x.new_empty((rows, indptr.shape[0] - 1, x.shape[2]), dtype=dtype) if rows > 1 else None
     for v in range(num_values):
-        row = values[v % values.shape[0]].to(dtype).index_select(0, order)
+        row = values[v // repeats].to(dtype).index_select(0, order)
         product = _product(_matrix(layout, row, x.shape[1]), x_wide[v // repeats_x])
         if y is None:
             y = product.unsqueeze(0)
@@ -254,16 +269,15 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
     return y.to(x.dtype)
 
 
-def _shared(values: Tensor | None) -> bool:
-    """Whether there is one row of values for all tables."""
-    return values is None or values.dim() == 1 or values.shape[0] == 1
+def _tables(values: Tensor | None) -> int:
+    """How many rows of values there are; none stands for one of ones."""
+    return 1 if values is None or values.dim() == 1 else values.shape[0]
 
 
 def _count(values: Tensor | None, x: Tensor, rows: int) -> int:
-    """V: the rows of values, or what one row stands for."""
-    if values is None or _shared(values):
-        return max(x.shape[0], rows) if x.dim() == 3 else 1
-    return values.shape[0]
+    """V: how many products there are."""
+    tables = _tables(values)
+    return tables if x.dim() == 2 else max(tables, x.shape[0], rows) if tables else 0
 
 
 def _product_shape(x: Tensor, rows: int, indptr: Tensor) -> tuple[int, ...]:
@@ -326,7 +340,7 @@ def _check_table(owner: str, name: str, table: Tensor, entries: int) -> None:
 def _check_repeats(owner: str, values: int, *shared: int) -> None:
     """Each of these many tables, or results, belongs to equally many rows of values."""
     if any((size < 1 and values) or (size > 0 and values % size) for size in shared):
-        raise ShapeError(owner, f"rows of values, {values}, must be multiples of those of x and y", shared)
+        raise ShapeError(owner, f"rows of values, x and y must divide the largest of them, {values}", shared)
 
 
 def _check_spmm(*arguments: Any) -> None:
@@ -342,7 +356,7 @@ def _check_spmm(*arguments: Any) -> None:
     if values is not None and (values.dim() not in (1, 2) or values.shape[-1] != edges or values.dtype != x.dtype):
         raise ShapeError("spmm", f"values must have shape (V, E={edges}) or (E={edges},) and dtype {x.dtype}",
                          f"{tuple(values.shape)} and {values.dtype}")
-    _check_repeats("spmm", count, x.shape[0] if x.dim() == 3 else 1, rows)
+    _check_repeats("spmm", count, _tables(values), x.shape[0] if x.dim() == 3 else 1, rows)
 
 
 def _check_sddmm(*arguments: Any) -> None:
@@ -380,10 +394,15 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[6]:
         whole = (grad, x) if x.dim() == 3 else (grad.unsqueeze(0), x.unsqueeze(0))
         found = _sddmm(*ahead, *back, *whole, _count(values, whole[1], whole[0].shape[0]))
-        grad_values = (found.sum(0) if _shared(values) else found).view(values.shape)
+        grad_values = _summed(found, _tables(values)).view(values.shape)
     if ctx.needs_input_grad[7]:
         grad_x = edge_product(*back, *ahead, values, grad, 1 if x.dim() == 2 else x.shape[0])
     return *(None,) * 6, grad_values, grad_x, None
+
+
+def _summed(rows: Tensor, count: int) -> Tensor:
+    """Rows in groups of equally many that follow one another -> the sum of each."""
+    return rows if rows.shape[0] == count else rows.unflatten(0, (count, rows.shape[0] // count)).sum(1)
 
 
 def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

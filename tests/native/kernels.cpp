@@ -154,11 +154,12 @@ bool means(const Block& y, const Case& c, int64_t row_size) {
 void products(const Case& c, int64_t heads, int64_t channels, int half) {
     Block x(heads * c.inputs * channels, half, 1, 1);
     Block values(heads * c.edges, half, -1, 1), s(heads * c.edges, half, 0, 0);
-    for (int64_t mode = 0; mode < 3; ++mode) {  // apart, shared x, summed heads
+    for (int64_t mode = 0; mode < 4; ++mode) {  // apart, shared x, summed heads, shared values
         const int64_t rows = mode == 2 ? 1 : heads;
         Block y(rows * c.outputs * channels, half, 0, 0), z(rows * c.outputs * channels, half, 0, 1);
         const SpmmArgs args{c.by_target.layout(), values.data(), x.data(), z.data(), y.data(), c.inputs, channels,
-                            heads, c.edges, mode == 1 ? heads : 1, heads / rows, half, 2, 0.5, 2.0};
+                            heads, c.edges, mode == 3 ? heads : 1, mode == 1 ? heads : 1, heads / rows, half, 2, 0.5,
+                            2.0};
         CALL(spmm)(&args);
         expect(y.finite(), "spmm", heads, channels, half);
     }

@@ -77,11 +77,14 @@ def test_sum_heads_equals_sum_of_products(values_lead, x_shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("values_lead", [None, (), (1,)])
-def test_a_batch_that_shares_its_values_is_taken_as_it_lies(values_lead, dtype):
-    """One product of B samples, whose x is neither copied nor turned, and whose y lies as x does."""
-    edges = Edges(7, 5, 30)
-    values, x = operands(values_lead, (4, 7, 3), 30, dtype)
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("values_lead", [None, (), (1,), (2, 1), (2, 4)])
+def test_a_batch_that_shares_its_values_is_taken_as_it_lies(values_lead, learnt, dtype):
+    """One product of all samples, whose x is neither copied nor turned, and whose y lies as x does."""
+    edges = Edges(7, 5, 20)
+    values, x = operands(values_lead, (2, 4, 7, 3), 20, dtype)
+    if learnt and values is not None:
+        values.requires_grad_()
     asked = []
 
     class Seen(TorchDispatchMode):
@@ -94,14 +97,34 @@ def test_a_batch_that_shares_its_values_is_taken_as_it_lies(values_lead, dtype):
     assert torch.ops.structconv.spmm.default in asked and torch.ops.aten.clone.default not in asked
     assert y.is_contiguous()
     torch.testing.assert_close(y, reference(edges, values, x), rtol=1e-5, atol=1e-5)
-    for sample, own in zip(y, x, strict=True):
-        alone = spmm(*edges.layouts, values, own)
-        torch.testing.assert_close(sample, alone.view(sample.shape), rtol=1e-6, atol=1e-6)
+    rows = [None] * 8 if values is None else values.expand(*y.shape[:-2], 20).reshape(8, 20)
+    for sample, weights, own in zip(y.flatten(0, -3), rows, x.flatten(0, 1), strict=True):
+        torch.testing.assert_close(sample, spmm(*edges.layouts, weights, own), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("values_lead", [(), (1,)])
+@pytest.mark.parametrize("channels", [3, 40])
+def test_many_samples_of_a_small_graph_are_shared_among_threads(channels):
+    """Whole samples go to threads, and each has the numbers that it has alone."""
+    edges = Edges(7, 5, 20)
+    values, x = operands((3000, 1), (3000, 2, 7, channels), 20, torch.float32)
+    q = torch.randn(3000, 2, 5, channels)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.append((spmm(*edges.layouts, values, x), sddmm(*edges.layouts, q, x)))
+    finally:
+        torch.set_num_threads(threads)
+    y, s = found[0]
+    assert all(torch.equal(y, other) and torch.equal(s, more) for other, more in found[1:])
+    for i in (0, 1499, 2999):
+        assert torch.equal(y[i, 1], spmm(*edges.layouts, values[i, 0], x[i, 1]))
+        assert torch.equal(s[i, 1], sddmm(*edges.layouts, q[i, 1], x[i, 1]))
+
+
+@pytest.mark.parametrize("values_lead", [(), (1,), (2,)])
 @pytest.mark.parametrize(("tables", "rows"), [(4, 4), (4, 1), (1, 4), (4, 2)])
-def test_one_row_of_values_for_several_tables(tables, rows, values_lead):
+def test_a_row_of_values_for_several_tables(tables, rows, values_lead):
     """Of the operator itself: the rows of values that one stands for, and its gradient, a sum over them."""
     edges = Edges(7, 5, 30)
     values, x = (t.requires_grad_() for t in operands(values_lead, (tables, 7, 3), 30))
@@ -110,7 +133,8 @@ def test_one_row_of_values_for_several_tables(tables, rows, values_lead):
     def product(values, x):
         return csr.edge_product(*edges.layouts[0], *edges.layouts[1], values, x, rows)
 
-    several = reference(edges, values.view(1, -1).expand(count, -1), x.repeat_interleave(count // tables, 0))
+    each = values.view(-1, 30)
+    several = reference(edges, each.repeat_interleave(count // len(each), 0), x.repeat_interleave(count // tables, 0))
     torch.testing.assert_close(product(values, x), several.unflatten(0, (rows, -1)).sum(1), rtol=1e-12, atol=1e-12)
     assert gradcheck(product, (values, x)) and gradgradcheck(product, (values, x))
 
@@ -200,7 +224,7 @@ def test_non_contiguous_operands():
 
 @pytest.mark.parametrize(("values_lead", "x_shape", "sum_heads"), [
     ((), (4, 2), False), ((3,), (2, 1, 4, 2), False), ((2, 3), (2, 1, 4, 2), False), ((3,), (2, 3, 4, 2), True),
-    ((2, 3), (2, 3, 4, 2), True), ((2, 3), (4, 2), True), (None, (2, 4, 2), True)])
+    ((2, 3), (2, 3, 4, 2), True), ((2, 3), (4, 2), True), (None, (2, 4, 2), True), ((2, 1), (2, 3, 4, 2), False)])
 def test_derivatives_of_spmm(values_lead, x_shape, sum_heads):
     edges = Edges(4, 3, 6)
     values, x = operands(values_lead, x_shape, 6)
@@ -232,6 +256,8 @@ def test_registered_operators_pass_opcheck():
     values, x = (torch.randn(s, requires_grad=True) for s in ((6, 6), (2, 4, 2)))
     torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values, x, 2))
     torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values, x, 6))
+    torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values[:2].detach().requires_grad_(), torch.randn(
+        6, 4, 2, requires_grad=True), 6))
     torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, None, x[:1], 1))
     torch.library.opcheck(torch.ops.structconv.spmm.default, (*flat, values.detach()[0].requires_grad_(), x[:1], 1))
     q, k = (torch.randn(s, requires_grad=True) for s in ((6, 3, 2), (2, 4, 2)))

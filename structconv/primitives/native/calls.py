@@ -23,7 +23,7 @@ __all__ = ["DROP", "MAX_CHANNELS", "ROWS", "Drop", "drop_block", "drop_of", "dro
 ROWS = Struct("Rows", pointers("x"), integers("row head"))
 DROP = Struct("DropArgs", reals("p"), integers("seed heads_per_batch num_outputs source_major"))
 _SPMM = Struct("SpmmArgs", LAYOUT.named("layout"), pointers("values x z y"),
-               integers("x_rows channels num_values values_stride repeats_x repeats_y half threads"),
+               integers("x_rows channels num_values values_stride repeats_values repeats_x repeats_y half threads"),
                reals("alpha beta"))
 _SDDMM = Struct("SddmmArgs", LAYOUT.named("layout"), pointers("q k s"),
                 integers("k_rows channels num_values repeats_q repeats_k half threads"))
@@ -151,25 +151,26 @@ def in_slots(values: Tensor, order: Tensor) -> Tensor | None:
 
 def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int,
          alpha: float, beta: float, out: Tensor | None = None) -> Tensor:
-    """y[v rows // V] += alpha A_v x[v X // V] + beta z, for V = `count`: values None, (E,), (1, E) or (V, E).
+    """y[v rows // V] += alpha A x[v X // V] + beta z, for V = `count` and A of values[v W // V].
 
-    x is (X, M, C) or (M, C), and so is y; it is written to `out`, contiguous, where given. z may be the same memory.
+    values (W, E), (E,) for W = 1, or None for ones. x is (X, M, C) or (M, C), and so is y; it is written to `out`,
+    contiguous, where given. z may be the same memory.
     """
     *lead, inputs, channels = x.shape
     batch = lead[0] if lead else 1
     x = dense(x)
     indptr, indices, order, outputs, edges, _, _ = edges_of(layout, inputs)
-    stride = 0
+    stride, repeats = 0, count
     if values is not None:
-        stride = 0 if values.numel() == edges else edges
+        stride, repeats = (0, count) if values.numel() == edges else (edges, count // values.shape[0])
         sorted_values = in_slots(values, layout.order)
         values, order = (values, order) if sorted_values is None else (sorted_values, 0)
         values = dense(values if values.dtype is x.dtype else values.to(x.dtype))
     z = None if z is None else dense(z)
     y = empty(x, (rows, outputs, channels) if lead else (outputs, channels)) if out is None else out
     kernels.spmm(_SPMM.pack(indptr, indices, order, outputs, edges, pointer(values), pointer(x), pointer(z),
-                            y.data_ptr(), inputs, channels, count, stride, count // batch, count // rows, half(x),
-                            torch.get_num_threads(), alpha, beta))
+                            y.data_ptr(), inputs, channels, count, stride, repeats, count // batch, count // rows,
+                            half(x), torch.get_num_threads(), alpha, beta))
     return y
 
 

@@ -20,9 +20,9 @@ _WIDEST = 256  # channels of one program
 def _spmm(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: tl.tensor, parts: tl.tensor,
           order: tl.tensor, values: tl.tensor, x: tl.tensor, z: tl.tensor, y: tl.tensor, sums: tl.tensor,
           value_blocks: tl.tensor, blocks: tl.tensor, num_rows: tl.tensor, x_rows: tl.tensor, channels: tl.tensor,
-          outputs: tl.tensor, stride: tl.tensor, repeats_x: tl.tensor, group: tl.tensor, alpha: tl.tensor,
-          beta: tl.tensor, VALUES: tl.constexpr, ADD: tl.constexpr, LENGTH: tl.constexpr, BE: tl.constexpr,
-          HB: tl.constexpr, BC: tl.constexpr) -> None:
+          outputs: tl.tensor, stride: tl.tensor, repeats_values: tl.tensor, repeats_x: tl.tensor, group: tl.tensor,
+          alpha: tl.tensor, beta: tl.tensor, VALUES: tl.constexpr, ADD: tl.constexpr, LENGTH: tl.constexpr,
+          BE: tl.constexpr, HB: tl.constexpr, BC: tl.constexpr) -> None:
     """Rows v of values, `group` of them into one y; HB of them at once where they share x."""
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     row, start, end, whole = span(program, indptr, part_row, part_start, parts, LENGTH)
@@ -39,7 +39,7 @@ def _spmm(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start: 
                            other=0.0).to(tl.float32)
             if VALUES:
                 edge = tl.load(order + slot, mask=listed, other=0).to(tl.int64)
-                w = tl.load(values + (v + head)[None, :] * stride + edge[:, None],
+                w = tl.load(values + (v // repeats_values + head)[None, :] * stride + edge[:, None],
                             mask=listed[:, None] & real[None, :], other=0.0).to(tl.float32)
                 acc += tl.sum(w[:, :, None] * rows[:, None, :], axis=0)
             else:
@@ -82,11 +82,11 @@ def _sddmm(indptr: tl.tensor, index: tl.tensor, part_row: tl.tensor, part_start:
 
 def spmm(layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: int, count: int, alpha: float,
          beta: float) -> Tensor:
-    """y[v rows // V] += alpha A_v x[v X // V] + beta z for V = `count`.
+    """y[v rows // V] += alpha A x[v X // V] + beta z for V = `count` and A of values[v W // V].
 
-    values None, (E,), (1, E) or (V, E); x (X, M, C); z and y (Y, N, C) for Y = `rows`. Rows of values that share
-    x and go to outputs of their own are taken several at a time: x is gathered once for them. Cost: 2 V E C flops; the
-    gathers are V E C numbers, or E C for each group of values that shares x.
+    values (W, E), (E,) for W = 1, or None for ones; x (X, M, C); z and y (Y, N, C) for Y = `rows`. Rows of values that
+    share x and go to outputs of their own are taken several at a time: x is gathered once for them. Cost: 2 V E C
+    flops; the gathers are V E C numbers, or E C for each group of values that shares x.
     """
     layout_rows, x = Rows(layout), x.contiguous()
     if values is not None:
@@ -94,8 +94,9 @@ def spmm(layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: 
     z = None if z is None else z.contiguous()
     outputs, inputs, channels = layout_rows.count, x.shape[1], x.shape[2]
     y = x.new_empty((rows, outputs, channels))
-    several = values is not None and values.shape[0] > 1
-    shared = several and x.shape[0] == 1 and rows == count
+    tables = 1 if values is None else values.shape[0]
+    several, repeats = tables > 1, count // tables
+    shared = several and x.shape[0] == 1 and rows == count and repeats == 1
     size = tile(rows if shared else 1, channels, widest=_WIDEST)
     blocks = size.blocks if shared else rows
     stride = layout_rows.edges if several else 0
@@ -103,7 +104,7 @@ def spmm(layout: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, rows: 
     blocks_all = blocks * -(-channels // size.channels)
     launch(_spmm, layout_rows.programs * blocks_all, size.warps, *layout_rows.arguments, layout_rows.order,
            x if values is None else values, x, x if z is None else z, y, sums, blocks, blocks_all, outputs, inputs,
-           channels, rows, stride, count // x.shape[0], count // rows, alpha, beta, VALUES=values is not None,
+           channels, rows, stride, repeats, count // x.shape[0], count // rows, alpha, beta, VALUES=values is not None,
            ADD=z is not None, LENGTH=layout_rows.parts.length, BE=size.edges, HB=size.heads, BC=size.channels)
     add_parts(layout_rows, sums, y, outer=rows, stride_outer=outputs * channels, z=z, alpha=alpha, beta=beta)
     return y

@@ -65,12 +65,13 @@ struct VerifyArgs {
     int64_t *wrong, *columns;
 };
 
-// y[v / repeats_y] (+)= alpha A_v x[v / repeats_x], plus beta z once; tables are contiguous, (., rows, channels).
+// y[v / repeats_y] (+)= alpha A x[v / repeats_x], A of values[v / repeats_values], plus beta z once; tables are
+// contiguous, (., rows, channels).
 struct SpmmArgs {
     Layout layout;
     const void *values, *x, *z;  // values, one row a `values_stride` (0: one for all), or null; z or null
     void* y;
-    int64_t x_rows, channels, num_values, values_stride, repeats_x, repeats_y, half, threads;
+    int64_t x_rows, channels, num_values, values_stride, repeats_values, repeats_x, repeats_y, half, threads;
     double alpha, beta;
 };
 

@@ -23,11 +23,14 @@ inline int64_t row_at(const int32_t* indptr, int64_t rows, int64_t work) {
     return low;
 }
 
+// Bytes to move from which on threads are woken.
+constexpr int64_t kWorthwhile = 1 << 20;
+
 // body(first, last) over all rows; `bytes` is what one slot makes a thread move. Little work stays on one thread.
 template <class Body>
 void parallel_rows(const int32_t* indptr, int64_t rows, int64_t bytes, int64_t threads, const Body& body) {
-    const int64_t work = indptr[rows] + rows, worthwhile = 1 << 20;
-    if (threads < 2 || work * bytes < worthwhile) {
+    const int64_t work = indptr[rows] + rows;
+    if (threads < 2 || work * bytes < kWorthwhile) {
         body(int64_t{0}, rows);
         return;
     }
@@ -38,6 +41,20 @@ void parallel_rows(const int32_t* indptr, int64_t rows, int64_t bytes, int64_t t
         const int64_t last = piece + 1 == pieces ? rows : row_at(indptr, rows, work * (piece + 1) / pieces);
         if (first < last) body(first, last);
     }
+}
+
+// body(table) for tables over one layout, where one is too little for all threads: false, and nothing is done, where
+// it is not. A slot makes a thread move `bytes`.
+template <class Body>
+bool parallel_tables(int64_t tables, const Layout& layout, int64_t bytes, int64_t threads, const Body& body) {
+    const int64_t least = 64, moved = (layout.slots + layout.rows) * (bytes < least ? least : bytes);
+    if (tables < 2 || moved >= kWorthwhile) return false;
+    const int team = threads > 1 && tables * moved >= kWorthwhile ? static_cast<int>(threads) : 1;
+    const int64_t pieces = tables < team * 8 ? tables : team * 8;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
+    for (int64_t piece = 0; piece < pieces; ++piece)
+        for (int64_t table = tables * piece / pieces; table < tables * (piece + 1) / pieces; ++table) body(table);
+    return true;
 }
 
 // body(piece, first, last) over all rows in pieces whose borders depend on the work alone, so that what is summed over

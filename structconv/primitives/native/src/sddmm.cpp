@@ -27,8 +27,11 @@ template <class T> void sweep(const SddmmArgs& a, int64_t v, const Pieces& piece
 template <class T> void sddmm(const SddmmArgs& a) {
     const Pieces pieces = cut<T>(1, a.channels);
     expect_writes(a.s, a.num_values * a.layout.slots * static_cast<int64_t>(sizeof(T)));
+    const int64_t bytes = a.channels * int64_t{sizeof(T)};
+    const auto whole = [&](int64_t v) { sweep<T>(a, v, pieces, 0, a.layout.rows); };
+    if (parallel_tables(a.num_values, a.layout, bytes, a.threads, whole)) return;
     for (int64_t v = 0; v < a.num_values; ++v)
-        parallel_rows(a.layout.indptr, a.layout.rows, a.channels * int64_t{sizeof(T)}, a.threads,
+        parallel_rows(a.layout.indptr, a.layout.rows, bytes, a.threads,
                       [&](int64_t first, int64_t last) { sweep<T>(a, v, pieces, first, last); });
 }
 

@@ -25,7 +25,7 @@ template <class T> struct Sweep {
     // The weights of a chunk, edge-major: gathered from edge order, or as they lie in slot order.
     void weights(int64_t v, int64_t at, int64_t count, int64_t left, float* w) const {
         const float alpha = static_cast<float>(a.alpha);
-        const T* values = static_cast<const T*>(a.values) + v * a.values_stride;
+        const T* values = static_cast<const T*>(a.values) + v / a.repeats_values * a.values_stride;
         if (!a.layout.order) {
             for (int64_t e = 0; e < count; ++e)
                 for (int h = 0; h < heads; ++h) w[e * heads + h] = alpha * widen(values[h * a.layout.slots + at + e]);
@@ -88,7 +88,7 @@ template <class T> struct Sweep {
 template <class T> class Weights {
 public:
     Weights(const SpmmArgs& a, int64_t v, int64_t end)
-        : values_(a.values ? static_cast<const T*>(a.values) + v * a.values_stride : nullptr),
+        : values_(a.values ? static_cast<const T*>(a.values) + v / a.repeats_values * a.values_stride : nullptr),
           order_(a.layout.order), alpha_(static_cast<float>(a.alpha)), end_(end) {
         if (!values_)
             for (float& weight : buffer_) weight = alpha_;
@@ -185,21 +185,33 @@ template <class T> void sweep(const SpmmArgs& a, int64_t v, const Piece& piece, 
                               : sweep_rows<T, v8, 1, true>(a, v, piece, first, last);
 }
 
+// Some rows of a piece of the channels, of the values from row v on that are summed or share x.
+template <class T>
+void sweep(const SpmmArgs& a, int64_t v, int heads, const Piece& piece, int64_t first, int64_t last) {
+    if (heads * a.repeats_y == 1) sweep<T>(a, v, piece, first, last);
+    else Sweep<T>{a, v, a.repeats_y, heads, a.layout.rows * a.channels, piece}.run(first, last);
+}
+
 template <class T> void spmm(const SpmmArgs& a) {
-    const int64_t size = a.layout.rows * a.channels, group = a.repeats_y;
-    const bool shared = a.repeats_x == a.num_values && group == 1 && a.values_stride;
+    const int64_t size = a.layout.rows * a.channels, group = a.repeats_y, rows = a.layout.rows;
+    const bool shared = a.repeats_x == a.num_values && group == 1 && a.values_stride && a.repeats_values == 1;
     expect_writes(a.y, a.num_values / group * size * static_cast<int64_t>(sizeof(T)));
+    if (!shared) {
+        const Pieces pieces = cut<T>(1, a.channels);
+        const auto whole = [&](int64_t table) {
+            for (int p = 0; p < pieces.count; ++p) sweep<T>(a, table * group, 1, pieces.items[p], 0, rows);
+        };
+        const int64_t bytes = group * a.channels * int64_t{sizeof(T)};
+        if (parallel_tables(a.num_values / group, a.layout, bytes, a.threads, whole)) return;
+    }
     for (int64_t v = 0; v < a.num_values;) {
         const int heads = shared ? block_heads(a.num_values - v, a.channels) : 1;
         const Pieces pieces = cut<T>(heads, a.channels);
         for (int p = 0; p < pieces.count; ++p) {
             const Piece& piece = pieces.items[p];
-            const Sweep<T> several{a, v, group, heads, size, piece};
             const int64_t bytes = heads * group * piece.width * int64_t{sizeof(T)};
-            parallel_rows(a.layout.indptr, a.layout.rows, bytes, a.threads, [&](int64_t first, int64_t last) {
-                if (heads * group == 1) sweep<T>(a, v, piece, first, last);
-                else several.run(first, last);
-            });
+            parallel_rows(a.layout.indptr, rows, bytes, a.threads,
+                          [&](int64_t first, int64_t last) { sweep<T>(a, v, heads, piece, first, last); });
         }
         v += heads * group;
     }
