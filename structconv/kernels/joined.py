@@ -26,12 +26,17 @@ class Joined(NamedTuple):
     applications: tuple[Application, ...]
     cost: Cost
 
-    def rows(self, call: Call) -> Tensor:
-        """[A_1^T x_1, A_2^T x_2, ...], (..., N, P_1 + P_2 + ...)."""
-        own = [part_of(call, number) for number in range(len(self.applications))]
-        found = [applied.analyse()(one.x, one).squeeze(-3) for applied, one in zip(self.applications, own, strict=True)]
-        lead = broadcast(*(rows.shape[:-2] for rows in found))
-        return torch.cat([rows.expand(*lead, *rows.shape[-2:]) for rows in found], -1)
+    def rows(self) -> Run:
+        """(call) -> [A_1^T x_1, A_2^T x_2, ...], (..., N, P_1 + P_2 + ...)."""
+        ways = [applied.rows() for applied in self.applications]
+
+        def joined(call: Call) -> Tensor:
+            own = [part_of(call, number) for number in range(len(ways))]
+            found = [way(one.x, one) for way, one in zip(ways, own, strict=True)]
+            lead = broadcast(*(rows.shape[:-2] for rows in found))
+            return torch.cat([rows.expand(*lead, *rows.shape[-2:]) for rows in found], -1)
+
+        return joined
 
 
 class JoinedInputs(Kernel):
@@ -56,9 +61,11 @@ class JoinedInputs(Kernel):
         return match.cost + Cost(bytes=2 * rows, calls=1).repeated(1 + problem.x_grad) + whole + Cost(peak_bytes=rows)
 
     def compile(self, match: Joined, problem: Problem, path: str) -> Run:
+        rows = match.rows()
+
         def run(call: Call) -> Tensor:
             thetas = [cast(FullTheta, part).theta.squeeze(0) for part in cast(MixtureTheta, call.theta).parts]
-            return product(match.rows(call), torch.cat(thetas), call.bias)
+            return product(rows(call), torch.cat(thetas), call.bias)
 
         return run
 

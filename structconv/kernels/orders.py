@@ -46,7 +46,7 @@ class Application(NamedTuple):
         synthesis: sum_k A_k^T r_k, (..., K, M, C) -> (..., N, C); by `apply` where absent.
         biased: (r, b (K, C), call) -> A_k^T r_k + b_k, where b is added in passing.
         shares: (r, clip, call) -> A_k^T r_k and the sums of the weights over each relative position, (..., K, N, L).
-        single: A^T x where K = 1, (M, C) -> (N, C).
+        single: A^T x where K = 1, (..., M, C) -> (..., N, C); by `analysis` where absent.
         weights: (call) -> the entries where they count, as `weights_at` gives them.
     """
 
@@ -62,6 +62,11 @@ class Application(NamedTuple):
         """`analysis`, by whatever is there."""
         apply = self.apply
         return self.analysis or (lambda x, call: apply(x.unsqueeze(-3), call))
+
+    def rows(self) -> Apply:
+        """`single`, by whatever is there."""
+        analysis = self.analyse()
+        return self.single or (lambda x, call: analysis(x, call).squeeze(-3))
 
     def synthesise(self) -> Apply:
         """`synthesis`, by whatever is there."""
@@ -125,8 +130,8 @@ def _channels_first(applied: Application, problem: Problem) -> Run:
 
 
 def _whole(problem: Problem) -> bool:
-    """Whether x and Theta are one matrix each."""
-    return isinstance(problem.theta, FullTheta) and problem.theta.size == 1 and problem.x.dim() == 2
+    """Whether Theta is one matrix."""
+    return isinstance(problem.theta, FullTheta) and problem.theta.size == 1
 
 
 def _between(applied: Application, problem: Problem) -> Run:
@@ -249,13 +254,22 @@ class Primitives(Applied):
                 "channels_first": "expand, synthesis"}[path]
 
 
-class OneProduct(Kernel):
+class OneProduct(Applied):
     """x Theta: one identity has nothing to apply."""
 
-    name, types, orders, before = "one product", (Identity,), ("channels_first",), ("primitives",)
+    name, types, before, by_heads = "one product", (Identity,), ("primitives",), False
 
     def match(self, problem: Problem) -> Theta | None:
-        return problem.theta if problem.theta.size == 1 else None
+        return problem.theta if problem.theta.size == problem.basis.size == 1 else None
+
+    def paths(self, match: Theta, problem: Problem) -> tuple[str, ...]:
+        return ("channels_first",)
+
+    def application(self, match: Theta, problem: Problem) -> Application:
+        return Application(lambda r, call: r, synthesis=lambda r, call: r.squeeze(-3), single=lambda x, call: x)
+
+    def application_cost(self, match: Theta, problem: Problem, channels: int, mode: str) -> Cost:
+        return Cost()
 
     def cost(self, match: Theta, problem: Problem, path: str) -> Cost:
         return problem.channel_product(match.contract_flops(), problem.inputs, 1, match.in_channels,

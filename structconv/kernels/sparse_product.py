@@ -32,9 +32,9 @@ class Matrices(NamedTuple):
         return spmm(*self._found(call), r, sum_heads=sum_heads)
 
     def one(self, x: Tensor, call: Call) -> Tensor:
-        """(M, C) -> (N, C), of one matrix."""
+        """(..., M, C) -> (..., N, C), of one matrix."""
         ahead, back, values = self._found(call)
-        return edge_product(*ahead, *back, values, x, 1)
+        return edge_product(*ahead, *back, values, x, 1) if x.dim() == 2 else spmm(ahead, back, values, x)
 
     def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
         """The edges by target and by source, and the values."""

@@ -72,14 +72,15 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
         reduced = _sum_constant_heads(values, x)
         if reduced is not None:
             return spmm(by_target, by_source, *reduced)
-    if x.dim() == 2 and (values is None or values.dim() == 1):  # no leading dimensions: nothing to fold
-        return edge_product(*by_target, *by_source, values, x, 1)
+    # Of one channel a row of samples is faster, folded into the channels of one.
+    apart = x.shape[-1] > 1 and not sum_heads and (values is None or _light(values, x))
+    if (values is None or values.dim() == 1) and (x.dim() == 2 or (x.dim() == 3 and apart)):
+        return edge_product(*by_target, *by_source, values, x, 1 if x.dim() == 2 else x.shape[0])
     values_lead = () if values is None else tuple(values.shape[:-1])
     keep = len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
     values_VE = values if keep or values is None else values.reshape(math.prod(values_lead), edges)
     x_lead = tuple(x.shape[:-2])
-    # Of one channel a row of samples is faster.
-    if x.shape[-1] > 1 and not sum_heads and _follow(values_lead, x_lead) and (values is None or _light(values, x)):
+    if apart and _follow(values_lead, x_lead):
         rows, lead = math.prod(x_lead), (1,) * (len(values_lead) - len(x_lead)) + x_lead
         y = edge_product(*by_target, *by_source, values_VE, x.reshape(rows, *x.shape[-2:]), rows)
         return y.reshape(*lead, *y.shape[-2:])
