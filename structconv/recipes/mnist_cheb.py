@@ -27,6 +27,10 @@ def of_graph(recipe: MnistCheb, images: Images) -> GraphLeNet:
     height, width = images.inputs.shape[1:]
     if recipe.neighbours >= height * width:
         raise ConfigError(recipe.name, f"neighbours must be below the {height * width} pixels", recipe.neighbours)
+    levels = min(height, width).bit_length() - 1
+    if len(recipe.channels) > levels:
+        raise ConfigError(recipe.name, f"channels must be of {levels} levels at most: the CNN beside the graph halves "
+                          f"images of {height} x {width} behind each", recipe.channels)
     return GraphLeNet(pixel_graph(height, width, recipe.neighbours), len(images.names), channels=recipe.channels,
                       order=recipe.order, hidden=recipe.hidden, dropout=recipe.dropout)
 

@@ -89,7 +89,8 @@ def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, tmp_path):
 @pytest.mark.parametrize(("change", "said", "code"), [
     ("held_out=30", "more than held_out=30 images; got 30", 3), ("test=small", "images of 8 x 8 pixels", 3),
     ("test=more", "expected the classes 0, 1, 2; got 0, 1, 2, 3", 3), ("train=none", "expected a file", 3),
-    ("channels=", "channels must be given for one level", 2), ("kernel=4", "kernel must be odd", 2)])
+    ("channels=", "channels must be given for one level", 2), ("kernel=4", "kernel must be odd", 2),
+    ("channels=2,2,2,2", "channels must be of 3 levels at most", 2)])
 def test_what_does_not_fit_is_refused(change, said, code, data, tmp_path, capsys):
     write(data, "small", 4, side=6)
     write(data, "more", 4, classes=4)

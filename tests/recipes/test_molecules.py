@@ -53,7 +53,7 @@ def summary_of(run):
 
 def test_a_run_has_its_figures_and_pictures(run):
     summary = summary_of(run)
-    assert summary["headline"]["published"] == "0.58 ± 0.03" and summary["headline"]["goal"] is None
+    assert summary["headline"]["published"] == "0.58 ± 0.03 on ESOL" and summary["headline"]["goal"] is None
     assert set(summary["results"]) == {"molecules/seed-0", "molecules/seed-1"}
     assert summary["skipped"] == 0
     assert (run / "pictures" / "predicted.png").read_bytes().startswith(b"\x89PNG")
