@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structconv.bench.rates import Work
 from structconv.nn import Linear
 from structconv.structures import Graph
 
 __all__ = ["Projections", "copied", "dgl_attention", "dgl_graph", "dgl_projected", "geometric_attention",
-           "heads_to_rows", "in_torch", "leaf"]
+           "heads_to_rows", "in_torch", "layers_least", "leaf"]
 
 
 def leaf(*shape: int, seed: int = 0) -> Tensor:
@@ -39,6 +40,11 @@ def in_torch(module: nn.Module) -> Any:
                 raise ValueError(f"torch's linear layers have no activation, got {part}")
             part.__class__ = nn.Linear  # type: ignore[assignment]
     return made
+
+
+def layers_least(multiplications: int) -> dict[str, Work]:
+    """What linear layers cost at least that take so many multiplications forward, and twice as many backward."""
+    return {"forward": Work(flops=2.0 * multiplications), "both": Work(flops=6.0 * multiplications)}
 
 
 def heads_to_rows(values_KPD: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from structconv.bench import peers
 from structconv.bench.case import Comparison, Entrant, Size, entrant
-from structconv.bench.suites.graph_peers import copied, in_torch, leaf
+from structconv.bench.suites.graph_peers import copied, in_torch, layers_least, leaf
 from structconv.nn import GraphNetwork
 from structconv.structures import Graph
 
@@ -86,8 +86,11 @@ def build_interactions(size: Size) -> Comparison:
     network = _Concatenated(ours, hidden, effects)
     plain = _Plain(network, graph)
     nodes, edges = leaf(samples, 6, _NODE), leaf(samples, graph.num_edges, _EDGE)
+    at_edges = _EDGE * hidden + 3 * hidden * hidden + hidden * effects
+    at_nodes = (3 * _NODE + effects) * hidden + hidden * _NODE
     torch_peer = entrant("torch", plain, lambda: plain(nodes, edges), nodes, edges)
     return Comparison(ours=entrant("ours", ours, lambda: ours(nodes, graph, edges).nodes, nodes, edges),
                       peers=(torch_peer, *_geometric(copy.deepcopy(network), graph, nodes, edges)),
-                      edges=graph.num_edges, size=f"{samples} states of 6 bodies, {graph.num_edges} edges, {hidden} "
+                      edges=graph.num_edges, least=layers_least(samples * (graph.num_edges * at_edges + 6 * at_nodes)),
+                      size=f"{samples} states of 6 bodies, {graph.num_edges} edges, {hidden} "
                       f"hidden units in five layers, {effects} channels of an effect")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bench.case import Comparison, Size, entrant
-from structconv.bench.suites.graph_peers import copied, in_torch, leaf
+from structconv.bench.suites.graph_peers import copied, in_torch, layers_least, leaf
 from structconv.models.nri import Decoder
 from structconv.structures import Graph
 
@@ -52,7 +52,9 @@ def build_rollouts(size: Size) -> Comparison:
     nn.init.normal_(ours.rest[-1].weight, std=0.01)
     plain = _Concatenated(ours, channels, hidden, graph)
     x, edges = leaf(samples, windows, 5, channels), torch.rand(samples, graph.num_edges, 2).requires_grad_()
+    at_nodes = 2 * channels * hidden + (channels + hidden) * hidden + hidden * hidden + hidden * channels
+    once = samples * windows * horizon * (graph.num_edges * hidden * hidden + 5 * at_nodes)
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph, edges, horizon), x, edges),
                       peers=(entrant("torch", plain, lambda: plain(x, edges, horizon), x, edges),),
-                      edges=graph.num_edges, size=f"{samples} simulations of 5 bodies, {windows} rollouts of {horizon} "
-                      f"steps, {hidden} hidden units")
+                      edges=graph.num_edges, least=layers_least(once), size=f"{samples} simulations of 5 bodies, "
+                      f"{windows} rollouts of {horizon} steps, {hidden} hidden units")
