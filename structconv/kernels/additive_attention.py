@@ -17,14 +17,13 @@ from structconv.bases.spec import Leaves, getter, tensor
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import (
     Dropout,
-    entries_first,
     finite,
-    heads_first,
     listed,
     pairs_list,
     softmax_over_inputs,
     unmasked,
 )
+from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
 from structconv.kernels.sparse_attention import Edges
 from structconv.memo import derived, values_known
@@ -75,20 +74,25 @@ class AdditiveScores(NamedTuple):
         if self.existing.paddings:
             return call.basis().apply(r)
         source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
-        lead, size = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3]), self.size
-        q, k, vector = self._operands(source, target, lead, call)
-        v = entries_first(r, lead, size)
-        options: dict[str, Any] = {"activation": self.activation, "slope": self.slope, "batch_heads": size,
+        lead = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3])
+        batch = self._folded(source, target, lead, call)
+        q, k, v = map(batch.rows, (target, source, r))
+        vector = batch.by_head(self.vector(call.leaves))
+        options: dict[str, Any] = {"activation": self.activation, "slope": self.slope, "batch_heads": self.size,
                                    "dropout": self.dropout.p, "seed": self.dropout.seed_of(call.leaves)}
         if self.edges is not None:
-            layouts = self.edges.layouts(call.leaves, source.shape[-2], target.shape[-2], r.device)
-            y = additive_attention(*layouts, q, k, v, vector, **options)
+            y = additive_attention(*batch.layouts, q, k, v, vector, **options)
         elif self.existing.causal and usable(r, target.shape[-2]) is None and not all(map(finite, (source, target, r))):
             return call.basis().apply(r)  # without native kernels a NaN would pass a causal mask
         else:
             y = dense_additive_attention(q, k, v, vector, causal=self.existing.causal,
                                          factor=self._factor(source, target, lead), **options)
-        return heads_first(y, lead, size)
+        return batch.heads(y)
+
+    def _folded(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call) -> Folding:
+        if self.edges is None:
+            return Folding(lead, self.size)
+        return self.edges.folded(call.leaves, source.shape[-2], target.shape[-2], source, lead)
 
     def step(self, r: Tensor, call: Call) -> Tensor:
         """`apply` in one of many calls of a prepared x: what depends on it alone is made once."""
@@ -99,19 +103,20 @@ class AdditiveScores(NamedTuple):
         keep = self.existing.padding(call.leaves)
         made = source, call.x if call.projected is None else call.projected, self.vector(call.leaves)
         owners = made if keep is None else (*made, keep)
-        inputs = call.reused.of(owners, (lead, r.shape), lambda: self._step_inputs(r, source, keep, lead, call))
-        q = entries_first(target, lead, self.size)
+        batch = Folding(lead, self.size)
+        inputs = call.reused.of(owners, (lead, r.shape), lambda: self._step_inputs(r, source, keep, batch, call))
+        q = batch.rows(target)
         if inputs is None or not inputs.take(q):
             return self.apply(r, call)
-        return heads_first(additive_step(q, inputs), lead, self.size)
+        return batch.heads(additive_step(q, inputs))
 
-    def _step_inputs(self, r: Tensor, source: Tensor, keep: Tensor | None, lead: tuple[int, ...], call: Call
+    def _step_inputs(self, r: Tensor, source: Tensor, keep: Tensor | None, batch: Folding, call: Call
                      ) -> StepInputs | None:
         """What all steps over a prepared x read of it."""
-        k, x = (entries_first(t, lead, self.size) for t in (source, r))
+        k, x = map(batch.rows, (source, r))
         if keep is not None:
-            keep = keep.unsqueeze(-2).expand(*lead, self.size, k.shape[0]).reshape(-1, k.shape[0])
-        return StepInputs.of(k, x, self._vector(lead, call), self.activation, keep)
+            keep = batch.by_edge(keep.unsqueeze(-2))
+        return StepInputs.of(k, x, batch.by_head(self.vector(call.leaves)), self.activation, keep)
 
     def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
         """What the kernel makes of the inputs before it sees the outputs; remembered where these are few, so that the
@@ -120,28 +125,17 @@ class AdditiveScores(NamedTuple):
         if not few:
             return None
         return derived(source, ("factor", self.activation, self.slope, lead), lambda: factor_of(
-            entries_first(source.detach(), lead, self.size), self.activation, self.slope), numbers=True)
+            Folding(lead, self.size).rows(source.detach()), self.activation, self.slope), numbers=True)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
         assert self.edges is not None
         source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
-        lead = broadcast(source.shape[:-3], target.shape[:-3])
-        layouts = self.edges.layouts(call.leaves, source.shape[-2], target.shape[-2], source.device)
-        found = additive_weights(*layouts, *self._operands(source, target, lead, call), activation=self.activation,
+        batch = self._folded(source, target, broadcast(source.shape[:-3], target.shape[:-3]), call)
+        found = additive_weights(*batch.layouts, batch.rows(target), batch.rows(source),
+                                 batch.by_head(self.vector(call.leaves)), activation=self.activation,
                                  slope=self.slope, **self.edges.options(call.leaves))
-        return found.unflatten(0, (*lead, self.size)).to(call.x.dtype)
-
-    def _operands(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call
-                  ) -> tuple[Tensor, Tensor, Tensor]:
-        """q (N, B K, D), k (M, B K, D) and vector (B K, D)."""
-        q, k = (entries_first(t, lead, self.size) for t in (target, source))
-        return q, k, self._vector(lead, call)
-
-    def _vector(self, lead: tuple[int, ...], call: Call) -> Tensor:
-        """(B K, D)."""
-        vector = self.vector(call.leaves)
-        return vector if not lead else vector.expand(*lead, *vector.shape).reshape(-1, vector.shape[-1])
+        return batch.weights(found).to(call.x.dtype)
 
 
 def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:

@@ -1,8 +1,7 @@
-"""What kernels of attention read from the tree of a spec, and how batches are folded into heads."""
+"""What kernels of attention read from the tree of a spec."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from structconv.primitives.functions import finite
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
 
-__all__ = ["Dropout", "entries_first", "finite", "heads_first", "listed", "pairs_list", "product_and_bias",
+__all__ = ["Dropout", "finite", "listed", "pairs_list", "product_and_bias",
            "scaled_product", "softmax_over_inputs", "undropped", "unmasked"]
 
 
@@ -101,19 +100,3 @@ def pairs_list(support: Support | None) -> Callable[[Leaves, int, int, torch.dev
         return graph
 
     return found
-
-
-# -- entries first ------------------------------------------------------------------------------------------------
-
-def entries_first(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
-    """(..., K or 1, M, C) -> (M, B K, C), with the batch folded into the heads."""
-    if t.dim() == 3 and t.shape[0] == size and not lead:
-        return t.transpose(0, 1)
-    whole = t if t.shape[:-2] == (*lead, size) else t.expand(*lead, size, *t.shape[-2:])
-    return whole.reshape(math.prod(lead) * size, *t.shape[-2:]).transpose(0, 1)
-
-
-def heads_first(y: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
-    """(N, B K, C) -> (..., K, N, C)."""
-    y = y.transpose(0, 1)
-    return y.unflatten(0, (*lead, size)) if lead else y

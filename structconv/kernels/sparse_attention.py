@@ -14,14 +14,13 @@ from structconv.bases.scores import Affine, EdgeScore
 from structconv.bases.spec import Leaves, Projected, Term, getter, tensor
 from structconv.kernels.expressions import (
     Dropout,
-    entries_first,
-    heads_first,
     pairs_list,
     product_and_bias,
     scaled_product,
     softmax_over_inputs,
     unmasked,
 )
+from structconv.kernels.folding import Folding, folded
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
@@ -57,6 +56,10 @@ class Edges(NamedTuple):
         """The edges by output and by input."""
         return self.pairs(leaves, inputs, outputs, device).layouts()
 
+    def folded(self, leaves: Leaves, inputs: int, outputs: int, r: Tensor, lead: tuple[int, ...]) -> Folding:
+        """How a batch is handed on."""
+        return folded(self.pairs(leaves, inputs, outputs, r.device), lead, self.size, dropout=self.dropout.p)
+
     def options(self, leaves: Leaves) -> dict[str, Any]:
         """What every operator is told of dropout."""
         return {"dropout": self.dropout.p, "seed": self.dropout.seed_of(leaves), "batch_heads": self.size}
@@ -89,40 +92,33 @@ class AffineEdges(NamedTuple):
         """(..., K, E) in the order of the edges."""
         source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
         lead = broadcast(source.shape[:-2], target.shape[:-2])
-        layouts = self.edges.layouts(call.leaves, source.shape[-1], target.shape[-1], source.device)
-        found = affine_weights(*layouts, *self._terms(source, target, lead), slope=self.slope,
+        batch = self.edges.folded(call.leaves, source.shape[-1], target.shape[-1], source, lead)
+        found = affine_weights(*batch.layouts, *_terms(source, target, batch), slope=self.slope,
                                **self.edges.options(call.leaves))
-        return found.unflatten(0, (*lead, self.edges.size)).to(call.x.dtype)
+        return batch.weights(found).to(call.x.dtype)
 
     def _attend(self, source: Tensor, target: Tensor, r: Tensor, call: Call) -> Tensor:
-        lead, size = broadcast(r.shape[:-3], source.shape[:-2], target.shape[:-2]), self.edges.size
-        layouts = self.edges.layouts(call.leaves, source.shape[-1], target.shape[-1], r.device)
-        y = affine_attention(*layouts, *self._terms(source, target, lead), entries_first(r, lead, size),
-                             slope=self.slope, **self.edges.options(call.leaves))
-        return heads_first(y, lead, size)
-
-    def _terms(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """(M, B K) and (N, B K)."""
-        return tuple(entries_first(t.unsqueeze(-1), lead, self.edges.size).squeeze(-1)  # type: ignore[return-value]
-                     for t in (source, target))
+        lead = broadcast(r.shape[:-3], source.shape[:-2], target.shape[:-2])
+        batch = self.edges.folded(call.leaves, source.shape[-1], target.shape[-1], r, lead)
+        y = affine_attention(*batch.layouts, *_terms(source, target, batch), batch.rows(r), slope=self.slope,
+                             **self.edges.options(call.leaves))
+        return batch.heads(y)
 
     def _projected(self, source: Term, target: Term, bias: Tensor | None, call: Call) -> Tensor:
-        x, z, size, edges = source.x, target.x, self.edges.size, self.edges
+        x, z, edges = source.x, target.x, self.edges
         lead = tuple(x.shape[:-3]) if z is x else broadcast(x.shape[:-3], z.shape[:-3])
-        layouts = edges.layouts(call.leaves, x.shape[-2], z.shape[-2], x.device)
-        vectors = (source.vector, target.vector) if not lead else (_by_head(source.vector, lead),
-                                                                   _by_head(target.vector, lead))
-        bias = bias if bias is None or not lead else _by_head(bias, lead)
-        rows = entries_first(x, lead, size)
-        y = projected_attention(*layouts, rows, *vectors, None if z is x else entries_first(z, lead, size), bias,
-                                slope=self.slope, dropout=edges.dropout.p, seed=edges.dropout.seed_of(call.leaves),
-                                batch_heads=size)
-        return heads_first(y, lead, size)
+        batch = edges.folded(call.leaves, x.shape[-2], z.shape[-2], x, lead)
+        y = projected_attention(*batch.layouts, batch.rows(x), batch.by_head(source.vector),
+                                batch.by_head(target.vector), None if z is x else batch.rows(z),
+                                None if bias is None else batch.by_head(bias), slope=self.slope,
+                                dropout=edges.dropout.p, seed=edges.dropout.seed_of(call.leaves),
+                                batch_heads=edges.size)
+        return batch.heads(y)
 
 
-def _by_head(t: Tensor, lead: tuple[int, ...]) -> Tensor:
-    """(K, C) -> (B K, C)."""
-    return t.expand(*lead, *t.shape).reshape(-1, t.shape[-1])
+def _terms(source: Tensor, target: Tensor, batch: Folding) -> tuple[Tensor, Tensor]:
+    """(..., K, M) and (..., K, N) as rows of the batch."""
+    return batch.rows(source.unsqueeze(-1)).squeeze(-1), batch.rows(target.unsqueeze(-1)).squeeze(-1)
 
 
 class BilinearEdges(NamedTuple):
@@ -136,23 +132,22 @@ class BilinearEdges(NamedTuple):
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k."""
-        query, key, size = tensor(self.query(call.leaves)), tensor(self.key(call.leaves)), self.edges.size
+        query, key = tensor(self.query(call.leaves)), tensor(self.key(call.leaves))
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
-        layouts = self.edges.layouts(call.leaves, key.shape[-2], query.shape[-2], r.device)
-        q, k, v = (entries_first(t, lead, size) for t in (query, key, r))
-        y = bilinear_attention(*layouts, q, k, v, self._bias(lead, call), scale=self.scale,
+        batch = self.edges.folded(call.leaves, key.shape[-2], query.shape[-2], r, lead)
+        q, k, v = map(batch.rows, (query, key, r))
+        y = bilinear_attention(*batch.layouts, q, k, v, self._bias(batch, call), scale=self.scale,
                                **self.edges.options(call.leaves))
-        return heads_first(y, lead, size)
+        return batch.heads(y)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
-        query, key, size = tensor(self.query(call.leaves)), tensor(self.key(call.leaves)), self.edges.size
-        lead = broadcast(query.shape[:-3], key.shape[:-3])
-        layouts = self.edges.layouts(call.leaves, key.shape[-2], query.shape[-2], query.device)
-        q, k = (entries_first(t, lead, size) for t in (query, key))
-        found = bilinear_weights(*layouts, q, k, self._bias(lead, call), scale=self.scale,
-                                 **self.edges.options(call.leaves))
-        return found.unflatten(0, (*lead, size)).to(call.x.dtype)
+        query, key = tensor(self.query(call.leaves)), tensor(self.key(call.leaves))
+        batch = self.edges.folded(call.leaves, key.shape[-2], query.shape[-2], query,
+                                  broadcast(query.shape[:-3], key.shape[:-3]))
+        found = bilinear_weights(*batch.layouts, batch.rows(query), batch.rows(key), self._bias(batch, call),
+                                 scale=self.scale, **self.edges.options(call.leaves))
+        return batch.weights(found).to(call.x.dtype)
 
     def joint(self, otherwise: Run, problem: Problem) -> Run:
         """`between` with queries, keys and values in one product, where all are projections of one x (M, P)."""
@@ -170,19 +165,16 @@ class BilinearEdges(NamedTuple):
             parts += [(key.weight.mT, key.bias), (values.transpose(0, 1).flatten(1), None)]
             table, q = _one_product(x, parts), None if square else query.tensor().transpose(0, 1)
             outputs = query.x.shape[-2]
-            layouts = self.edges.layouts(call.leaves, x.shape[-2], outputs, x.device)
-            y = joint_attention(*layouts, table, q, self._bias((), call), heads=self.edges.size,
+            batch = self.edges.folded(call.leaves, x.shape[-2], outputs, x, ())
+            y = joint_attention(*batch.layouts, table, q, self._bias(batch, call), heads=self.edges.size,
                                 depth=key.weight.shape[0] // key.heads, scale=self.scale, dropout=self.edges.dropout.p,
                                 seed=self.edges.dropout.seed_of(call.leaves))
             return call.theta.join(y.transpose(0, 1), call.bias)
 
         return run
 
-    def _bias(self, lead: tuple[int, ...], call: Call) -> Tensor | None:
-        if self.bias is None:
-            return None
-        values = self.bias(call.leaves)
-        return values.expand(*lead, self.edges.size, values.shape[-1]).flatten(0, -2)
+    def _bias(self, batch: Folding, call: Call) -> Tensor | None:
+        return None if self.bias is None else batch.by_edge(self.bias(call.leaves))
 
 
 def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:

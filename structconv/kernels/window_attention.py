@@ -22,13 +22,12 @@ from structconv.bases.spec import Leaves, filler, getter, tensor
 from structconv.kernels.dense_attention import held_bias
 from structconv.kernels.expressions import (
     Dropout,
-    entries_first,
-    heads_first,
     product_and_bias,
     scaled_product,
     softmax_over_inputs,
     unmasked,
 )
+from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application, samples_in
@@ -113,12 +112,13 @@ class Windowed(NamedTuple):
         if table is not None and math.prod(table.shape[:-axes]) > 1:
             table = table.expand(*lead, size, *table.shape[-axes:])
         table = None if table is None else table.reshape(math.prod(table.shape[:-axes]), *table.shape[-axes:])
-        q, k, v = (entries_first(t, lead, size) for t in (query, key, r))
+        batch = Folding(lead, size)
+        q, k, v = map(batch.rows, (query, key, r))
         seed = self.dropout.seed_of(call.leaves)
         y = window_attention(q, k, v, table, shape=offsets.shape, below=offsets.below, above=offsets.above,
                              dilation=offsets.dilation, outputs=starts[0], inputs=starts[1], scale=self.scale,
                              dropout=self.dropout.p, seed=seed, batch_heads=size)
-        return heads_first(y, lead, size)
+        return batch.heads(y)
 
     def offsets(self, entries: int, samples: Samples | None) -> Offsets:
         """Those of so many entries in a row, or of the longest of the samples."""

@@ -15,7 +15,7 @@ from structconv.primitives.native.indices import LIMIT, Csr, build, outside
 from structconv.primitives.native.loader import loaded
 from structconv.primitives.native.operator import define
 
-__all__ = ["Csr", "check_bounds", "compress", "layouts"]
+__all__ = ["Csr", "check_bounds", "compress", "copies", "layouts"]
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -65,6 +65,21 @@ def compress(rows: Tensor, cols: Tensor, num_rows: int) -> Csr:
     starts = torch.arange(num_rows + 1, dtype=rows.dtype, device=rows.device)
     indptr = torch.searchsorted(rows[order], starts, out_int32=rows.dtype == torch.int32)
     return Csr(indptr, cols[order], order)
+
+
+def copies(each: tuple[Csr, Csr], sizes: tuple[int, int], count: int) -> tuple[Csr, Csr]:
+    """`layouts` of so many copies of a graph of M and N entries side by side, in int32 as those of one. O(count E)."""
+    ahead, back = (_side_by_side(layout, columns, count) for layout, columns in zip(each, sizes, strict=True))
+    return ahead, back
+
+
+def _side_by_side(layout: Csr, columns: int, count: int) -> Csr:
+    indptr, indices, order = layout
+    number = torch.arange(count, dtype=indptr.dtype, device=indptr.device).unsqueeze(1)
+    edges = indices.shape[0]
+    ends = indptr[1:] + number * edges
+    return Csr(torch.cat([indptr[:1], ends.flatten()]), (indices + number * columns).flatten(),
+               (order + number.to(order.dtype) * edges).flatten())
 
 
 def check_bounds(owner: str, name: str, item: str, index: Tensor, sizes: Sequence[tuple[str, int]]) -> None:

@@ -1,0 +1,85 @@
+"""How kernels of attention along edges are handed a batch over one graph: as copies of it side by side, or in heads."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from structconv.primitives.layout import Csr
+from structconv.structures.graph import Graph
+
+__all__ = ["COPIED", "Folding", "folded"]
+
+#: Edges of all copies of a graph up to which they are made: their layouts, 20 bytes an edge, stay with the graph.
+COPIED = 1 << 23
+
+
+class Folding(NamedTuple):
+    """B samples over one graph, as rows of B copies of it, (B M, K, C), or in the heads of one, (M, B K, C).
+
+    Args:
+        lead, size: the leading dimensions, of B samples, and K.
+        ends: the edges by output and by input, of all copies; none for all pairs.
+        copies: whether there are copies.
+    """
+
+    lead: tuple[int, ...]
+    size: int
+    ends: tuple[Csr, Csr] | None = None
+    copies: bool = False
+
+    @property
+    def layouts(self) -> tuple[Csr, Csr]:
+        """The edges by output and by input."""
+        assert self.ends is not None
+        return self.ends
+
+    @property
+    def samples(self) -> int:
+        """B."""
+        return math.prod(self.lead)
+
+    def rows(self, t: Tensor) -> Tensor:
+        """(..., K or 1, M, C) -> (B M, K, C) or (M, B K, C)."""
+        if t.dim() == 3 and t.shape[0] == self.size and not self.lead:
+            return t.transpose(0, 1)
+        whole = t if t.shape[:-2] == (*self.lead, self.size) else t.expand(*self.lead, self.size, *t.shape[-2:])
+        if self.copies:
+            return whole.transpose(-3, -2).reshape(self.samples * t.shape[-2], self.size, t.shape[-1])
+        return whole.reshape(self.samples * self.size, *t.shape[-2:]).transpose(0, 1)
+
+    def heads(self, y: Tensor) -> Tensor:
+        """(B N, K, C) or (N, B K, C) -> (..., K, N, C)."""
+        if self.copies:
+            return y.unflatten(0, (*self.lead, y.shape[0] // self.samples)).transpose(-3, -2)
+        y = y.transpose(0, 1)
+        return y.unflatten(0, (*self.lead, self.size)) if self.lead else y
+
+    def by_head(self, t: Tensor) -> Tensor:
+        """Vectors (K, C) -> (K, C) or (B K, C)."""
+        return t if self.copies or not self.lead else t.expand(*self.lead, *t.shape).reshape(-1, t.shape[-1])
+
+    def by_edge(self, values: Tensor) -> Tensor:
+        """(..., K or 1, E) -> (K, B E) or (B K, E)."""
+        each = values.expand(*self.lead, self.size, values.shape[-1])
+        return each.movedim(-2, 0).flatten(1) if self.copies else each.flatten(0, -2)
+
+    def weights(self, found: Tensor) -> Tensor:
+        """Numbers of edges (K, B E) or (B K, E) -> (..., K, E)."""
+        if not self.copies:
+            return found.unflatten(0, (*self.lead, self.size))
+        return found.unflatten(1, (*self.lead, found.shape[1] // self.samples)).movedim(0, -2)
+
+
+def folded(graph: Graph, lead: tuple[int, ...], size: int, *, dropout: float = 0.0) -> Folding:
+    """How a batch over a graph is handed on: in copies, whose rows lie as linear layers leave them, where it may.
+
+    It may not with dropout, whose draws go by the numbers of entries and heads, nor in traced programs, which are for
+    any number of samples.
+    """
+    count = math.prod(lead)
+    copies = count > 1 and not dropout and not is_compiling() and count * graph.num_edges <= COPIED
+    return Folding(lead, size, graph.copies(count) if copies else graph.layouts(), copies)
