@@ -8,12 +8,13 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv.primitives.layout import Csr
+from structconv.memo import latest
+from structconv.primitives.layout import Csr, copies
 from structconv.structures.graph import Graph
 
-__all__ = ["COPIED", "Folding", "folded"]
+__all__ = ["COPIED", "Folding", "folded", "side_by_side"]
 
-#: Edges of all copies of a graph up to which they are made: their layouts, 20 bytes an edge, stay with the graph.
+#: Edges, or entries, of all copies of a graph up to which they are made: layouts, 16 bytes an edge, stay with it.
 COPIED = 1 << 23
 
 
@@ -81,5 +82,13 @@ def folded(graph: Graph, lead: tuple[int, ...], size: int, *, dropout: float = 0
     any number of samples.
     """
     count = math.prod(lead)
-    copies = count > 1 and not dropout and not is_compiling() and count * graph.num_edges <= COPIED
-    return Folding(lead, size, graph.copies(count) if copies else graph.layouts(), copies)
+    large = count * max(graph.num_edges, graph.num_inputs, graph.num_outputs) > COPIED
+    several = count > 1 and not large and not dropout and not is_compiling()
+    return Folding(lead, size, side_by_side(graph, count) if several else graph.layouts(), several)
+
+
+def side_by_side(graph: Graph, count: int) -> tuple[Csr, Csr]:
+    """The layouts of so many copies of a graph, entry m of copy b being b M + m. O(count E) once, and remembered for
+    the last count."""
+    sizes = graph.num_inputs, graph.num_outputs
+    return latest(graph.edge_index, "copies", (count, *sizes), lambda: copies(graph.layouts(), sizes, count))

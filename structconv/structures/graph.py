@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
-from structconv.memo import derived, is_plain, latest
-from structconv.primitives.layout import Csr, check_bounds, copies, layouts
+from structconv.memo import derived, is_plain
+from structconv.primitives.layout import Csr, check_bounds, layouts
 from structconv.shapes import check_choice
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, structure
@@ -118,12 +118,6 @@ class Graph(Exchange, Structure):
         """
         sizes = self.num_inputs, self.num_outputs
         return derived(self.edge_index, ("layouts", *sizes), lambda: layouts(self.edge_index, *sizes))
-
-    def copies(self, count: int) -> tuple[Csr, Csr]:
-        """`layouts` of so many copies of the graph side by side, entry m of copy b being b M + m. O(count E) once, and
-        remembered for the last count."""
-        sizes = self.num_inputs, self.num_outputs
-        return latest(self.edge_index, "copies", (count, *sizes), lambda: copies(self.layouts(), sizes, count))
 
     def by_target(self) -> Csr:
         """The edges grouped by output entry: N rows, indices are inputs m, in int32."""

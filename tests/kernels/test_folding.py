@@ -37,8 +37,8 @@ def graph():
 @pytest.fixture
 def copied(monkeypatch):
     """How many copies were asked for, call by call."""
-    asked, copies = [], Graph.copies
-    monkeypatch.setattr(Graph, "copies", lambda self, count: asked.append(count) or copies(self, count))
+    asked, side_by_side = [], folding.side_by_side
+    monkeypatch.setattr(folding, "side_by_side", lambda graph, count: asked.append(count) or side_by_side(graph, count))
     return asked
 
 
@@ -82,7 +82,7 @@ def test_what_keeps_one_graph(graph, copied, monkeypatch):
     layer = LAYERS["additive"]()
     expected = layer(x, graph)
     assert copied == [3]
-    monkeypatch.setattr(folding, "COPIED", 20)
+    monkeypatch.setattr(folding, "COPIED", 14)
     torch.testing.assert_close(layer(x, graph), expected)
     monkeypatch.setattr(folding, "COPIED", 1000)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -95,7 +95,7 @@ def test_what_keeps_one_graph(graph, copied, monkeypatch):
 def test_copies_are_the_layouts_of_disjoint_graphs(edges):
     one = Graph(edges, num_inputs=5, num_outputs=6)
     together = batch([one] * 4)
-    for found, expected in zip(one.copies(4), layouts(together.edge_index, 20, 24), strict=True):
+    for found, expected in zip(folding.side_by_side(one, 4), layouts(together.edge_index, 20, 24), strict=True):
         for a, b in zip(found, expected, strict=True):
             assert a.dtype is b.dtype and torch.equal(a, b)
 
