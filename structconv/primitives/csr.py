@@ -278,7 +278,10 @@ def _tables(values: Tensor | None) -> int:
 def _count(values: Tensor | None, x: Tensor, rows: int) -> int:
     """V: how many products there are."""
     tables = _tables(values)
-    return tables if x.dim() == 2 else max(tables, x.shape[0], rows) if tables else 0
+    if x.dim() == 2:
+        return tables
+    most = max(x.shape[0], rows)
+    return most if tables == 1 else max(tables, most) if tables and most else 0
 
 
 def _product_shape(x: Tensor, rows: int, indptr: Tensor) -> tuple[int, ...]:

@@ -102,6 +102,23 @@ def test_a_batch_that_shares_its_values_is_taken_as_it_lies(values_lead, learnt,
         torch.testing.assert_close(sample, spmm(*edges.layouts, weights, own), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("values_lead", [None, (), (1,), (3,)])
+def test_no_samples(values_lead):
+    """As a traced program meets them that was made for any number."""
+    edges = Edges(7, 5, 20)
+    values, x = operands(values_lead, (0, 7, 4), 20)
+    leaves = [t.requires_grad_() for t in (values, x) if t is not None]
+    y = csr.edge_product(*edges.layouts[0], *edges.layouts[1], values, x, 0)
+    assert y.shape == (0, 5, 4)
+    for leaf, grad in zip(leaves, torch.autograd.grad(y.sum(), leaves), strict=True):
+        assert grad.shape == leaf.shape and not grad.any()
+    if values_lead != (3,):
+        product = torch.compile(lambda x: spmm(*edges.layouts, values, x), dynamic=True, backend="aot_eager")
+        for samples in (3, 2, 0):
+            x = torch.randn(samples, 7, 4, dtype=F64)
+            torch.testing.assert_close(product(x), spmm(*edges.layouts, values, x))
+
+
 @pytest.mark.parametrize("channels", [3, 40])
 def test_many_samples_of_a_small_graph_are_shared_among_threads(channels):
     """Whole samples go to threads, and each has the numbers that it has alone."""
