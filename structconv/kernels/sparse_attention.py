@@ -26,7 +26,6 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.csr import Csr
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.joint import joint_attention
@@ -51,10 +50,6 @@ class Edges(NamedTuple):
     pairs: Callable[[Leaves, int, int, torch.device], Graph]
     dropout: Dropout
     size: int
-
-    def layouts(self, leaves: Leaves, inputs: int, outputs: int, device: torch.device) -> tuple[Csr, Csr]:
-        """The edges by output and by input."""
-        return self.pairs(leaves, inputs, outputs, device).layouts()
 
     def folded(self, leaves: Leaves, inputs: int, outputs: int, r: Tensor, lead: tuple[int, ...]) -> Folding:
         """How a batch is handed on."""
