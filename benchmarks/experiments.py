@@ -32,8 +32,8 @@ from structconv.bases import (
 from structconv.bases.base import Basis
 from structconv.bases.linear import Scaled
 from structconv.bases.spec import stand_ins
-from structconv.bench.graphs import power_law
-from structconv.bench.timing import Work
+from benchmarks.graphs import power_law
+from structconv_systems.timing import Work
 from structconv.kernels import relational
 from structconv.kernels.additive_attention import AdditiveAttention
 from structconv.kernels.blocked_attention import BlockedAttention

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from structconv import __version__
 from structconv.commands import bench, doctor, listing, plan, recipes, reproduce, show, use
 from structconv.errors import ConfigError, DataError, ShapeError, StructconvError
-from structconv.report.output import print_json
-from structconv.train.interrupt import EXIT_DIVERGED, EXIT_INTERRUPTED, Diverged, Interrupted
+from structconv.commands.output import print_json
+from structconv_systems.train.interrupt import EXIT_DIVERGED, EXIT_INTERRUPTED, Diverged, Interrupted
 
 __all__ = ["main"]
 

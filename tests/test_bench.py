@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from structconv.bench import memory, peers, runner, session
-from structconv.bench.case import BOTH, FORWARD, Case, Comparison, Entrant, Size
-from structconv.bench.graphs import csr, knowledge, molecules, normalised_csr, power_law
-from structconv.bench.plot import SIZES, check, draw
-from structconv.bench.rates import Work
-from structconv.bench.records import HEADERS, Line, from_json, row
-from structconv.bench.runner import Probe, Settings, run
-from structconv.bench.session import Session
-from structconv.bench.suites import SUITES, cases, planner
-from structconv.bench.timing import Times, alternate
+from benchmarks import memory, peers, runner, session
+from benchmarks.case import BOTH, FORWARD, Case, Comparison, Entrant, Size
+from benchmarks.graphs import csr, knowledge, molecules, normalised_csr, power_law
+from benchmarks.plot import SIZES, check, draw
+from benchmarks.rates import Work
+from benchmarks.records import HEADERS, Line, from_json, row
+from benchmarks.runner import Probe, Settings, run
+from benchmarks.session import Session
+from benchmarks.suites import SUITES, cases, planner
+from structconv_systems.timing import Times, alternate
 from structconv.cli import main
 from structconv.errors import ConfigError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from structconv.cli import main
-from structconv.train.run import Metrics
+from structconv_systems.train.run import Metrics
 
 SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[2] / "shared" / "data"))
 CORA = SHARED / "planetoid"
@@ -175,7 +175,7 @@ def test_leaving_at_once_is_no_saved_interruption(monkeypatch, capsys):
 
 
 def test_a_run_that_is_held_is_not_resumed(tmp_path, capsys):
-    from structconv.train.lock import locked
+    from structconv_systems.train.lock import locked
 
     run = tmp_path / "run"
     assert main([*QUICK, "--out", str(run)]) == 0

@@ -12,7 +12,7 @@ from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Grid, Padding, Samples, Window, batch
 from structconv.testing import library
 from structconv.testing.batches import larger, side_by_side, takes_samples
-from structconv.testing.layers import LAYERS, over_specimens, use
+from tests.support.layers import LAYERS, over_specimens, use
 from structconv.testing.programs import check_compiled
 
 M, P, Q = library.M, library.P, library.Q

@@ -25,7 +25,7 @@ from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing.calls import Use, check_now
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
-from structconv.testing.layers import uses
+from tests.support.layers import uses
 from structconv.weights import Full, LowRank
 
 USES = uses()

@@ -8,9 +8,9 @@ import platform
 from typing import Any
 
 from structconv.commands.options import no_more
-from structconv.report.output import print_json
-from structconv.report.table import print_table
-from structconv.train.environment import PACKAGES, processor, version
+from structconv.commands.output import print_json
+from structconv.commands.table import print_table
+from structconv_systems.train.environment import PACKAGES, processor, version
 
 __all__ = ["add"]
 

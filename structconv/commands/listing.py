@@ -7,9 +7,9 @@ from typing import Any
 
 from structconv.commands.named import NAMED
 from structconv.commands.options import no_more
-from structconv.recipes.register import RECIPES
-from structconv.report.output import print_json
-from structconv.report.table import print_table
+from structconv_systems.recipes.register import RECIPES
+from structconv.commands.output import print_json
+from structconv.commands.table import print_table
 
 __all__ = ["add"]
 

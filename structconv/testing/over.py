@@ -7,7 +7,7 @@ from collections.abc import Callable
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.testing import batches, decoding
 from structconv.testing.calls import Use
-from structconv.testing.layers import layer_over, seeded
+from tests.support.layers import layer_over, seeded
 from structconv.testing.specimens import Specimen
 
 __all__ = ["check_places", "check_prepared", "check_samples"]

@@ -28,7 +28,7 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv, GATConv, MultiheadAttention, OnGrid, RelationalConv, compose, state_keys
 from structconv.structures import Causal, Padding, Window
-from structconv.testing.layers import LAYERS
+from tests.support.layers import LAYERS
 from structconv.weights import Full, LowRank
 
 P, Q, M = 4, 3, 6

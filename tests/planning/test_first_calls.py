@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from structconv.mechanisms import Adjacency, ALiBi, Chebyshev, DotProduct, Shifts
-from structconv.models.transformer import Transformer
+from structconv_systems.models.transformer import Transformer
 from structconv.nn import Conv, EdgeConditionedConv, GATConv, RelationalConv
 from structconv.planning import plan as plans
 from structconv.structures import Causal, Graph, KnowledgeGraph

@@ -19,7 +19,7 @@ from structconv.nn import Conv
 from structconv.ops import plan as plan_of
 from structconv.planning import autotune, registered, tuning
 from structconv.planning import plan as plans
-from structconv.testing.layers import planned
+from tests.support.layers import planned
 from structconv.theta import FullTheta
 
 USES = planned()
