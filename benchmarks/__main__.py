@@ -1,26 +1,28 @@
-"""bench: our layers against every peer that is installed."""
+"""`python -m benchmarks`: our layers against every peer that is installed."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.suites import SUITES
-from structconv.commands.options import no_more
+from structconv.cli import Parser, execute, shared_options
 from structconv.commands.output import print_json
+from structconv.errors import ConfigError
 
-__all__ = ["add"]
+__all__ = ["main"]
 
 _PAGES = ("off", "on", "both")
 
 
-def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
-    """Add the verb."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns its exit code."""
     text = "time the layers against other libraries, after checking that all give the same numbers"
-    parser = verbs.add_parser("bench", help=text, description=text, parents=[shared], allow_abbrev=False,
-                              epilog="Peers are used where they are installed: pip install 'structconv[bench]'. "
-                                     "The exit code is 1 where one of them disagrees.")
+    parser = Parser(prog="python -m benchmarks", description=text, parents=[shared_options()], allow_abbrev=False,
+                    epilog="Peers are used where they are installed: make bench installs torch-geometric. "
+                           "The exit code is 1 where one of them disagrees.")
     parser.add_argument("--quick", action="store_true", help="headline cases, small: about a minute")
     parser.add_argument("--suite", action="append", default=[], choices=SUITES, help="may be repeated (default: all)")
     parser.add_argument("--case", action="append", default=[], metavar="GLOB",
@@ -36,10 +38,13 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--sweep", action="store_true", help="the sizes of --plot without the picture")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
     parser.set_defaults(run=_run)
+    return execute(parser, argv)
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
-    no_more("bench", rest)
+    if rest:
+        raise ConfigError("benchmarks", "every argument must be known", " ".join(rest),
+                          "See python -m benchmarks --help.")
     from benchmarks.plot import check
     from benchmarks.runner import Settings
     from benchmarks.session import Session, execute
@@ -49,7 +54,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
         return _list(args)
     for flag in ("repeats", "threads"):
         if getattr(args, flag) is not None:
-            check_positive("structconv bench", f"--{flag}", getattr(args, flag))
+            check_positive("benchmarks", f"--{flag}", getattr(args, flag))
     picture = check(args.plot) if args.plot else Path() if args.sweep else None
     pages = args.huge_pages or ("off" if args.quick else "both")
     settings = Settings(quick=args.quick, repeats=args.repeats, seconds=args.seconds)
@@ -67,3 +72,7 @@ def _list(args: argparse.Namespace) -> int:
             else:
                 print(f"{suite}/{case.name}" + (" (headline)" if case.headline else ""))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.experiments import EXPERIMENTS, Experiment
 from benchmarks import peers, rates
-from structconv_systems.timing import Times, alternate, clock, quartiles
+from benchmarks.experiments import EXPERIMENTS, Experiment
 from structconv.cli import Parser
-from structconv.planning import fitted
 from structconv.commands.output import print_json
 from structconv.commands.table import print_table
+from structconv.planning import fitted
+from structconv_systems.timing import Times, alternate, clock, quartiles
 from structconv_systems.train.progress import progress_for
 
 HEADERS = ("constant", "unit", "present", "fitted", "quartiles", "samples")

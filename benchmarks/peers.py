@@ -12,7 +12,8 @@ import warnings
 from functools import cache
 from typing import Any, ClassVar
 
-from structconv_systems.train import environment
+from structconv.commands.versions import version
+from structconv.commands.versions import versions as installed
 
 __all__ = ["dgl", "geometric", "versions"]
 
@@ -32,7 +33,7 @@ def dgl() -> Any:
 
     Its import prints and warns about the parts that are replaced, which is not shown.
     """
-    if environment.version("dgl") is None:
+    if version("dgl") is None:
         return None
     os.environ.setdefault("DGLBACKEND", "pytorch")
     for name in _ABSENT_IN_DGL:
@@ -46,7 +47,7 @@ def dgl() -> Any:
 
 def versions() -> dict[str, str]:
     """The versions of torch and of the peers that are installed."""
-    return environment.versions(("torch", "torch-geometric", "dgl"))
+    return installed(("torch", "torch-geometric", "dgl"))
 
 
 class _StandIn(types.ModuleType):

@@ -22,10 +22,10 @@ def check(path: str) -> Path:
 
     picture = Path(path)
     if picture.suffix not in _SUFFIXES:
-        raise ConfigError("structconv bench", f"--plot must end in one of {', '.join(_SUFFIXES)}", repr(path))
+        raise ConfigError("benchmarks", f"--plot must end in one of {', '.join(_SUFFIXES)}", repr(path))
     if find_spec("matplotlib") is None:
-        raise ConfigError("structconv bench", "--plot needs matplotlib", "not installed",
-                          "Install it: pip install 'structconv[train]'.")
+        raise ConfigError("benchmarks", "--plot needs matplotlib", "not installed",
+                          "Install it: pip install 'structconv[pictures]'.")
     return picture
 
 

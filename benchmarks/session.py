@@ -19,9 +19,9 @@ from benchmarks.plot import SIZES, draw
 from benchmarks.records import HEADERS, TEXT_COLUMNS, Line, from_json, row
 from benchmarks.runner import HUGE_PAGES, Probe, Settings, run
 from benchmarks.suites import SUITES, cases
-from structconv.errors import ConfigError
 from structconv.commands.output import print_json
 from structconv.commands.table import print_table
+from structconv.errors import ConfigError
 
 __all__ = ["Session", "execute"]
 
@@ -59,12 +59,12 @@ class Session:
         listed = [case for suite in self.suites or SUITES for case in cases(suite)]
         for pattern in self.patterns:
             if not fnmatch.filter([case.name for case in listed], pattern):
-                raise ConfigError("structconv bench", "--case must match a case of the suites", repr(pattern),
-                                  "structconv bench --list shows them.")
+                raise ConfigError("benchmarks", "--case must match a case of the suites", repr(pattern),
+                                  "python -m benchmarks --list shows them.")
         found = [case for case in listed if any(fnmatch.fnmatch(case.name, pattern) for pattern in self.patterns)
                  and (case.headline or not self.settings.quick or case.name in self.patterns)]
         if not found:
-            raise ConfigError("structconv bench", "--case must match a headline case in a quick run",
+            raise ConfigError("benchmarks", "--case must match a headline case in a quick run",
                               ", ".join(map(repr, self.patterns)), "Name it in full, or leave --quick out.")
         return found
 
@@ -124,7 +124,7 @@ def _lines(session: Session) -> Iterator[Line]:
 
 def _elsewhere(session: Session) -> Iterator[Line]:
     """The same in a process whose tensors lie on huge pages: torch reads the setting once, when it first allocates."""
-    command = [sys.executable, "-m", "structconv.cli", "bench", *session.arguments()]
+    command = [sys.executable, "-m", "benchmarks", *session.arguments()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, HUGE_PAGES: "1"}) as child:
         assert child.stdout is not None
         for text in child.stdout:

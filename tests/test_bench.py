@@ -19,9 +19,9 @@ from benchmarks.records import HEADERS, Line, from_json, row
 from benchmarks.runner import Probe, Settings, run
 from benchmarks.session import Session
 from benchmarks.suites import SUITES, cases, planner
-from structconv_systems.timing import Times, alternate
 from structconv.cli import main
 from structconv.errors import ConfigError
+from structconv_systems.timing import Times, alternate
 
 FIELDS = {"suite", "case", "phase", "peer", "ratio", "memory_ratio", "roofline", "max_error", "ours_ms", "peer_ms",
           "ours_peak_mb", "peer_peak_mb", "huge_pages", "edges", "rounds", "other_load"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from structconv.mechanisms import Given
-from structconv.testing.calls import check_now
+from tests.support.calls import check_now
 from tests.support.layers import LAYERS, in_float32, over_specimens
 from tests.support.mutations import MUTATIONS, mutations
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.case import FORWARD, PHASES, Case, Comparison, Entrant, Size
+from benchmarks.rates import Work
+from benchmarks.suites.graph_peers import leaf
 from structconv import ops
 from structconv.bases import scores
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped
 from structconv.bases.positions import Lookup
-from benchmarks.case import FORWARD, PHASES, Case, Comparison, Entrant, Size
-from benchmarks.rates import Work
-from benchmarks.suites.graph_peers import leaf
 from structconv.nn import MultiheadAttention
 from structconv.primitives.native.build import compiler
 from structconv.structures import Causal, Samples

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from structconv.bases import Identity as IdentityBasis
-from structconv.bases.shift import Shift
 from benchmarks.case import FORWARD, Case, Comparison, Size, entrant
 from benchmarks.records import Line
 from benchmarks.runner import Probe, Settings, huge_pages
@@ -20,13 +18,15 @@ from benchmarks.suites.graph import build_gat, build_gcn
 from benchmarks.suites.graph_peers import copied, leaf
 from benchmarks.suites.grid import build_conv2d
 from benchmarks.suites.new_graphs import build_new_graphs
-from structconv_systems.timing import alternate
+from structconv.bases import Identity as IdentityBasis
+from structconv.bases.shift import Shift
 from structconv.mechanisms import Identity
 from structconv.nn import Conv
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
 from structconv.structures import Graph, Grid
 from structconv.theta import FullTheta
+from structconv_systems.timing import alternate
 
 __all__ = ["CASES"]
 

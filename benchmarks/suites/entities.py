@@ -12,8 +12,8 @@ from benchmarks import peers
 from benchmarks.case import Comparison, Entrant, Size, entrant
 from benchmarks.graphs import knowledge
 from benchmarks.suites.graph_peers import copied
-from structconv_systems.models.rgcn import EntityClassifier
 from structconv.structures import KnowledgeGraph
+from structconv_systems.models.rgcn import EntityClassifier
 
 __all__ = ["build_entities"]
 

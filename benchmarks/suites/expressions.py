@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.case import Comparison, Entrant, entrant
+from benchmarks.suites.graph_peers import leaf
 from structconv.bases.base import Basis
 from structconv.bases.positions import bucket
 from structconv.bases.scores import Bilinear
-from benchmarks.case import Comparison, Entrant, entrant
-from benchmarks.suites.graph_peers import leaf
 from structconv.mechanisms import ALiBi, Channels, DotProduct, Inputs, Mechanism, RelativeBias, Shifts
 from structconv.nn import Conv
 from structconv.weights import HeadBlocks

@@ -11,8 +11,8 @@ from benchmarks import peers
 from benchmarks.case import Comparison, Size, entrant
 from benchmarks.graphs import molecules
 from benchmarks.suites.graph_peers import copied, in_torch, leaf
-from structconv_systems.models.molecules import MessagePassing
 from structconv.structures import Graph, Samples, batch, membership
+from structconv_systems.models.molecules import MessagePassing
 
 __all__ = ["build_network"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv import nn as layers
 from benchmarks import peers
 from benchmarks.case import Comparison, Entrant, entrant
 from benchmarks.graphs import molecules
 from benchmarks.suites.graph_peers import copied, heads_to_rows, leaf
+from structconv import nn as layers
 from structconv.structures import Graph
 
 __all__ = ["build_new_graphs"]

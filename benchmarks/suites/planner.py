@@ -21,14 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.bases import Dense, Polynomial, Sparse
-from structconv.bases.base import Basis
-from structconv.bases.spec import stand_ins
 from benchmarks.case import BOTH, FORWARD
 from benchmarks.graphs import power_law
 from benchmarks.records import Line
 from benchmarks.runner import Probe, Settings, huge_pages
-from structconv_systems.timing import Times, alternate, clock
+from structconv.bases import Dense, Polynomial, Sparse
+from structconv.bases.base import Basis
+from structconv.bases.spec import stand_ins
 from structconv.planning.counts import Sizes
 from structconv.planning.kernel import matching
 from structconv.planning.machine import rates
@@ -37,6 +36,7 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.planning.tuning import autotune
 from structconv.primitives.native.loader import core
 from structconv.theta import FullTheta, LowRankTheta, SeparableTheta, Theta
+from structconv_systems.timing import Times, alternate, clock
 
 __all__ = ["CASES", "configuration_line", "summary"]
 

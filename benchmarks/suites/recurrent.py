@@ -13,10 +13,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from benchmarks.case import Case, Comparison, Size
 from benchmarks.suites.graph_peers import copied, in_torch
 from benchmarks.suites.sequence_peers import by_loss, embedding, step, tokens_of
+from structconv.nn import cross_entropy
 from structconv_systems.models.parser import Parser
 from structconv_systems.models.recurrent import Recurrent
 from structconv_systems.models.rnnsearch import RNNsearch
-from structconv.nn import cross_entropy
 
 __all__ = ["CASES"]
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from benchmarks.case import Comparison, Size, entrant
 from benchmarks.suites.graph_peers import copied, in_torch, layers_least, leaf
-from structconv_systems.models.nri import Decoder
 from structconv.structures import Graph
+from structconv_systems.models.nri import Decoder
 
 __all__ = ["build_rollouts"]
 

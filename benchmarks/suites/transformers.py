@@ -14,10 +14,10 @@ from benchmarks.suites.graph_peers import copied, heads_to_rows
 from benchmarks.suites.sequence_peers import embedding, step, tokens_of
 from structconv.mechanisms import DotProduct
 from structconv.mechanisms.encodings import sinusoidal
+from structconv.nn import cross_entropy
 from structconv_systems.models.characters import CharacterModel
 from structconv_systems.models.decoding import greedy
 from structconv_systems.models.transformer import Transformer
-from structconv.nn import cross_entropy
 
 __all__ = ["CASES"]
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from structconv import ops
-from structconv.bases import scores
-from structconv.bases.positions import GridLookup
 from benchmarks.case import Case, Comparison, Entrant, Size
 from benchmarks.rates import Work
 from benchmarks.suites.graph_peers import leaf
+from structconv import ops
+from structconv.bases import scores
+from structconv.bases.positions import GridLookup
 from structconv.structures import Grid, Window
 
 __all__ = ["CASES"]

@@ -6,7 +6,7 @@ Sizes are a few entries and channels; numbers are float64, drawn anew and alike 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
-from structconv.mechanisms.given import Given
 from structconv.mechanisms.grids import Cuboid
 from structconv.mechanisms.index import (
     Adjacency,
@@ -36,15 +35,15 @@ from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.mechanisms.positions import ALiBi, RelativeBias
 from structconv.nn.conv import Conv
 from structconv.structures import Causal, Graph, Grid, Padding, Samples, Window
-from structconv.testing import library
-from structconv.testing.calls import Use
-from structconv.testing.specimens import SPECIMENS, Setup, Specimen, mapped, random_numbers
+from structconv.testing.over import Make, layer_over, seeded, use
+from structconv.testing.specimens import SPECIMENS
+from structconv.testing.use import Use
 from structconv.weights import Depthwise, Full, Grouped, HeadBlocks, LowRank, Separable, Shared
+from tests.support import library
 
-__all__ = ["LAYERS", "in_float32", "layer_over", "over_specimens", "uses"]
+__all__ = ["LAYERS", "in_float32", "over_specimens", "uses"]
 
 F64, M, P, Q = torch.float64, library.M, library.P, library.Q
-Make = Callable[[], Use]
 #: Every named layer by its name, made anew at each call.
 LAYERS: dict[str, Make] = {}
 
@@ -90,36 +89,6 @@ class Graded(Mechanism):
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         first, second = self.factors.values()
         return Shift(Grid(inputs.num_inputs), self.shifts) * (first - second)
-
-
-def use(layer: nn.Module, *args: Any, **kwargs: Any) -> Use:
-    """A use of a layer in float64, whose parameters are no zeros and whose floating arguments want a gradient."""
-    layer = layer.to(F64)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            if not parameter.any():
-                parameter.normal_()
-    return Use(layer, args, kwargs).mapped(lambda t: t.requires_grad_() if t.is_floating_point() else t)
-
-
-def seeded(make: Make) -> Make:
-    """The same from equal random numbers each time."""
-    def again() -> Use:
-        with random_numbers(0):
-            return make()
-
-    return again
-
-
-def layer_over(specimen: Specimen) -> Use:
-    """A `Conv` over a specimen's mechanism, or over its basis as a user's mechanism."""
-    subject = specimen.subject()
-    if isinstance(subject, Setup):
-        other = None if subject.z is None else subject.z.shape[-1]
-        conv = Conv(subject.mechanism, P, Q, other_channels=other)
-        return use(conv, subject.x, subject.z, subject.structure)
-    lead = torch.broadcast_shapes((2,), subject.batch_shape)
-    return use(Conv(Given(mapped(subject, nn.Parameter)), P, Q), library.random(*lead, subject.num_inputs, P))
 
 
 def named(**makers: Make) -> None:

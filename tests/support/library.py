@@ -51,9 +51,9 @@ from structconv.structures import (
     batch,
 )
 from structconv.structures.places import Places
-from structconv.testing.specimens import Setup, add
+from structconv.testing.specimens import SPECIMENS, Setup, add
 
-__all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "empty_graph", "knowledge", "random", "random_graph",
+__all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "SPECIMENS", "empty_graph", "knowledge", "random", "random_graph",
            "repeated_graph", "setup", "several"]
 
 F64 = torch.float64

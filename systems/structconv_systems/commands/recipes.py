@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import Once, no_more
-from structconv.errors import ConfigError
-from structconv_systems.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv.commands.output import print_json
 from structconv.commands.table import print_table
+from structconv.errors import ConfigError
+from structconv_systems.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv_systems.train.config import Recipe, options, presets, resolve, to_json
 from structconv_systems.train.interrupt import Interrupt, Interrupted
 from structconv_systems.train.options import Trained

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from structconv.commands.options import no_more
-from structconv_systems.commands.recipes import carried_out
-from structconv.errors import ConfigError
-from structconv_systems.recipes.register import RECIPES, Entry, entry_named
 from structconv.commands.output import print_json
 from structconv.commands.table import number, print_table
+from structconv.errors import ConfigError
+from structconv_systems.commands.recipes import carried_out
+from structconv_systems.recipes.register import RECIPES, Entry, entry_named
 from structconv_systems.train.config import resolve, to_json
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.options import Measured

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from structconv.commands.options import no_more
-from structconv.errors import ConfigError, DataError
-from structconv_systems.recipes.register import recipe_of
 from structconv.commands.output import print_json
+from structconv.errors import ConfigError, DataError
 from structconv.files import write_atomically
+from structconv_systems.recipes.register import recipe_of
 from structconv_systems.train.progress import progress_for
 from structconv_systems.train.run import Run
 

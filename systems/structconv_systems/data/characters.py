@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from structconv_systems.data.text import read_json, read_text
 from structconv.errors import ConfigError, DataError
 from structconv.files import write_atomically
+from structconv_systems.data.text import read_json, read_text
 
 __all__ = ["Alphabet", "Characters", "read_characters"]
 

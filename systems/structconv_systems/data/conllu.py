@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from structconv_systems.data.text import read_lines
 from structconv.errors import DataError
+from structconv_systems.data.text import read_lines
 
 __all__ = ["Sentence", "read_conllu"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from structconv_systems.data.text import read_bytes
 from structconv.errors import DataError
+from structconv_systems.data.text import read_bytes
 
 __all__ = ["read_idx"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from structconv.errors import DataError
 from structconv_systems.data.idx import read_idx
 from structconv_systems.data.image_files import IMAGES, LABELS, class_folders, files_of, stem_files
-from structconv.errors import DataError
 
 __all__ = ["Images", "read_images"]
 

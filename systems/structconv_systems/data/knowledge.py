@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv_systems.data.text import decoded, is_natural, lines_of, read_bytes, read_lines
 from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import KnowledgeGraph
+from structconv_systems.data.text import decoded, is_natural, lines_of, read_bytes, read_lines
 
 __all__ = ["Classes", "Triples", "read_classes", "read_ntriples", "read_triples"]
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv_systems.data.tables import finite_number
-from structconv_systems.data.text import read_text
 from structconv.errors import DataError, nearest
 from structconv.shapes import check_positive
 from structconv.structures import Graph, batch
 from structconv.structures.exchange import require
+from structconv_systems.data.tables import finite_number
+from structconv_systems.data.text import read_text
 
 __all__ = ["ATOM_CHANNELS", "BOND_CHANNELS", "Molecules", "read_molecules"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from structconv_systems.data.text import read_lines
 from structconv.errors import DataError
+from structconv_systems.data.text import read_lines
 
 __all__ = ["Parallel", "in_a_row", "read_parallel"]
 

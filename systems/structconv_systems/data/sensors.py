@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structconv_systems.data.pickles import read_array_pickle
-from structconv_systems.data.tables import read_numbers, read_rows
 from structconv.errors import DataError
 from structconv.structures import Graph
+from structconv_systems.data.pickles import read_array_pickle
+from structconv_systems.data.tables import read_numbers, read_rows
 
 __all__ = ["read_adjacency", "read_locations"]
 

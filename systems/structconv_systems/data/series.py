@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from structconv_systems.data.sensors import read_adjacency
-from structconv_systems.data.tables import finite_number, read_numbers, read_rows
 from structconv.errors import DataError
 from structconv.shapes import check_choice
 from structconv.structures import Graph
+from structconv_systems.data.sensors import read_adjacency
+from structconv_systems.data.tables import finite_number, read_numbers, read_rows
 
 __all__ = ["Part", "Series", "at_twelfths", "check_times", "checked_parts", "ends_of_parts", "gaps",
            "mean_and_deviation", "read_series"]

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from structconv_systems.data.text import read_json
 from structconv.errors import ConfigError, DataError
-from structconv_systems.models.tokens import SPECIAL
-from structconv.structures.exchange import require
 from structconv.files import write_atomically
+from structconv.structures.exchange import require
+from structconv_systems.data.text import read_json
+from structconv_systems.models.tokens import SPECIAL
 
 __all__ = ["Subwords"]
 

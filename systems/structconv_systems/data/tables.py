@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from structconv_systems.data.text import read_lines
 from structconv.errors import DataError
+from structconv_systems.data.text import read_lines
 
 __all__ = ["finite_number", "read_numbers", "read_rows"]
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from structconv.errors import DataError
 
-__all__ = ["decoded", "is_natural", "json_text", "lines_of", "read_bytes", "read_json", "read_lines", "read_text"]
+__all__ = ["decoded", "is_natural", "lines_of", "read_bytes", "read_json", "read_lines", "read_text"]
 
 _GZIP = b"\x1f\x8b"
 
@@ -75,19 +73,6 @@ def read_json(path: str | Path) -> Any:
         raise DataError(path, "JSON", error.msg, line=error.lineno) from None
     except (RecursionError, ValueError) as error:  # nested too deep, or an integer of too many digits
         raise DataError(path, "JSON", error) from None
-
-
-def json_text(value: Any, indent: int | None = None) -> str:
-    """A value as JSON, which knows no number that is not finite: those are null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_bytes(path: str | Path) -> bytes:

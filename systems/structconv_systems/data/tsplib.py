@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structconv_systems.data.text import is_natural, read_lines
 from structconv.errors import DataError
+from structconv_systems.data.text import is_natural, read_lines
 
 __all__ = ["Problem", "read_problem", "read_tour"]
 

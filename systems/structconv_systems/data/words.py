@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from structconv_systems.data.text import read_json
 from structconv.errors import ConfigError, DataError
-from structconv_systems.models.tokens import SPECIAL, UNKNOWN
 from structconv.files import write_atomically
+from structconv_systems.data.text import read_json
+from structconv_systems.models.tokens import SPECIAL, UNKNOWN
 
 __all__ = ["Vocabulary"]
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from structconv.errors import ConfigError
 from structconv.mechanisms import DotProduct, Shifts
-from structconv_systems.models.blocks import Block, Stack, Tokens
-from structconv_systems.models.recurrent import Recurrent
 from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.weights import LowRank
+from structconv_systems.models.blocks import Block, Stack, Tokens
+from structconv_systems.models.recurrent import Recurrent
 
 __all__ = ["ARCHITECTURES", "Cost", "Recurrence", "SequenceClassifier", "layer_of", "predicted"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from structconv.mechanisms import DotProduct, Rotary
-from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 from structconv.shapes import check_divides, check_positive
 from structconv.structures import Causal, Window
+from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
 
 __all__ = ["CharacterModel"]
 

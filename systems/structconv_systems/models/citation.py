@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from structconv.bases.sparse import Sparse
 from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev, Mechanism
 from structconv.memo import derived
-from structconv_systems.models.sparse_input import SparseConv, drop_values
 from structconv.nn import Conv
 from structconv.structures import Graph
+from structconv_systems.models.sparse_input import SparseConv, drop_values
 
 __all__ = ["CitationNetwork", "chebyshev", "gat", "gcn"]
 

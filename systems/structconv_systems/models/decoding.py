@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ConfigError
+from structconv.shapes import check_choice, check_natural, check_positive
 from structconv_systems.models.beams import Beams, Search
 from structconv_systems.models.protocol import Decoding, next_logits
-from structconv.shapes import check_choice, check_natural, check_positive
 
 __all__ = ["LARGEST_PENALTY", "Decoding", "beam", "greedy", "sample"]
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from structconv_systems.models.sight import Sight
 from structconv.nn import GraphNetwork, Linear
 from structconv.structures import Graph
+from structconv_systems.models.sight import Sight
 
 __all__ = ["InteractionNetwork"]
 

@@ -18,12 +18,12 @@ from structconv.mechanisms import (
     Mechanism,
     PredictedPosition,
 )
-from structconv_systems.models.recurrent import Recurrent, lstm_step
-from structconv_systems.models.tokens import PAD
 from structconv.nn import Conv, Linear
 from structconv.nn.prepared import Prepared
 from structconv.shapes import check_choice, check_positive
 from structconv.structures import Padding, Window
+from structconv_systems.models.recurrent import Recurrent, lstm_step
+from structconv_systems.models.tokens import PAD
 
 __all__ = ["Luong", "LuongDecoding", "alignment"]
 

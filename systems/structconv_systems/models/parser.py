@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.mechanisms import BiAffine, Cuboid
+from structconv.nn import Conv, Linear
 from structconv_systems.models.recurrent import Recurrent, shared_dropout
 from structconv_systems.models.tokens import PAD
 from structconv_systems.models.trees import best_trees
-from structconv.nn import Conv, Linear
 
 __all__ = ["Parser"]
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from structconv.errors import ConfigError
 from structconv.mechanisms import STRUCTURE, Additive
-from structconv_systems.models.recurrent import Recurrent, gated
-from structconv_systems.models.tokens import PAD
 from structconv.nn import Conv, Linear
 from structconv.structures import Padding
+from structconv_systems.models.recurrent import Recurrent, gated
+from structconv_systems.models.tokens import PAD
 
 __all__ = ["RNNsearch", "RNNsearchDecoding"]
 

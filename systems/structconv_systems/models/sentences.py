@@ -7,8 +7,8 @@ from typing import NamedTuple, Self
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv_systems.models.tokens import PAD
 from structconv.structures import Padding, Samples, Support
+from structconv_systems.models.tokens import PAD
 
 __all__ = ["Sentences"]
 

@@ -12,11 +12,11 @@ from structconv.analysis.layers import layer_bases
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
 from structconv.memo import is_plain
-from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
-from structconv_systems.models.sentences import Sentences
 from structconv.nn import Conv, Linear
 from structconv.shapes import check_divides, check_positive
 from structconv.structures import Causal, Padding, Samples
+from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
+from structconv_systems.models.sentences import Sentences
 
 __all__ = ["Transformer"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from structconv.analysis.flops import forward_flops
-from structconv_systems.timing import alternate
+from structconv.commands.table import print_table
 from structconv_systems.data.generated import MARKS, NOISE, Labelled, temporal_order
 from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
 from structconv_systems.recipes.generated import Classification, parts_of
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.options.comparisons import Architectures
-from structconv.commands.table import print_table
+from structconv_systems.timing import alternate
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of

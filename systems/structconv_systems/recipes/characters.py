@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from structconv.analysis.layers import layer_bases
-from structconv_systems.data.characters import Alphabet, read_characters
-from structconv_systems.data.characters import Characters as Text
 from structconv.errors import DataError
-from structconv_systems.models.characters import CharacterModel
-from structconv_systems.models.decoding import sample
 from structconv.nn import cross_entropy
 from structconv.pictures import basis_png
+from structconv_systems.data.characters import Alphabet, read_characters
+from structconv_systems.data.characters import Characters as Text
+from structconv_systems.models.characters import CharacterModel
+from structconv_systems.models.decoding import sample
 from structconv_systems.recipes.options.sequences import Characters
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.progress import Progress

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.bases.sparse import Sparse
+from structconv.structures.graph import Graph
 from structconv_systems.data.planetoid import Planetoid, read_planetoid
 from structconv_systems.models import citation as networks
 from structconv_systems.recipes.options.citation import Cora, CoraCheb, CoraGAT, CoraGCN
-from structconv.structures.graph import Graph
 from structconv_systems.train.loop import Schedule, Task
 from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import LossWindow, Patience, Stopping

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv.errors import DataError
 from structconv_systems import scenes
 from structconv_systems.data.idx import read_idx
 from structconv_systems.data.moving import Films
-from structconv.errors import DataError
 from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_without_grid
 from structconv_systems.recipes.options.convlstm import MovingDigits
 from structconv_systems.train.batches import Batches

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv.errors import DataError
+from structconv.mechanisms import Identity
+from structconv.structures import Graph
 from structconv_systems import scenes
 from structconv_systems.data.sensors import read_locations
 from structconv_systems.data.series import (
@@ -24,12 +27,9 @@ from structconv_systems.data.series import (
     mean_and_deviation,
     read_series,
 )
-from structconv.errors import DataError
-from structconv.mechanisms import Identity
 from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
 from structconv_systems.models.series import History
 from structconv_systems.recipes.options.dcrnn import Traffic
-from structconv.structures import Graph
 from structconv_systems.train.batches import Batches
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of

@@ -10,8 +10,8 @@ import torch
 
 from structconv.analysis.layers import layer_bases
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism, Shifts
-from structconv_systems.models.transformer import Transformer as Model
 from structconv.pictures import basis_png
+from structconv_systems.models.transformer import Transformer as Model
 from structconv_systems.recipes.options.sequences import FixedHeads
 from structconv_systems.recipes.translation import TranslationTask, telling, translation_jobs, translator
 from structconv_systems.train.run import Run

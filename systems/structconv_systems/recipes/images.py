@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import nn
 
-from structconv_systems.data.images import Images, read_images
 from structconv.errors import DataError
+from structconv_systems.data.images import Images, read_images
 from structconv_systems.recipes.generated import Classification
 from structconv_systems.recipes.options.images import OnImages
 from structconv_systems.train.study import Job, jobs_of

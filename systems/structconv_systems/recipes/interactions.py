@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from structconv.commands.table import print_table
+from structconv.structures import Graph
 from structconv_systems import scenes
 from structconv_systems.data.physics import Balls, Gravity, Newtonian, Simulations, String
 from structconv_systems.models.interactions import InteractionNetwork
 from structconv_systems.models.sight import InBox, InSpace, OnString, Sight
 from structconv_systems.recipes.options import interactions as options
-from structconv.commands.table import print_table
-from structconv.structures import Graph
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from structconv_systems.models.luong import Luong as Model
 from structconv.pictures import basis_png
+from structconv_systems.models.luong import Luong as Model
 from structconv_systems.recipes.options.sequences import Luong
 from structconv_systems.recipes.translation import Translator, telling, translation_jobs, translator
 from structconv_systems.train.progress import Progress

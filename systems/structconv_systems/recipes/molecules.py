@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from structconv.errors import DataError
+from structconv.structures import Graph
 from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, read_molecules
 from structconv_systems.data.molecules import Molecules as Data
 from structconv_systems.data.series import ends_of_parts
-from structconv.errors import DataError
 from structconv_systems.models.molecules import MessagePassing
 from structconv_systems.recipes.options.molecules import Molecules
 from structconv_systems.scenes import agreement
-from structconv.structures import Graph
 from structconv_systems.train.batches import Batches, generator
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from structconv_systems.timing import alternate
-from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
+from structconv.commands.table import print_table
 from structconv.nn import NonLocalBlock
 from structconv.pictures import images_png
+from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.images import parts_of, trainings
 from structconv_systems.recipes.options.images import NonLocal
-from structconv.commands.table import print_table
+from structconv_systems.timing import alternate
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, parameters_of

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv.commands.table import print_table
+from structconv.structures import Graph
 from structconv_systems import scenes
 from structconv_systems.data.physics import SYSTEMS, Simulations
 from structconv_systems.models.nri import Correlation, Encoder, RelationalInference
 from structconv_systems.recipes.options import physics as options
-from structconv.commands.table import print_table
-from structconv.structures import Graph
 from structconv_systems.train.batches import Batches
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from structconv.pictures import basis_png
 from structconv_systems.data.conllu import Sentence, read_conllu
 from structconv_systems.data.words import Vocabulary
 from structconv_systems.models.parser import Parser as Model
 from structconv_systems.models.tokens import PAD
-from structconv.pictures import basis_png
 from structconv_systems.recipes.options.sequences import Parser
 from structconv_systems.train.batches import Batches
 from structconv_systems.train.run import Run

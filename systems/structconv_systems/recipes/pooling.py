@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from structconv.pictures import basis_png
 from structconv_systems.data.generated import QUESTIONS, Labelled, entry_channels, labelled_entries
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
-from structconv.pictures import basis_png
 from structconv_systems.recipes.generated import Classification, parts_of
 from structconv_systems.recipes.options.comparisons import Pooling
 from structconv_systems.train.run import Run

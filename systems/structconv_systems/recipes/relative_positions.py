@@ -6,15 +6,15 @@ from functools import partial
 from typing import Any
 
 from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Mechanism, RelativeBias, RelativeKey, Rotary
-from structconv_systems.models.transformer import Transformer as Model
 from structconv.nn import Conv, RelativeValue
 from structconv.pictures import curves_png
+from structconv.structures import Causal
+from structconv.weights import LowRank
+from structconv_systems.models.transformer import Transformer as Model
 from structconv_systems.recipes.options.sequences import RelativePositions
 from structconv_systems.recipes.translation import translation_jobs
-from structconv.structures import Causal
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study
-from structconv.weights import LowRank
 
 __all__ = ["RUNNER", "attention", "network"]
 

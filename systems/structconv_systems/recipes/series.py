@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from structconv.errors import DataError
+from structconv.pictures import forecast_png
 from structconv_systems.data.series import (
     Part,
     at_twelfths,
@@ -23,9 +25,7 @@ from structconv_systems.data.series import (
     mean_and_deviation,
     read_series,
 )
-from structconv.errors import DataError
 from structconv_systems.models.series import Forecaster, LastValue
-from structconv.pictures import forecast_png
 from structconv_systems.recipes.options.series import Series
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.run import Run

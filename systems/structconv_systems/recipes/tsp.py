@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.errors import DataError
 from structconv_systems.data.tours import distances, exact, lengths, local_search, uniform, ways
 from structconv_systems.data.tsplib import read_problem, read_tour
-from structconv.errors import DataError
 from structconv_systems.models.decoding import greedy, sample
 from structconv_systems.models.tours import BEGIN, TourDecoding, TourModel
 from structconv_systems.recipes.baselines import Baseline, Exponential, Rollout, Shared

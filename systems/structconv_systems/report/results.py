@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from structconv_systems.data.text import json_text, read_json
-from structconv.errors import DataError
+from structconv.commands.output import json_text
 from structconv.commands.table import number
+from structconv.errors import DataError
 from structconv.files import write_atomically
+from structconv_systems.data.text import read_json
 
 __all__ = ["outcome", "record", "render"]
 

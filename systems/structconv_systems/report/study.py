@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from structconv_systems.report.html import figure, page, paragraph, section, table
 from structconv.commands.table import number
+from structconv_systems.report.html import figure, page, paragraph, section, table
 
 __all__ = ["study_page"]
 

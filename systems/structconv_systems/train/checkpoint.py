@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from structconv_systems.data.hashing import sha256_of
 from structconv.errors import ConfigError, StructureError
 from structconv.files import flush_folder, write_flushed
+from structconv_systems.data.hashing import sha256_of
 from structconv_systems.train.state import pack, unpack
 
 __all__ = ["Checkpoint", "Checkpoints"]

@@ -7,15 +7,13 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PACKAGES", "environment", "processor", "version", "versions"]
+import structconv
+from structconv.commands.versions import PACKAGES, processor, version, versions
 
-#: What the extras bring, beside torch.
-PACKAGES = ("numpy", "scipy", "networkx", "scikit-learn", "matplotlib", "rich", "safetensors", "tokenizers",
-            "sacrebleu", "rdkit", "tensorboard")
+__all__ = ["environment"]
 
 
 def environment() -> dict[str, Any]:
@@ -29,24 +27,10 @@ def environment() -> dict[str, Any]:
             "command": ["structconv", *sys.argv[1:]]}
 
 
-def version(package: str) -> str | None:
-    """The installed version of a package; `None` where there is none."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Those of the packages that are installed."""
-    return {name: found for name in packages if (found := version(name)) is not None}
-
-
 def _commit() -> str | None:
-    """The commit that the package was read from, with a plus sign where files were changed; `None` outside git."""
+    """The commit that both packages were read from, with a plus sign where files were changed; `None` outside git."""
     source = Path(__file__).parents[1]
+    library = Path(structconv.__file__).parent
 
     def git(*words: str) -> str | None:
         try:
@@ -55,13 +39,9 @@ def _commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    commit = git("log", "-1", "--format=%h", "--", str(source))
-    return commit + ("+" if git("status", "--porcelain", "--", str(source)) else "") if commit else None
-
-
-def processor() -> str:
-    """The processor's name as Linux gives it, else what Python knows of it."""
-    known = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in known.read_text().splitlines()
-             if line.startswith("model name")] if known.is_file() else []
-    return names[0] if names else platform.processor() or platform.machine()
+    top = git("rev-parse", "--show-toplevel")
+    if top is None:
+        return None
+    places = [str(place) for place in (source, library) if place.is_relative_to(top)]  # a library elsewhere is no part
+    commit = git("log", "-1", "--format=%h", "--", *places)
+    return commit + ("+" if git("status", "--porcelain", "--", *places) else "") if commit else None

@@ -9,25 +9,35 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from structconv.commands.stop import Stop
+
 __all__ = ["EXIT_DIVERGED", "EXIT_INTERRUPTED", "Diverged", "Interrupt", "Interrupted"]
 
 EXIT_DIVERGED, EXIT_INTERRUPTED = 4, 75
 
 
-class Interrupted(Exception):
+class Interrupted(Stop):
     """A training was asked to stop, has saved its state, and stops.
 
     Args:
         message: what stopped and where. run: the folder of its run, where that is known.
     """
 
+    exit_code = EXIT_INTERRUPTED
+
     def __init__(self, message: str, run: Path | None = None) -> None:
         super().__init__(message)
         self.run = run
 
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"interrupted": True, "run": str(self.run)}
 
-class Diverged(Exception):
+
+class Diverged(Stop):
     """Losses or gradients of a training were not finite too often."""
+
+    exit_code = EXIT_DIVERGED
 
 
 class Interrupt:

@@ -63,8 +63,8 @@ class Schedule:
 
     Attributes:
         steps: at most. seed: of Python's, numpy's and torch's global generators, when the task is made.
-        stopping: a rule of `structconv_systems.train.stopping`, which says after each validation whether these weights are
-            kept and whether to stop; a fresh one for each training. Where it keeps none, the last are the result.
+        stopping: a rule of `structconv_systems.train.stopping`, which says after each validation whether these weights
+            are kept and whether to stop; a fresh one for each training. Where it keeps none, the last are the result.
         validate_every: steps; the last one is followed by a validation too.
         checkpoint_every: steps.
     """

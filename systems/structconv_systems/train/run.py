@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from structconv_systems.data.hashing import sha256_of
-from structconv_systems.data.text import json_text, read_json, read_text
+from structconv.commands.output import json_text
 from structconv.errors import ConfigError, DataError, StructconvError
+from structconv.files import write_atomically
+from structconv_systems.data.hashing import sha256_of
+from structconv_systems.data.text import read_json, read_text
 from structconv_systems.scenes import Drawing
 from structconv_systems.train.config import Recipe, to_json
 from structconv_systems.train.environment import environment
-from structconv.files import write_atomically
 from structconv_systems.train.lock import locked
 
 __all__ = ["Metrics", "Run", "check_new"]

@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.analysis.flops import counted
+from structconv.commands.table import number, print_table
 from structconv.errors import ConfigError
 from structconv_systems.report.study import study_page
-from structconv.commands.table import number, print_table
 from structconv_systems.train.checkpoint import Checkpoints
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.loop import Schedule, Task, fit

@@ -7,8 +7,8 @@ import gzip
 import pytest
 import torch
 
-from structconv_systems.data.characters import Alphabet, read_characters
 from structconv.errors import ConfigError, DataError
+from structconv_systems.data.characters import Alphabet, read_characters
 
 
 def test_tiny_shakespeare_is_split_as_usual(data_dir):

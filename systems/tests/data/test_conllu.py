@@ -6,8 +6,8 @@ import gzip
 
 import pytest
 
-from structconv_systems.data.conllu import read_conllu
 from structconv.errors import DataError
+from structconv_systems.data.conllu import read_conllu
 
 
 @pytest.mark.parametrize("part, sentences, words", [("train", 12_544, 204_577), ("dev", 2001, 25_147),

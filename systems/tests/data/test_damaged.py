@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from structconv.errors import DataError
 from structconv_systems.data.characters import Alphabet, read_characters
 from structconv_systems.data.conllu import read_conllu
 from structconv_systems.data.idx import read_idx
@@ -17,7 +18,6 @@ from structconv_systems.data.sensors import read_locations
 from structconv_systems.data.series import read_series
 from structconv_systems.data.subwords import Subwords
 from structconv_systems.data.words import Vocabulary
-from structconv.errors import DataError
 
 TREE = """# text = Dogs don't run
 1\tDogs\tdog\tNOUN\tNNS\tNumber=Plur\t4\tnsubj\t_\t_

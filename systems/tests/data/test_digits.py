@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv_systems.data.digits import load_digits
 from structconv.errors import ConfigError
+from structconv_systems.data.digits import load_digits
 
 
 def test_sizes_and_range():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv_systems.data.generated import NOISE, QUESTIONS, entry_channels, labelled_entries, temporal_order
 from structconv.errors import ConfigError
+from structconv_systems.data.generated import NOISE, QUESTIONS, entry_channels, labelled_entries, temporal_order
 
 
 def test_marks_stand_between_the_bounds_and_make_the_label():

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from structconv.errors import DataError
 from structconv_systems.data.idx import read_idx
 from structconv_systems.data.image_files import files_of
 from structconv_systems.data.images import read_images
-from structconv.errors import DataError
 
 TYPES = [(0x08, "u1", torch.uint8), (0x09, "i1", torch.int8), (0x0B, ">i2", torch.int16), (0x0C, ">i4", torch.int32),
          (0x0D, ">f4", torch.float32), (0x0E, ">f8", torch.float64)]

@@ -9,8 +9,8 @@ import tarfile
 import pytest
 import torch
 
-from structconv_systems.data.knowledge import read_classes, read_ntriples, read_triples
 from structconv.errors import ConfigError, DataError
+from structconv_systems.data.knowledge import read_classes, read_ntriples, read_triples
 
 TRAIN, VALID, TEST = "a\tlikes\tb\nb\tknows\tc c\n\n", "c c likes a\n".replace("c c", "b"), "b\tlikes\tc c\n"
 

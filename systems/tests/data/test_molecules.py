@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, read_molecules
 from structconv.errors import ConfigError, DataError
 from structconv.structures import Graph
+from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, read_molecules
 
 pytest.importorskip("rdkit")
 HEAD = "name,smiles,y\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv_systems.data.moving import Films
 from structconv.errors import ConfigError
+from structconv_systems.data.moving import Films
 
 IMAGES = torch.rand(5, 4, 6, generator=torch.Generator().manual_seed(0)) + 0.1
 

@@ -7,8 +7,8 @@ import gzip
 
 import pytest
 
-from structconv_systems.data.parallel import Parallel, in_a_row, read_parallel
 from structconv.errors import DataError
+from structconv_systems.data.parallel import Parallel, in_a_row, read_parallel
 
 
 @pytest.mark.parametrize("part, pairs", [("train", 29_000), ("val", 1014), ("test_2016_flickr", 1000)])

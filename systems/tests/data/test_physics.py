@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from structconv_systems.data.physics import SYSTEMS, Balls, Charges, Gravity, Oscillators, Springs, String
 from structconv.errors import ConfigError
+from structconv_systems.data.physics import SYSTEMS, Balls, Charges, Gravity, Oscillators, Springs, String
 
 EACH = pytest.mark.parametrize("system", [made() for made in SYSTEMS.values()], ids=list(SYSTEMS))
 

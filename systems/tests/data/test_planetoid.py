@@ -16,11 +16,11 @@ import torch
 from scipy.sparse import csr_matrix
 
 from structconv.cli import main
+from structconv.errors import DataError
 from structconv_systems.data.pickles import read_array_pickle
 from structconv_systems.data.planetoid import read_planetoid
-from structconv.errors import DataError
 
-SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "shared" / "data"))
+SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[4] / "shared" / "data"))
 needs_cora = pytest.mark.skipif(not (SHARED / "planetoid" / "ind.cora.x").is_file(),
                                 reason="the Planetoid files are not beside the repository (STRUCTCONV_DATA)")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from structconv.errors import DataError
 from structconv_systems.data.sensors import read_adjacency, read_locations
 from structconv_systems.data.series import read_series
-from structconv.errors import DataError
 
 NAMES, WEIGHTS = ("a", "b", "c"), [[1.0, 0.0, 0.5], [0.0, 0.0, 2.0], [0.0, 0.25, 0.0]]
 

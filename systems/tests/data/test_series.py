@@ -7,8 +7,8 @@ import gzip
 import pytest
 import torch
 
-from structconv_systems.data.series import ends_of_parts, read_series
 from structconv.errors import ConfigError, DataError
+from structconv_systems.data.series import ends_of_parts, read_series
 
 
 def test_los_loop_has_its_published_counts(data_dir):

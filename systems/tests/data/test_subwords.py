@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from structconv.errors import ConfigError, DataError
 from structconv_systems.data.parallel import read_parallel
 from structconv_systems.data.subwords import Subwords
-from structconv.errors import ConfigError, DataError
 
-pytest.importorskip("tokenizers", reason="the library tokenizers is not installed: pip install 'structconv[train]'")
+pytest.importorskip("tokenizers", reason="the library tokenizers is not installed: pip install structconv-systems")
 
 LINES = ["Two young, White males are outside near many bushes.", "Zwei junge weiße Männer sind im Freien.",
          "Several men in hard hats are operating a giant pulley system.", "Mehrere Männer mit Schutzhelmen bedienen.",

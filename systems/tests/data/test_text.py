@@ -8,8 +8,9 @@ import json
 
 import pytest
 
-from structconv_systems.data.text import json_text, read_json, read_lines, read_text
+from structconv.commands.output import json_text
 from structconv.errors import DataError
+from structconv_systems.data.text import read_json, read_lines, read_text
 
 zipped = functools.partial(gzip.compress, mtime=0)
 TEXT = "Zwei junge weiße Männer\nim Freien\n"

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from structconv_systems.data.tours import distances, exact, held_karp, lengths, local_search, uniform, ways
 from structconv.errors import ConfigError, ShapeError
+from structconv_systems.data.tours import distances, exact, held_karp, lengths, local_search, uniform, ways
 
 
 def of_all(table):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structconv.errors import DataError
 from structconv_systems.data.tours import lengths
 from structconv_systems.data.tsplib import read_problem, read_tour
-from structconv.errors import DataError
 
 OPTIMA = {"a280": 2579, "berlin52": 7542, "eil101": 629, "eil51": 426, "kroA100": 21282, "st70": 675}
 HEAD = "NAME : a\nTYPE : TSP\nDIMENSION : {n}\nEDGE_WEIGHT_TYPE : {kind}\n"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from structconv_systems.data.words import Vocabulary
 from structconv.errors import ConfigError, DataError
+from structconv_systems.data.words import Vocabulary
 
 SENTENCES = [["the", "dog", "saw", "the", "cat"], ["a", "dog", "ran"]]
 

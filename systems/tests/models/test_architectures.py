@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from structconv.analysis.flops import forward_flops
-from structconv_systems.data.generated import MARKS, NOISE, temporal_order
 from structconv.errors import ConfigError
+from structconv_systems.data.generated import MARKS, NOISE, temporal_order
 from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
 from systems.tests.models.sequences import check_saved
 

@@ -7,8 +7,8 @@ import torch
 
 from structconv.analysis.fields import receptive_field
 from structconv.analysis.flops import forward_flops
-from structconv_systems.models.digits import VARIANTS, PixelNetwork
 from structconv.primitives.products import product
+from structconv_systems.models.digits import VARIANTS, PixelNetwork
 from structconv_systems.recipes.options.digits import DIGIT_BASES
 
 

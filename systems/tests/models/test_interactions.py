@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structconv.structures import Graph
 from structconv_systems.data.physics import Balls, Gravity, String
 from structconv_systems.models.interactions import InteractionNetwork
 from structconv_systems.models.sight import InBox, InSpace, OnString
-from structconv.structures import Graph
 from systems.tests.models.sequences import check_saved
 
 SYSTEMS = {"gravity": (Gravity(bodies=4, softening=5.0), InSpace(1e-3)),

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from structconv.errors import ConfigError
-from structconv_systems.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
 from structconv.structures import Graph
+from structconv_systems.models.mnist_cheb import GraphLeNet, GridLeNet, pixel_graph
 from systems.tests.models.images import check_apart, check_exported, check_overfits, drawn
 from systems.tests.models.sequences import check_saved
 

@@ -8,8 +8,8 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 from structconv.errors import ConfigError
-from structconv_systems.models.molecules import MessagePassing
 from structconv.structures import Graph, batch
+from structconv_systems.models.molecules import MessagePassing
 from systems.tests.models.sequences import check_saved
 
 ATOMS, BONDS = 5, 3

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structconv.structures import Graph
 from structconv_systems.data.physics import Springs
 from structconv_systems.models.nri import Correlation, Decoder, Encoder, RelationalInference
-from structconv.structures import Graph
 from systems.tests.models.sequences import check_saved
 
 GRAPH, T, HORIZON = Graph.complete(4), 12, 4

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from structconv_systems.data.generated import entry_channels, labelled_entries
 from structconv.errors import ConfigError
+from structconv_systems.data.generated import entry_channels, labelled_entries
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
 from systems.tests.models.sequences import check_saved
 

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from structconv.errors import ConfigError, StructureError
-from structconv_systems.models.rgcn import EntityClassifier, EntityTable, LinkPredictor
 from structconv.nn import RelationalConv
 from structconv.structures import KnowledgeGraph
+from structconv_systems.models.rgcn import EntityClassifier, EntityTable, LinkPredictor
 from systems.tests.models.sequences import check_saved
 
 N, K = 12, 3

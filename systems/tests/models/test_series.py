@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from structconv_systems.data.series import gaps
 from structconv.errors import ConfigError
+from structconv_systems.data.series import gaps
 from structconv_systems.models.series import ATTENTION, Forecaster, History, LastValue
 from systems.tests.models.sequences import check_saved
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from structconv_systems.data.tours import uniform, ways
 from structconv.errors import ConfigError
+from structconv_systems.data.tours import uniform, ways
 from structconv_systems.models.decoding import greedy, sample
 from structconv_systems.models.tours import BEGIN, TourModel
 from systems.tests.models.sequences import check_saved

@@ -18,12 +18,12 @@ from structconv.mechanisms import (
     Rotary,
     Shifts,
 )
-from structconv_systems.models.characters import CharacterModel
-from structconv_systems.models.decoding import beam, greedy, sample
-from structconv_systems.models.transformer import Transformer
 from structconv.nn import Conv, RelativeValue
 from structconv.structures import Causal
 from structconv.weights import LowRank
+from structconv_systems.models.characters import CharacterModel
+from structconv_systems.models.decoding import beam, greedy, sample
+from structconv_systems.models.transformer import Transformer
 
 C, K, V = 16, 4, 20
 SIZES = {"channels": C, "heads": K, "layers": 2, "hidden": 32}

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms import Relations, Walks
-from structconv_systems.models.walks import WalkScores
 from structconv.structures import KnowledgeGraph, batch
+from structconv_systems.models.walks import WalkScores
 from systems.tests.models.sequences import check_saved
 
 N, K = 9, 3

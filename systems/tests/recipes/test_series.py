@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from structconv_systems.data.series import mean_and_deviation
 from structconv.errors import DataError
+from structconv_systems.data.series import mean_and_deviation
 from structconv_systems.models.series import LastValue
 from structconv_systems.recipes.options.series import Series
 from structconv_systems.recipes.series import Histories

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from structconv.cli import main
-from structconv_systems.data.tours import distances, uniform
 from structconv.errors import ConfigError
+from structconv_systems.data.tours import distances, uniform
 from structconv_systems.models.tours import TourModel
 from structconv_systems.recipes.baselines import Exponential, Rollout, Shared, better
 from structconv_systems.recipes.options.tsp import TSP

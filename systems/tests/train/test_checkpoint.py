@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from structconv_systems.data.hashing import sha256_of
 from structconv.errors import StructureError
+from structconv_systems.data.hashing import sha256_of
 from structconv_systems.train.checkpoint import Checkpoint, Checkpoints, load
 from structconv_systems.train.state import capture_generators, pack, restore_generators, seed_everything, unpack
 

@@ -1,7 +1,7 @@
 """What may change between two calls of a layer: each change gives what a fresh layer gives, or an error that says why.
 
     import pytest
-    from structconv.testing.calls import Use
+    from structconv.testing.use import Use
     from tests.support.mutations import mutations
 
     @pytest.mark.parametrize("check", mutations(lambda: Use(MyLayer(4).double(), (x, graph))), ids=str)

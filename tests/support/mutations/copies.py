@@ -9,8 +9,9 @@ import pickle
 import torch
 from torch import Tensor, nn
 
-from structconv.testing.calls import Use, check_now, with_tensors
 from structconv.testing.checks import same
+from structconv.testing.use import Use
+from tests.support.calls import check_now, with_tensors
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import other, trains
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from structconv.errors import ShapeError
 from structconv.structures import Graph, KnowledgeGraph
 from structconv.structures.values import map_tensors, tensors_in
-from structconv.testing.calls import Use, as_written, check_now, forgotten
 from structconv.testing.checks import same
+from structconv.testing.use import Use
+from tests.support.calls import as_written, check_now, forgotten
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import cast, refusal, trains
 

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.mechanisms.expression import Position
 from structconv.structures import Samples
-from structconv.testing.calls import Use, as_written, check_now, forgotten, joined
 from structconv.testing.checks import same
+from structconv.testing.use import Use, joined
+from tests.support.calls import as_written, check_now, forgotten
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import cast, compare, has_graph, has_random_numbers
 

@@ -14,12 +14,13 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
-from structconv.testing.calls import Use, as_written, check_now, with_tensors
 from structconv.testing.checks import same
+from structconv.testing.specimens import mapped
+from structconv.testing.use import Use
+from structconv.weights import Weight
+from tests.support.calls import as_written, check_now, with_tensors
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import other, refusal
-from structconv.testing.specimens import mapped
-from structconv.weights import Weight
 
 __all__: list[str] = []
 

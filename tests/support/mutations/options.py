@@ -13,8 +13,9 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.options import options
 from structconv.nn.layer import Layer
-from structconv.testing.calls import Use, as_written, check_now
 from structconv.testing.checks import same
+from structconv.testing.use import Use
+from tests.support.calls import as_written, check_now
 from tests.support.mutations.register import mutation
 
 __all__: list[str] = []

@@ -17,7 +17,8 @@ from structconv.mechanisms.given import Given
 from structconv.mechanisms.operations import Factor
 from structconv.planning import plan as planning
 from structconv.structures.values import tensors_in
-from structconv.testing.calls import Use, as_written, check_now, with_tensors
+from structconv.testing.use import Use
+from tests.support.calls import as_written, check_now, with_tensors
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import compare, of_the_package, other, own_structures, owners, trains
 

@@ -22,11 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from structconv.nn import ConvGRUCell, ConvLSTMCell
 from structconv.structures.values import map_tensors
-from structconv.testing.calls import Use, as_written, forgotten, joined
 from structconv.testing.checks import F64, same
+from structconv.testing.specimens import random_numbers
+from structconv.testing.use import Use, joined
+from tests.support.calls import as_written, forgotten
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import cast, refusal, trains
-from structconv.testing.specimens import random_numbers
 
 __all__ = ["Chain", "Rounded", "chain", "on_meta", "roundings"]
 

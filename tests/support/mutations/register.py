@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from structconv.testing.calls import Use
+from structconv.testing.use import Use
 
 __all__ = ["MUTATIONS", "Check", "Mutation", "always", "mutation", "mutations"]
 

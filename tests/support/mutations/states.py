@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from structconv.roles import state_keys
-from structconv.testing.calls import Use, check_now
+from structconv.testing.use import Use
+from tests.support.calls import check_now
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import masks, other, trains
 

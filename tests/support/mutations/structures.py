@@ -15,8 +15,9 @@ from structconv.mechanisms.masks import Mask
 from structconv.nn.conv import Conv
 from structconv.structures import Graph, KnowledgeGraph, Padding, Support, batch
 from structconv.structures.values import map_tensors, tensors_in
-from structconv.testing.calls import Use, as_written, check_now, joined
 from structconv.testing.checks import same
+from structconv.testing.use import Use, joined
+from tests.support.calls import as_written, check_now
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import (
     has_graph,

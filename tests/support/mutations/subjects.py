@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
 from structconv.structures import Graph, KnowledgeGraph
-from structconv.testing.calls import Use
 from structconv.testing.checks import same_gradients
+from structconv.testing.use import Use
 
 __all__ = ["cast", "compare", "has_graph", "has_masks", "has_random_numbers", "masks", "of_the_package", "other",
            "own_structures", "owners", "refusal", "smooth", "trains"]

@@ -11,8 +11,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from structconv.testing.calls import Use, as_written, check_now, forgotten
 from structconv.testing.checks import same
+from structconv.testing.use import Use
+from tests.support.calls import as_written, check_now, forgotten
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import smooth, trains
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from structconv_systems.data.image_files import files_of
 from structconv.errors import ConfigError
+from structconv_systems.data.image_files import files_of
 from structconv_systems.recipes.options.sequences import OnFiles
 from structconv_systems.train.config import option
 

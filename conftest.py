@@ -33,7 +33,7 @@ def seed() -> int:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of data sets: STRUCTCONV_DATA, or shared/data beside the repository."""
-    folder = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    folder = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[1] / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no data sets at {folder}; name their folder by STRUCTCONV_DATA")
     return folder
