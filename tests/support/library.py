@@ -53,8 +53,8 @@ from structconv.structures import (
 from structconv.structures.places import Places
 from structconv.testing.specimens import SPECIMENS, Setup, add
 
-__all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "SPECIMENS", "empty_graph", "knowledge", "random", "random_graph",
-           "repeated_graph", "setup", "several"]
+__all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "SPECIMENS", "empty_graph", "knowledge", "random",
+           "random_graph", "repeated_graph", "setup", "several"]
 
 F64 = torch.float64
 M, P, Q, HEADS = 6, 4, 3, 2
