@@ -15,9 +15,9 @@ from torch import Tensor
 from structconv.errors import DataError, nearest
 from structconv.shapes import check_positive
 from structconv.structures import Graph, batch
-from structconv.structures.exchange import require
 from structconv_systems.data.tables import finite_number
 from structconv_systems.data.text import read_text
+from structconv_systems.optional import require
 
 __all__ = ["ATOM_CHANNELS", "BOND_CHANNELS", "Molecules", "read_molecules"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from structconv.errors import ConfigError, DataError
 from structconv.files import write_atomically
-from structconv.structures.exchange import require
 from structconv_systems.data.text import read_json
 from structconv_systems.models.tokens import SPECIAL
+from structconv_systems.optional import require
 
 __all__ = ["Subwords"]
 
@@ -112,7 +112,7 @@ class Subwords:
 
 
 def _library() -> Any:
-    return require("tokenizers", "Subwords", "train")
+    return require("tokenizers", "Subwords")
 
 
 def _letters(library: Any) -> list[str]:

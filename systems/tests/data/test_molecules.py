@@ -126,5 +126,5 @@ def test_all_molecules_bad(tmp_path):
 
 def test_without_rdkit(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rdkit.Chem", None)
-    with pytest.raises(ConfigError, match=r"rdkit must be installed.*pip install 'structconv\[molecules\]'"):
+    with pytest.raises(ConfigError, match=r"rdkit must be installed.*pip install 'structconv-systems\[molecules\]'"):
         read(write(tmp_path, HEAD))

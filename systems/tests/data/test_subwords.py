@@ -135,7 +135,7 @@ def test_merges_must_follow_each_other():
 def test_the_library_is_named_where_it_is_missing(monkeypatch, tmp_path):
     (tmp_path / "subwords.json").write_text("[]")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    message = r"Subwords: tokenizers must be installed; got .* Install it with: pip install 'structconv\[train\]'"
+    message = r"Subwords: tokenizers must be installed; got .* Install it with: pip install 'structconv-systems'"
     with pytest.raises(ConfigError, match=message):
         Subwords.train(LINES, 300)
     with pytest.raises(ConfigError, match=message):
