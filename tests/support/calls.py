@@ -1,6 +1,6 @@
-"""What eq. 8 over dense tensors makes of a call of a layer.
+"""What a call of a layer gives, and what eq. 8 over dense tensors makes of it.
 
-Nothing of the plan, of a kernel or of the memo takes part in it: a layer whose result differs from it has gone
+Nothing of the plan, of a kernel or of the memo takes part in the latter: a layer whose result differs from it has gone
 stale, or has gone past what was changed.
 """
 
