@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.mechanisms.scores import Score, drawn
+from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.memo import derived
 from structconv.shapes import check_positive
 from structconv.structures.named import NamedStructures, Place
@@ -103,8 +102,15 @@ class Context(Score):
         """None: the leaves of the score bring its token."""
         return []
 
-    def kept_inputs(self, inputs: Inputs) -> Tensor | None:
-        return None if self.score is None else self.score.kept_inputs(self.score._told(inputs._replace(z=self.query)))
+    def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+        if self.score is None:
+            return EVERY_INPUT
+        return self.score.existing_inputs(self.score._told(inputs._replace(z=self.query)), masks)
+
+    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+        if self.score is None:
+            return [needed]
+        return self.score.needed_inputs(self.score._told(inputs._replace(z=self.query)), masks, needed)
 
     def hides(self, structure: Any) -> bool:
         return self.score is not None and self.score.hides(self.score._own(structure))

@@ -26,6 +26,7 @@ from structconv.mechanisms.naming import Named, called_with, check_name, names_s
 from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
+from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks, visibility
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
 from structconv.shapes import check_choice
@@ -152,7 +153,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         structure = called_with(self, structure)
         inputs = Inputs(x, x if z is None else z, structure)
         try:
-            inputs = inputs._replace(kept=self.kept_inputs(inputs)) if self.hides(structure) else inputs
+            if self.hides(structure):
+                visible = visibility(self, inputs)
+                x = visible.cleared(x)[1]
+                inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, kept=visible.values)
             return self.filled(inputs, cast_leaves(self.leaves(inputs), dtype))
         except AttributeError:
             check_bound("basis", self)
@@ -364,12 +368,20 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return self._leads(structure).samples.of_outputs()
 
     def hides(self, structure: Any) -> bool:
-        """Whether `kept_inputs` is to be asked in a call with this structure. Cheap: it is asked in each."""
+        """Whether masks may hide inputs in a call with this structure. Cheap: it is asked in each."""
         return False
 
-    def kept_inputs(self, inputs: Inputs) -> Tensor | None:
-        """Which entries some output can see, (..., M) booleans; `None` for all."""
-        return None
+    def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+        """The inputs that are in some existing pair, in the sense of `masked`."""
+        return EVERY_INPUT
+
+    def reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+        """The inputs whose weights may differ from zero."""
+        return self.existing_inputs(inputs, masks)
+
+    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+        """The inputs that its scores read, where those above it read the scores of `needed`; none if it reads no x."""
+        return [needed] if self.reads_content else []
 
     def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
         """This mechanism as a term beside `sibling`, from which it may take what it left open (heads, queries)."""
@@ -433,6 +445,8 @@ class Position(nn.Module):
     #: As those of a mechanism; positions are those in the sample of each output.
     reads_structure: bool = True
     batching: str = "apart"
+    #: Whether it reads x, and not z alone.
+    reads_x: bool = True
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""

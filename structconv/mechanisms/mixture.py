@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
 from structconv.mechanisms.naming import called_with
 from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
+from structconv.mechanisms.visibility import visibility
 from structconv.planning.precision import autocast_dtype, cast_leaves
 from structconv.planning.precision import cast as cast_to
 from structconv.roles import ByRole
@@ -23,17 +24,16 @@ from structconv.structures.samples import Samples, same_samples
 
 __all__ = ["InputsOfParts", "Mixture", "mixed"]
 
-#: What a part is told of its x, z and which inputs it sees.
-Told = Callable[[Mechanism, Tensor, "Tensor | None", Any], "tuple[Tensor, Tensor | None, Tensor | None]"]
-
 
 class InputsOfParts(NamedTuple):
-    """What a mixture is told of its call: what each part is told, z as it was given, the structure, and no places."""
+    """What a mixture is told of its call: what each part is told, z as it was given, the structure, no places, and the
+    x of each part as its values count."""
 
     parts: tuple[Inputs, ...]
     z: Tensor | None
     structure: Any
     places: None = None
+    values: tuple[Tensor, ...] = ()
 
     @property
     def samples(self) -> Samples | None:
@@ -116,19 +116,19 @@ class Mixture(ByRole, Mechanism):
         mixture._fix_all()
         return mixture
 
-    def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any, seen: Told) -> InputsOfParts:
-        """What each part is told of a call; `seen` gives what it sees where it leaves inputs out."""
+    def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
+        """What each part is told of a call."""
         parts, names = self.parts(), self.__dict__["_reads"]
         placed = self._placed(parts, names, structure)
-        return InputsOfParts(tuple([_told(part, x[name], z, own, seen) for part, name, own in
-                                    zip(parts, names, placed, strict=True)]), z, structure)
+        told = [_told(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
+        return InputsOfParts(tuple([own for own, _ in told]), z, structure, None, tuple([own for _, own in told]))
 
     def basis(self, x: Any, z: Tensor | None = None, structure: Any = None) -> Basis:
         """The basis for inputs x (..., M_i, P_i) by name; see `Mechanism.basis`."""
         x = called_on(self, x)
         dtype = autocast_dtype(next(iter(x.values())))
         x, z = {name: cast_to(t, dtype) for name, t in x.items()}, cast_to(z, dtype)
-        inputs = self.told(x, z, called_with(self, structure), _kept)
+        inputs = self.told(x, z, called_with(self, structure))
         return self.filled(cast(Any, inputs), cast_leaves(self.leaves(cast(Any, inputs)), dtype))
 
     def forward(self, inputs: Any) -> Leaves:
@@ -201,13 +201,14 @@ def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | in
     return by_name("Conv", argument, names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
 
 
-def _told(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any, seen: Told) -> Inputs:
-    own, other, kept = seen(part, x, z, structure) if part.hides(structure) else (x, z, None)
-    return Inputs(own, own if other is None else other, structure, None, None, kept)
-
-
-def _kept(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    return x, z, part.kept_inputs(Inputs(x, x if z is None else z, structure))
+def _told(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
+    """What a part is told of its x, and that x as its values count."""
+    inputs = Inputs(x, x if z is None else z, structure)
+    if not part.hides(structure):
+        return inputs, x
+    visible = visibility(part, inputs)
+    values, scores = visible.cleared(x)
+    return inputs._replace(x=scores, z=visible.outputs(x) if z is None else z, kept=visible.values), values
 
 
 def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:

@@ -26,6 +26,7 @@ from structconv.mechanisms.mixing import Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.mechanisms.steps import Step, shown, taken
+from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
@@ -38,6 +39,8 @@ _JOINING = ("concat", "compose", "add", "multiply", "outer")
 _ENTRYWISE_JOINS = (None, "add", "multiply")
 #: Operators on scores alone.
 _OF_SCORES = ("softmax_with_sink", "log_softmax")
+#: Steps that keep a weight of zero.
+_LEAVING_ZEROS = frozenset(("multiply", "scaled", "dropout", "mix"))
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
@@ -304,18 +307,67 @@ class Operation(ByRole, Mechanism):
         """None: the leaves of the operands bring their tokens."""
         return []
 
-    def kept_inputs(self, inputs: Inputs) -> Tensor | None:
+    def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+        return self._visible(inputs, masks)[0]
+
+    def reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+        return self._visible(inputs, masks)[1]
+
+    def _visible(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
+        """The inputs in existing pairs, and those whose weights may differ from zero."""
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
-        kept = [operand.kept_inputs(operand._told(inputs)) for operand in operands]
-        either = self.join == "concat" or (self.join == "add" and not any(part.has_scores for part in operands))
-        found = _any(kept) if either else _all(kept)
-        held = iter(self.held)
-        for step in self.steps:
+        exist = [operand.existing_inputs(operand._told(inputs), masks) for operand in operands]
+        reached = [operand.reached_inputs(operand._told(inputs), masks) for operand in operands]
+        scores = any(part.has_scores for part in operands)
+        if self.join == "compose":
+            existing, reaching = EVERY_INPUT, reached[0]
+        elif self.join == "concat":
+            existing, reaching = masks.any(exist), masks.any(reached)
+        elif self.join == "add":  # scores exist where both do; matrices are added as they are
+            existing = EVERY_INPUT.union(*exist) if scores else EVERY_INPUT
+            reaching = existing if scores else masks.any(reached)
+        else:
+            existing, reaching = EVERY_INPUT.union(*exist), EVERY_INPUT.union(*reached)
+        for step, held in self._held_by_step():
             if step.name == "transpose":
-                return None
-            mask = next(held) if step.dynamic and step.name != "dropout" else None
-            found = _all([found, mask.kept_inputs(inputs)]) if isinstance(mask, Mask) else found
+                return EVERY_INPUT, EVERY_INPUT
+            if isinstance(held, Mask):
+                kept = masks.keeps(held, inputs)
+                existing, reaching = existing | kept, reaching | kept
+            elif step.name in NORMALISING:  # what did not exist is a zero that does
+                existing, reaching = EVERY_INPUT, existing
+            elif step.name not in _LEAVING_ZEROS:
+                reaching = existing
+        return existing, reaching
+
+    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+        for step, held in reversed(self._held_by_step()):
+            options = dict(step.options)
+            mixes = step.name in ("softmax_with_sink", "log_softmax") or (
+                step.name == "normalize" and options["kind"] not in ("count", "sigmoid", "none"))
+            if step.name == "transpose" or (mixes and options["over"] == "inputs"):
+                needed = EVERY_INPUT
+            elif isinstance(held, Mask):
+                needed = needed | masks.keeps(held, inputs)
+        operands = self.mechanisms()
+        if self.join == "compose":
+            first, second = operands  # the masks of the second are of the entries between them
+            between = [EVERY_INPUT] if second.reads_content else []
+            return [*first.needed_inputs(first._told(inputs), masks, needed), *between]
+        scores = self.join != "add" or any(part.has_scores for part in operands)
+        found: list[InputSet] = []
+        for operand in operands:
+            own = needed
+            if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where it does for both
+                beside = [part for part in operands if part is not operand]
+                own = own.union(*[part.existing_inputs(part._told(inputs), masks) for part in beside])
+            found += operand.needed_inputs(operand._told(inputs), masks, own)
         return found
+
+    def _held_by_step(self) -> list[tuple[Step, nn.Module | None]]:
+        """The steps, each with the module that it reads."""
+        held = iter(self._held())
+        return [(step, next(held) if step.dynamic and step.name != "dropout" else None) for step in self.steps]
 
     def input_entries(self, structure: Any) -> int | None:
         return self._entries(structure, self._turned)
@@ -437,18 +489,6 @@ class Operation(ByRole, Mechanism):
 def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
     """What an operand is told that may read the other one."""
     return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
-
-
-def _any(kept: list[Tensor | None]) -> Tensor | None:
-    """The inputs that one of these keeps."""
-    known = [k for k in kept if k is not None]
-    return torch.stack(torch.broadcast_tensors(*known)).any(0) if len(known) == len(kept) else None
-
-
-def _all(kept: list[Tensor | None]) -> Tensor | None:
-    """The inputs that all of these keep."""
-    known = [k for k in kept if k is not None]
-    return torch.stack(torch.broadcast_tensors(*known)).all(0) if len(known) > 1 else known[0] if known else None
 
 
 def _leaves(mechanism: Mechanism) -> str:

@@ -19,6 +19,7 @@ from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Projection, Score, heads_of
+from structconv.mechanisms.visibility import InputSet, Masks
 from structconv.memo import Owner, derived, is_plain
 from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
 from structconv.structures.graph import Graph
@@ -139,6 +140,9 @@ class RelativeKey(Term):
             table = sinusoidal(torch.arange(-self.clip, self.clip + 1, dtype=torch.float32), self.dim)
         self.table = nn.Parameter(table, requires_grad=not self.sinusoidal)
 
+    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+        return []  # of z alone
+
     def forward(self, inputs: Inputs) -> Leaves:
         if not self.reads_sibling:
             return (heads_of(self.query, inputs.z, self.size) @ self.table.mT,)
@@ -173,6 +177,9 @@ class Location(Score):
 
     def bind(self, channels: Channels) -> None:
         self.table = Projection(channels.others, self.heads, self.length)
+
+    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+        return []  # of z alone
 
     def forward(self, inputs: Inputs) -> Leaves:
         if not torch.compiler.is_compiling() and inputs.num_inputs > self.length:
@@ -287,6 +294,9 @@ class GaussianWindow(Mechanism):
         self.reads_structure = centre is not None and centre.reads_structure
         self.reads_content = centre is not None
 
+    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+        return [needed] if self.centre is not None and getattr(self.centre, "reads_x", True) else []
+
     def forward(self, inputs: Inputs) -> Leaves:
         if self.centre is None:
             return (inputs.output_positions(),)
@@ -304,6 +314,7 @@ class PredictedPosition(Position):
     """
 
     reads_structure = False
+    reads_x = False
     batching = "pairs"
 
     def __init__(self, dim: int | None = None) -> None:

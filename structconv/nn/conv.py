@@ -22,6 +22,7 @@ from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, che
 from structconv.mechanisms.naming import called_with, check_unread
 from structconv.mechanisms.reading import names_of_x
 from structconv.mechanisms.sight import sight
+from structconv.mechanisms.visibility import visibility
 from structconv.nn.images import grid_of, to_entries
 from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
 from structconv.nn.layer import Device, Layer, made_on, move, recorded
@@ -166,7 +167,8 @@ class Conv(Layer):
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
         if isinstance(structure, Padding):
             check_tensor("Conv", "x", x)
-            x, _, _ = _seen(self.mechanism, x, None, structure)
+            visible = visibility(self.mechanism, Inputs(x, x, structure))
+            x = visible.cleared(x)[0] if visible.values is visible.scores else x
         return Prepared(self, x, structure, sight(self.mechanism, structure))
 
     def step(self, prepared: Prepared, x: Tensor, z: Tensor | None = None, **options: Any) -> Any:
@@ -377,16 +379,19 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         structure = grid_of(x, axes, structure)
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
+    values = entries
     if mechanism.hides(structure):
+        visible = visibility(mechanism, Inputs(entries, entries if z is None else z, structure))
+        kept = visible.values
         if prepared is None:
-            entries, z, kept = _seen(mechanism, entries, z, structure)
-            x = x if axes else entries
-        else:
-            kept = _existing(mechanism, entries, z, structure)
+            z = visible.outputs(entries) if z is None else z
+            values, entries = visible.cleared(entries)
+            x = x if axes else values
     heads = None if prepared is None else prepared.heads(unread=not mechanism.sees_projection)
     if mechanism.sees_projection:
-        heads = theta.heads(entries) if heads is None else heads
-        projected = heads, heads if z is None else theta.heads(z)
+        heads = theta.heads(values) if heads is None else heads
+        scored = heads if values is entries else theta.heads(entries)
+        projected = scored, scored if z is None else theta.heads(z)
     if positions is not None or (prepared is not None and prepared.dropped):
         places = _places(positions, prepared, entries if z is None else z, structure)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
@@ -402,8 +407,8 @@ def _call_by_name(mixture: Any, theta: Theta, bias: Tensor | None, x: dict[str, 
     dtype = _autocast(mixture, theta, next(iter(x.values()))) if private.any_autocast() else None
     if dtype is not None:
         x, z, theta = {name: cast(t, dtype) for name, t in x.items()}, cast(z, dtype), cast(theta, dtype)
-    inputs = mixture.told(x, z, structure, _seen)
-    own: Any = PartInputs(tuple([part.x for part in inputs.parts]))
+    inputs = mixture.told(x, z, structure)
+    own: Any = PartInputs(inputs.values)
     return cast_call(Call(own, mixture.leaves(inputs), theta, bias, partial(mixture.filled, inputs)), dtype)
 
 
@@ -463,27 +468,6 @@ def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
         raise ConfigError("Conv", "an image must have no structure beside its grid", ", ".join(map(repr, structure)),
                           "Call it on entries: layer(x, structure={name: Grid((H, W)), ...}).")
     return found
-
-
-def _existing(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> Tensor | None:
-    """Which entries some output sees, (..., M); `None` for all."""
-    exist = mechanism.kept_inputs(Inputs(x, x if z is None else z, structure))
-    if exist is not None and exist.shape[-1] != x.shape[-2]:
-        raise StructureError("Conv", f"masks must have length M={x.shape[-2]}", exist.shape[-1])
-    return exist
-
-
-def _seen(mechanism: Mechanism, x: Tensor, z: Tensor | None, structure: Any
-          ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """x without the entries that no output sees, and z, or x for it: what no output sees is still an output itself,
-    unless it is not finite; and which entries are left."""
-    exist = _existing(mechanism, x, z, structure)
-    if exist is None:
-        return x, z, None
-    kept, zero = exist.unsqueeze(-1), torch.zeros((), dtype=x.dtype, device=x.device)
-    if z is None:
-        z = torch.where(kept | x.isfinite().all(-1, keepdim=True), x, zero)
-    return torch.where(kept, x, zero), z, exist
 
 
 def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, channels: Any, outputs: int) -> Weight:

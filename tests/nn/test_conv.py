@@ -35,6 +35,7 @@ from structconv.mechanisms import (
     RelativeKey,
     Shifts,
 )
+from structconv.mechanisms.visibility import visibility
 from structconv.nn import Conv, Conv2d, GATConv, GCNConv, MultiheadAttention, NonLocalBlock, RelativeValue
 from structconv.nn.images import to_entries
 from structconv.structures import Causal, DenseMask, Graph, Grid, Padding, Window
@@ -205,7 +206,7 @@ def test_masks_of_inputs_do_not_reach_through_products_and_transposes():
     flipped.load_state_dict(plain.state_dict())
     close(flipped.mechanism.basis(z, x).dense(F64), plain.mechanism.basis(z, x).dense(F64).mT)
     layer = Conv(Pool(2) @ scores, P, Q).to(F64)
-    assert layer.mechanism.kept_inputs(Inputs(x, x, None)) is None
+    assert visibility(layer.mechanism, Inputs(x, x, None)).values is None
 
 
 def test_an_output_without_inputs_is_zero():

@@ -117,6 +117,7 @@ def masks(draw: st.DrawFn, m: int, n: int) -> tuple[Any, Tensor]:
     options: list[tuple[Any, Tensor]] = [
         (Causal(), i <= j), (Window(1), (i - j).abs() <= 1), (Blocks(2), i // 2 == j // 2),
         (Padding(kept), kept[:, None].expand(m, n)), (DenseMask(table), table),
+        (DenseMask(table & kept[:, None]), table & kept[:, None]),
         (Graph(pairs, num_inputs=m, num_outputs=n), table),
         (Window(1) | Global((0, 3)), ((i - j).abs() <= 1) | (i == 0) | (i == 3) | (j == 0) | (j == 3)),
         (Window(2, dilation=2) | Causal(), ((i - j).abs() <= 4) & ((i - j) % 2 == 0) | (i <= j)),
@@ -171,11 +172,18 @@ def _outer(a: Drawn, b: Drawn) -> Drawn:
     return Drawn(a.basis.outer(b.basis), raw, exists.flatten(0, 1), a.scored or b.scored)
 
 
+def _joined_parts(basis: Any) -> list[Any] | None:
+    """The parts of a `|`; `None` for anything else."""
+    if isinstance(basis, Concat):
+        return list(basis.parts)
+    return getattr(basis, "joined_parts", None)
+
+
 def _mix(a: Drawn, heads: int, seed: int) -> Drawn:
     """Scores exist where those of all heads do; of matrices an absent entry is zero, and parts of a `|` have masks of
     their own."""
     matrix = _numbers(seed, a.basis.size, heads)
-    if a.scored or not isinstance(a.basis, Concat):
+    if a.scored or _joined_parts(a.basis) is None:
         exists = a.exists.all(0, keepdim=True)
         raw = torch.einsum("kmn,kj->jmn", a.raw, matrix)
     else:
@@ -184,25 +192,35 @@ def _mix(a: Drawn, heads: int, seed: int) -> Drawn:
 
 
 @st.composite
-def expressions(draw: st.DrawFn, m: int, n: int, depth: int = 3) -> Drawn:
-    """A random expression of bases from M inputs to N outputs; K stays below a few dozen."""
+def expressions(draw: st.DrawFn, m: int, n: int, depth: int = 3,
+                leaf: Callable[[int, int], st.SearchStrategy[Drawn]] | None = None) -> Drawn:
+    """A random expression of bases from M inputs to N outputs; K stays below a few dozen.
+
+    `leaf` draws the leaves; then all of them have as many inputs as outputs.
+    """
+    square = leaf is not None
+    if leaf is None:
+        def leaf(m: int, n: int) -> st.SearchStrategy[Drawn]:
+            return st.one_of(matrices(m, n), leaves_of_scores(m, n))
     if depth == 0:
-        return draw(st.one_of(matrices(m, n), leaves_of_scores(m, n)))
+        return draw(leaf(m, n))
     operator = draw(st.sampled_from(["leaf", "or", "matmul", "add", "times", "scale", "outer", "masked", "map",
                                      "normalize", "normalize", "transpose", "leaky", "mix"]))
     if operator == "leaf":
-        return draw(expressions(m, n, 0))
+        return draw(leaf(m, n))
+    own = leaf if square else None
     if operator == "matmul":
-        middle = draw(st.integers(0, 4))
-        a, b = draw(expressions(m, middle, depth - 1)), draw(expressions(middle, n, depth - 2 if depth > 1 else 0))
+        middle = m if square else draw(st.integers(0, 4))
+        a = draw(expressions(m, middle, depth - 1, own))
+        b = draw(expressions(middle, n, depth - 2 if depth > 1 else 0, own))
         dense = (a.dense.unsqueeze(1) @ b.dense.unsqueeze(0)).flatten(0, 1)
         return Drawn(a.basis @ b.basis, dense, _everything(m, n), False)
     if operator == "transpose":
-        a = draw(expressions(n, m, depth - 1))
+        a = draw(expressions(n, m, depth - 1, own))
         return Drawn(a.basis.transpose(), a.raw.mT, a.exists.mT, a.scored)
-    a = draw(expressions(m, n, depth - 1))
+    a = draw(expressions(m, n, depth - 1, own))
     if operator in ("or", "add", "times", "outer"):
-        b = draw(expressions(m, n, depth - 2 if depth > 1 else 0))
+        b = draw(expressions(m, n, depth - 2 if depth > 1 else 0, own))
         return _joined(operator, a, b)
     return draw(_changed(operator, a))
 
@@ -211,7 +229,7 @@ def _joined(operator: str, a: Drawn, b: Drawn) -> Drawn:
     if operator == "or":
         return _concatenate(a, b)
     if operator == "outer":
-        return _outer(a, b) if isinstance(a.basis, Concat) or not isinstance(b.basis, Concat) else a
+        return a if _joined_parts(a.basis) is None and _joined_parts(b.basis) is not None else _outer(a, b)
     sizes = a.basis.size, b.basis.size
     if (sizes[0] != sizes[1] and 1 not in sizes) or not _in_step(a.basis, b.basis):
         return a
@@ -220,9 +238,9 @@ def _joined(operator: str, a: Drawn, b: Drawn) -> Drawn:
     return Drawn(a.basis * b.basis, a.raw * b.raw, a.exists & b.exists, a.scored or b.scored)
 
 
-def _in_step(a: Basis, b: Basis) -> bool:
+def _in_step(a: Any, b: Any) -> bool:
     """Whether the parts of a `|` meet one matrix, or the parts of a `|` cut at the same places."""
-    cuts = [[part.size for part in basis.parts] for basis in (a, b) if isinstance(basis, Concat)]
+    cuts = [[part.size for part in parts] for parts in map(_joined_parts, (a, b)) if parts is not None]
     return not cuts or 1 in (a.size, b.size) or (len(cuts) == 2 and cuts[0] == cuts[1])
 
 

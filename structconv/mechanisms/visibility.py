@@ -1,0 +1,99 @@
+"""Which inputs matter in a call whose masks hide some: for the values, and for the scores.
+
+An input that no output can reach may hold anything, NaN included, so it is cleared before it is multiplied. Masks are
+local: a mask hides inputs from the scores below it, up to the next normalization, and from the values only where the
+weights that it leaves are zero. An input may therefore be cleared for the values and still be read by a score: in
+`a.softmax().masked(keep=mask)` the softmax runs over all inputs.
+
+A set of inputs is written as the masks that all of them pass, a frozenset; the empty one stands for all inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.errors import StructureError
+
+__all__ = ["EVERY_INPUT", "InputSet", "Masks", "Visibility", "visibility"]
+
+InputSet = frozenset[int]
+EVERY_INPUT: InputSet = frozenset()
+
+
+class Masks:
+    """The masks of one call, each as booleans (..., M), evaluated once."""
+
+    def __init__(self) -> None:
+        self._masks: dict[int, Tensor | None] = {}
+        self._joined: dict[InputSet, Tensor] = {}
+
+    def keeps(self, mask: Any, inputs: Any) -> InputSet:
+        """The inputs that a `Mask` keeps for some output."""
+        key = id(mask)
+        if key not in self._masks:
+            self._masks[key] = mask.kept_inputs(inputs)
+        return EVERY_INPUT if self._masks[key] is None else frozenset((key,))
+
+    def any(self, sets: Iterable[InputSet]) -> InputSet:
+        """The inputs in at least one of the sets."""
+        found = list(dict.fromkeys(sets))
+        if len(found) == 1 or EVERY_INPUT in found:
+            return EVERY_INPUT if EVERY_INPUT in found else found[0]
+        union = torch.stack(torch.broadcast_tensors(*[self._tensor(own) for own in found])).any(0)
+        key = -1 - len(self._masks)
+        self._masks[key] = union
+        return frozenset((key,))
+
+    def tensor(self, inputs: InputSet) -> Tensor | None:
+        """The set as booleans (..., M); `None` for all inputs."""
+        return None if inputs == EVERY_INPUT else self._tensor(inputs)
+
+    def _tensor(self, inputs: InputSet) -> Tensor:
+        if inputs not in self._joined:
+            masks: list[Any] = [self._masks[key] for key in sorted(inputs)]
+            self._joined[inputs] = (masks[0] if len(masks) == 1 else
+                                    torch.stack(torch.broadcast_tensors(*masks)).all(0))
+        return self._joined[inputs]
+
+
+class Visibility(NamedTuple):
+    """Which inputs count as values, and which the mechanism reads, each (..., M) booleans or `None` for all."""
+
+    values: Tensor | None
+    scores: Tensor | None
+
+    def cleared(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (..., M, P) with zeros in the place of what does not count: for the values, and for the scores."""
+        values = _cleared(x, self.values)
+        return values, values if self.scores is self.values else _cleared(x, self.scores)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """x as the content of outputs: an input that no score reads is still an output, unless it is not finite."""
+        if self.scores is None:
+            return x
+        kept = self.scores.unsqueeze(-1) | x.isfinite().all(-1, keepdim=True)
+        return torch.where(kept, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def visibility(mechanism: Any, inputs: Any) -> Visibility:
+    """Which inputs (..., M) of a call matter, as the masks in an expression say.
+
+    Raises:
+        StructureError: masks of other than M inputs.
+    """
+    masks = Masks()
+    reached, needed = mechanism.reached_inputs(inputs, masks), mechanism.needed_inputs(inputs, masks, EVERY_INPUT)
+    values, scores = masks.tensor(reached), masks.tensor(masks.any(needed) if needed else reached)
+    for kept in (values, scores):
+        if kept is not None and kept.shape[-1] != inputs.num_inputs:
+            raise StructureError("masked", f"masks must have length M={inputs.num_inputs}", kept.shape[-1])
+    return Visibility(values, scores)
+
+
+def _cleared(x: Tensor, kept: Tensor | None) -> Tensor:
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    return x if kept is None else torch.where(kept.unsqueeze(-1), x, zero)

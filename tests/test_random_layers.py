@@ -1,0 +1,159 @@
+"""Random layers with masks anywhere in their expression: values and gradients against an einsum in float64.
+
+The matrices A are computed by plain torch from x, operator by operator, and never pass through a basis.
+`STRUCTCONV_RANDOM_LAYERS` sets how many are drawn (1,000 by default; the release check runs 20,000).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from structconv.bases.linear import Concat
+from structconv.mechanisms import STRUCTURE, DotProduct, Given, Uniform
+from structconv.nn import Conv
+from structconv.structures import DenseMask, Padding
+from structconv.testing.checks import same
+from structconv.testing.expressions import Drawn, expressions
+
+F64, P = torch.float64, 3
+SETTINGS = settings(max_examples=int(os.environ.get("STRUCTCONV_RANDOM_LAYERS", 1000)), deadline=None,
+                    derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+class Both:
+    """A mechanism, and the basis that it makes of x: each operator of the algebra is applied to both."""
+
+    def __init__(self, mechanism: Any, basis: Any) -> None:
+        self.mechanism, self.basis = mechanism, basis
+
+    @property
+    def size(self) -> int:
+        return self.basis.size
+
+    @property
+    def joined_parts(self) -> list[Any] | None:
+        return list(self.basis.parts) if isinstance(self.basis, Concat) else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_repr"):
+            raise AttributeError(name)
+
+        def applied(*others: Any, **options: Any) -> Both:
+            sides = [[getattr(other, side) if isinstance(other, Both) else other for other in others]
+                     for side in ("mechanism", "basis")]
+            return Both(getattr(self.mechanism, name)(*sides[0], **options),
+                        getattr(self.basis, name)(*sides[1], **options))
+
+        return applied
+
+    def __or__(self, other: Any) -> Both:
+        return self.__getattr__("__or__")(other)
+
+    def __matmul__(self, other: Any) -> Both:
+        return self.__getattr__("__matmul__")(other)
+
+    def __add__(self, other: Any) -> Both:
+        return self.__getattr__("__add__")(other)
+
+    def __mul__(self, other: Any) -> Both:
+        return self.__getattr__("__mul__")(other)
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return repr(self.mechanism)
+
+
+def leaves(x):
+    """Scores of x itself, through one of three functions, a table that ignores x, or ones."""
+    def strategy(m, n):
+        def made(kind, seed):
+            if kind == "given":
+                table = torch.randn(1, n, n, dtype=F64, generator=torch.Generator().manual_seed(seed))
+                raw, mechanism = table, Given(table)
+            elif kind == "uniform":
+                raw, mechanism = x.new_ones(1, n, n), Uniform()
+            else:
+                feature = {"plain": None, "tanh": torch.tanh, "square": torch.square}[kind]
+                own = x if feature is None else feature(x)
+                raw, mechanism = (own @ own.mT).unsqueeze(0), DotProduct(feature=feature)
+            basis = mechanism.bound(P).basis(x)
+            return Drawn(Both(mechanism, basis), raw, torch.ones(1, n, n, dtype=torch.bool), True)
+
+        return st.builds(made, st.sampled_from(["plain", "tanh", "square", "given", "uniform"]), st.integers(0, 99))
+
+    return strategy
+
+
+@SETTINGS
+@given(st.data(), st.integers(2, 5), st.integers(0, 999))
+def test_a_random_layer_is_the_einsum_that_it_means(data, n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = (0.6 * torch.randn(n, P, dtype=F64, generator=generator)).requires_grad_()
+    g = torch.randn(n, 2, dtype=F64, generator=generator)
+    drawn = data.draw(expressions(n, n, 3, leaves(x)))
+    layer = Conv(drawn.basis.mechanism, P, 2, bias=False).double()
+    y, basis = layer(x), layer.basis(x)
+    a, theta = drawn.dense, layer.weight.theta
+    same(basis.dense(F64), a, f"the basis of {layer.mechanism!r}")
+    expected = torch.einsum("kmn,mp,kpq->nq", a, x, theta)
+    same(y, expected, repr(layer.mechanism))
+    if not expected.requires_grad:
+        return
+    found, right = (torch.autograd.grad(out, [x, theta], g, allow_unused=True) for out in (y, expected))
+    for own, other, at in zip(found, right, (x, theta), strict=True):
+        own, other = (torch.zeros_like(at) if gradient is None else gradient for gradient in (own, other))
+        same(own, other, f"a gradient of {layer.mechanism!r}")
+
+
+#: Expressions of the issue in which a mask at one place changed a normalization at another.
+LOCAL = {
+    "a mask behind a softmax": lambda d, e, keep: d.softmax().masked(keep=keep),
+    "a masked softmax times another": lambda d, e, keep: d.masked(keep=keep).softmax() * e.softmax(),
+    "outer": lambda d, e, keep: d.masked(keep=keep).softmax().outer(e.softmax()),
+    "a softmax of a sum": lambda d, e, keep: (d.softmax() + e.masked(keep=keep)).softmax(),
+    "a softmax of a product": lambda d, e, keep: (d.softmax() * e.masked(keep=keep)).softmax(),
+    "a sum with a masked softmax": lambda d, e, keep: d.exp() + d.masked(keep=keep).softmax()}
+
+
+def meaning(name, raw_d, raw_e, keep):
+    """The matrices (..., M, N) of an expression above, by plain torch."""
+    absent = ~keep.unsqueeze(-1) if keep.dim() == raw_d.dim() - 1 else ~keep
+
+    def masked(raw):
+        return raw.masked_fill(absent, -torch.inf).softmax(-2).nan_to_num(0.0)
+
+    def free(raw):
+        return raw.softmax(-2)
+
+    if name == "a mask behind a softmax":
+        return free(raw_d).masked_fill(absent, 0)
+    if name in ("a masked softmax times another", "outer"):
+        return masked(raw_d) * free(raw_e)
+    if name == "a softmax of a sum":
+        return masked(free(raw_d) + raw_e)
+    if name == "a softmax of a product":
+        return masked(free(raw_d) * raw_e)
+    return raw_d.exp() + masked(raw_d)
+
+
+def test_masks_stay_where_they_are_written():
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, P, dtype=F64)
+    padding = torch.tensor([[1, 1, 1, 0, 1], [1, 1, 0, 0, 1]]).bool()
+    table = padding.unsqueeze(-1) & (torch.rand(2, 5, 5) > 0.2)
+    dot, other = DotProduct(), DotProduct(feature=torch.tanh)
+    raw = x @ x.mT, x.tanh() @ x.tanh().mT
+    for name, expression in LOCAL.items():
+        for keep, mask in ((padding, Padding(padding)), (table, DenseMask(table))):
+            for place, structure in ((mask, None), (STRUCTURE, mask)):
+                layer = Conv(expression(dot, other, place), P, P, bias=False).double()
+                a = meaning(name, *raw, keep)
+                same(layer.basis(x, structure=structure).dense()[:, 0], a, name)
+                expected = torch.einsum("bmn,bmp,pq->bnq", a, x, layer.weight.theta[0])
+                same(layer(x, structure=structure), expected, name)
