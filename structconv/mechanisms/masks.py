@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, cast
 
 import torch
@@ -57,7 +58,7 @@ class Mask(Named, nn.Module):
         kept: whether it says what exists, or what does not.
     """
 
-    role = ""
+    role = "mask"
 
     def __init__(self, mask: Any, kept: bool = True) -> None:
         super().__init__()
@@ -154,9 +155,11 @@ class Mask(Named, nn.Module):
         return self._mask
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As any module's, but that missing masks are not missed."""
+        """Load as any module does. Masks that a file lacks stay, and those that it has beside them are left out."""
         own = {prefix + name: buffer for name, buffer in self._buffers.items()}
-        super()._load_from_state_dict({**own, **state_dict}, prefix, *args)
+        given = {key: t for key, t in state_dict.items() if key in own or not re.fullmatch(
+            r"mask\d+", key.removeprefix(prefix))}
+        super()._load_from_state_dict({**own, **given}, prefix, *args)
 
     def __repr__(self) -> str:
         return repr(self._mask if self.structure_name is None or self._mask is not STRUCTURE else self.structure_name)

@@ -38,7 +38,6 @@ class OnGrid(Layer):
         ShapeError: an image with other channels or too few axes.
     """
 
-    nameless = ("conv",)
 
     def __init__(self, conv: Conv, ndim: int) -> None:
         super().__init__()
