@@ -34,10 +34,15 @@ def leaves_of(expression: nn.Module) -> list[nn.Module]:
     while pending:
         part = pending.pop()
         if is_node(part):
-            pending.extend(reversed([child for held in part.children() for child in held.children()]))
+            pending.extend(reversed([child for _, children in _held(part) for child in children]))
         else:
             found.setdefault(id(part), part)
     return list(found.values())
+
+
+def _held(node: nn.Module) -> list[tuple[str, list[Any]]]:
+    """The lists of modules that a node has, by name; one module may stand in two places."""
+    return [(name, list(held._modules.values())) for name, held in node._modules.items() if held is not None]
 
 
 def role_of(leaf: nn.Module) -> str:
@@ -56,7 +61,7 @@ def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], trainin
         if id(part) not in made:
             node = object.__new__(type(part))
             made[id(part)] = node
-            held = {name: nn.ModuleList(map(over, children.children())) for name, children in part.named_children()}
+            held = {name: nn.ModuleList(map(over, children)) for name, children in _held(part)}
             node.__dict__.update({**part.__dict__, "_modules": held, "training": training})
         return made[id(part)]
 

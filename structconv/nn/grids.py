@@ -200,18 +200,6 @@ class _ConvNd(_ImageLayer):
         image = precision.cast(image, precision.autocast_dtype(image))
         check_alike(owner, image, self.weight, name="image", other_name="the layer's weight")
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """As any module's, and from files in which the layer held a `Conv`."""
-        theta, bias = (state_dict.pop(f"{prefix}conv.{name}", None) for name in ("weight.theta", "bias"))
-        if theta is not None:
-            blocks_KGPQ = theta if self.groups > 1 else theta.unsqueeze(1)
-            kernel = blocks_KGPQ.permute(1, 3, 2, 0).flatten(0, 1)
-            whole = kernel.shape[-1] == math.prod(self.kernel_size)
-            state_dict[f"{prefix}weight"] = (kernel.unflatten(-1, self.kernel_size) if whole else kernel).contiguous()
-        if bias is not None:
-            state_dict[f"{prefix}bias"] = bias
-        super()._load_from_state_dict(state_dict, prefix, *others)
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "weight" in self._parameters:
             shape = tuple(self.weight.shape)
