@@ -33,7 +33,8 @@ def test_every_basis_and_mechanism_is_in_some_specimen_or_layer():
     subjects = [specimen.subject() for specimen in SPECIMENS.values()]
     used = {type(module) for subject in subjects if isinstance(subject, Setup)
             for module in subject.mechanism.modules()}
-    used |= {type(module) for make in LAYERS.values() for module in make().layer.modules()}
+    layers = [module for make in LAYERS.values() for module in make().layer.modules()]
+    used |= {type(module) for layer in layers for module in (layer, *getattr(layer, "mechanism", nn.Module()).modules())}
     used |= {type(node) for specimen in SPECIMENS.values() for node in nodes(specimen.basis())}
     places = ("structconv.bases.", "structconv.mechanisms.")
     there = {cls for base in (Basis, Mechanism) for cls in _subclasses(base)

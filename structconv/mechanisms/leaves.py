@@ -1,4 +1,4 @@
-"""The leaves of an expression: which modules hold its parameters, what their roles are, and other leaves in their places.
+"""The leaves of an expression: the modules that hold its parameters, their roles, and others in their places.
 
 An expression is a tree of nodes (`Operation`, `Mixture`), which have no parameters, over leaves, which may: mechanisms,
 masks, factors, mixings and modules of `map`.
@@ -57,7 +57,7 @@ def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], trainin
     """The expression over other leaves, given by the `id` of those that it has. Its nodes are new, and in this mode."""
     made: dict[int, nn.Module | None] = dict(leaves)
 
-    def over(part: nn.Module) -> nn.Module | None:
+    def over(part: Any) -> Any:
         if id(part) not in made:
             node = object.__new__(type(part))
             made[id(part)] = node

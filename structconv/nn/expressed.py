@@ -1,4 +1,4 @@
-"""`Expressed`: a layer over an expression of mechanisms, whose leaves are children of the layer, named by their roles."""
+"""`Expressed`: a layer over an expression of mechanisms, whose leaves are its children, named by their roles."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ class Expressed(Layer):
         root: Mechanism = expression.root
         return root
 
+    @mechanism.setter
+    def mechanism(self, mechanism: Mechanism) -> None:
+        self._express(mechanism)
+
     def _renewed(self) -> Mechanism:
         """The same with nodes of its own: those that are there may be another replica's."""
         own = self.__dict__
@@ -83,7 +87,7 @@ class Expressed(Layer):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "mechanism":
+        if name == "mechanism":  # torch would make a module a child, whatever the setter
             self._express(value)
         else:
             super().__setattr__(name, value)

@@ -168,9 +168,8 @@ def test_a_leaf_that_is_replaced_takes_effect():
     torch.testing.assert_close(layer(x), other(x))
     assert not torch.equal(layer(x), before)
     assert layer.mechanism.mechanisms()[0].mechanisms()[0] is other.attention is layer.attention
-    layer.mask = nn.Sequential(layer.mask)  # a wrapper
+    layer.attention = nn.Sequential(layer.attention)
     with pytest.raises(ConfigError, match="Sequential"):
-        layer.attention = nn.Sequential(layer.attention)
         layer(x)
 
 
