@@ -182,6 +182,22 @@ def test_peft(name, tmp_path):
     torch.testing.assert_close(use.run(merged).detach(), adapted, rtol=1e-6, atol=1e-6)
 
 
+def test_peft_saves_a_whole_part():
+    peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")
+    layer, x = Conv((DotProduct(2, 3) + RelativeBias(2)).softmax(), 4, 4), torch.randn(5, 4)
+    before, state = layer(x), copy.deepcopy(layer.state_dict())
+    config = peft.LoraConfig(r=2, target_modules=["query"], modules_to_save=["position_bias"])
+    model = peft.get_peft_model(Holder(layer), config).eval()
+    torch.testing.assert_close(model(x), before)
+    (table,) = (p for name, p in model.named_parameters() if "modules_to_save" in name)
+    with torch.no_grad():
+        table.add_(1 + torch.arange(5.0))
+    state["position_bias.table"] = table.detach()
+    plain = Conv((DotProduct(2, 3) + RelativeBias(2)).softmax(), 4, 4)
+    plain.load_state_dict(state)
+    torch.testing.assert_close(model(x), plain(x))
+
+
 def test_accelerate(tmp_path):
     """One model of all layers; its file fills another, and one without memory."""
     accelerate = pytest.importorskip("accelerate", reason="accelerate is in the extra `tools`")

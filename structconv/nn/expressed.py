@@ -89,8 +89,10 @@ class Expressed(Layer):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "mechanism":  # torch would make a module a child, whatever the setter
             self._express(value)
-        else:
-            super().__setattr__(name, value)
+            return
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module) and "_expression" in self.__dict__:
+            self.mechanism  # noqa: B018 - renewed here, as by `train`
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Load as any module does. Tensors of masks that are not there any more are left out."""

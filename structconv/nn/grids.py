@@ -16,6 +16,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool
 from structconv.nn.conv import ERRORS, Conv, call_of
+from structconv.nn.expressed import Expressed
 from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan, precision
 from structconv.planning.plan import plan_for
@@ -73,7 +74,7 @@ class OnGrid(Layer):
         return self.conv.basis(image, axes=self.ndim)
 
 
-class _ImageLayer(Layer):
+class _ImageLayer(Expressed):
     """A mechanism and the parameters that torch's layer of the same name has, on images in torch's layout."""
 
     axes: int = 0
@@ -115,8 +116,7 @@ class _ImageLayer(Layer):
         raise NotImplementedError
 
     def _planned(self, image: Tensor) -> tuple[Call, Plan]:
-        mechanism: Any = self._modules["mechanism"]
-        call, sizes = call_of(mechanism, self._theta(image), self.bias, image, axes=self.axes)
+        call, sizes = call_of(self.mechanism, self._theta(image), self.bias, image, axes=self.axes)
         return call, plan_for(call, self.path, self.max_bytes, sizes)
 
     def _check(self, image: Tensor) -> None:

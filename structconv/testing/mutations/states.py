@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from structconv.mechanisms.mixture import Mixture
 from structconv.mechanisms.operations import Operation
-from structconv.nn.conv import Conv
+from structconv.nn.expressed import Expressed
 from structconv.testing.calls import Use, check_now
 from structconv.testing.mutations.register import mutation
 from structconv.testing.mutations.subjects import masks, other, trains
@@ -33,7 +33,7 @@ def check_names(layer: nn.Module) -> None:
     assert state.keys() == held.keys(), f"keys of state_dict are not names: {sorted(state.keys() ^ held.keys())}"
     assert all(t is held[key] for key, t in state.items()), "a state has other tensors"
     for name, module in layer.named_modules():
-        if isinstance(module, Conv):
+        if isinstance(module, Expressed):
             nodes = [own for own, part in module.named_children() if isinstance(part, Operation | Mixture)]
             assert not nodes, f"{name}: {nodes} are nodes of an expression"
             assert "mechanism" not in module._modules
@@ -96,7 +96,7 @@ def a_state_without_masks_or_with_those_of_others(use: Use) -> None:
     kept = {key: state[key] for key, t in named_tensors(use.layer).items() if id(t) not in optional}
     use.layer.load_state_dict(kept)
     for name, module in use.layer.named_modules():
-        if isinstance(module, Conv):
+        if isinstance(module, Expressed):
             key = f"{name}.mask_9.mask0" if name else "mask_9.mask0"
             use.layer.load_state_dict({**state, key: torch.ones(3, dtype=torch.bool)})
     check_now(use, "states with other masks were loaded")
