@@ -52,7 +52,15 @@ class Placed(Conv):
         self.add_module("root", self.mechanism)
 
 
-@pytest.mark.parametrize("kind", [Renamed, Copied, Placed])
+class Tied(Conv):
+    """Wrong on purpose: a parameter has two names."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.again = self.attention.query
+
+
+@pytest.mark.parametrize("kind", [Renamed, Copied, Placed, Tied])
 def test_the_law_finds_what_breaks_it(kind):
     with pytest.raises(AssertionError):
         check_names(kind(DotProduct(2, 3).softmax(), 4, 4))

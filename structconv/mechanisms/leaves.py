@@ -7,16 +7,16 @@ masks, factors, mixings and modules of `map`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.expression import Mechanism, Position
 from structconv.mechanisms.mixture import Mixture
 from structconv.mechanisms.operations import Operation
 
-__all__ = ["is_node", "leaves_of", "over_leaves", "role_of"]
+__all__ = ["Link", "is_node", "leaves_of", "link", "over_leaves", "role_of"]
 
 #: The role of a module that is no part of the package, as the function of a map.
 _FOREIGN = "map"
@@ -51,6 +51,53 @@ def role_of(leaf: nn.Module) -> str:
     if role or not isinstance(leaf, Mechanism):
         return role or _FOREIGN
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(leaf).__name__).lower()
+
+
+class Link(NamedTuple):
+    """An attribute of a leaf that is a child of another leaf: both use one module, for example one predicted position.
+
+    All four are names: of the leaf and its attribute, of the leaf that holds the module and of the child there.
+    """
+
+    leaf: str
+    attribute: str
+    holder: str
+    child: str
+
+    def module(self, leaves: Mapping[str, Any]) -> nn.Module | None:
+        """The module that the holder has now; `None` if another module without such a child is in its place."""
+        return getattr(leaves.get(self.holder), self.child, None)
+
+    def holds(self, leaves: Mapping[str, Any]) -> bool:
+        """Return True if the leaf uses the module that the holder has now."""
+        module = self.module(leaves)
+        return module is None or leaves[self.leaf].__dict__.get(self.attribute) is module
+
+    def renew(self, leaves: Mapping[str, Any]) -> None:
+        """Let the leaf use the module that the holder has now."""
+        module = self.module(leaves)
+        if module is not None and leaves.get(self.leaf) is not None:
+            leaves[self.leaf].__dict__[self.attribute] = module
+
+
+def link(leaves: Sequence[tuple[str, nn.Module]]) -> tuple[Link, ...]:
+    """Make a module that several leaves have the child of the first alone, so that its parameters have one name."""
+    first: dict[int, tuple[str, str]] = {}
+    links = []
+    for name, leaf in leaves:
+        referred = {key: part for key, part in leaf.__dict__.items() if isinstance(part, Position)}  # in a layer before
+        for key, part in {**leaf._modules, **referred}.items():
+            if part is None:
+                continue
+            holder = first.setdefault(id(part), (name, key))
+            if holder[0] == name:
+                leaf.__dict__.pop(key, None)
+                leaf._modules[key] = part
+            else:
+                leaf._modules.pop(key, None)
+                leaf.__dict__[key] = part
+                links.append(Link(name, key, *holder))
+    return tuple(links)
 
 
 def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], training: bool) -> Any:

@@ -79,7 +79,7 @@ class Mask(Named, nn.Module):
         self.reads_structure = isinstance(mask, _Structure) or any(getattr(position, "reads_structure", True)
                                                               for position in _positions(mask))
         #: Whether the pairs depend on the numbers in x or z.
-        self.reads_content = bool(self._modules)
+        self.reads_content = self._predicts = bool(self._modules)
 
     @property
     def mask(self) -> Any:
@@ -102,8 +102,9 @@ class Mask(Named, nn.Module):
             mask = self._given(given)
         elif self._buffers:
             mask = self._moved()
-        if self._modules:
-            mask = _at_positions(mask, iter(self._modules.values()), inputs)
+        if self._predicts:
+            mask = _at_positions(mask, iter([getattr(self, f"position{i}") for i in range(len(_positions(mask)))]),
+                                 inputs)
         if isinstance(inputs.structure, Grid):
             mask = _on(mask, inputs.structure)
         sizes = inputs.x.shape[-2], inputs.z.shape[-2]
@@ -134,7 +135,7 @@ class Mask(Named, nn.Module):
         mask = self._given(self._own(inputs.structure)) if isinstance(self._mask, _Structure) else self._moved()
         if not isinstance(mask, Support):
             return None
-        if not self._modules:
+        if not self._predicts:
             mask.check("masked", inputs.num_inputs, inputs.num_outputs)
             _check_batch(mask, inputs)
         return _seen(mask, self._kept)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from torch import nn
 
 from structconv.mechanisms.expression import Mechanism, check_mechanism
-from structconv.mechanisms.leaves import is_node, leaves_of, over_leaves, role_of
+from structconv.mechanisms.leaves import Link, is_node, leaves_of, link, over_leaves, role_of
 from structconv.nn.layer import Layer
 
 __all__ = ["Expressed"]
@@ -18,10 +18,12 @@ _OF_MASKS = re.compile(r"(mask(?:_\d+)?)\.mask\d+")
 
 
 class _Expression(NamedTuple):
-    """An expression, its leaves by the names that the layer has for them, and the mode of its nodes."""
+    """An expression, its leaves by the names that the layer has for them, what they share, and the mode of its nodes.
+    """
 
     root: Mechanism
     leaves: tuple[tuple[str, nn.Module | None], ...]
+    links: tuple[Link, ...]
     training: bool
 
 
@@ -43,6 +45,9 @@ class Expressed(Layer):
         for name, leaf in expression.leaves:
             if modules.get(name) is not leaf:
                 return self._renewed()
+        for shared in expression.links:
+            if not shared.holds(modules):
+                return self._renewed()
         root: Mechanism = expression.root
         return root
 
@@ -53,9 +58,12 @@ class Expressed(Layer):
     def _renewed(self) -> Mechanism:
         """The same with nodes of its own: those that are there may be another replica's."""
         own = self.__dict__
-        (root, leaves, _), modules, training = own["_expression"], own["_modules"], own["training"]
+        (root, leaves, links, _), modules, training = own["_expression"], own["_modules"], own["training"]
+        for shared in links:
+            shared.renew(modules)
         root = over_leaves(root, {id(leaf): modules.get(name) for name, leaf in leaves}, training)
-        own["_expression"] = _Expression(root, tuple((name, modules.get(name)) for name, _ in leaves), training)
+        own["_expression"] = _Expression(root, tuple((name, modules.get(name)) for name, _ in leaves), links,
+                                         training)
         return root
 
     def _express(self, mechanism: Any) -> None:
@@ -68,7 +76,7 @@ class Expressed(Layer):
             name = self._free_name(role_of(leaf))
             self.add_module(name, leaf)
             named.append((name, leaf))
-        self.__dict__["_expression"] = _Expression(mechanism, tuple(named), not self.training)
+        self.__dict__["_expression"] = _Expression(mechanism, tuple(named), link(named), not self.training)
         self._renewed()
 
     def _free_name(self, role: str) -> str:

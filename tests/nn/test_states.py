@@ -20,9 +20,11 @@ from structconv.mechanisms import (
     Cuboid,
     DotProduct,
     EdgeBias,
+    GaussianWindow,
     General,
     Identity,
     Mechanism,
+    PredictedPosition,
     RelativeBias,
     RelativeKey,
     Shifts,
@@ -212,6 +214,29 @@ def test_an_expression_can_be_replaced():
     layer(x)
     with pytest.raises(ConfigError, match="must be a Mechanism"):
         layer.mechanism = nn.Identity()
+
+
+def local(centre):
+    return (DOT.masked(keep=Window(2, centre=centre)).softmax() * GaussianWindow(1.0, centre)) | Identity()
+
+
+def test_a_module_that_two_leaves_have_has_one_name():
+    layer, x = Conv(local(PredictedPosition()), P, Q), torch.randn(M, P)
+    assert [key for key in layer.state_dict() if "hidden" in key] == ["mask.position0.hidden.weight"]
+    y = layer(x)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), Conv(layer.mechanism, P, Q)):
+        assert twin.mask.position0 is twin.gaussian_window.centre is not layer.mask.position0
+        assert twin.state_dict().keys() == layer.state_dict().keys()
+    other = copy.deepcopy(layer.mask.position0)
+    other.hidden.weight.data.mul_(-3)
+    layer.mask.position0 = other
+    assert not torch.equal(layer(x), y) and layer.gaussian_window.centre is other
+    layer.mask = copy.deepcopy(layer.mask)
+    layer.reset_parameters()
+    assert layer.gaussian_window.centre is layer.mask.position0 is not other
+    layer.mask = nn.Identity()  # of no use, and an error says so
+    with pytest.raises((ConfigError, TypeError)):
+        layer(x)
 
 
 def test_a_factor_is_a_buffer_unless_it_is_a_parameter():
