@@ -26,8 +26,8 @@ def named_tensors(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def check_names(layer: nn.Module) -> None:
-    """Keys of `state_dict` are names of parameters and persistent buffers, each of which has one. Nodes of an expression
-    are no children."""
+    """Keys of `state_dict` are the names of parameters and persistent buffers, one for each. No node of an expression
+    is a child."""
     held, state = named_tensors(layer), layer.state_dict(keep_vars=True)
     assert state.keys() == held.keys(), f"keys of state_dict are not names: {sorted(state.keys() ^ held.keys())}"
     assert all(t is held[key] for key, t in state.items()), "a state has other tensors"
