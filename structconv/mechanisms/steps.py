@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
 from structconv.bases.base import OPERATORS, Basis
 
 __all__ = ["Step", "shown", "taken"]
