@@ -7,13 +7,15 @@ import itertools
 import pytest
 import torch
 
-from structconv.mechanisms import Context, Cuboid, DotProduct, Incidence, RelativeBias
+from structconv.bases import Dense
+from structconv.mechanisms import Context, Cuboid, DotProduct, Given, Incidence, RelativeBias
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Grid, Padding, Samples, Window, batch
 from structconv.testing import library
 from structconv.testing.batches import larger, side_by_side, takes_samples
 from structconv.testing.layers import LAYERS, over_specimens, use
 from structconv.testing.programs import check_compiled
+from structconv.weights import Full, LowRank, Separable
 
 M, P, Q = library.M, library.P, library.Q
 DOT = DotProduct(heads=2, dim=3).scaled()
@@ -83,3 +85,21 @@ def test_one_program_after_the_other_for_samples_of_any_sizes(layer, graphs, dyn
         structure = batch([Grid(n) if grids else Grid(n).graph() for n in sizes]) if graphs else Samples(sizes)
         x = library.random(sum(sizes), P)
         torch.testing.assert_close(compiled(x, structure=structure), made(x, structure=structure))
+
+
+@pytest.mark.parametrize("weight", [
+    lambda: [LowRank(8), Full()], lambda: [Separable(2), LowRank(4)]], ids=["low_rank_full", "separable_low_rank"])
+def test_weights_of_each_part_compile_whole_under_autocast(weight):
+    layer = Conv(DOT.softmax() | RelativeBias(2, heads=2).softmax(), P, Q, weight=weight())
+    x = torch.randn(2, M, P)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = compiled(x), layer(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
+
+
+def test_a_given_basis_of_parts_compiles_whole():
+    given = Dense(library.random(2, M, M)) | Dense(library.random(1, M, M)) @ Dense(library.random(1, M, M))
+    check_compiled(use(Conv(Given(given), P, Q), library.random(2, M, P)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import operator
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
@@ -176,20 +175,31 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Any], whole: tuple[type, ...]
 
     Values of the types in `whole` stay as they are.
     """
+    return _mapped(value, fn, whole)[0]
+
+
+def _mapped(value: Any, fn: Callable[[Tensor], Any], whole: tuple[type, ...]) -> tuple[Any, bool]:
+    """The mapped value, and whether it differs: compilers do not compare two tuples by `is`."""
     if isinstance(value, Tensor):
-        return fn(value)
+        new = fn(value)
+        return new, new is not value
     if isinstance(value, tuple | list):
-        items = [map_tensors(item, fn, whole) for item in value]
-        same = all(a is b for a, b in zip(items, value, strict=True))
-        return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
+        items, differs = [], False
+        for item in value:
+            new, changes = _mapped(item, fn, whole)
+            items.append(new)
+            differs = differs or changes
+        if not differs:
+            return value, False
+        return type(value)(items) if not hasattr(value, "_fields") else type(value)(*items), True
     if not isinstance(value, FrozenValue) or isinstance(value, whole):
-        return value
+        return value, False
     changed = {}
     for name, old in zip(field_names(value), fields(value), strict=True):  # compilers trace this loop
-        new = map_tensors(old, fn, whole)
-        if new is not old:
+        new, changes = _mapped(old, fn, whole)
+        if changes:
             changed[name] = new
-    return altered(value, **changed) if changed else value
+    return (altered(value, **changed), True) if changed else (value, False)
 
 
 def altered(value: Any, **changed: Any) -> Any:
@@ -226,16 +236,27 @@ def alterer(value: Any) -> Callable[[dict[str, Any]], Any]:
 def refreshed(value: Any) -> Any:
     """The same value without what cached properties noted of its tensors, which may have changed; itself without such.
     """
+    return _refreshed(value)[0]
+
+
+def _refreshed(value: Any) -> tuple[Any, bool]:
+    """The refreshed value, and whether it is another one: compilers do not compare two tuples by `is`."""
     if isinstance(value, tuple | list):
-        items = [refreshed(item) for item in value]
-        same = all(map(operator.is_, items, value))
-        return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
+        items = [_refreshed(item) for item in value]
+        if not any(differs for _, differs in items):
+            return value, False
+        made = [item for item, _ in items]
+        return type(value)(made) if not hasattr(value, "_fields") else type(value)(*made), True
     if not isinstance(value, FrozenValue):
-        return value
+        return value, False
     held = dict(zip(field_names(value), fields(value), strict=True))
-    changed = {name: new for name, old in held.items() if (new := refreshed(old)) is not old}
+    changed = {}
+    for name, old in held.items():
+        new, differs = _refreshed(old)
+        if differs:
+            changed[name] = new
     noted = bool(held) and not value.__dict__.keys() <= held.keys() | NOTED
-    return altered(value, **changed) if changed or noted else value
+    return (altered(value, **changed), True) if changed or noted else (value, False)
 
 
 def frozen(cls: type, *, eq: bool, init: bool) -> Any:
