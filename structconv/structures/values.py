@@ -50,8 +50,8 @@ class FrozenValue:
     def changed(self) -> None:
         """Forget what was derived from the tensors of this value: to be called after a write that torch does not count.
 
-        Those are writes through `.data`, through NumPy or another library, and into inference tensors; any other
-        change in place is noticed.
+        Those are writes through `.data`, through NumPy or another library; any other change in place is noticed. Of
+        inference tensors nothing is remembered.
         """
         forget(self)
 
@@ -79,8 +79,8 @@ class Structure(FrozenValue):
     def changed(self) -> None:
         """Forget what was derived from this structure's tensors: to be called after a write that torch does not count.
 
-        Those are writes through `.data`, through NumPy or another library, and into inference tensors; any other
-        change in place is noticed.
+        Those are writes through `.data`, through NumPy or another library; any other change in place is noticed. Of
+        inference tensors nothing is remembered.
         """
         forget(self)
 
