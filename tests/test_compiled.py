@@ -103,3 +103,19 @@ def test_weights_of_each_part_compile_whole_under_autocast(weight):
 def test_a_given_basis_of_parts_compiles_whole():
     given = Dense(library.random(2, M, M)) | Dense(library.random(1, M, M)) @ Dense(library.random(1, M, M))
     check_compiled(use(Conv(Given(given), P, Q), library.random(2, M, P)))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("mask", "biased", "dtype"), [
+    (Window(64), False, torch.float32), (Window(64), True, torch.float32), (Window(9) & Causal(), True, torch.float32),
+    (Window(5, dilation=3), False, torch.float32), (Window((31,)), True, torch.float32),
+    (Window(64), False, torch.float64), (Blocks(4), False, torch.float64)],
+    ids=["window", "biased", "causal", "dilated", "sized", "listed", "blocks"])
+def test_a_window_exports_for_any_number_of_entries(mask, biased, dtype, strict):
+    scores = DOT + RelativeBias(3) if biased else DOT
+    layer = Conv(scores.masked(keep=mask).softmax(), P, Q).to(dtype)
+    free = {"x": {1: torch.export.Dim("entries", min=2, max=4096)}}
+    program = torch.export.export(layer, (torch.randn(2, 40, P, dtype=dtype),), dynamic_shapes=free, strict=strict)
+    for entries in (2, 10, 64, 66, 150):
+        x = torch.randn(2, entries, P, dtype=dtype)
+        torch.testing.assert_close(program.module()(x), layer(x))
