@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from structconv.errors import ConfigError
 from structconv.memo import forget, mark
@@ -35,6 +36,10 @@ class FrozenValue:
 
     #: Fields that count entries or edges.
     ENTRY_COUNTS: ClassVar[tuple[str, ...]] = ()
+    #: Fields that belong to the kind of a pytree and are no leaves of it: names, of which no program computes anything.
+    NAMES: ClassVar[tuple[str, ...]] = ()
+    #: Fields that the constructor finds from others; they are no part of a pytree.
+    FOUND: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
     def static_key(self) -> Hashable:
@@ -262,8 +267,34 @@ def _refreshed(value: Any) -> tuple[Any, bool]:
 def frozen(cls: type, *, eq: bool, init: bool) -> Any:
     """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`."""
     made: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
-    torch.export.register_dataclass(made, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if made.NAMES or made.FOUND:
+        _register(made, name)
+    else:
+        torch.export.register_dataclass(made, serialized_type_name=name)
     return made
+
+
+def _register(cls: Any, name: str) -> None:
+    """Register a value with names, or with fields that its constructor finds, as `register_dataclass` does others."""
+    leaves = [field for field in cls.__dataclass_fields__ if field not in (*cls.NAMES, *cls.FOUND)]
+
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        present = [field for field in leaves if getattr(value, field) is not None]
+        return [getattr(value, field) for field in present], (
+            tuple(present), tuple(getattr(value, field) for field in cls.NAMES))
+
+    def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
+        parts, context = flatten(value)
+        return [(pytree.GetAttrKey(field), part) for field, part in zip(context[0], parts, strict=True)], context
+
+    def unflatten(parts: Iterable[Any], context: Any) -> Any:
+        held = dict.fromkeys(leaves) | dict(zip(context[0], parts, strict=True))
+        return cls(**held, **dict(zip(cls.NAMES, context[1], strict=True)))
+
+    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=name, to_dumpable_context=list,
+                                from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))),
+                                flatten_with_keys_fn=flatten_with_keys)
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
