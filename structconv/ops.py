@@ -7,7 +7,6 @@ from torch import Tensor
 
 from structconv import kernels as _kernels  # noqa: F401 - registers the kernels
 from structconv.arguments import explained
-from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators of the algebra
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.shift import Shift
@@ -74,7 +73,7 @@ def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
 def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """A_k^T r_k + bias_k for each head, (..., K or 1, M, C), (K, C) or none -> (..., K, N, C), by the planner's choice.
     """
-    call = Call.of(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), bias, r)
+    call = Call(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), bias, r)
     call = cast_call(call, autocast_dtype(r))
     return plan_for(call).run(call)
 
@@ -119,7 +118,7 @@ def _call(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Call:
     _check_size("Conv", basis, theta)
     check_entries("Conv", x, entries=None if torch.compiler.is_compiling() else basis.num_inputs,
                   channels=theta.in_channels)
-    return cast_call(Call.of(x, basis, theta), autocast_dtype(x))
+    return cast_call(Call(x, basis, theta), autocast_dtype(x))
 
 
 def _check_size(owner: str, basis: Basis, theta: Theta) -> None:

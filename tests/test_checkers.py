@@ -186,7 +186,7 @@ class Broken(Mechanism):
         self.fn, self.reads_content = fn, fn is not by_content
         self.linear = nn.Linear(3, 3, dtype=F64)
 
-    def build(self, inputs):
+    def forward(self, inputs):
         return self.fn(self, inputs)
 
 
@@ -196,7 +196,7 @@ class Normed(DotProduct):
     sources = ("keys",)
 
     def forward(self, inputs):
-        return self.queries(inputs.z), inputs.of_x(self.keys)
+        return Bilinear(self.queries(inputs.z), inputs.of_x(self.keys))
 
     def keys(self, x, start=0):
         key = super().keys(x, start)
@@ -288,7 +288,7 @@ class Warm(Mechanism):
 
     has_scores = True
 
-    def build(self, inputs):
+    def forward(self, inputs):
         scores = Bilinear(inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3))
         keep = Padding(torch.tensor([True, True, True, False]))
         a = scores.evaluate(full(4, 4, F64, scores.device))

@@ -3,7 +3,6 @@ learnt table of given sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.logdomain import taken_apart
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.memo import derived
 from structconv.shapes import check_positive
@@ -64,7 +63,7 @@ class Given(Mechanism):
     def has_scores(self) -> bool:  # type: ignore[override]
         return self._given.has_scores
 
-    def build(self, inputs: Inputs) -> Basis:
+    def forward(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling():
             own = self._sizes()[0]
             if own != inputs.num_inputs:
@@ -131,7 +130,6 @@ class Learnt(Mechanism):
         ShapeError: in a call with more than M inputs, or more than N outputs.
     """
 
-    role = "learnt"
     has_scores = True
     reads_structure = False
     reads_content = False
@@ -150,7 +148,7 @@ class Learnt(Mechanism):
         self.table = nn.Parameter(torch.empty(self._size, self.inputs, self.outputs))
         nn.init.normal_(self.table, std=self.inputs ** -0.5)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         m, n = inputs.num_inputs, inputs.num_outputs if self.inputs == self.outputs else self.outputs
         if not torch.compiler.is_compiling():
             for name, letter, count, most in (("x", "M", m, self.inputs), ("z", "N", n, self.outputs)):
@@ -158,10 +156,7 @@ class Learnt(Mechanism):
                     raise ShapeError("Learnt", f"{name} must have at most {letter}={most} entries", count,
                                      f"Learn a larger table: {self._written(m, n)}.")
         table: Tensor = self.table
-        return (table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n],)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Dense(next(leaves))
+        return Dense(table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n])
 
     def transpose(self) -> Mechanism:
         """The transposed square table; one of other sizes is written so."""

@@ -19,18 +19,17 @@ from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.spec import Function
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.composing import behind_first
-from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
-from structconv.mechanisms.mixing import Mixing
+from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
-from structconv.mechanisms.steps import Step, shown, taken
+from structconv.mechanisms.steps import Build, Step, builder, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
-from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
-__all__ = ["Factor", "Operation", "Step", "operation"]
+__all__ = ["Operation", "Step", "operation"]
 
 
 #: Operators of two mechanisms.
@@ -76,7 +75,7 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "normalize" and options["kind"] not in NORMALIZATIONS:
         normalisation(options["kind"])
     if name == "softmax_with_sink" and isinstance(others[0], Tensor):
-        return Step(name, tuple(options.items()), True), Factor(others[0])
+        return Step(name, tuple(options.items()), True), Factor(others[0], "sink")
     if name == "softmax_with_sink":
         return Step(name, (("sink", float(others[0])), *options.items())), None
     if name == "mix":
@@ -97,21 +96,6 @@ def _check_scores(owner: str, operand: Mechanism) -> None:
     if not operand.has_scores:
         raise ConfigError(owner, "its basis must have scores", _leaves(operand),
                           "Scores come from a content-based mechanism such as DotProduct.")
-
-
-class Factor(nn.Module):
-    """A tensor of numbers that moves, saves and loads with its expression; trained only if it was a parameter."""
-
-    role = ""
-
-    def __init__(self, factor: Tensor) -> None:
-        super().__init__()
-        own = isinstance(factor, nn.Parameter)
-        self.factor = factor if own else nn.Parameter(factor, requires_grad=False)
-
-    def forward(self) -> Tensor:
-        """The numbers."""
-        return self.factor
 
 
 def _adopted(join: str | None, operands: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
@@ -143,7 +127,7 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
                               "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
 
 
-class Operation(ByRole, Mechanism):
+class Operation(Mechanism):
     """Operators of the algebra: at most one that joins two mechanisms, then steps on what comes of it.
 
     Args:
@@ -152,7 +136,6 @@ class Operation(ByRole, Mechanism):
         held: a module for each step that reads masks, positions or factors, in order.
     """
 
-    nameless = ("operands", "held")
     hands_on = True
     reads_places = True
 
@@ -186,11 +169,34 @@ class Operation(ByRole, Mechanism):
 
     @property
     def sees_projection(self) -> bool:  # type: ignore[override]
-        return True in [operand.sees_projection for operand in self.mechanisms()]
+        return self._facts[0]
 
     @property
     def reads_structure(self) -> bool:  # type: ignore[override]
-        return self._any("reads_structure")
+        return self._facts[1]
+
+    @property
+    def _builders(self) -> tuple[Build, ...]:
+        """What each step does."""
+        found: tuple[Build, ...] | None = self.__dict__.get("_known_builders")
+        if found is None:
+            found = self.__dict__["_known_builders"] = tuple(map(builder, self.steps))
+        return found
+
+    @property
+    def _facts(self) -> tuple[bool, bool, bool]:
+        """Whether a part reads x Theta_k, whether one reads the structure, and whether there is any mask: asked once
+        for each node, of which a layer makes new ones where a part is replaced."""
+        found: tuple[bool, bool, bool] | None = self.__dict__.get("_known_facts")
+        if found is None:
+            operands = self.mechanisms()
+            masked = bool(self._masks()) or True in [
+                part._facts[2] if isinstance(part, Operation) else type(part)._hides is not Mechanism._hides
+                for part in operands]
+            found = True in [part.sees_projection for part in operands], self._any("reads_structure"), masked
+            if "_bound" in self.__dict__:
+                self.__dict__["_known_facts"] = found
+        return found
 
     @property
     def reads_content(self) -> bool:  # type: ignore[override]
@@ -218,38 +224,25 @@ class Operation(ByRole, Mechanism):
         readers = [step.name for step in self.steps if step.dynamic and step.name != "dropout"]
         return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if inputs.places is not None:
             self._check_places()
-        closed = self.join not in _ENTRYWISE_JOINS
-        leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
-        samples = getattr(inputs[2], "samples", None)
+        closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
+        basis = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].evaluate(inputs, closed)
         if not self._dynamic and samples is None:
-            return leaves
+            for build in self._builders:
+                basis = build(basis, None)
+            return basis
         held = iter(self._held())
         before = () if samples is None else self._closings(samples)[0]
         pairs = self._pairs_joined(inputs.structure) if samples is not None and (before or self._masks()) else None
+        builders = self._builders
         for i, step in enumerate(self.steps):
             if i in before:
-                leaves = (*leaves, pairs)
-            if step.dynamic:
-                leaves = (*leaves, self._leaf(step, inputs, held, pairs))
+                basis = left_out(basis, cast(Any, pairs))
+            basis = builders[i](basis, self._argument(step, inputs, held, pairs) if step.dynamic else None)
             if pairs is not None and step.name == "transpose":
                 pairs = pairs.transpose()
-        return leaves
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        first, *others = self.mechanisms()
-        closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
-        basis = first._fill_next(inputs, leaves, closed)
-        if others:
-            seen = behind_first(first, others[0], lambda: basis, inputs) if self.join == "compose" else inputs
-            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(seen, leaves, closed))
-        before = () if samples is None else self._closings(samples)[0]
-        for i, step in enumerate(self.steps):
-            if i in before:
-                basis = left_out(basis, next(leaves))
-            basis = taken(basis, step, next(leaves) if step.dynamic else None)
         return basis
 
     def _check_places(self) -> None:
@@ -293,31 +286,29 @@ class Operation(ByRole, Mechanism):
     def _asked_apart(self, samples: Any) -> bool:
         return False
 
-    def hides(self, structure: Any) -> bool:
+    def _hides(self, structure: Any) -> bool:
+        if not self._facts[2]:
+            return False
         named = type(structure) is NamedStructures
         for held in self._held():
-            if isinstance(held, Mask) and held.hides(held._own(structure) if named else structure):
+            if isinstance(held, Mask) and held._hides(held._own(structure) if named else structure):
                 return True
         for operand in self.mechanisms():  # noqa: SIM110 - asked in each call, and a generator costs three times as much
-            if operand.hides(operand._own(structure) if named else structure):
+            if operand._hides(operand._own(structure) if named else structure):
                 return True
         return False
 
-    def _inside(self) -> list[Mechanism]:
-        """None: the leaves of the operands bring their tokens."""
-        return []
-
-    def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+    def _existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         return self._visible(inputs, masks)[0]
 
-    def reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+    def _reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         return self._visible(inputs, masks)[1]
 
     def _visible(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         """The inputs in existing pairs, and those whose weights may differ from zero."""
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
-        exist = [operand.existing_inputs(operand._told(inputs), masks) for operand in operands]
-        reached = [operand.reached_inputs(operand._told(inputs), masks) for operand in operands]
+        exist = [operand._existing_inputs(operand._told(inputs), masks) for operand in operands]
+        reached = [operand._reached_inputs(operand._told(inputs), masks) for operand in operands]
         scores = any(part.has_scores for part in operands)
         if self.join == "compose":
             existing, reaching = EVERY_INPUT, reached[0]
@@ -340,7 +331,7 @@ class Operation(ByRole, Mechanism):
                 reaching = existing
         return existing, reaching
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         for step, held in reversed(self._held_by_step()):
             options = dict(step.options)
             mixes = step.name in ("softmax_with_sink", "log_softmax") or (
@@ -353,15 +344,15 @@ class Operation(ByRole, Mechanism):
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
             between = [EVERY_INPUT] if second.reads_content else []
-            return [*first.needed_inputs(first._told(inputs), masks, needed), *between]
+            return [*first._needed_inputs(first._told(inputs), masks, needed), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
         found: list[InputSet] = []
         for operand in operands:
             own = needed
             if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where it does for both
                 beside = [part for part in operands if part is not operand]
-                own = own.union(*[part.existing_inputs(part._told(inputs), masks) for part in beside])
-            found += operand.needed_inputs(operand._told(inputs), masks, own)
+                own = own.union(*[part._existing_inputs(part._told(inputs), masks) for part in beside])
+            found += operand._needed_inputs(operand._told(inputs), masks, own)
         return found
 
     def _held_by_step(self) -> list[tuple[Step, nn.Module | None]]:
@@ -444,29 +435,23 @@ class Operation(ByRole, Mechanism):
             return [self]
         return [part for operand in self.mechanisms() for part in operand.parts()]
 
-    def _joined(self, inputs: Inputs, closed: bool) -> Leaves:
-        """The leaves of both operands; each part of a `|` sees what its own heads project."""
+    def _joined(self, inputs: Inputs, closed: bool) -> Basis:
+        """Both operands, joined; each part of a `|` reads what its own heads project."""
         first, second = self.mechanisms()
+        join = OPERATORS[cast(str, self.join)]
         if self.join == "compose":
-            leaves = first.leaves(inputs)
-            return *leaves, *second.leaves(behind_first(first, second, lambda: first.filled(inputs, leaves), inputs))
+            basis = first.evaluate(inputs)
+            behind = behind_first(first, second, lambda: basis, inputs)
+            return cast(Basis, join(basis, second.evaluate(behind)))
         if self.join != "concat" or inputs.projected is None:
-            return (*first.leaves(_beside(first, second, inputs), closed),
-                    *second.leaves(_beside(second, first, inputs), closed))
+            return cast(Basis, join(first.evaluate(_beside(first, second, inputs), closed),
+                                    second.evaluate(_beside(second, first, inputs), closed)))
         heads = ((0, first.size), (first.size, self._joined_size))
         own = [inputs._replace(projected=(inputs.projected[0][..., start:stop, :, :],
                                           inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]
-        return *first.leaves(own[0]), *second.leaves(own[1])
+        return cast(Basis, join(first.evaluate(own[0]), second.evaluate(own[1])))
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As any module's, but that masks of a file by modules for which there is no place are left there."""
-        own = {f"{prefix}held.{i}." for i in range(len(self.held))}
-        for key in [key for key in state_dict if key.startswith(f"{prefix}held.")]:
-            if key.rpartition(".")[2].startswith("mask") and not any(map(key.startswith, own)):
-                del state_dict[key]
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _leaf(self, step: Step, inputs: Inputs, held: Iterator[Any], pairs: Any) -> Any:
+    def _argument(self, step: Step, inputs: Inputs, held: Iterator[Any], pairs: Any) -> Any:
         if step.name == "masked":
             return next(held)(inputs) if pairs is None else next(held)(inputs, pairs)
         if step.name in ("multiply", "mix", "softmax_with_sink"):

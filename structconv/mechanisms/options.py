@@ -10,24 +10,26 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from structconv.bases.spec import Token
 from structconv.structures.values import VALUES, FrozenValue
 
 __all__ = ["KEPT", "may_change", "options"]
 
 #: What torch keeps in every module, and what is noted here.
-KEPT = frozenset((*nn.Module().__dict__, "token", "_bound", "_names", "_reads"))
+KEPT = frozenset((*nn.Module().__dict__, "_known_builders", "_known_facts", "_options_key", "_bound", "_names",
+                  "_reads"))
 #: Objects that never change, but are known by their identity, or by what they hold.
-_FIXED = (Token, float, complex, type, enum.Enum, np.generic, FunctionType, MethodType, partial, FrozenValue, nn.Module,
+_FIXED = (float, complex, type, enum.Enum, np.generic, FunctionType, MethodType, partial, FrozenValue, nn.Module,
           Tensor)
 
 
 def options(module: nn.Module) -> dict[str, Any]:
     """What the author of a module gave it beside parameters, buffers and submodules, by name.
 
-    A tensor is none: pruning, norms of weights and replicas set one in the place of a parameter, at each call.
+    A tensor is none: pruning, norms of weights and replicas set one in the place of a parameter, at each call. Nor is a
+    module that is a child of another one.
     """
-    return {name: held for name, held in module.__dict__.items() if name not in KEPT and not isinstance(held, Tensor)}
+    return {name: held for name, held in module.__dict__.items()
+            if name not in KEPT and not isinstance(held, Tensor | nn.Module)}
 
 
 def may_change(option: Any) -> bool:

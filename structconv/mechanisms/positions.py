@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
-from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Projection, Score, heads_of
 from structconv.mechanisms.visibility import InputSet, Masks
@@ -64,7 +64,7 @@ class RelativeBias(Term):
         structure: the name of the one that it reads, in a call with several.
     """
 
-    role = "relative_bias"
+    role = "position_bias"
     reads_content = False
     batching = "offsets"
     table: nn.Parameter = private.parameter()
@@ -87,19 +87,14 @@ class RelativeBias(Term):
                  (1, values.bucket_count(self.buckets, self.clip)))
         self.table = nn.Parameter(torch.randn(self.size, *shape) * 0.02)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if not isinstance(self.clip, tuple):
-            return (self.table,)
+            return values.Lookup(self.table, self.buckets, self.clip, inputs.num_inputs, inputs.num_outputs)
         grid = inputs.structure if self.grid is None else self.grid
         if not isinstance(grid, Grid) or grid.ndim != len(self.clip):
             raise StructureError("RelativeBias", f"structure must be a Grid with {len(self.clip)} axes", repr(grid),
                                  "Give one as grid=, or call the layer as layer(x, structure=grid).")
-        return self.table, grid
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        if isinstance(self.clip, tuple):
-            return values.GridLookup(next(leaves), next(leaves))
-        return values.Lookup(next(leaves), self.buckets, self.clip, inputs.num_inputs, inputs.num_outputs)
+        return values.GridLookup(self.table, grid)
 
 
 class RelativeKey(Term):
@@ -112,7 +107,6 @@ class RelativeKey(Term):
     """
 
     batching = "offsets"
-    role = "relative_key"
 
     def __init__(self, clip: int, heads: int | None = None, *, dim: int | None = None,
                  sinusoidal: bool = False) -> None:
@@ -140,19 +134,20 @@ class RelativeKey(Term):
             table = sinusoidal(torch.arange(-self.clip, self.clip + 1, dtype=torch.float32), self.dim)
         self.table = nn.Parameter(table, requires_grad=not self.sinusoidal)
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return []  # of z alone
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
+        table = self._queries(inputs) @ self.table.mT
+        return values.Lookup(table, "clip", self.clip, inputs.num_inputs, inputs.num_outputs)
+
+    def _queries(self, inputs: Inputs) -> Tensor:
         if not self.reads_sibling:
-            return (heads_of(self.query, inputs.z, self.size) @ self.table.mT,)
+            return heads_of(self.query, inputs.z, self.size)
         beside = _product_in(inputs.sibling)
         if beside is None:
             raise ConfigError("RelativeKey", "a DotProduct must stand beside it", repr(inputs.sibling))
-        return (beside.queries(inputs.z, beside.places(inputs)) @ self.table.mT,)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Lookup(next(leaves), "clip", self.clip, inputs.num_inputs, inputs.num_outputs)
+        return beside.queries(inputs.z, beside.places(inputs))
 
 
 def _product_in(sibling: nn.Module) -> DotProduct | None:
@@ -178,16 +173,14 @@ class Location(Score):
     def bind(self, channels: Channels) -> None:
         self.table = Projection(channels.others, self.heads, self.length)
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return []  # of z alone
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling() and inputs.num_inputs > self.length:
             raise ShapeError("Location", f"x must have at most length={self.length} entries", tuple(inputs.x.shape))
-        return (heads_of(self.table, inputs.z, self.heads),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Lookup(next(leaves), "position", self.length, inputs.num_inputs, inputs.num_outputs)
+        table = heads_of(self.table, inputs.z, self.heads)
+        return values.Lookup(table, "position", self.length, inputs.num_inputs, inputs.num_outputs)
 
 
 #: Owns the slopes of all heads' numbers.
@@ -197,20 +190,19 @@ _SLOPES = Owner()
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
+    role = "alibi"
     reads_content = False
     batching = "offsets"
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         x, size = inputs.x, self.size
 
         def slopes() -> Tensor:
             return torch.logspace(-8.0 / size, -8.0, size, 2.0, dtype=x.dtype, device=x.device)
 
         known = derived(_SLOPES, (size, x.dtype, x.device), slopes) if is_plain(x) else None
-        return (slopes() if known is None or private.version(known) != 0 else known,)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Distance(next(leaves), inputs.num_inputs, inputs.num_outputs)
+        slope = slopes() if known is None or private.version(known) != 0 else known
+        return values.Distance(slope, inputs.num_inputs, inputs.num_outputs)
 
 
 class EdgeBias(Term):
@@ -223,7 +215,6 @@ class EdgeBias(Term):
         structure: the name of the one that it reads, in a call with several.
     """
 
-    role = "edge_bias"
     reads_structure = True
     reads_content = False
     batching = "structure"
@@ -240,7 +231,7 @@ class EdgeBias(Term):
         if self.attributes is not None:
             self.linear = nn.Linear(self.attributes, self.size, bias=self.bias)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         graph: Any = inputs.structure
         if not isinstance(graph, Graph):
             raise StructureError("EdgeBias", "the layer must be called with a Graph", type(graph).__name__,
@@ -254,7 +245,7 @@ class EdgeBias(Term):
                                  tuple(graph.edge_attr.shape))
         if attributes.dim() > 2:
             _check_lead(attributes, inputs)
-        return graph, self._scores(attributes.to(inputs.dtype)).mT
+        return EdgeScore(graph, self._scores(attributes.to(inputs.dtype)).mT)
 
     def _scores(self, attributes: Tensor) -> Tensor:
         """(..., E, K) of the attributes (..., E, A)."""
@@ -264,9 +255,6 @@ class EdgeBias(Term):
             raise ShapeError("EdgeBias", f"its module must give scores (..., E, K) of shape {expected}",
                              tuple(scores.shape), "K is the number of heads.")
         return scores
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return EdgeScore(next(leaves), next(leaves))
 
 
 def _check_lead(attributes: Tensor, inputs: Inputs) -> None:
@@ -294,16 +282,12 @@ class GaussianWindow(Mechanism):
         self.reads_structure = centre is not None and centre.reads_structure
         self.reads_content = centre is not None
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return [needed] if self.centre is not None and getattr(self.centre, "reads_x", True) else []
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        if self.centre is None:
-            return (inputs.output_positions(),)
-        return (positions(self.centre, inputs),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.GaussianBump(next(leaves), self.deviation, inputs.num_inputs)
+    def forward(self, inputs: Inputs) -> Basis:
+        centre = inputs.output_positions() if self.centre is None else positions(self.centre, inputs)
+        return values.GaussianBump(centre, self.deviation, inputs.num_inputs)
 
 
 class PredictedPosition(Position):
@@ -346,8 +330,5 @@ class ClippedShifts(Mechanism):
     def size(self) -> int:
         return 2 * self.clip + 1
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        return (inputs.x.new_ones(()),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.ClippedShifts(next(leaves), self.clip, inputs.num_inputs, inputs.num_outputs)
+    def forward(self, inputs: Inputs) -> Basis:
+        return values.ClippedShifts(inputs.x.new_ones(()), self.clip, inputs.num_inputs, inputs.num_outputs)

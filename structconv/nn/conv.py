@@ -1,13 +1,12 @@
 """`Conv`: the one layer, y = sum_k A_k^T x Theta_k + b, whatever the structure and whether it is known or learnt.
 
-A call is three steps: the leaves of the basis, Theta and b are read; the plan for such a call is found; it runs.
-Nothing is kept in the layer, so that nothing in it can be stale.
+A call is four steps: the expression is evaluated to a basis, a small tree that holds the tensors of this call; its key
+is computed; the plan for such a key is found; it runs. Nothing is kept in the layer, so nothing in it can be stale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -17,15 +16,16 @@ from torch.fx import Proxy
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
 from structconv.bases.base import Basis
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_unread
 from structconv.mechanisms.reading import names_of_x
 from structconv.mechanisms.sight import sight
 from structconv.mechanisms.visibility import visibility
+from structconv.nn.expressed import Expressed
 from structconv.nn.images import grid_of, to_entries
 from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
-from structconv.nn.layer import Device, Layer, made_on, move, recorded
+from structconv.nn.layer import Device, made_on, move, name_owner, named, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.prepared import Prepared
 from structconv.nn.relative import RelativeValue
@@ -48,7 +48,7 @@ T = TypeVar("T")
 ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 
 
-class Conv(Layer):
+class Conv(Expressed):
     """y_n = sum_k sum_m A_kmn x_m Theta_k + b (Andreoli 2019, eq. 8).
 
     The mechanism makes the basis A (K, M, N) of each call: from the structure alone (convolution), or from x and z
@@ -81,8 +81,6 @@ class Conv(Layer):
     """
 
     fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
-    nameless = ("weight", "mechanism")
-    reserved: ClassVar[tuple[str, ...]] = ("bias",)
     bias: nn.Parameter | None = private.parameter()
 
     def __init__(self, mechanism: Mechanism, in_channels: int | Mapping[str, int], out_channels: int, *,
@@ -132,6 +130,9 @@ class Conv(Layer):
             if z is not None and not axes and y.shape[-2] != z.shape[-2]:
                 raise _other_outputs(self.mechanism, x, z, y)
             return (y, plan.weights(call)) if return_weights else y
+        except StructconvError as error:
+            name_owner(self, error)
+            raise
         except ERRORS:
             self._explain(x, z, structure, axes)
             raise
@@ -142,7 +143,7 @@ class Conv(Layer):
     def basis(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
               positions: int | Tensor | None = None) -> Basis:
         """The basis that the layer would apply; the arguments are those of a call."""
-        return self._told(lambda call, _: call.basis(), x, z, structure, axes, positions)
+        return self._told(lambda call, _: call.materialized(), x, z, structure, axes, positions)
 
     def plan(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
              positions: int | Tensor | None = None) -> Plan:
@@ -249,7 +250,7 @@ class Conv(Layer):
         prepared = None
         if type(x) is Prepared:
             prepared, x, structure = x, *self._of_prepared(x, structure, axes)
-        mechanism, relative = modules["mechanism"], modules.get("relative_value")
+        mechanism, relative = self.mechanism, modules.get("relative_value")
         theta, bias = self._constants() if prepared is None else prepared.constants()
         wanted = None
         if type(x) is dict or "_reads" in mechanism.__dict__:
@@ -259,11 +260,12 @@ class Conv(Layer):
         if prepared is not None and structure is prepared.structure:
             wanted = prepared.wanted
         elif structure is not None and not axes:
-            wanted = self._wanted(structure)
+            wanted = self._wanted(structure, mechanism)
         if type(x) is dict:
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
-        elif (wanted is not None and wanted != x.shape[-2]) or (z is not None and not self._fit(x, z)):
+        elif (not isinstance(x, Tensor) or (wanted is not None and wanted != x.shape[-2])
+              or (z is not None and not self._fit(x, z))):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, bias, x, z, structure, axes,
                        None if relative is None else private.called(relative), positions, prepared)
@@ -276,13 +278,13 @@ class Conv(Layer):
         prepared.check()
         return prepared.x, prepared.structure if structure is None else structure
 
-    def _wanted(self, structure: Any) -> int | None:
+    def _wanted(self, structure: Any, mechanism: Mechanism) -> int | None:
         """M by a structure of the layer, if it tells."""
-        if not self.mechanism.reads_structure:
+        if not mechanism.reads_structure:
             check_unread(structure)
         if self.relative_value is not None:
             _check_places(structure)
-        return self.mechanism.input_entries(structure)
+        return mechanism.input_entries(structure)
 
     def _constants(self) -> tuple[Theta, Tensor | None]:
         """Theta, and what is added to each output: what depends on no input."""
@@ -340,6 +342,7 @@ class Conv(Layer):
             raise ShapeError("Conv", expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
                              "They have changed places: say layer(keys, queries).")
 
+    @named
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
         if type(x) is Prepared:
@@ -355,7 +358,7 @@ class Conv(Layer):
             check_leads("Conv", x, z)
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}"
+        return ", ".join([f"{self.in_channels}, {self.out_channels}", *filter(None, [super().extra_repr()])])
 
 
 def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: Tensor | None = None,
@@ -380,7 +383,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
     values = entries
-    if mechanism.hides(structure):
+    if mechanism._hides(structure):
         visible = visibility(mechanism, Inputs(entries, entries if z is None else z, structure))
         kept = visible.values
         if prepared is None:
@@ -396,8 +399,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         places = _places(positions, prepared, entries if z is None else z, structure)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
     pending, reused = (None, None) if prepared is None else (prepared.pending, prepared.reused)
-    call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs), heads, relative, places,
-                pending, reused)
+    call = Call(x, mechanism.evaluate(inputs), theta, bias, heads, relative, places, pending, reused)
     return call if dtype is None else cast_call(call, dtype), image
 
 
@@ -409,7 +411,7 @@ def _call_by_name(mixture: Any, theta: Theta, bias: Tensor | None, x: dict[str, 
         x, z, theta = {name: cast(t, dtype) for name, t in x.items()}, cast(z, dtype), cast(theta, dtype)
     inputs = mixture.told(x, z, structure)
     own: Any = PartInputs(inputs.values)
-    return cast_call(Call(own, mixture.leaves(inputs), theta, bias, partial(mixture.filled, inputs)), dtype)
+    return cast_call(Call(own, mixture.evaluate(inputs), theta, bias), dtype)
 
 
 def _places(positions: Any, prepared: Prepared | None, z: Tensor, structure: Any) -> Places | None:

@@ -14,7 +14,7 @@ from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Shifts
 from structconv.mechanisms.index import Identity as IdentityMechanism
 from structconv.mechanisms.masks import STRUCTURE
-from structconv.mechanisms.scores import Additive, BiAffine, DotProduct, Uniform
+from structconv.mechanisms.scores import Additive, BiAffine, Concatenation, DotProduct, Uniform
 from structconv.nn.conv import Conv
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.weights import HeadBlocks, LowRank
@@ -178,26 +178,47 @@ def run(mechanism: Mechanism):
 
 
 class Wrong(Mechanism):
-    """Two leaves, and what is done with them."""
+    """What is done with the rows of z and x."""
 
-    def __init__(self, fill, **attributes):
+    def __init__(self, build, **attributes):
         super().__init__()
-        self.filled_by = fill
+        self.build = build
         self.__dict__.update(attributes)
 
     def forward(self, inputs):
-        return inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3)
-
-    def fill(self, inputs, leaves):
-        return self.filled_by(leaves)
+        return self.build(inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3))
 
 
 @pytest.mark.parametrize(("wrong", "told"), [
-    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)) * next(leaves)), "as many leaves as forward"),
-    (lambda: Wrong(lambda leaves: Dense(next(leaves))), "as many leaves as forward gives; got 1 fewer"),
-    (lambda: Wrong(lambda leaves: Bilinear(2 * next(leaves), next(leaves))), "compute nothing of a leaf"),
-    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)), batching="pair"), "batching must be one of"),
-    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)), sources=("key",)), "sources must name")])
+    (lambda: Wrong(lambda z, x: (z, x)), r"forward must return a Basis, or a tensor \(..., K, M, N\); got tuple"),
+    (lambda: Wrong(lambda z, x: None), "forward must return a Basis"),
+    (lambda: Wrong(Bilinear, batching="pair"), "batching must be one of"),
+    (lambda: Wrong(Bilinear, sources=("key",)), "sources must name")])
 def test_a_mechanism_that_is_written_wrong_is_told(wrong, told):
     with pytest.raises(ConfigError, match=told):
         Conv(wrong() * 0.5, P, P)(torch.randn(M, P))
+
+
+def test_forward_may_return_a_tensor():
+    x = torch.randn(M, P)
+    layer = Conv(Wrong(lambda z, x: x @ z.mT), P, P, bias=False)
+    torch.testing.assert_close(layer(x), (x @ x.mT).mT @ x @ layer.weight.theta[0])
+
+
+class Squared(Mechanism):
+    """The entries of another mechanism, squared."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs):
+        return Dense(self.inner(inputs).dense().square())
+
+
+@pytest.mark.parametrize("inner", [DotProduct(dim=3), BiAffine(bilinear=False), Concatenation(3)])
+def test_a_mechanism_may_compute_with_the_basis_of_another(inner):
+    x = torch.randn(M, P)
+    layer = Conv(Squared(inner), P, P, bias=False)
+    a = layer.mechanism.inner.basis(x).dense()[0]
+    torch.testing.assert_close(layer(x), a.square().mT @ x @ layer.weight.theta[0])

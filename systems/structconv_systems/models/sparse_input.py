@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from structconv.bases.sparse import Sparse
 from structconv.mechanisms.expression import Inputs, Mechanism
+from structconv.nn.expressed import Expressed
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast, cast_call
@@ -30,7 +30,7 @@ def drop_values(words: Sparse, p: float, training: bool) -> Sparse:
     return Sparse(words.graph, F.dropout(words.values, p))
 
 
-class SparseConv(nn.Module):
+class SparseConv(Expressed):
     """y = sum_k A_k^T X Theta_k for a sparse matrix X (M, P), channels first: X Theta_k, then A_k.
 
     X is passed as a `Sparse` basis of one matrix from the P words to the M entries, so that X Theta is its analysis
@@ -74,6 +74,6 @@ class SparseConv(nn.Module):
         r_KMQ = x_MC.unflatten(-1, (size, channels)).movedim(-2, 0)
         inputs = Inputs(x_MC, x_MC, structure, (r_KMQ, r_KMQ))
         theta = HeadBlocksTheta(weight) if self.concat else FullTheta(weight)
-        call = Call(x_MC.new_empty(()).expand(x_MC.shape[0], words_P), self.mechanism.leaves(inputs), theta, self.bias,
-                    partial(self.mechanism.filled, inputs), r_KMQ)
+        absent = x_MC.new_empty(()).expand(x_MC.shape[0], words_P)
+        call = Call(absent, self.mechanism.evaluate(inputs), theta, self.bias, r_KMQ)
         return cast_call(call, dtype)
