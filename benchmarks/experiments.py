@@ -80,7 +80,7 @@ class Experiment(NamedTuple):
 def posed(basis: Basis, theta: Theta) -> tuple[Call, Problem]:
     """A call of this basis on random x, the same at every call of one size, and the problem that it poses."""
     x = torch.randn(basis.num_inputs, theta.in_channels, generator=torch.Generator().manual_seed(0))
-    call = Call.of(x, basis, theta)
+    call = Call(x, basis, theta)
     return call, Problem(call.build(stand_ins(call.leaves)), theta, x, Sizes(1, x.itemsize))
 
 

@@ -157,7 +157,7 @@ def dense_cases(length: int, dtype: torch.dtype) -> Iterator[Case]:
 def by_kernel(kernel: Applied, basis: Basis, r: Tensor) -> Callable[[], Tensor] | None:
     """A_k^T r_k by this kernel, (K, M, C) -> (K, N, C), or `None` where it is not for this basis."""
     theta = ByHeadTheta(basis.size, r.shape[-1])
-    call = Call.of(r[0], basis, theta, None, r)
+    call = Call(r[0], basis, theta, None, r)
     match = kernel.match(Problem(call.build(stand_ins(call.leaves)), theta, call.x, Sizes(1, r.element_size())))
     return None if match is None else lambda: match.apply(r, call)
 

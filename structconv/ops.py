@@ -74,7 +74,7 @@ def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
 def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """A_k^T r_k + bias_k for each head, (..., K or 1, M, C), (K, C) or none -> (..., K, N, C), by the planner's choice.
     """
-    call = Call.of(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), bias, r)
+    call = Call(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), bias, r)
     call = cast_call(call, autocast_dtype(r))
     return plan_for(call).run(call)
 
@@ -119,7 +119,7 @@ def _call(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Call:
     _check_size("Conv", basis, theta)
     check_entries("Conv", x, entries=None if torch.compiler.is_compiling() else basis.num_inputs,
                   channels=theta.in_channels)
-    return cast_call(Call.of(x, basis, theta), autocast_dtype(x))
+    return cast_call(Call(x, basis, theta), autocast_dtype(x))
 
 
 def _check_size(owner: str, basis: Basis, theta: Theta) -> None:

@@ -1,65 +1,47 @@
-"""Specs and leaves: the static and the dynamic side of a basis, as a formula and its arguments.
+"""Specs: what a plan keeps of a basis.
 
-A call hands in *leaves*: tensors, `None`, products that are still to be made (`Projected`, `Term`), structures,
-supports, whole bases. A *spec* is the tree of values over them with a `Leaf` in the place of every tensor, which knows
-its sizes and how to get its tensor out of the leaves of a call. Kernels match on specs, and what they compile reads
-leaves; nothing of a call stays behind.
+A call builds its basis anew: a tree of values that holds the tensors of the call. A *spec* is the same tree with a
+`Leaf` in the place of every tensor, which knows its sizes and how to find its tensor in the basis of another call.
+Kernels match on specs, and what they compile reads bases; nothing of a call stays behind in a plan.
+
+A basis may hold products that are still to be computed (`Projected`, `Term`), which a kernel may fuse with others.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.func import functional_call
 
+from structconv.bases.base import Basis
 from structconv.primitives.products import linear, split_heads
 from structconv.structures.graph import Graph
-from structconv.structures.values import FrozenValue, alterer, field_names, fields, structure
+from structconv.structures.values import (
+    EXACT,
+    VALUES,
+    FrozenValue,
+    altered,
+    alterer,
+    field_names,
+    fields,
+    key_of,
+    size_class,
+    structure,
+)
 
-__all__ = ["LAZY", "Function", "Leaf", "Leaves", "Projected", "StandIns", "Term", "Token", "filler", "getter",
-           "materialised", "spec_of", "stand_ins", "tensor"]
+__all__ = ["LAZY", "Function", "Leaf", "Projected", "Term", "filler", "getter", "materialized", "shape_class",
+           "spec_of", "tensor", "tree_key"]
 
-Leaves = Sequence[Any]
-Get = Callable[[Leaves], Any]
+#: The basis of a call -> a part of it.
+Get = Callable[[Any], Any]
 #: What there is a stand-in for already, by its identity, and that.
 _Made = dict[int, tuple[Any, Any]]
-
-
-class Token:
-    """Stands among leaves for options: one object for all equal ones, quick to hash and to compare.
-
-    `Token()` stands for what is like nothing else.
-    """
-
-    __slots__ = ("__weakref__", "options")
-
-    def __init__(self, options: Hashable = None) -> None:
-        self.options = options
-
-    @classmethod
-    def of(cls, options: Hashable) -> Token:
-        """The token of these options."""
-        return _TOKENS.setdefault(options, cls(options))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Token:
-        return self
-
-    def __reduce__(self) -> tuple[Any, tuple[Hashable, ...]]:
-        return (Token, ()) if self.options is None else (Token.of, (self.options,))
-
-    def __repr__(self) -> str:
-        return f"Token({self.options!r})"
-
-
-_TOKENS: WeakValueDictionary[Hashable, Token] = WeakValueDictionary()
 
 
 class Projected(NamedTuple):
@@ -111,7 +93,7 @@ LAZY = frozenset((Projected, Term))
 
 @structure(init=False)
 class Function(FrozenValue):
-    """A module that maps entries, as a leaf of a call: a plan is for any, and keeps none.
+    """A module that maps entries, as a part of a basis: a plan is for any, and keeps none.
 
     Its parameters are among the tensors of what holds it, so that a block that is evaluated anew sends gradients to
     them. With `precision` it runs under autocast to that dtype, and gives the dtype of what it maps.
@@ -152,16 +134,16 @@ class Function(FrozenValue):
 
 
 class Leaf:
-    """Stands in a spec for a tensor of a call: its sizes, dtype and device, and how to `get` it from the leaves."""
+    """Stands in a spec for a tensor of a call: its sizes, dtype and device, and how to `get` it from a basis."""
 
-    __slots__ = ("device", "dtype", "get", "requires_grad", "shape")
+    __slots__ = ("device", "dtype", "get", "lazy", "requires_grad", "shape")
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
 
-    def __init__(self, get: Get, like: Tensor | Leaf, shape: tuple[int, ...]) -> None:
+    def __init__(self, get: Get, like: Tensor | Leaf, shape: tuple[int, ...], lazy: bool = False) -> None:
         self.get, self.shape, self.dtype, self.device = get, torch.Size(shape), like.dtype, like.device
-        self.requires_grad = like.requires_grad
+        self.requires_grad, self.lazy = like.requires_grad, lazy
 
     def dim(self) -> int:
         """The number of axes."""
@@ -179,17 +161,17 @@ class Leaf:
     def mT(self) -> Leaf:
         """The transposed matrices."""
         get, shape = self.get, self.shape
-        return Leaf(lambda leaves: get(leaves).mT, self, (*shape[:-2], shape[-1], shape[-2]))
+        return Leaf(lambda basis: get(basis).mT, self, (*shape[:-2], shape[-1], shape[-2]))
 
     def reshape(self, *shape: int) -> Leaf:
         """The same numbers in another shape: a vector of all of them is (-1,)."""
         get = self.get
-        return Leaf(lambda leaves: get(leaves).reshape(shape), self, (self.numel(),) if shape == (-1,) else shape)
+        return Leaf(lambda basis: get(basis).reshape(shape), self, (self.numel(),) if shape == (-1,) else shape)
 
     def split(self, sizes: list[int]) -> tuple[Leaf, ...]:
         """The numbers of a vector, so many after so many."""
         get = self.get
-        return tuple(Leaf(_item(lambda leaves: get(leaves).split(sizes), i), self, (size,))
+        return tuple(Leaf(_item(lambda basis: get(basis).split(sizes), i), self, (size,))
                      for i, size in enumerate(sizes))
 
     @property
@@ -198,30 +180,73 @@ class Leaf:
         return self.device.type == "cpu"
 
 
-class StandIns(list[Any]):
-    """What stands in for the leaves of calls while their spec is made."""
-
-
-def stand_ins(leaves: Leaves) -> StandIns:
-    """A stand-in for each leaf; the same for the same structure, as the key of a plan tells, and no other object."""
-    made: dict[int, Any] = {}
-    own = [spec_of(leaf, itemgetter(i)) for i, leaf in enumerate(leaves)]
-    return StandIns([made.setdefault(id(leaf), spec) if isinstance(leaf, FrozenValue) else spec
-                     for leaf, spec in zip(leaves, own, strict=True)])
-
-
 def tensor(leaf: Any) -> Any:
-    """The leaf, made if it was still to be made."""
+    """The tensor, computed if it was still to be computed."""
     return leaf.tensor() if type(leaf) in LAZY else leaf
 
 
-def materialised(leaves: Leaves) -> list[Any]:
-    """The leaves with all products made."""
-    return [leaf.tensor() if type(leaf) in LAZY else leaf for leaf in leaves]
+def materialized(value: Any) -> Any:
+    """The same value with all products computed; itself where there are none."""
+    if type(value) in LAZY:
+        return value.tensor()
+    if isinstance(value, tuple | list):
+        items = [materialized(item) for item in value]
+        same = all(a is b for a, b in zip(items, value, strict=True))
+        return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
+    if not isinstance(value, Basis):
+        return value
+    changed = {}
+    for name, old in zip(field_names(value), fields(value), strict=True):  # compilers trace this loop
+        new = materialized(old)
+        if new is not old:
+            changed[name] = new
+    return altered(value, **changed) if changed else value
+
+
+def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Channels as they are, the classes of all other sizes; what has one axis has a number for each edge, if many."""
+    if not shape or max(shape) <= EXACT:
+        return shape
+    if len(shape) == 1:
+        return (size_class(shape[0]),)
+    return *[size_class(size) for size in shape[:-1]], shape[-1]
+
+
+def tree_key(value: Any, met: list[int]) -> Hashable:
+    """What a plan may depend on of a part of a basis: types, options, dtypes and the classes of sizes.
+
+    `met` takes the identities of tensors and structures, for a spec has one stand-in for what stands in two places.
+    """
+    kind = type(value)
+    if kind in VALUES:
+        return value if kind is not bool else (kind, value)
+    if isinstance(value, Tensor):
+        met.append(id(value))
+        return value.dtype, value.requires_grad, shape_class(value.shape)
+    if kind in LAZY:
+        x, *others = value
+        return (kind, x.dtype, x.requires_grad, shape_class(x.shape),
+                *[(t.shape, t.dtype, t.requires_grad) if isinstance(t, Tensor) else t for t in others])
+    if kind is tuple:
+        return tuple([tree_key(item, met) for item in value])
+    names = _NODES.get(kind)
+    if names is None:
+        if not isinstance(value, FrozenValue):
+            return key_of(value)
+        if not isinstance(value, Basis) or not field_names(value):
+            met.append(id(value))
+            return value.static_key
+        names = _NODES[kind] = tuple((name, name in kind.ENTRY_COUNTS) for name in field_names(value))
+    held = value.__dict__
+    return (kind, *[size_class(held[name]) if counts else tree_key(held[name], met) for name, counts in names])
+
+
+#: The fields of each type of basis, and whether they count entries.
+_NODES: dict[type, tuple[tuple[str, bool], ...]] = {}
 
 
 def spec_of(value: Any, get: Get, made: _Made | None = None) -> Any:
-    """The value with a `Leaf` in the place of each tensor; `get` finds the value among the leaves of a call.
+    """The value with a `Leaf` in the place of each tensor; `get` finds the value in the basis of a call.
 
     What it holds in two places has one stand-in.
     """
@@ -235,7 +260,7 @@ def _stand_in(value: Any, get: Get, made: _Made) -> Any:
     if isinstance(value, Tensor | Leaf):
         return Leaf(get, value, value.shape)
     if type(value) in LAZY:
-        return Leaf(get, value.x, value.shape)
+        return Leaf(get, value.x, value.shape, lazy=True)
     if isinstance(value, tuple | list):
         items = [spec_of(item, _item(get, i), made) for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -259,47 +284,47 @@ def _spec_over(value: Any, changed: dict[str, Any], get: Get, made: _Made) -> An
 
 
 def getter(value: Any) -> Get:
-    """What finds, among the leaves of a call, the thing that this part of a spec stands for.
+    """What finds, in the basis of a call, the thing that this part of a spec stands for.
 
     Where a program is traced specs are the values themselves, and so is what is found.
     """
     if isinstance(value, Leaf):
         return value.get
     known = _own(value)
-    return (lambda leaves: value) if known is None else known
+    return (lambda basis: value) if known is None else known
 
 
 def filler(spec: Any) -> Get:
-    """(leaves) -> the value itself of a part of a spec, all products made; the same if it holds nothing of a call."""
+    """(basis) -> the value itself of a part of a spec, all products computed."""
     if is_compiling():
-        return lambda leaves: spec
-    if isinstance(spec, Leaf):
-        get = spec.get
-        return lambda leaves: tensor(get(leaves))
-    known = _own(spec)
+        return lambda basis: spec
+    known = spec.get if isinstance(spec, Leaf) else _own(spec)
     if known is not None:
-        return known
+        return (lambda basis: materialized(known(basis))) if _holds(spec, lazy=True) else known
     if isinstance(spec, tuple | list):
         items = [filler(item) for item in spec]
-        return lambda leaves: tuple(fill(leaves) for fill in items)
-    if not isinstance(spec, FrozenValue) or not _holds_leaves(spec):
-        return lambda leaves: spec
-    parts = {name: filler(field) for name, field in zip(field_names(spec), fields(spec), strict=True)
-             if _holds_leaves(field)}
+        return lambda basis: tuple(fill(basis) for fill in items)
+    if not isinstance(spec, FrozenValue) or not _holds(spec):
+        return lambda basis: spec
+    parts = {name: filler(field) for name, field in zip(field_names(spec), fields(spec), strict=True) if _holds(field)}
     made = alterer(spec)
-    return lambda leaves: made({name: fill(leaves) for name, fill in parts.items()})
+    return lambda basis: made({name: fill(basis) for name, fill in parts.items()})
 
 
 def _own(value: Any) -> Get | None:
-    """What finds a part that stands for one of the leaves, or for a field of one."""
+    """What finds a part that stands for a value in the basis of a call."""
     noted = isinstance(value, FrozenValue) and not is_compiling()
     return value.__dict__.get("_get") if noted else None
 
 
-def _holds_leaves(spec: Any) -> bool:
-    if isinstance(spec, Leaf) or _own(spec) is not None:
+def _holds(spec: Any, lazy: bool = False) -> bool:
+    """Whether a part of a spec holds what is found in the basis of a call, or a product that is still to be computed.
+    """
+    if isinstance(spec, Leaf):
+        return spec.lazy or not lazy
+    if not lazy and _own(spec) is not None:
         return True
-    return any(map(_holds_leaves, spec if isinstance(spec, tuple | list) else fields(spec)))
+    return any(_holds(part, lazy) for part in (spec if isinstance(spec, tuple | list) else fields(spec)))
 
 
 class _GraphSpec(Graph):
@@ -309,14 +334,14 @@ class _GraphSpec(Graph):
         get = self.__dict__["_get"]
         sizes = {"num_inputs": self.num_outputs, "num_outputs": self.num_inputs}
         return self.__dict__.setdefault(
-            "_reversed", _spec_over(self, sizes, lambda leaves: get(leaves).reversed(), {}))
+            "_reversed", _spec_over(self, sizes, lambda basis: get(basis).reversed(), {}))
 
 
 def _item(get: Get, index: int) -> Get:
-    return lambda leaves: get(leaves)[index]
+    return lambda basis: get(basis)[index]
 
 
 def _attribute(get: Get, name: str) -> Get:
-    return lambda leaves: getattr(get(leaves), name)
+    return lambda basis: getattr(get(basis), name)
 
 

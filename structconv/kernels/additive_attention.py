@@ -13,7 +13,7 @@ from torch import Tensor
 from structconv import torch_private as private
 from structconv.bases.entrywise import Dropped, Normalised
 from structconv.bases.scores import Additive
-from structconv.bases.spec import Leaves, getter, tensor
+from structconv.bases.spec import getter, tensor
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import (
     Dropout,
@@ -59,9 +59,9 @@ class AdditiveScores(NamedTuple):
         edges: none for all pairs that `existing` leaves.
     """
 
-    source: Callable[[Leaves], Any]
-    target: Callable[[Leaves], Any]
-    vector: Callable[[Leaves], Tensor]
+    source: Callable[[Any], Any]
+    target: Callable[[Any], Any]
+    vector: Callable[[Any], Tensor]
     activation: str
     slope: float
     size: int
@@ -72,18 +72,18 @@ class AdditiveScores(NamedTuple):
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         if self.existing.paddings:
-            return call.basis().apply(r)
-        source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
+            return call.materialized().apply(r)
+        source, target = tensor(self.source(call.basis)), tensor(self.target(call.basis))
         lead = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3])
         batch = self._folded(source, target, lead, call)
         q, k, v = map(batch.rows, (target, source, r))
-        vector = batch.by_head(self.vector(call.leaves))
+        vector = batch.by_head(self.vector(call.basis))
         options: dict[str, Any] = {"activation": self.activation, "slope": self.slope, "batch_heads": self.size,
-                                   "dropout": self.dropout.p, "seed": self.dropout.seed_of(call.leaves)}
+                                   "dropout": self.dropout.p, "seed": self.dropout.seed_of(call.basis)}
         if self.edges is not None:
             y = additive_attention(*batch.layouts, q, k, v, vector, **options)
         elif self.existing.causal and usable(r, target.shape[-2]) is None and not all(map(finite, (source, target, r))):
-            return call.basis().apply(r)  # without native kernels a NaN would pass a causal mask
+            return call.materialized().apply(r)  # without native kernels a NaN would pass a causal mask
         else:
             y = dense_additive_attention(q, k, v, vector, causal=self.existing.causal,
                                          factor=self._factor(source, target, lead), **options)
@@ -92,16 +92,16 @@ class AdditiveScores(NamedTuple):
     def _folded(self, source: Tensor, target: Tensor, lead: tuple[int, ...], call: Call) -> Folding:
         if self.edges is None:
             return Folding(lead, self.size)
-        return self.edges.folded(call.leaves, source.shape[-2], target.shape[-2], source, lead)
+        return self.edges.folded(call.basis, source.shape[-2], target.shape[-2], source, lead)
 
     def step(self, r: Tensor, call: Call) -> Tensor:
         """`apply` in one of many calls of a prepared x: what depends on it alone is made once."""
-        source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
+        source, target = tensor(self.source(call.basis)), tensor(self.target(call.basis))
         if call.reused is None or private.watched() or not values_known(r, source, target):
             return self.apply(r, call)
         lead = broadcast(r.shape[:-3], source.shape[:-3], target.shape[:-3])
-        keep = self.existing.padding(call.leaves)
-        made = source, call.x if call.projected is None else call.projected, self.vector(call.leaves)
+        keep = self.existing.padding(call.basis)
+        made = source, call.x if call.projected is None else call.projected, self.vector(call.basis)
         owners = made if keep is None else (*made, keep)
         batch = Folding(lead, self.size)
         inputs = call.reused.of(owners, (lead, r.shape), lambda: self._step_inputs(r, source, keep, batch, call))
@@ -116,7 +116,7 @@ class AdditiveScores(NamedTuple):
         k, x = map(batch.rows, (source, r))
         if keep is not None:
             keep = batch.by_edge(keep.unsqueeze(-2))
-        return StepInputs.of(k, x, batch.by_head(self.vector(call.leaves)), self.activation, keep)
+        return StepInputs.of(k, x, batch.by_head(self.vector(call.basis)), self.activation, keep)
 
     def _factor(self, source: Tensor, target: Tensor, lead: tuple[int, ...]) -> Tensor | None:
         """What the kernel makes of the inputs before it sees the outputs; remembered where these are few, so that the
@@ -130,11 +130,11 @@ class AdditiveScores(NamedTuple):
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
         assert self.edges is not None
-        source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
+        source, target = tensor(self.source(call.basis)), tensor(self.target(call.basis))
         batch = self._folded(source, target, broadcast(source.shape[:-3], target.shape[:-3]), call)
         found = additive_weights(*batch.layouts, batch.rows(target), batch.rows(source),
-                                 batch.by_head(self.vector(call.leaves)), activation=self.activation,
-                                 slope=self.slope, **self.edges.options(call.leaves))
+                                 batch.by_head(self.vector(call.basis)), activation=self.activation,
+                                 slope=self.slope, **self.edges.options(call.basis))
         return batch.weights(found).to(call.x.dtype)
 
 

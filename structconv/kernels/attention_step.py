@@ -43,7 +43,7 @@ class AttentionStep(ScaledDotProduct):
         apart = super().compile(match, problem, path)
 
         def run(call: Call) -> Tensor:
-            step, keys = _Step.of(match, call), match.key(call.leaves)
+            step, keys = _Step.of(match, call), match.key(call.basis)
             if step is None:
                 call.settle()
                 return apart(call)
@@ -57,7 +57,7 @@ class AttentionStep(ScaledDotProduct):
         step, pending = _Step.of(match, call), call.pending
         if step is None or not step.projects(pending.x):
             return None
-        keys, values = pending.rows(match.key(call.leaves)), pending.rows(call.projected)
+        keys, values = pending.rows(match.key(call.basis)), pending.rows(call.projected)
 
         def run(x: Tensor) -> Tensor | None:
             if private.watched() or x.shape != step.shape or core_for(x) is None:
@@ -88,13 +88,13 @@ class _Step(NamedTuple):
     def of(cls, match: Attended, call: Call) -> Self | None:
         """That of a call; `None` where the kernel cannot take what is there."""
         theta: Any = call.theta
-        pending, values, keys = call.pending, call.projected, match.key(call.leaves)
+        pending, values, keys = call.pending, call.projected, match.key(call.basis)
         if private.watched() or pending is None or values is None:
             return None
         x = pending.x
         if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1]:
             return None
-        query, key = _heads(match.query(call.leaves)), _heads(pending.made(keys))
+        query, key = _heads(match.query(call.basis)), _heads(pending.made(keys))
         value = _heads(theta.heads(x)) if theta.values.shape[0] != theta.size else Heads(x, theta.values, None, False)
         core = core_for(*query[:3], *key[:3], *value[:3], theta.outputs, call.bias)
         if core is None or not (_alike(query, x) and _alike(key, x)):

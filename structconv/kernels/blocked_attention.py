@@ -14,7 +14,7 @@ from structconv.bases.entrywise import Dropped, Mapped, Masked, Normalised
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import bucket_count
 from structconv.bases.scores import Affine, Bilinear
-from structconv.bases.spec import Leaf, Leaves
+from structconv.bases.spec import Leaf
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import Dropout, finite, listed, undropped
 from structconv.kernels.orders import Application, Applied, shares_of
@@ -53,7 +53,7 @@ class Blocked(NamedTuple):
         terms: what finds them. size: K. batch: the basis's leading dimensions.
     """
 
-    terms: Callable[[Leaves], tuple[Term, ...]]
+    terms: Callable[[Any], tuple[Term, ...]]
     normalisation: str
     map: str
     gain: float
@@ -64,7 +64,7 @@ class Blocked(NamedTuple):
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         found = self._attend(r, call, None)
-        return call.basis().apply(r) if found is None else found[0]
+        return call.materialized().apply(r) if found is None else found[0]
 
     def shares(self, r: Tensor, clip: int, call: Call) -> tuple[Tensor, Tensor]:
         """A^T r and s_knl, the sum of the weights of n's pairs at the relative position l, in one pass if it can be."""
@@ -75,7 +75,7 @@ class Blocked(NamedTuple):
 
     def _attend(self, r: Tensor, call: Call, clip: int | None) -> tuple[Tensor, Tensor] | None:
         """`None` where the blocks do not suit the call."""
-        terms = self.terms(call.leaves)
+        terms = self.terms(call.basis)
         query, key, scale = products(terms)
         inputs, outputs = key.shape[-2], query.shape[-2]
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
@@ -97,8 +97,8 @@ class Blocked(NamedTuple):
         maps = Maps(None if along is None else _repeated(along, lead, size),
                     None if rows is None else flat(rows),
                     None if bucketed is None else buckets(*bucketed, inputs, outputs, r.device),
-                    self.existing.table(call.leaves, lead, inputs, outputs, r.device),
-                    self.dropout.seed_of(call.leaves))
+                    self.existing.table(call.basis, lead, inputs, outputs, r.device),
+                    self.dropout.seed_of(call.basis))
         options = Options(self.normalisation, self.map, self.gain, self.existing.causal, scale, self.dropout.p, size)
         y, shares = blocked_attention(flat(query), flat(key), flat(r), maps, options,
                                       buckets=0 if counted is None else bucket_count(*counted))

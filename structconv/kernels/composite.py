@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -20,7 +20,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.fitted import NODE_CALLS
 from structconv.planning.kernel import Kernel, matching, register
 from structconv.planning.plan import Plan, decide
-from structconv.planning.problem import Call, PartInputs, Problem, Run
+from structconv.planning.problem import Call, PartInputs, Problem, Run, itself
 from structconv.structures.values import altered
 from structconv.theta import MixtureTheta, sum_tensors
 
@@ -39,7 +39,7 @@ class Part(NamedTuple):
         """The call of this part alone."""
         projected = None if call.projected is None else call.projected[..., self.start:self.stop, :, :]
         theta = call.theta.slice(self.start, self.stop)
-        return Call(call.x, call.leaves, theta, bias, _built(call, self.number), projected)
+        return Call(call.x, call.basis, theta, bias, projected, part=_part(call, self.number))
 
     def run(self, call: Call, bias: Tensor | None) -> Tensor:
         """Its term of y, and b."""
@@ -56,13 +56,13 @@ class OwnPart(Part):
 def part_of(call: Call, number: int, bias: Tensor | None = None) -> Call:
     """The call of a part with an x of its own."""
     x, theta = cast(PartInputs, call.x).parts[number], cast(MixtureTheta, call.theta).parts[number]
-    return Call(x, call.leaves, theta, bias, _built(call, number))
+    return Call(x, call.basis, theta, bias, part=_part(call, number))
 
 
-def _built(call: Call, number: int) -> Callable[[Sequence[Any]], Basis]:
-    """What builds a part of the basis of a call."""
-    build = call.build
-    return lambda leaves: cast(Concat | Mixture, build(leaves)).parts[number]
+def _part(call: Call, number: int) -> Callable[[Any], Any]:
+    """What finds a part of the basis of a call."""
+    find = itself if call.part is None else call.part
+    return lambda basis: find(basis).parts[number]
 
 
 class PerPart(Kernel):
@@ -133,14 +133,14 @@ class _Operand(Basis):
 
     @property
     def num_inputs(self) -> int:
-        return self.call.basis().num_inputs
+        return self.call.materialized().num_inputs
 
     @property
     def num_outputs(self) -> int:
-        return self.call.basis().num_outputs
+        return self.call.materialized().num_outputs
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.call.basis().dense(dtype)
+        return self.call.materialized().dense(dtype)
 
     def apply(self, r: Tensor) -> Tensor:
         return self.application.apply(r, self.call)
@@ -172,7 +172,7 @@ class Nested(Applied):
 
         def bound(call: Call) -> Basis:
             fields = {name: _bound(operand, call, attrgetter(name)) for name, operand in match.items()}
-            return cast(Basis, altered(node, **fields, **{name: fill(call.leaves) for name, fill in fills.items()}))
+            return cast(Basis, altered(node, **fields, **{name: fill(call.basis) for name, fill in fills.items()}))
 
         weights = None
         if isinstance(node, Scaled) and isinstance(node.factor, float):
@@ -210,8 +210,8 @@ def _bound(operand: Any, call: Call, find: Callable[[Any], Any]) -> Any:
     """The operand in a call that knows it as its basis."""
     if not isinstance(operand[0], Application):
         return tuple(_bound(part, call, _item_of(find, i)) for i, part in enumerate(operand))
-    build = call.build
-    own = Call(call.x, call.leaves, call.theta, None, lambda leaves: find(build(leaves)), call.projected)
+    whole = itself if call.part is None else call.part
+    own = Call(call.x, call.basis, call.theta, None, call.projected, part=lambda basis: find(whole(basis)))
     return _Operand(operand[0], own, operand[1])
 
 

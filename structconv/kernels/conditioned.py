@@ -53,7 +53,7 @@ class BlocksOfHeads(Kernel):
 
         def run(call: Call) -> Tensor:
             theta = cast(FullTheta, call.theta).theta
-            return plus(conditioned_product(*graph(call.leaves).layouts(), values(call.leaves).mT, call.x, theta),
+            return plus(conditioned_product(*graph(call.basis).layouts(), values(call.basis).mT, call.x, theta),
                         call.bias)
 
         return run
@@ -85,7 +85,7 @@ class MixedFilters(Kernel):
 
         def mixed(call: Call) -> Tensor:
             theta = cast(FullTheta, call.theta).theta
-            filters = (matrix(call.leaves).to(theta.dtype) @ theta.flatten(1)).unflatten(1, theta.shape[1:])
+            filters = (matrix(call.basis).to(theta.dtype) @ theta.flatten(1)).unflatten(1, theta.shape[1:])
             return inner.run(call._replace(theta=FullTheta(filters), build=child))
 
         return mixed

@@ -16,7 +16,7 @@ from structconv.bases.entrywise import Masked, Normalised
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import Leaf, Leaves, filler, getter, tensor
+from structconv.bases.spec import Leaf, filler, getter, tensor
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed, product_and_bias
 from structconv.kernels.orders import Application, Applied
@@ -42,28 +42,28 @@ class Attended(NamedTuple):
 
     Args:
         query, key: what finds them. size: K. depth: D.
-        bias: (leaves) -> the basis of the bias. places: the owner of what sizes alone decide of it.
+        bias: (basis) -> the basis of the bias. places: the owner of what sizes alone decide of it.
     """
 
-    query: Callable[[Leaves], Any]
-    key: Callable[[Leaves], Any]
+    query: Callable[[Any], Any]
+    key: Callable[[Any], Any]
     size: int
     depth: int
     scale: float
     existing: Existing
-    bias: Callable[[Leaves], Held] | None
+    bias: Callable[[Any], Held] | None
     places: Owner
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
-        leaves = call.leaves
-        query, key = tensor(self.query(leaves)), tensor(self.key(leaves))
+        basis = call.basis
+        query, key = tensor(self.query(basis)), tensor(self.key(basis))
         existing, causal = self.existing, self.existing.causal
         if not is_compiling() and (private.transforms_active() or private.forward_level() >= 0):
-            return call.basis().apply(r)  # torch's fused operators have no forward or second derivative, and no batches
+            return call.materialized().apply(r)  # torch's fused operators have no forward or second derivative, and no batches
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
         outputs, inputs = query.shape[-2], key.shape[-2]
-        mask = existing.table(leaves, lead, inputs, outputs, r.device) if existing.masked else None
+        mask = existing.table(basis, lead, inputs, outputs, r.device) if existing.masked else None
         query, key, values = _batch(query, lead, self.size), _batch(key, lead, self.size), _batch(r, lead, self.size)
         if causal and inputs > outputs:
             key, values = key[..., :outputs, :], values[..., :outputs, :]
@@ -72,13 +72,13 @@ class Attended(NamedTuple):
             query, key, values = (F.pad(t, (0, max(depth, channels) - t.shape[-1])) for t in (query, key, values))
         added = None if mask is None else mask.mT
         if self.bias is not None:
-            held = self.bias(leaves).by_outputs(inputs, outputs, query.dtype, self.places)
+            held = self.bias(basis).by_outputs(inputs, outputs, query.dtype, self.places)
             added = held if held.shape[:-3] == (1,) else held.expand(*lead, *held.shape[-3:]).flatten(0, -4)
         y = fused_attention(query, key, values, added, causal, self.scale)
         y = y if depth <= channels else y[..., :channels]
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
         leaks = not finite(y) if existing.masked else causal and not _sound(y, query, key, r)
-        return call.basis().apply(r) if leaks else y  # absent pairs weigh zero, through which NaN leaks
+        return call.materialized().apply(r) if leaks else y  # absent pairs weigh zero, through which NaN leaks
 
 
 def _sound(y: Tensor, query: Tensor, key: Tensor, r: Tensor) -> bool:

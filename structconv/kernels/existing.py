@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv.bases.spec import Leaves, filler, getter
+from structconv.bases.spec import filler, getter
 from structconv.memo import derived
 from structconv.shapes import broadcast
 from structconv.structures.supports import And, Causal, DenseMask, Padding, Support
@@ -30,8 +30,8 @@ class Existing(NamedTuple):
     """
 
     causal: bool
-    paddings: tuple[Callable[[Leaves], Tensor], ...]
-    others: tuple[Callable[[Leaves], Support], ...]
+    paddings: tuple[Callable[[Any], Tensor], ...]
+    others: tuple[Callable[[Any], Support], ...]
 
     @classmethod
     def of(cls, support: Support | None, num_inputs: int, num_outputs: int) -> Existing | None:
@@ -50,21 +50,21 @@ class Existing(NamedTuple):
         """Whether pairs are absent for another reason than their order."""
         return bool(self.paddings or self.others)
 
-    def padding(self, leaves: Leaves) -> Tensor | None:
+    def padding(self, basis: Any) -> Tensor | None:
         """The inputs that exist by all paddings, (..., M)."""
         keep: Tensor | None = None
         for find in self.paddings:
-            keep = find(leaves) if keep is None else keep & find(leaves)
+            keep = find(basis) if keep is None else keep & find(basis)
         return keep
 
-    def table(self, leaves: Leaves, lead: tuple[int, ...], num_inputs: int, num_outputs: int,
+    def table(self, basis: Any, lead: tuple[int, ...], num_inputs: int, num_outputs: int,
               device: torch.device) -> Tensor | None:
         """Booleans (B or 1, 1, M, N) of all but the order, B = prod(lead); padding alone has stride 0 along N."""
         keep: Tensor | None = None
         for find in self.others:
-            part = _table(find(leaves), num_inputs, num_outputs, device)
+            part = _table(find(basis), num_inputs, num_outputs, device)
             keep = part if keep is None else keep & part
-        padding = self.padding(leaves)
+        padding = self.padding(basis)
         if padding is None:
             return None if keep is None else _flat(keep, lead)
         rows = _flat(padding.unsqueeze(-1), lead)

@@ -12,7 +12,7 @@ from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, Masked, Normalised, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Products
-from structconv.bases.spec import Leaf, Leaves, filler, getter
+from structconv.bases.spec import Leaf, filler, getter
 from structconv.primitives.functions import finite
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
@@ -25,11 +25,11 @@ class Dropout(NamedTuple):
     """p, and what finds the seed; 0 and none without dropout."""
 
     p: float = 0.0
-    seed: Callable[[Leaves], Tensor] | None = None
+    seed: Callable[[Any], Tensor] | None = None
 
-    def seed_of(self, leaves: Leaves) -> Tensor | None:
+    def seed_of(self, basis: Any) -> Tensor | None:
         """The seed of a call."""
-        return None if self.seed is None else self.seed(leaves)
+        return None if self.seed is None else self.seed(basis)
 
 
 def undropped(basis: Basis) -> tuple[Basis, Dropout]:
@@ -37,7 +37,7 @@ def undropped(basis: Basis) -> tuple[Basis, Dropout]:
     if not isinstance(basis, Dropped):
         return basis, Dropout()
     seed, stream = getter(basis.seed), basis.stream
-    return basis.child, Dropout(basis.p, seed if not stream else lambda leaves: seed(leaves) + stream)
+    return basis.child, Dropout(basis.p, seed if not stream else lambda basis: seed(basis) + stream)
 
 
 def softmax_over_inputs(basis: Basis) -> tuple[Normalised, Dropout] | None:
@@ -80,22 +80,22 @@ def listed(basis: Basis) -> bool:
     return support is not None and support.edge_bound(basis.num_inputs, basis.num_outputs) is not None
 
 
-def pairs_list(support: Support | None) -> Callable[[Leaves, int, int, torch.device], Graph] | None:
-    """(leaves, M, N, device) -> the list of exactly the pairs that exist; `None` where there is no such list."""
+def pairs_list(support: Support | None) -> Callable[[Any, int, int, torch.device], Graph] | None:
+    """(basis, M, N, device) -> the list of exactly the pairs that exist; `None` where there is no such list."""
     if support is None or not support.listed:
         return None
     if isinstance(support, EdgeSupport):
         graph_of = getter(support.graph)
 
-        def graph(leaves: Leaves, inputs: int, outputs: int, device: torch.device) -> Graph:
-            found: Graph = graph_of(leaves)
+        def graph(basis: Any, inputs: int, outputs: int, device: torch.device) -> Graph:
+            found: Graph = graph_of(basis)
             return found if found.edge_index.device == device else found.to(device)
 
         return graph
     fill = filler(support)
 
-    def found(leaves: Leaves, inputs: int, outputs: int, device: torch.device) -> Graph:
-        graph, exact = fill(leaves).listing(inputs, outputs, device)
+    def found(basis: Any, inputs: int, outputs: int, device: torch.device) -> Graph:
+        graph, exact = fill(basis).listing(inputs, outputs, device)
         assert graph is not None and exact
         return graph
 

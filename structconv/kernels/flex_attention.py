@@ -27,7 +27,6 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from structconv.bases.entrywise import Normalised
 from structconv.bases.scores import Affine, Bilinear
-from structconv.bases.spec import Leaves
 from structconv.kernels.blocked_attention import Blocked, BlockedAttention, fitting, mapped
 from structconv.kernels.expressions import finite
 from structconv.kernels.flex_masks import SIDE, Present
@@ -64,7 +63,7 @@ class FlexScores(NamedTuple):
         otherwise: the same in blocks, or `None` where blocks do not express it.
     """
 
-    terms: Callable[[Leaves], tuple[Term, ...]]
+    terms: Callable[[Any], tuple[Term, ...]]
     mapping: str
     gain: float
     present: Present
@@ -74,7 +73,7 @@ class FlexScores(NamedTuple):
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
-        terms = self.terms(call.leaves)
+        terms = self.terms(call.basis)
         query, key, scale = products(terms)
         inputs, outputs = key.shape[-2], query.shape[-2]
         along, rows = diagonal(terms, inputs, outputs, r), table_rows(terms)
@@ -97,7 +96,7 @@ class FlexScores(NamedTuple):
 
     def _otherwise(self, r: Tensor, call: Call) -> Tensor:
         """In blocks, or as the expression is written: deterministic, and apart from what is not finite."""
-        return call.basis().apply(r) if self.otherwise is None else self.otherwise.apply(r, call)
+        return call.materialized().apply(r) if self.otherwise is None else self.otherwise.apply(r, call)
 
     def _attend(self, r: Tensor, call: Call, lead: torch.Size, given: tuple[Tensor, Tensor, float],
                 along: Tensor | None, rows: Tensor | None, terms: tuple[Term, ...]) -> Tensor:
@@ -111,7 +110,7 @@ class FlexScores(NamedTuple):
         bucket = next((buckets(leaf.kind, leaf.clip, inputs, outputs, r.device) for leaf in tables(terms)), None)
         along = None if along is None else _own(flat(along.unsqueeze(-2)).squeeze(-2))
         rows = None if rows is None else _own(flat(rows))
-        maps = Maps(along, rows, bucket, *self.present.by_tensors(call.leaves, lead))
+        maps = Maps(along, rows, bucket, *self.present.by_tensors(call.basis, lead))
         kind = (self.mapping, self.gain, scale, tuple(map(id, self.present.parts)), maps.padding is None,
                 tuple(t.dim() for t in maps.tables), self.size, query.shape[-1], values.shape[-1], r.dtype,
                 torch.is_grad_enabled(),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from structconv.bases.spec import Leaves, getter
+from structconv.bases.spec import getter
 from structconv.memo import derived
 from structconv.structures.supports import (
     And,
@@ -46,8 +46,8 @@ class Present(NamedTuple):
     """
 
     parts: tuple[Support, ...]
-    paddings: tuple[Callable[[Leaves], Tensor], ...]
-    tables: tuple[Callable[[Leaves], Tensor], ...]
+    paddings: tuple[Callable[[Any], Tensor], ...]
+    tables: tuple[Callable[[Any], Tensor], ...]
 
     @classmethod
     def of(cls, support: Support | None) -> Present | None:
@@ -74,13 +74,13 @@ class Present(NamedTuple):
         """Whether every entry surely has the pair (n, n)."""
         return all(isinstance(part, Causal | Window | Blocks) for part in self.parts) and not any(self[1:])
 
-    def by_tensors(self, leaves: Leaves, lead: torch.Size) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    def by_tensors(self, basis: Any, lead: torch.Size) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         """The padding (B, M) and the tables (M, N) or (B, M, N) of a batch of B = prod(lead) entries."""
         padding: Tensor | None = None
         for find in self.paddings:
-            padding = find(leaves) if padding is None else padding & find(leaves)
+            padding = find(basis) if padding is None else padding & find(basis)
         padding = None if padding is None else padding.expand(*lead, -1).reshape(lead.numel(), -1)
-        tables = [find(leaves) for find in self.tables]
+        tables = [find(basis) for find in self.tables]
         return padding, tuple(t if t.dim() == 2 else t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
                               for t in tables)
 

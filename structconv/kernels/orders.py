@@ -169,7 +169,7 @@ def _with_relative_values(applied: Application, problem: Problem) -> Run:
 
 def shares_of(call: Call, clip: int) -> Tensor:
     """The sums of the weights over each relative position, (..., K, N, L): `ClippedShifts` applied to ones."""
-    basis, table = call.basis(), call.relative
+    basis, table = call.materialized(), call.relative
     assert table is not None
     shifts: Basis = ClippedShifts(table, clip, basis.num_inputs, basis.num_outputs)
     shifts = shifts if call.places is None else placed(shifts, call.places, basis.num_outputs)
@@ -246,8 +246,8 @@ class Primitives(Applied):
         return found + Cost(calls=NODE_CALLS * (len(list(nodes(problem.basis))) - 1))
 
     def application(self, match: Any, problem: Problem) -> Application:
-        return Application(lambda r, call: call.basis().apply(r), lambda x, call: call.basis().analysis(x),
-                           lambda r, call: call.basis().synthesis(r))
+        return Application(lambda r, call: call.materialized().apply(r), lambda x, call: call.materialized().analysis(x),
+                           lambda r, call: call.materialized().synthesis(r))
 
     def label(self, path: str) -> str:
         return {"between": "value, apply, output", "structure_first": "analysis, contract",
@@ -322,7 +322,7 @@ class DenseOperator(Kernel):
 
 
 def _by_operator(call: Call) -> Tensor:
-    x, theta, basis = call.x, call.theta, call.basis()
+    x, theta, basis = call.x, call.theta, call.materialized()
     a, weight = basis.dense(x.dtype).to(x.device), theta.dense().to(dtype=x.dtype, device=x.device)
     phi = torch.einsum("...kmn,kpq->...mpnq", a, weight)
     outputs, channels = phi.shape[-2:]

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import Leaves, getter
+from structconv.bases.spec import getter
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
@@ -77,37 +77,37 @@ class Recurrences(Applied):
 class Polynomials(NamedTuple):
     """The polynomials of a sparse matrix, and what finds its edges."""
 
-    graph: Callable[[Leaves], Graph]
-    values: Callable[[Leaves], Tensor] | None
+    graph: Callable[[Any], Graph]
+    values: Callable[[Any], Tensor] | None
     order: int
     first: int
     chebyshev: bool
 
     def edges(self, call: Call) -> tuple[Csr, Csr, Tensor | None] | None:
         """Both layouts, and the values (E,); `None` where these learn: the recurrences take them for constants."""
-        values = None if self.values is None else self.values(call.leaves)
+        values = None if self.values is None else self.values(call.basis)
         if values is not None and values.requires_grad and torch.is_grad_enabled():
             return None
-        return *self.graph(call.leaves).layouts(), None if values is None else values.flatten()
+        return *self.graph(call.basis).layouts(), None if values is None else values.flatten()
 
     def analysis(self, x: Tensor, call: Call) -> Tensor:
         """(..., M, C) -> (..., K, M, C)."""
         edges = self.edges(call)
         if edges is None:
-            return call.basis().analysis(x)
+            return call.materialized().analysis(x)
         return polynomial_analysis(*edges, x, order=self.order, first=self.first, chebyshev=self.chebyshev)
 
     def synthesis(self, r: Tensor, call: Call) -> Tensor:
         """(..., K, M, C) -> (..., M, C)."""
         edges = self.edges(call)
         if edges is None:
-            return call.basis().synthesis(r)
+            return call.materialized().synthesis(r)
         r = r.expand(*r.shape[:-3], self.order - self.first + 1, *r.shape[-2:])
         return polynomial_synthesis(*edges, r, first=self.first, chebyshev=self.chebyshev)
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """(..., K, M, C) -> (..., K, M, C)."""
-        return call.basis().apply(r)
+        return call.materialized().apply(r)
 
 
 def _large(x: Tensor, theta: Theta) -> bool:

@@ -17,7 +17,6 @@ from torch import Tensor
 from structconv.bases.entrywise import Masked, Normalised
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import Leaves
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed
 from structconv.kernels.orders import Application, Applied
@@ -43,7 +42,7 @@ class Reassociated(NamedTuple):
         terms: what finds the products. depth, size: D of all of them, and K.
     """
 
-    terms: Callable[[Leaves], tuple[Term, ...]]
+    terms: Callable[[Any], tuple[Term, ...]]
     depth: int
     size: int
     kind: str
@@ -58,7 +57,7 @@ class Reassociated(NamedTuple):
         if not self.existing.causal:
             return (query @ (key.mT @ present)).to(r.dtype)
         y = causal_product(query, key, present).to(r.dtype)
-        return y if finite(y) else call.basis().apply(r)
+        return y if finite(y) else call.materialized().apply(r)
 
     def synthesis(self, r: Tensor, call: Call) -> Tensor:
         """(..., K, M, C) -> (..., N, C)."""
@@ -85,10 +84,10 @@ class _Factors(NamedTuple):
     @classmethod
     def of(cls, found: Reassociated, call: Call) -> _Factors:
         """Those of this call, the scale with the query."""
-        query, key, scale = products(found.terms(call.leaves))
+        query, key, scale = products(found.terms(call.basis))
         query, key = _wide(query), _wide(key)
         query = query if scale == 1.0 else query * scale
-        return cls(query, key, found.existing.padding(call.leaves), found.kind, found.over, found.existing.causal)
+        return cls(query, key, found.existing.padding(call.basis), found.kind, found.over, found.existing.causal)
 
     def present(self, t: Tensor) -> Tensor:
         """(..., K, M, C) with zeros where there is padding."""

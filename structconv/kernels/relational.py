@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import Leaves, filler, spec_of
+from structconv.bases.spec import filler, spec_of
 from structconv.bases.typed import Typed
 from structconv.memo import derived
 from structconv.planning.cost import Cost
@@ -19,7 +18,7 @@ from structconv.planning.counts import application
 from structconv.planning.fitted import IN_FAVOUR, NARROW
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.plan import Plan, decide
-from structconv.planning.problem import Call, Problem, Run
+from structconv.planning.problem import Call, Problem, Run, itself
 from structconv.primitives import relations
 from structconv.primitives.relations import Blocks, Pairs, blocks_of, relational_product, values_by_block
 from structconv.shapes import alike
@@ -66,7 +65,7 @@ class PerRelation(Kernel):
 
     name, types, orders = "distinct pairs", (Typed,), ("per_relation",)
 
-    def match(self, problem: Problem) -> Callable[[Leaves], Typed] | None:
+    def match(self, problem: Problem) -> Callable[[Any], Typed] | None:
         whole = isinstance(problem.theta, FullTheta | SeparableTheta | GroupedTheta | LowRankTheta)
         return filler(problem.basis) if whole and not torch.compiler.is_compiling() else None
 
@@ -84,9 +83,9 @@ class PerRelation(Kernel):
         return (onto.repeated(1 + problem.x_grad + problem.theta_grad) + off.repeated(1 + through)
                 + middle.repeated(1 + problem.x_grad + problem.theta_grad) + Cost(peak_bytes=held))
 
-    def compile(self, match: Callable[[Leaves], Typed], problem: Problem, path: str) -> Run:
+    def compile(self, match: Callable[[Any], Typed], problem: Problem, path: str) -> Run:
         def run(call: Call) -> Tensor:
-            y = _by_pairs(call.x, match(call.leaves), call.theta)
+            y = _by_pairs(call.x, match(call.basis), call.theta)
             return y if call.bias is None else y + call.bias
 
         return run
@@ -150,7 +149,7 @@ class MixedFirst(Kernel):
             return None
         basis, filters = cast(Typed, problem.basis), _filters(problem.theta)
         values = problem.x.new_zeros(()).expand(filters.size, basis.graph.num_edges)
-        return problem.part(spec_of(Sparse(basis.graph, values), itemgetter(0)), filters)
+        return problem.part(spec_of(Sparse(basis.graph, values), itself), filters)
 
     def cost(self, match: Problem, problem: Problem, path: str) -> Cost:
         basis, edges = cast(Typed, problem.basis), problem.sizes.edges(cast(Typed, problem.basis).graph.num_edges)
@@ -166,8 +165,8 @@ class MixedFirst(Kernel):
         run, typed_of = decide(match).run, filler(problem.basis)
 
         def mixed(call: Call) -> Tensor:
-            basis, filters = _mixed(typed_of(call.leaves), call.theta), _filters(call.theta)
-            return run(Call.of(call.x, basis, filters, call.bias))
+            basis, filters = _mixed(typed_of(call.basis), call.theta), _filters(call.theta)
+            return run(Call(call.x, basis, filters, call.bias))
 
         return mixed
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Hashable, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.fitted import SAMPLE_CALLS
 from structconv.planning.kernel import matching, register
 from structconv.planning.plan import Plan, decide, plan_for
-from structconv.planning.problem import Call, Problem, Run
+from structconv.planning.problem import Call, Problem, Run, itself
 from structconv.primitives.blocks import recompute_blocks
 from structconv.shapes import broadcast
 from structconv.structures.masks import Transposed, joined_by_and
@@ -66,7 +65,7 @@ class Samplewise(NamedTuple):
         return call.theta.join(self._run(r, call, call.relative), call.bias)
 
     def _run(self, r: Tensor, call: Call, relative: Tensor | None) -> Tensor:
-        basis = call.basis()
+        basis = call.materialized()
         samples, lead = _samples_of(basis), broadcast(r.shape[:-3], basis.batch_shape)
         assert samples is not None
         width = max(getattr(node, "width", 1) for node in nodes(basis))
@@ -101,8 +100,7 @@ class Samplewise(NamedTuple):
             lead = broadcast(rows.shape[:-3], own.batch_shape)
             y = rows.new_zeros(*lead, basis.size, to.outputs, rows.shape[-1])
         else:
-            call = Call(rows.select(-3, 0), (own,), ApartTheta(basis.size, rows.shape[-1]), None, itemgetter(0), rows,
-                        relative)
+            call = Call(rows.select(-3, 0), own, ApartTheta(basis.size, rows.shape[-1]), None, rows, relative)
             y = self._plan(call, to).run(call)
         return y if to.lead is None else y.movedim(0, -3).flatten(-3, -2)
 
@@ -154,7 +152,7 @@ class SampleBySample(Applied):
         alone, several = (problem.basis.restricted(_OfSpec(samples, problem.basis, lead)) for lead in (None, 0))
         if alone is None:
             return None
-        spec, theta = spec_of(alone, itemgetter(0)), ApartTheta(problem.basis.size, problem.theta.head_channels)
+        spec, theta = spec_of(alone, itself), ApartTheta(problem.basis.size, problem.theta.head_channels)
         lead = problem.x.shape[:-2] if problem.image is None else (problem.sizes.batch,)
         x = problem.x.new_empty(()).expand(*lead, spec.num_inputs, theta.channels)
         inner = dataclasses.replace(problem.part(spec, theta), x=x, projected=True, theta_grad=False,
@@ -237,7 +235,7 @@ def _count(samples: Samples) -> int:
     return size_class(samples.num_samples + 1) - 1
 
 
-def _nowhere(leaves: Sequence[Any]) -> Any:
+def _nowhere(basis: Sequence[Any]) -> Any:
     raise AssertionError("a sample of a spec has a spec of its own, by which it is read")
 
 

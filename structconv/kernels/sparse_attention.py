@@ -11,7 +11,7 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, LeakyReLU, Normalised
 from structconv.bases.scores import Affine, EdgeScore
-from structconv.bases.spec import Leaves, Projected, Term, getter, tensor
+from structconv.bases.spec import Projected, Term, getter, tensor
 from structconv.kernels.expressions import (
     Dropout,
     pairs_list,
@@ -47,37 +47,37 @@ class Edges(NamedTuple):
         pairs: what finds the list of the pairs. size: K.
     """
 
-    pairs: Callable[[Leaves, int, int, torch.device], Graph]
+    pairs: Callable[[Any, int, int, torch.device], Graph]
     dropout: Dropout
     size: int
 
-    def folded(self, leaves: Leaves, inputs: int, outputs: int, r: Tensor, lead: tuple[int, ...]) -> Folding:
+    def folded(self, basis: Any, inputs: int, outputs: int, r: Tensor, lead: tuple[int, ...]) -> Folding:
         """How a batch is handed on."""
-        return folded(self.pairs(leaves, inputs, outputs, r.device), lead, self.size, dropout=self.dropout.p)
+        return folded(self.pairs(basis, inputs, outputs, r.device), lead, self.size, dropout=self.dropout.p)
 
-    def options(self, leaves: Leaves) -> dict[str, Any]:
+    def options(self, basis: Any) -> dict[str, Any]:
         """What every operator is told of dropout."""
-        return {"dropout": self.dropout.p, "seed": self.dropout.seed_of(leaves), "batch_heads": self.size}
+        return {"dropout": self.dropout.p, "seed": self.dropout.seed_of(basis), "batch_heads": self.size}
 
 
 class AffineEdges(NamedTuple):
     """softmax over edges of leaky_relu(source_m + target_n)."""
 
     edges: Edges
-    source: Callable[[Leaves], Any]
-    target: Callable[[Leaves], Any]
+    source: Callable[[Any], Any]
+    target: Callable[[Any], Any]
     slope: float
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k; where the terms of the scores are linear in r itself, they are made in passing."""
-        source, target = self.source(call.leaves), self.target(call.leaves)
+        source, target = self.source(call.basis), self.target(call.basis)
         if type(source) is Term and type(target) is Term and source.x is r:
             return self._projected(source, target, None, call)
         return self._attend(tensor(source), tensor(target), r, call)
 
     def biased(self, r: Tensor, bias: Tensor, call: Call) -> Tensor:
         """The same plus b_k (K, C), which numbers of 32 bits and more take in passing."""
-        source, target = self.source(call.leaves), self.target(call.leaves)
+        source, target = self.source(call.basis), self.target(call.basis)
         passing = type(source) is Term and type(target) is Term and source.x is r
         if passing and r.dtype in (torch.float32, torch.float64):
             return self._projected(source, target, bias, call)
@@ -85,28 +85,28 @@ class AffineEdges(NamedTuple):
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
-        source, target = tensor(self.source(call.leaves)), tensor(self.target(call.leaves))
+        source, target = tensor(self.source(call.basis)), tensor(self.target(call.basis))
         lead = broadcast(source.shape[:-2], target.shape[:-2])
-        batch = self.edges.folded(call.leaves, source.shape[-1], target.shape[-1], source, lead)
+        batch = self.edges.folded(call.basis, source.shape[-1], target.shape[-1], source, lead)
         found = affine_weights(*batch.layouts, *_terms(source, target, batch), slope=self.slope,
-                               **self.edges.options(call.leaves))
+                               **self.edges.options(call.basis))
         return batch.weights(found).to(call.x.dtype)
 
     def _attend(self, source: Tensor, target: Tensor, r: Tensor, call: Call) -> Tensor:
         lead = broadcast(r.shape[:-3], source.shape[:-2], target.shape[:-2])
-        batch = self.edges.folded(call.leaves, source.shape[-1], target.shape[-1], r, lead)
+        batch = self.edges.folded(call.basis, source.shape[-1], target.shape[-1], r, lead)
         y = affine_attention(*batch.layouts, *_terms(source, target, batch), batch.rows(r), slope=self.slope,
-                             **self.edges.options(call.leaves))
+                             **self.edges.options(call.basis))
         return batch.heads(y)
 
     def _projected(self, source: Term, target: Term, bias: Tensor | None, call: Call) -> Tensor:
         x, z, edges = source.x, target.x, self.edges
         lead = tuple(x.shape[:-3]) if z is x else broadcast(x.shape[:-3], z.shape[:-3])
-        batch = edges.folded(call.leaves, x.shape[-2], z.shape[-2], x, lead)
+        batch = edges.folded(call.basis, x.shape[-2], z.shape[-2], x, lead)
         y = projected_attention(*batch.layouts, batch.rows(x), batch.by_head(source.vector),
                                 batch.by_head(target.vector), None if z is x else batch.rows(z),
                                 None if bias is None else batch.by_head(bias), slope=self.slope,
-                                dropout=edges.dropout.p, seed=edges.dropout.seed_of(call.leaves),
+                                dropout=edges.dropout.p, seed=edges.dropout.seed_of(call.basis),
                                 batch_heads=edges.size)
         return batch.heads(y)
 
@@ -120,28 +120,28 @@ class BilinearEdges(NamedTuple):
     """softmax over edges of scale <query_n, key_m> + bias_e."""
 
     edges: Edges
-    query: Callable[[Leaves], Any]
-    key: Callable[[Leaves], Any]
-    bias: Callable[[Leaves], Tensor] | None
+    query: Callable[[Any], Any]
+    key: Callable[[Any], Any]
+    bias: Callable[[Any], Tensor] | None
     scale: float
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k."""
-        query, key = tensor(self.query(call.leaves)), tensor(self.key(call.leaves))
+        query, key = tensor(self.query(call.basis)), tensor(self.key(call.basis))
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
-        batch = self.edges.folded(call.leaves, key.shape[-2], query.shape[-2], r, lead)
+        batch = self.edges.folded(call.basis, key.shape[-2], query.shape[-2], r, lead)
         q, k, v = map(batch.rows, (query, key, r))
         y = bilinear_attention(*batch.layouts, q, k, v, self._bias(batch, call), scale=self.scale,
-                               **self.edges.options(call.leaves))
+                               **self.edges.options(call.basis))
         return batch.heads(y)
 
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
-        query, key = tensor(self.query(call.leaves)), tensor(self.key(call.leaves))
-        batch = self.edges.folded(call.leaves, key.shape[-2], query.shape[-2], query,
+        query, key = tensor(self.query(call.basis)), tensor(self.key(call.basis))
+        batch = self.edges.folded(call.basis, key.shape[-2], query.shape[-2], query,
                                   broadcast(query.shape[:-3], key.shape[:-3]))
         found = bilinear_weights(*batch.layouts, batch.rows(query), batch.rows(key), self._bias(batch, call),
-                                 scale=self.scale, **self.edges.options(call.leaves))
+                                 scale=self.scale, **self.edges.options(call.basis))
         return batch.weights(found).to(call.x.dtype)
 
     def joint(self, otherwise: Run, problem: Problem) -> Run:
@@ -150,7 +150,7 @@ class BilinearEdges(NamedTuple):
             return otherwise
 
         def run(call: Call) -> Tensor:
-            query, key, x = self.query(call.leaves), self.key(call.leaves), call.x
+            query, key, x = self.query(call.basis), self.key(call.basis), call.x
             values = call.theta.values  # type: ignore[attr-defined]
             ready = type(query) is Projected and type(key) is Projected and key.x is x
             if not ready or x.dim() > 2 or query.x.dim() > 2 or not key.heads == values.shape[0] == self.edges.size:
@@ -160,16 +160,16 @@ class BilinearEdges(NamedTuple):
             parts += [(key.weight.mT, key.bias), (values.transpose(0, 1).flatten(1), None)]
             table, q = _one_product(x, parts), None if square else query.tensor().transpose(0, 1)
             outputs = query.x.shape[-2]
-            batch = self.edges.folded(call.leaves, x.shape[-2], outputs, x, ())
+            batch = self.edges.folded(call.basis, x.shape[-2], outputs, x, ())
             y = joint_attention(*batch.layouts, table, q, self._bias(batch, call), heads=self.edges.size,
                                 depth=key.weight.shape[0] // key.heads, scale=self.scale, dropout=self.edges.dropout.p,
-                                seed=self.edges.dropout.seed_of(call.leaves))
+                                seed=self.edges.dropout.seed_of(call.basis))
             return call.theta.join(y.transpose(0, 1), call.bias)
 
         return run
 
     def _bias(self, batch: Folding, call: Call) -> Tensor | None:
-        return None if self.bias is None else batch.by_edge(self.bias(call.leaves))
+        return None if self.bias is None else batch.by_edge(self.bias(call.basis))
 
 
 def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:

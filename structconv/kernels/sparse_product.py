@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import Leaves, getter
+from structconv.bases.spec import getter
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
@@ -23,8 +23,8 @@ __all__ = ["SparseProduct"]
 class Matrices(NamedTuple):
     """K matrices over the edges of one graph: what finds the edges and the values, and whether it is plainly one."""
 
-    graph: Callable[[Leaves], Graph]
-    values: Callable[[Leaves], Tensor] | None
+    graph: Callable[[Any], Graph]
+    values: Callable[[Any], Tensor] | None
     single: bool
 
     def product(self, r: Tensor, call: Call, sum_heads: bool = False) -> Tensor:
@@ -38,8 +38,8 @@ class Matrices(NamedTuple):
 
     def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
         """The edges by target and by source, and the values."""
-        values = None if self.values is None else self.values(call.leaves)
-        return *self.graph(call.leaves).layouts(), values
+        values = None if self.values is None else self.values(call.basis)
+        return *self.graph(call.basis).layouts(), values
 
     def analysis(self, x: Tensor, call: Call) -> Tensor:
         """(..., M, C) -> (..., K, N, C)."""

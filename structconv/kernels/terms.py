@@ -15,7 +15,7 @@ from structconv.bases.entrywise import Masked, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, Lookup, bucket
 from structconv.bases.scores import Affine, Bilinear
-from structconv.bases.spec import Leaves, filler
+from structconv.bases.spec import filler
 
 __all__ = ["PRODUCTS", "Factor", "Summand", "Term", "buckets", "by_head", "diagonal", "filled", "products", "summands",
            "table_rows", "tables"]
@@ -42,10 +42,10 @@ def summands(node: Basis, factors: tuple[Any, ...] = ()) -> tuple[Summand, ...] 
     return ((node, factors),) if relative or isinstance(node, PRODUCTS) else None
 
 
-def filled(terms: Sequence[Summand]) -> Callable[[Leaves], tuple[Term, ...]]:
-    """(leaves) -> the terms of a call, each with its factor."""
+def filled(terms: Sequence[Summand]) -> Callable[[Any], tuple[Term, ...]]:
+    """(basis) -> the terms of a call, each with its factor."""
     fills = [(filler(leaf), filler(factors)) for leaf, factors in terms]
-    return lambda leaves: tuple((fill(leaves), math.prod(factors(leaves))) for fill, factors in fills)
+    return lambda basis: tuple((fill(basis), math.prod(factors(basis))) for fill, factors in fills)
 
 
 def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:

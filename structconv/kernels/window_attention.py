@@ -18,7 +18,7 @@ from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, Normalised
 from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import Leaves, filler, getter, tensor
+from structconv.bases.spec import filler, getter, tensor
 from structconv.kernels.dense_attention import held_bias
 from structconv.kernels.expressions import (
     Dropout,
@@ -84,37 +84,37 @@ class Windowed(NamedTuple):
         samples: what finds the samples within which they are, or none.
     """
 
-    query: Callable[[Leaves], Any]
-    key: Callable[[Leaves], Any]
-    bias: Callable[[Leaves], Basis] | None
+    query: Callable[[Any], Any]
+    key: Callable[[Any], Any]
+    bias: Callable[[Any], Basis] | None
     dropout: Dropout
     scale: float
     size: int
     depth: int
     window: Window | None
     causal: bool
-    samples: Callable[[Leaves], Samples] | None
+    samples: Callable[[Any], Samples] | None
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
-        query, key, size = tensor(self.query(call.leaves)), tensor(self.key(call.leaves)), self.size
+        query, key, size = tensor(self.query(call.basis)), tensor(self.key(call.basis)), self.size
         entries, channels = query.shape[-2], r.shape[-1]
-        samples = None if self.samples is None else self.samples(call.leaves)
+        samples = None if self.samples is None else self.samples(call.basis)
         counts = (entries, entries) if samples is None else (samples.num_outputs, samples.num_inputs)
         sizes = entries, key.shape[-2]
         if sizes != counts or not 0 < channels <= MAX_WINDOW_CHANNELS or not _native(query, key, r):
-            return call.basis().apply(r)
+            return call.materialized().apply(r)
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
         offsets = self.offsets(entries, samples)
         starts = (None, None) if samples is None else (samples.output_starts, samples.input_starts)
-        table = None if self.bias is None else _table(self.bias(call.leaves), offsets)
+        table = None if self.bias is None else _table(self.bias(call.basis), offsets)
         axes = len(offsets.shape)
         if table is not None and math.prod(table.shape[:-axes]) > 1:
             table = table.expand(*lead, size, *table.shape[-axes:])
         table = None if table is None else table.reshape(math.prod(table.shape[:-axes]), *table.shape[-axes:])
         batch = Folding(lead, size)
         q, k, v = map(batch.rows, (query, key, r))
-        seed = self.dropout.seed_of(call.leaves)
+        seed = self.dropout.seed_of(call.basis)
         y = window_attention(q, k, v, table, shape=offsets.shape, below=offsets.below, above=offsets.above,
                              dilation=offsets.dilation, outputs=starts[0], inputs=starts[1], scale=self.scale,
                              dropout=self.dropout.p, seed=seed, batch_heads=size)

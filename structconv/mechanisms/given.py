@@ -64,7 +64,7 @@ class Given(Mechanism):
     def has_scores(self) -> bool:  # type: ignore[override]
         return self._given.has_scores
 
-    def build(self, inputs: Inputs) -> Basis:
+    def forward(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling():
             own = self._sizes()[0]
             if own != inputs.num_inputs:
@@ -150,7 +150,7 @@ class Learnt(Mechanism):
         self.table = nn.Parameter(torch.empty(self._size, self.inputs, self.outputs))
         nn.init.normal_(self.table, std=self.inputs ** -0.5)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         m, n = inputs.num_inputs, inputs.num_outputs if self.inputs == self.outputs else self.outputs
         if not torch.compiler.is_compiling():
             for name, letter, count, most in (("x", "M", m, self.inputs), ("z", "N", n, self.outputs)):
@@ -158,10 +158,7 @@ class Learnt(Mechanism):
                     raise ShapeError("Learnt", f"{name} must have at most {letter}={most} entries", count,
                                      f"Learn a larger table: {self._written(m, n)}.")
         table: Tensor = self.table
-        return (table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n],)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Dense(next(leaves))
+        return Dense(table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n])
 
     def transpose(self) -> Mechanism:
         """The transposed square table; one of other sizes is written so."""

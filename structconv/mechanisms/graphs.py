@@ -57,13 +57,10 @@ class MatrixMechanism(GraphMechanism):
         """The structure, if it is of the right kind."""
         return _graph(self, structure)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         structure, dtype = self.checked(inputs.structure), inputs.x.dtype
-        graph, values = derived(structure, (self.token, dtype), lambda: self._parts(structure, dtype))
-        return structure if graph is None else graph, values
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Sparse(next(leaves), next(leaves))
+        graph, values = derived(structure, (self.options_key, dtype), lambda: self._parts(structure, dtype))
+        return Sparse(structure if graph is None else graph, values)
 
     def _parts(self, structure: Any, dtype: torch.dtype) -> tuple[Graph | None, torch.Tensor | None]:
         """The edges, `None` for the structure's own, and the values."""
@@ -163,8 +160,8 @@ class Chebyshev(MatrixMechanism):
         bound = laplacian_bound(structure, self.normalize_by) if self.lambda_max is None else self.lambda_max
         return scaled_laplacian(structure, self.normalize_by, bound, dtype)
 
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Polynomial(super().fill(inputs, leaves), self.order)
+    def forward(self, inputs: Inputs) -> Basis:
+        return Polynomial(super().forward(inputs), self.order)
 
     def extra_repr(self) -> str:
         bound = "'computed'" if self.lambda_max is None else f"{self.lambda_max:g}"
@@ -216,8 +213,8 @@ class Powers(MatrixMechanism):
             return adjacency(graph, self.normalize_by, dtype)
         return random_walk(graph if self.walk == "forward" else graph.reversed(), dtype)
 
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Polynomial(super().fill(inputs, leaves), self.order, "monomial", self.first)
+    def forward(self, inputs: Inputs) -> Basis:
+        return Polynomial(super().forward(inputs), self.order, "monomial", self.first)
 
     def extra_repr(self) -> str:
         return (f"order={self.order}, walk={self.walk!r}, normalize={self.normalize_by!r}, "
@@ -268,7 +265,7 @@ class Relations(GraphMechanism):
     def size(self) -> int:
         return self.count
 
-    def build(self, inputs: Inputs) -> Basis:
+    def forward(self, inputs: Inputs) -> Basis:
         knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype
         if knowledge.num_relations != self.count:
             raise StructureError("Relations", f"the structure must have {self.count} relations",
@@ -347,15 +344,12 @@ class Incidence(GraphMechanism):
     def _samples_of_outputs(self, structure: Any) -> Samples | None:
         return None if self.end == "sample" else self._pairs_of(self._own(structure)).of_outputs()
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if self.end == "sample":
-            return (entries_to_samples(inputs.structure, inputs.device),)
+            return Sparse(entries_to_samples(inputs.structure, inputs.device))
         graph = _graph(self, inputs.structure)
         key = ("incidence", self.end, graph.num_inputs, graph.num_outputs)
-        return (derived(graph.edge_index, key, lambda: self._incidence(graph)),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Sparse(next(leaves))
+        return Sparse(derived(graph.edge_index, key, lambda: self._incidence(graph)))
 
     def extra_repr(self) -> str:
         return repr(self.end)

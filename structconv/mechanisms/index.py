@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from structconv.bases import dense
 from structconv.bases.base import Basis
-from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.graphs import (
     Adjacency,
     Chebyshev,
@@ -46,10 +45,7 @@ class Identity(Mechanism):
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         return "x"
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        return ()
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+    def forward(self, inputs: Inputs) -> Basis:
         return dense.Identity(inputs.num_inputs, self._size, inputs.device)
 
     def extra_repr(self) -> str:

@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 from structconv.bases.base import Basis
-from structconv.bases.spec import LAZY, Token
+from structconv.bases.spec import shape_class, tree_key
 from structconv.errors import ConfigError, ShapeError
 from structconv.planning import machine, tables, tuning
 from structconv.planning.cost import Cost
@@ -31,8 +31,7 @@ from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run, Step
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
-from structconv.structures.entries import Entries
-from structconv.structures.values import EXACT, FrozenValue, class_volume, key_of, size_class
+from structconv.structures.values import EXACT, class_volume, key_of
 from structconv.theta import wants_grad
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "decide", "era", "plan_for", "subject"]
@@ -41,11 +40,7 @@ _grad_enabled = torch.is_grad_enabled
 #: Plans that are kept; beyond, the older half is forgotten.
 CAPACITY = 2048
 _PLANS: dict[Hashable, Plan] = {}
-#: Keys of calls in which a mechanism fills a basis with M or N as an option: their plans are for one M and N each.
-_SIZED: set[Hashable] = set()
 FORGET.append(_PLANS.clear)
-#: Leaves that are static themselves.
-_STATIC = frozenset((Token, type(None)))
 
 
 @dataclass(frozen=True)
@@ -129,20 +124,9 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
         ConfigError: if no kernel has this path. ShapeError: sizes, dtypes or devices do not fit.
     """
     if is_compiling():
-        return decide(_problem(call, call.basis(), max_bytes, image, nominal=True), path)
-    x, leaves, relative = call.x, call.leaves, call.relative
-    facts: list[Hashable] = []
-    structures: list[int] = []
-    for leaf in leaves:
-        if type(leaf) in _STATIC:
-            facts.append(leaf)
-        elif isinstance(leaf, FrozenValue):
-            facts.append(leaf.static_key)
-            structures.append(id(leaf))
-        else:
-            facts.append(_fact(leaf))
-    if len(structures) > 1:
-        facts += map(structures.index, structures)
+        return decide(_problem(call, call.materialized(), max_bytes, image, nominal=True), path)
+    x, relative = call.x, call.relative
+    facts = _basis_key(call.basis)
     for field in call.theta.__dict__.values():
         if isinstance(field, Tensor):
             facts += [field.shape, field.dtype, field.requires_grad]
@@ -150,10 +134,10 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
             facts.append(key_of(field))
     shape: tuple[Any, ...] = x.shape
     if type(x) is PartInputs:
-        shape = tuple([(part.shape if max_bytes is not None else _class(part.shape), part.dtype, part.requires_grad)
+        shape = tuple([(part.shape if max_bytes is not None else shape_class(part.shape), part.dtype, part.requires_grad)
                        for part in x.parts])
     elif image is None and max_bytes is None and shape and max(shape) > EXACT:
-        shape = _class(shape)
+        shape = shape_class(shape)
     key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),
            type(call.theta), *facts, call.projected is None, call.pending is None, call.reused is None,
            relative if relative is None else (relative.shape, call.places is None), path, max_bytes,
@@ -171,40 +155,22 @@ def era() -> Hashable:
     return registrations(), Autotuning.enabled, machine.Measured.times
 
 
-def _fact(leaf: Any) -> Hashable:
-    """What a plan may depend on of a leaf: types, dtypes, options, and the classes of sizes."""
-    if isinstance(leaf, Tensor):
-        return leaf.dtype, leaf.requires_grad, _class(leaf.shape)
-    if type(leaf) in LAZY:
-        x, *others = leaf
-        return (type(leaf), x.dtype, x.requires_grad, _class(x.shape),
-                *[(t.shape, t.dtype, t.requires_grad) if isinstance(t, Tensor) else t for t in others])
-    return key_of(leaf)
-
-
-def _class(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Channels as they are, the classes of all other sizes; what has one axis has a number for each edge, if many."""
-    if not shape or max(shape) <= EXACT:
-        return shape
-    if len(shape) == 1:
-        return (size_class(shape[0]),)
-    return *[size_class(size) for size in shape[:-1]], shape[-1]
+def _basis_key(basis: Any) -> list[Hashable]:
+    """What a plan may depend on of a basis; what stands in two places counts once."""
+    met: list[int] = []
+    facts = [tree_key(basis, met)]
+    if len(met) > 1:
+        facts += map(met.index, met)
+    return facts
 
 
 def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
     _check_limits(path, max_bytes)
-    sized = key, call.sizes()
-    known = _PLANS.get(sized) if key in _SIZED else None
-    if known is not None:
-        return known
-    measured = Entries.measured
-    spec = call.spec()
-    if Entries.measured > measured:
-        _SIZED.add(key)
-        key = sized
-    problem = _problem(call, spec, max_bytes, image, nominal=False)
+    if torch.jit.is_tracing():  # where sizes are tensors
+        raise ConfigError("plan", "an expression must be exported or compiled", "torch.jit.trace",
+                          "Use torch.export.export(layer, (x,)) or torch.compile(layer).")
+    problem = _problem(call, call.spec(), max_bytes, image, nominal=False)
     if len(_PLANS) >= CAPACITY:
-        _SIZED.clear()
         for old in list(_PLANS)[:CAPACITY // 2]:
             _PLANS.pop(old, None)
     plan = _PLANS[key] = decide(problem, path, call, key if Autotuning.enabled else None)
@@ -221,7 +187,7 @@ def _check_limits(path: Any, max_bytes: Any) -> None:
 
 def subject(call: Call) -> Hashable:
     """What is static of basis and Theta in a call."""
-    return tuple(map(_fact, call.leaves)), type(call.theta), tuple(t.shape for t in call.theta.tensors)
+    return tuple(_basis_key(call.basis)), type(call.theta), tuple(t.shape for t in call.theta.tensors)
 
 
 def decide(problem: Problem, path: str | None = None, call: Call | None = None, key: Hashable = None) -> Plan:

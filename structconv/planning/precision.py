@@ -6,21 +6,19 @@ what it sums and normalises it does in float32, as for arguments that are 16 bit
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from structconv import torch_private as private
-from structconv.bases.spec import Function, Leaves
+from structconv.bases.spec import Function
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import Structure, map_tensors
 
-__all__ = ["autocast_dtype", "cast", "cast_call", "cast_leaves", "without_autocast"]
+__all__ = ["autocast_dtype", "cast", "cast_call", "without_autocast"]
 
 T = TypeVar("T")
-#: Of these nothing is cast: what a kernel reads of them are pairs and positions.
-_WHOLE = (Structure,)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -33,11 +31,18 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def cast(value: T, dtype: torch.dtype | None) -> T:
-    """The tensors of a value in this dtype, where autocast would cast them; structures keep theirs."""
+    """The tensors of a value in this dtype, where autocast would cast them; structures keep theirs, and functions of
+    scores run as autocast has them run."""
     if dtype is None:
         return value
     wanted = dtype
-    made: T = map_tensors(value, lambda t: t.to(wanted) if _may_be_cast(t) else t, whole=_WHOLE)
+
+    def changed(found: Any) -> Any:
+        if isinstance(found, Tensor):
+            return found.to(wanted) if _may_be_cast(found) else found
+        return Function(found.module, wanted) if type(found) is Function else found
+
+    made: T = map_tensors(value, changed, whole=(Structure,), also=(Function,))
     return made
 
 
@@ -45,16 +50,9 @@ def cast_call(call: Call, dtype: torch.dtype | None) -> Call:
     """The call with all that it holds in this dtype."""
     if dtype is None:
         return call
-    return call._replace(x=cast(call.x, dtype), leaves=cast_leaves(call.leaves, dtype), theta=cast(call.theta, dtype),
+    return call._replace(x=cast(call.x, dtype), basis=cast(call.basis, dtype), theta=cast(call.theta, dtype),
                          bias=cast(call.bias, dtype), projected=cast(call.projected, dtype),
                          relative=cast(call.relative, dtype))
-
-
-def cast_leaves(leaves: Leaves, dtype: torch.dtype | None) -> Leaves:
-    """The leaves in this dtype; functions of scores run as autocast has them run."""
-    if dtype is None:
-        return leaves
-    return [Function(leaf.module, dtype) if type(leaf) is Function else cast(leaf, dtype) for leaf in leaves]
 
 
 def without_autocast(run: Run, kind: str) -> Run:

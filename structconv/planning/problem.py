@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.spec import stand_ins
+from structconv.bases.spec import materialized, spec_of
 from structconv.memo import Reused
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
@@ -21,11 +19,7 @@ from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
 from structconv.structures.places import Places
 from structconv.theta import Theta
 
-__all__ = ["Call", "Image", "PartInputs", "Problem", "Run", "Step"]
-
-#: The leaves of a call -> its basis.
-Build = Callable[[Sequence[Any]], Basis]
-
+__all__ = ["Call", "Image", "PartInputs", "Problem", "Run", "Step", "itself"]
 
 class PartInputs(NamedTuple):
     """The x of each part of a mixture, (..., M_i, P_i), in the place of the one x of a call."""
@@ -54,57 +48,50 @@ class PartInputs(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The dynamic side of eq. 8: the arguments of a plan.
+    """The arguments of a plan: what eq. 8 is computed of in one call.
 
     Args:
         x: (..., M, P), or an image (..., P, *S) where the problem says so, or `PartInputs`.
-        leaves: what the spec's leaves are found in.
+        basis: the basis of this call; products that it holds may be still to be computed.
         theta, bias: Theta, and b (Q) or none.
-        build: makes the basis itself of leaves, and its spec of their stand-ins; a partial of a mechanism's inputs,
-            or any function of leaves where the basis is one of them.
-        projected: x Theta_k by heads (..., K, M, D), where scores read it and it is made already.
+        projected: x Theta_k by heads (..., K, M, D), where scores read it and it is computed already.
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         places: where the outputs stand among the inputs, from which relative positions count; none for output n at n.
         pending: the last inputs, where what is kept of x has room for what is still to be made of them
             (`nn.prepared.Pending`).
         reused: of a prepared x, what its calls have in common.
+        part: finds the part of the basis that is meant, where a part has a call of its own.
     """
 
     x: Tensor
-    leaves: Sequence[Any]
+    basis: Any
     theta: Theta
-    bias: Tensor | None
-    build: Build
+    bias: Tensor | None = None
     projected: Tensor | None = None
     relative: Tensor | None = None
     places: Places | None = None
     pending: Any = None
     reused: Reused | None = None
+    part: Callable[[Any], Any] | None = None
 
-    @classmethod
-    def of(cls, x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None = None,
-           projected: Tensor | None = None) -> Call:
-        """The call of a basis that is there: its one leaf."""
-        return cls(x, (basis,), theta, bias, itemgetter(0), projected)
-
-    def basis(self) -> Basis:
-        """The basis itself."""
+    def materialized(self) -> Basis:
+        """The basis, or the part that is meant, with all products computed."""
         self.settle()
-        return self.build(self.leaves)
+        return cast(Basis, materialized(self.basis if self.part is None else self.part(self.basis)))
 
     def settle(self) -> None:
         """Make what is still to be made of the last inputs."""
         if self.pending is not None:
             self.pending.settle()
 
-    def sizes(self) -> tuple[int, ...]:
-        """M and N as a mechanism is told of them; none where the basis is a leaf itself."""
-        inputs = self.build.args[0] if isinstance(self.build, partial) else None
-        return () if inputs is None else (inputs.num_inputs, inputs.num_outputs)
-
     def spec(self) -> Basis:
         """The spec of the basis."""
-        return self.build(stand_ins(self.leaves))
+        return cast(Basis, spec_of(self.basis, itself))
+
+
+def itself(basis: Any) -> Any:
+    """The whole basis of a call."""
+    return basis
 
 
 #: What a kernel compiles: the call -> y (..., N, Q), b included.

@@ -145,14 +145,14 @@ def _seconds(run: Callable[[], None], wait: Callable[[], None], repeats: int) ->
 
 def _work(run: Run, call: Call) -> Callable[[], None]:
     """The path on tensors of its own, and the gradients of those that want one."""
-    given: tuple[Any, ...] = call.x, tuple(call.leaves), call.theta, call.bias, call.projected, call.relative
+    given: tuple[Any, ...] = call.x, call.basis, call.theta, call.bias, call.projected, call.relative
     leaves: list[Tensor] = []
     if torch.is_grad_enabled():
         copies: dict[int, Tensor] = {}
         given = map_tensors(given, lambda t: copies.setdefault(id(t), _detached(t)))
         leaves = [t for t in copies.values() if t.requires_grad]
-    x, parts, theta, bias, projected, relative = given
-    own = Call(x, parts, theta, bias, call.build, projected, relative, call.places)
+    x, basis, theta, bias, projected, relative = given
+    own = Call(x, basis, theta, bias, projected, relative, call.places, part=call.part)
 
     def forward() -> None:
         with torch.no_grad():

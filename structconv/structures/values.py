@@ -171,22 +171,22 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
-def map_tensors(value: Any, fn: Callable[[Tensor], Any], whole: tuple[type, ...] = ()) -> Any:
+def map_tensors(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = (), also: tuple[type, ...] = ()) -> Any:
     """The value with fn of each tensor that it holds, through tuples and nested values; itself where none changes.
 
-    Values of the types in `whole` stay as they are.
+    Values of the types in `whole` stay as they are; to those in `also` fn is applied, as to tensors.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or (also and isinstance(value, also)):
         return fn(value)
     if isinstance(value, tuple | list):
-        items = [map_tensors(item, fn, whole) for item in value]
+        items = [map_tensors(item, fn, whole, also) for item in value]
         same = all(a is b for a, b in zip(items, value, strict=True))
         return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
     if not isinstance(value, FrozenValue) or isinstance(value, whole):
         return value
     changed = {}
     for name, old in zip(field_names(value), fields(value), strict=True):  # compilers trace this loop
-        new = map_tensors(old, fn, whole)
+        new = map_tensors(old, fn, whole, also)
         if new is not old:
             changed[name] = new
     return altered(value, **changed) if changed else value

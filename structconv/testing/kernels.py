@@ -200,7 +200,7 @@ def _call(subject: Subject, leaves: list[Tensor], theta: MakeTheta) -> tuple[Cal
         call, _ = call_of(subject.mechanism, weight, bias, subject.x, subject.z, subject.structure)
         return call, [*leaves, *of_weight, bias]
     x = arguments(subject, heads=False)
-    return Call.of(x, subject, weight, bias), [x, *leaves, *of_weight, bias]
+    return Call(x, subject, weight, bias), [x, *leaves, *of_weight, bias]
 
 
 def _with_nan(subject: Subject, entry: int, clean: Call) -> Call:

@@ -32,12 +32,12 @@ def numbers(*shape):
 
 def call_of(basis, r):
     """The call by which `ops.apply` applies a basis to r."""
-    return Call.of(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), None, r)
+    return Call(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), None, r)
 
 
 def convolution_of(x, basis, theta):
     """The call by which `ops.conv` computes eq. 8."""
-    return Call.of(x, basis, as_theta(theta))
+    return Call(x, basis, as_theta(theta))
 
 
 def problem_of(call):

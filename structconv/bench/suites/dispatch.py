@@ -50,7 +50,7 @@ def _lookup(kind: str, settings: Settings) -> Iterator[Line]:
     """Finding a plan that was made before, next to one addition of two numbers."""
     basis, number = _bases()[kind], torch.ones(())
     x, theta = torch.ones(basis.num_inputs, 8), FullTheta(torch.ones(basis.size, 8, 8))
-    call = Call.of(x, basis, theta)
+    call = Call(x, basis, theta)
     works: dict[str, Callable[[], object]] = {"ours": lambda: plan_for(call),
                                               "torch.add": lambda: torch.add(number, number)}
     works["ours"]()  # the first plan of a process measures the machine

@@ -61,7 +61,7 @@ class Configuration:
 
     def call(self) -> Call:
         """The call of a plan."""
-        return Call.of(self.x, self.basis, self.theta)
+        return Call(self.x, self.basis, self.theta)
 
     def leaves(self) -> list[Tensor]:
         """What gets a gradient."""
