@@ -16,7 +16,7 @@ help: ## list the targets
 
 venv: $(READY) ## make the virtual environment in .venv
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml systems/pyproject.toml constraints.txt
 	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras test,dev,docs
 	@touch $@
 
@@ -62,5 +62,5 @@ results: $(READY) ## run the digits anew and write the README's table of them
 	$(BIN)/python tools/results.py runs/results
 
 clean: ## remove what tools left behind; keeps the environment and the runs
-	rm -rf structconv/primitives/native/core-*.so build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find benchmarks docs examples structconv tests tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf structconv/primitives/native/core-*.so build dist systems/build systems/dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find benchmarks docs examples structconv systems tests tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

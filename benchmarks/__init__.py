@@ -1,1 +1,8 @@
-"""Measurements; `python -m benchmarks` runs `structconv bench`."""
+"""The benchmark: layers of this package against every peer that is installed, in one process, in turns.
+
+Floor by floor: `rates` measures what the machine can do, `memory` what a piece of work holds, `case` holds ours and the
+peers of one case, `peers` finds the peers, `suites/` lists the cases, `runner` runs them into `records`, and `plot`
+draws them. `python -m benchmarks` is the command. `python -m benchmarks.fit` fits the planner's constants.
+"""
+
+__all__ = ()

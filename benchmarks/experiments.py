@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.graphs import power_law
 from structconv.bases import (
     Additive,
     Affine,
@@ -32,8 +33,6 @@ from structconv.bases import (
 from structconv.bases.base import Basis
 from structconv.bases.linear import Scaled
 from structconv.bases.spec import stand_ins
-from structconv.bench.graphs import power_law
-from structconv.bench.timing import Work
 from structconv.kernels import relational
 from structconv.kernels.additive_attention import AdditiveAttention
 from structconv.kernels.blocked_attention import BlockedAttention
@@ -51,6 +50,7 @@ from structconv.primitives.native.window import window_attention
 from structconv.structures import Causal, Graph, Samples
 from structconv.structures.supports import EdgeSupport
 from structconv.theta import EyeTheta, FullTheta, LowRankTheta, Theta
+from structconv_systems.timing import Work
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 

@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks import peers, rates
 from benchmarks.experiments import EXPERIMENTS, Experiment
-from structconv.bench import peers, rates
-from structconv.bench.timing import Times, alternate, clock, quartiles
 from structconv.cli import Parser
+from structconv.commands.output import print_json
+from structconv.commands.table import print_table
 from structconv.planning import fitted
-from structconv.report.output import print_json
-from structconv.report.table import print_table
-from structconv.train.progress import progress_for
+from structconv_systems.timing import Times, alternate, clock, quartiles
+from structconv_systems.train.progress import progress_for
 
 HEADERS = ("constant", "unit", "present", "fitted", "quartiles", "samples")
 #: Rounds of an experiment, and about how many seconds they may take.

@@ -26,14 +26,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks import peers
+from benchmarks.graphs import power_law
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Masked, Normalised, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Lookup
 from structconv.bases.scores import Bilinear
 from structconv.bases.spec import stand_ins
-from structconv.bench import peers
-from structconv.bench.graphs import power_law
 from structconv.kernels.blocked_attention import BlockedAttention
 from structconv.kernels.flex_attention import FlexAttention
 from structconv.kernels.orders import Applied

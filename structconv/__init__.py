@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from structconv import bases as bases
     from structconv import errors as errors
     from structconv import mechanisms as mechanisms
-    from structconv import models as models
     from structconv import nn as nn
     from structconv import ops as ops
     from structconv import structures as structures
@@ -239,7 +238,7 @@ __all__ = [
 ]
 
 #: Modules go by `structconv.nn` and the like: `import *` leaves alone what has the same name, as torch's `nn`.
-_MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures", "tensors", "theta", "weights")
+_MODULES = ("bases", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "theta", "weights")
 # The first module that has a name gives it: a mechanism before the basis of the same name.
 _HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases", "primitives.memory")
 

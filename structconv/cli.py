@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from structconv import __version__
-from structconv.commands import bench, doctor, listing, plan, recipes, reproduce, show, use
+from structconv.commands import doctor, listing, plan, plugins, show
+from structconv.commands.output import print_json
+from structconv.commands.stop import Stop
 from structconv.errors import ConfigError, DataError, ShapeError, StructconvError
-from structconv.report.output import print_json
-from structconv.train.interrupt import EXIT_DIVERGED, EXIT_INTERRUPTED, Diverged, Interrupted
 
-__all__ = ["main"]
+__all__ = ["Parser", "execute", "main", "shared_options"]
 
 _EXIT_AT_ONCE = 130  # 128 and the number of SIGINT, as shells have it
 _CODES = {ConfigError: 2, ShapeError: 2, DataError: 3}
@@ -33,19 +33,21 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    parser = _parser()
+    return execute(_parser(), argv)
+
+
+def execute(parser: Parser, argv: Sequence[str] | None) -> int:
+    """Run the function `run` that a parser with the options `--json` and `--debug` sets; returns its exit code."""
     try:
         args, rest = parser.parse_known_args(argv)
     except SystemExit as leave:
         return int(leave.code or 0)
     try:
         return int(args.run(args, rest))
-    except Interrupted as stopped:
-        return _fail(args, str(stopped), EXIT_INTERRUPTED, interrupted=True, run=str(stopped.run))
-    except Diverged as stopped:
-        return _fail(args, str(stopped), EXIT_DIVERGED)
+    except Stop as stopped:
+        return _fail(parser.prog, args, str(stopped), stopped.exit_code, **stopped.details)
     except KeyboardInterrupt:
-        return _fail(args, "interrupted", _EXIT_AT_ONCE)
+        return _fail(parser.prog, args, "interrupted", _EXIT_AT_ONCE)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
@@ -53,25 +55,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         named = str(error) if isinstance(error, StructconvError) else f"{type(error).__name__}: {error}"
-        return _fail(args, named, next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
+        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
+        return _fail(parser.prog, args, named, code)
+
+
+def shared_options() -> argparse.ArgumentParser:
+    """The options of every verb, as a parent of its parser."""
+    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    shared.add_argument("--json", action="store_true", help="print JSON; the last line is the result")
+    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return shared
 
 
 def _parser() -> Parser:
     parser = Parser(prog="structconv", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"structconv {__version__}")
-    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    shared.add_argument("--json", action="store_true", help="print JSON; the last line is the result")
-    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    shared = shared_options()
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for group in (recipes, reproduce, use, listing, show, plan, bench, doctor):
+    for group in (listing, show, plan, doctor, plugins):
         group.add(verbs, shared)
     return parser
 
 
-def _fail(args: argparse.Namespace, message: str, code: int, **more: Any) -> int:
+def _fail(prog: str, args: argparse.Namespace, message: str, code: int, **more: Any) -> int:
     if args.json:
         print_json({"error": message, "exit_code": code, **more})
-    print("structconv: " + " ".join(message.split()), file=sys.stderr)
+    print(f"{prog}: " + " ".join(message.split()), file=sys.stderr)
     return code
 
 

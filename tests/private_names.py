@@ -73,8 +73,8 @@ def steps_over_what_was_prepared():
 
 def forward_derivatives():
     """Those of differences, or an error: never another number."""
-    from structconv.testing.layers import LAYERS as MAKE
-    from structconv.testing.mutations import MUTATIONS
+    from tests.support.layers import LAYERS as MAKE
+    from tests.support.mutations import MUTATIONS
 
     for name in LAYERS:
         try:
@@ -85,8 +85,8 @@ def forward_derivatives():
 
 def changes(private):
     """Changes of every kind; functional transforms may be refused by torch where a name of theirs is gone."""
-    from structconv.testing.layers import LAYERS as MAKE
-    from structconv.testing.mutations import MUTATIONS, mutations
+    from tests.support.layers import LAYERS as MAKE
+    from tests.support.mutations import MUTATIONS, mutations
 
     list(mutations(MAKE["gcn"]))  # enters the changes
     for name in LAYERS:

@@ -18,7 +18,7 @@ from structconv.nn.images import to_entries, to_image
 from structconv.structures import Causal, Graph, Grid, KnowledgeGraph, Padding
 from structconv.structures.batching import membership, unbatch
 from structconv.structures.supports import DenseMask, EdgeSupport
-from structconv.testing.layers import uses
+from tests.support.layers import uses
 
 INDEX = torch.tensor([[0, 1], [1, 2]])
 GRAPH = Graph(INDEX)

@@ -13,7 +13,7 @@ from structconv.nn import Conv
 from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Window, batch
 from structconv.structures.batching import parts_of
 from structconv.testing.batches import check_samples, takes_samples
-from structconv.testing.layers import uses
+from tests.support.layers import uses
 
 #: Masks that are made for one number of entries say nothing of a batch of other sizes.
 REFUSED = {"mha_padded", "masked_by_graph", "over_table_with_infinities", "over_sparsemax_of_nothing", "over_padded",

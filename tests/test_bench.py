@@ -10,18 +10,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from structconv.bench import memory, peers, runner, session
-from structconv.bench.case import BOTH, FORWARD, Case, Comparison, Entrant, Size
-from structconv.bench.graphs import csr, knowledge, molecules, normalised_csr, power_law
-from structconv.bench.plot import SIZES, check, draw
-from structconv.bench.rates import Work
-from structconv.bench.records import HEADERS, Line, from_json, row
-from structconv.bench.runner import Probe, Settings, run
-from structconv.bench.session import Session
-from structconv.bench.suites import SUITES, cases, planner
-from structconv.bench.timing import Times, alternate
-from structconv.cli import main
+from benchmarks import memory, peers, runner, session
+from benchmarks.__main__ import main
+from benchmarks.case import BOTH, FORWARD, Case, Comparison, Entrant, Size
+from benchmarks.graphs import csr, knowledge, molecules, normalised_csr, power_law
+from benchmarks.plot import SIZES, check, draw
+from benchmarks.rates import Work
+from benchmarks.records import HEADERS, Line, from_json, row
+from benchmarks.runner import Probe, Settings, run
+from benchmarks.session import Session
+from benchmarks.suites import SUITES, cases, planner
 from structconv.errors import ConfigError
+from structconv_systems.timing import Times, alternate
 
 FIELDS = {"suite", "case", "phase", "peer", "ratio", "memory_ratio", "roofline", "max_error", "ours_ms", "peer_ms",
           "ours_peak_mb", "peer_peak_mb", "huge_pages", "edges", "rounds", "other_load"}
@@ -311,12 +311,12 @@ def test_cases_may_be_named_one_after_the_other(capsys):
     two = Session(settings=BRIEF, patterns=("gat-8x64", "conv2d-3*"))
     assert {case.name for case in two.chosen()} == {"gat-8x64", "conv2d-3x3"}
     assert [two.arguments()[at + 1] for at, word in enumerate(two.arguments()) if word == "--case"] == [*two.patterns]
-    words = ["bench", "--suite", "dispatch", "--case", "linear", "--case", "plan-lookup-shift", "--repeats", "1",
+    words = ["--suite", "dispatch", "--case", "linear", "--case", "plan-lookup-shift", "--repeats", "1",
              "--seconds", "0.01", "--huge-pages", "off", "--json"]
     assert main(words) == 0
     found = {json.loads(line)["case"] for line in capsys.readouterr().out.splitlines()}
     assert found == {"linear", "plan-lookup-shift"}
-    assert main(["bench", "--case", "linear", "--case", "nothing"]) == 2
+    assert main(["--case", "linear", "--case", "nothing"]) == 2
     assert "'nothing'" in capsys.readouterr().err
 
 
@@ -339,7 +339,7 @@ def test_sweeps_say_the_time_of_an_edge_and_are_drawn(tmp_path):
 
 
 def test_the_verb_prints_an_object_a_line(capsys):
-    words = ["bench", "--quick", "--suite", "dispatch", "--case", "linear", "--repeats", "1", "--seconds", "0.01"]
+    words = ["--quick", "--suite", "dispatch", "--case", "linear", "--repeats", "1", "--seconds", "0.01"]
     assert main([*words, "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["phase"], line["peer"]) for line in found] == [(FORWARD, "torch linear"), (BOTH, "torch linear")]
@@ -365,7 +365,7 @@ def test_an_interrupted_run_shows_what_it_has_measured(capsys, monkeypatch, tmp_
 
 
 def test_huge_pages_run_in_a_process_of_their_own(capsys):
-    words = ["bench", "--quick", "--suite", "dispatch", "--case", "linear", "--repeats", "1", "--seconds", "0.01"]
+    words = ["--quick", "--suite", "dispatch", "--case", "linear", "--repeats", "1", "--seconds", "0.01"]
     assert main([*words, "--json", "--huge-pages", "both"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["huge_pages"] for line in found] == [False, False, True, True]
@@ -378,12 +378,12 @@ def test_huge_pages_run_in_a_process_of_their_own(capsys):
     (["--plot", "ratios.txt"], "--plot must end in"),
 ])
 def test_bad_usage(capsys, words, message):
-    assert main(["bench", *words]) == 2
+    assert main([*words]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_list_names_the_cases(capsys):
-    assert main(["bench", "--list"]) == 0
+    assert main(["--list"]) == 0
     assert "graph/gat-4x32 (headline)" in capsys.readouterr().out.splitlines()
 
 

@@ -15,7 +15,8 @@ from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.scores import DotProduct
 from structconv.structures import Graph, Grid, Padding
-from structconv.testing import CHECKS, SPECIMENS, Setup, Specimen, add, suite
+from structconv.testing import CHECKS, Setup, Specimen, add, suite
+from tests.support.library import SPECIMENS
 
 F64 = torch.float64
 

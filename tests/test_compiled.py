@@ -10,10 +10,11 @@ import torch
 from structconv.mechanisms import Context, Cuboid, DotProduct, Incidence, RelativeBias
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Grid, Padding, Samples, Window, batch
-from structconv.testing import library
 from structconv.testing.batches import larger, side_by_side, takes_samples
-from structconv.testing.layers import LAYERS, over_specimens, use
-from structconv.testing.programs import check_compiled
+from structconv.testing.checks import same
+from structconv.testing.use import Use
+from tests.support import library
+from tests.support.layers import LAYERS, over_specimens, use
 
 M, P, Q = library.M, library.P, library.Q
 DOT = DotProduct(heads=2, dim=3).scaled()
@@ -36,6 +37,13 @@ PLACES = {
 
 #: Each mask in one place, and one in all.
 PAIRS = sorted({*zip(MASKS, itertools.cycle(PLACES), strict=False), *(("causal_padding", place) for place in PLACES)})
+
+
+def check_compiled(use: Use, dynamic: bool | None = None) -> None:
+    """A layer is compiled as one graph without breaks, and gives the eager numbers."""
+    expected = use()
+    torch.compiler.reset()
+    same(use.run(torch.compile(use.layer, fullgraph=True, backend="eager", dynamic=dynamic)), expected, "compiled")
 
 
 @pytest.mark.parametrize(("mask", "place"), PAIRS)

@@ -23,10 +23,11 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
-from structconv.testing.calls import Use, check_now
 from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
-from structconv.testing.layers import uses
+from structconv.testing.use import Use
 from structconv.weights import Full, LowRank
+from tests.support.calls import check_now
+from tests.support.layers import uses
 
 USES = uses()
 PREPARED = sorted(name for name, make in USES.items() if takes_prepared(make()))

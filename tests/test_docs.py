@@ -51,12 +51,12 @@ def test_reference_names_all_public_names() -> None:
 
 #: What models, loaders and the loop are made of, and nobody else calls.
 INNER = {"models.beams", "models.tokens", "data.hashing", "data.image_files", "train.environment", "train.events",
-         "train.files", "train.lock", "train.state", "train.summary"}
+         "train.lock", "train.state", "train.summary"}
 
 
 def test_reference_has_every_module_of_models_data_and_training() -> None:
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
-    documented = set(re.findall(r"automodule:: structconv\.((?:models|data|train)\.\w+)$", pages, re.MULTILINE))
+    documented = set(re.findall(r"automodule:: structconv_systems\.((?:models|data|train)\.\w+)$", pages, re.MULTILINE))
     there = {f"{folder}.{path.stem}" for folder in ("models", "data", "train")
-             for path in (ROOT / "structconv" / folder).glob("*.py") if path.stem != "__init__"}
+             for path in (ROOT / "systems" / "structconv_systems" / folder).glob("*.py") if path.stem != "__init__"}
     assert there - INNER == documented

@@ -1,5 +1,8 @@
 """The floors: a module imports from its own floor and from those below it, never from above.
 
+The library imports neither `structconv_systems`, nor `benchmarks`, nor `tests`; the systems import no benchmarks and no
+tests.
+
 Reads the sources with `ast` and imports nothing, so that an import inside a function counts too. What stands under
 `if TYPE_CHECKING:` is for the type checker alone and may look up.
 """
@@ -14,10 +17,16 @@ from typing import Any
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "structconv"
+ROOT = Path(__file__).parents[1]
+#: Each package, the folder that holds it, and what it may not import.
+PACKAGES = {
+    "structconv": (ROOT, {"structconv_systems", "benchmarks", "tests", "systems"}),
+    "structconv_systems": (ROOT / "systems", {"benchmarks", "tests", "systems"}),
+    "benchmarks": (ROOT, {"tests", "systems"}),
+}
 TOP = 11
 FLOORS = {
-    "errors": 0, "arguments": 0, "cache_folder": 0, "shapes": 0, "pictures": 0, "scenes": 0, "torch_private": 0,
+    "errors": 0, "arguments": 0, "cache_folder": 0, "files": 0, "shapes": 0, "pictures": 0, "torch_private": 0,
     "roles": 0,
     "structures": 1, "primitives": 1, "tensors": 1, "memo": 1,
     "bases": 2, "theta": 2,
@@ -26,25 +35,33 @@ FLOORS = {
     "ops": 5, "factorisation": 5,
     "mechanisms": 6, "weights": 6,
     "nn": 7, "convert": 7,
-    "models": 8, "compat": 8, "analysis": 8,
-    "data": 9, "train": 9, "report": 9, "testing": 9, "bench": 9,
-    "recipes": 10, "commands": TOP,
-    "cli": TOP, "__init__": TOP, "__main__": TOP,
+    "compat": 8, "analysis": 8,
+    "testing": 9,
+    "commands": TOP, "cli": TOP, "__init__": TOP, "__main__": TOP,
+}
+SYSTEMS_FLOORS = {
+    "optional": 0, "scenes": 0, "timing": 0,
+    "models": 8,
+    "data": 9, "train": 9, "report": 9,
+    "recipes": 10,
+    "commands": TOP, "__init__": TOP,
 }
 CHECKING = {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
 MAX_LINES = 500
 MAX_PUBLIC_METHODS = 15
 
 
-def sources() -> dict[str, str]:
-    """The text of each file by its dotted name, `__init__` included."""
-    return {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path.read_text(encoding="utf-8")
-            for path in sorted(PACKAGE.rglob("*.py"))}
+def sources(*packages: str) -> dict[str, str]:
+    """The text of each file of the packages by its dotted name, `__init__` included."""
+    return {".".join(path.relative_to(PACKAGES[package][0]).with_suffix("").parts): path.read_text(encoding="utf-8")
+            for package in packages or ("structconv", "structconv_systems")
+            for path in sorted((PACKAGES[package][0] / package).rglob("*.py"))}
 
 
 def floor(module: str) -> int | None:
-    """The floor of structconv.NAME..., by its first name; the package itself is the top."""
-    return FLOORS.get([*module.split("."), "__init__"][1])
+    """The floor of PACKAGE.NAME..., by its first name; the package itself is the top."""
+    package, name = [*module.split("."), "__init__"][:2]
+    return (SYSTEMS_FLOORS if package == "structconv_systems" else FLOORS).get(name)
 
 
 def imported(source: str, module: str) -> Iterator[tuple[int, str]]:
@@ -57,7 +74,7 @@ def imported(source: str, module: str) -> Iterator[tuple[int, str]]:
             continue
         pending.extend(ast.iter_child_nodes(node))
         for name in names_of(node, module):
-            if name.split(".")[0] == "structconv":
+            if name.split(".")[0] == module.split(".")[0]:
                 yield node.lineno, name
 
 
@@ -69,7 +86,7 @@ def names_of(node: ast.AST, module: str) -> list[str]:
         case ast.ImportFrom(module=base, names=names, level=level):
             above = module.split(".")[:-level] if level else []
             whole = ".".join([*above, *([base] if base else [])])
-            return [f"{whole}.{alias.name}" for alias in names] if whole == "structconv" else [whole]
+            return [f"{whole}.{alias.name}" for alias in names] if whole == module.split(".")[0] else [whole]
         case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
             return [name] if ast.unparse(function).endswith(("import_module", "__import__")) else []
     return []
@@ -155,6 +172,15 @@ def test_no_import_climbs():
     assert not found, report(found)
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_package_imports_what_stands_on_it(package):
+    _, refused = PACKAGES[package]
+    found = [f"{module} imports {name}" for module, source in sources(package).items()
+             for node in ast.walk(ast.parse(source)) for name in names_of(node, module)
+             if name.split(".")[0] in refused]
+    assert not found, report(found)
+
+
 def test_no_circle_within_a_floor():
     assert not circles(sources()), report(circles(sources()))
 
@@ -218,7 +244,7 @@ def test_a_descending_import_passes(source):
 
 
 def test_the_top_may_import_everything():
-    assert climbs("def main():\n    from structconv.train import run\n    import structconv", "structconv.cli") == []
+    assert climbs("def main():\n    from structconv.nn import Conv\n    import structconv", "structconv.cli") == []
     assert climbs("from structconv.nn import Conv", "structconv.__init__") == []
 
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from structconv.testing.checks import same
-from structconv.testing.expressions import expressions
+from tests.support.expressions import expressions
 
 F64 = torch.float64
 SETTINGS = settings(max_examples=400, deadline=None, derandomize=True,

@@ -15,7 +15,8 @@ from structconv.bases.spec import getter
 from structconv.kernels.orders import Application, Applied
 from structconv.mechanisms.expression import Mechanism
 from structconv.planning import Cost, kernel, register
-from structconv.testing import CHECKS, SPECIMENS, Setup, Specimen
+from structconv.testing import CHECKS, Setup, Specimen
+from tests.support.library import SPECIMENS
 
 F64 = torch.float64
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from structconv.mechanisms import Given
-from structconv.testing.calls import check_now
-from structconv.testing.layers import LAYERS, in_float32, over_specimens
-from structconv.testing.mutations import MUTATIONS, mutations
+from tests.support.calls import check_now
+from tests.support.layers import LAYERS, in_float32, over_specimens
+from tests.support.mutations import MUTATIONS, mutations
 
 EVERY = bool(os.environ.get("STRUCTCONV_EVERY_TEST"))
 #: Changes that native kernels, most of which are for float32, may see.

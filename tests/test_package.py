@@ -18,7 +18,7 @@ def test_importing_it_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-MODULES = ("bases", "errors", "mechanisms", "models", "nn", "ops", "structures", "tensors", "theta", "weights")
+MODULES = ("bases", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "theta", "weights")
 
 
 @pytest.mark.parametrize("name", [*structconv.__all__, *MODULES])
@@ -74,8 +74,11 @@ def test_the_version_is_the_projects():
     import tomllib
     from pathlib import Path
 
-    project = tomllib.loads((Path(structconv.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    assert structconv.__version__ == project["project"]["version"]
+    root = Path(structconv.__file__).parents[1]
+    library, systems = (tomllib.loads((root / name).read_text(encoding="utf-8"))["project"]
+                        for name in ("pyproject.toml", "systems/pyproject.toml"))
+    assert structconv.__version__ == library["version"] == systems["version"]
+    assert f"structconv=={structconv.__version__}" in systems["dependencies"]
     for command in (["-m", "structconv", "--version"], ["-m", "structconv.cli", "--version"]):
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, f"structconv {structconv.__version__}\n")
@@ -84,8 +87,9 @@ def test_the_version_is_the_projects():
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_a_second_demo_keeps_what_is_in_the_folder_of_the_first(tmp_path):
     root = Path(structconv.__file__).parent.parent
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(root / name, tmp_path)
+    (tmp_path / "systems").mkdir()
+    for name in ("Makefile", "pyproject.toml", "systems/pyproject.toml", "constraints.txt"):
+        shutil.copy(root / name, tmp_path / name)
     command = tmp_path / ".venv" / "bin" / "structconv"
     command.parent.mkdir(parents=True)
     command.write_text("#!/bin/sh\ntest ! -e runs/demo && mkdir -p runs/demo && echo new > runs/demo/report.html\n")

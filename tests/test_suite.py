@@ -9,8 +9,9 @@ import pytest
 from structconv.bases.base import Basis
 from structconv.bases.pairwise import nodes
 from structconv.mechanisms.expression import Mechanism
-from structconv.testing import SPECIMENS, Setup, suite
-from structconv.testing.layers import LAYERS
+from structconv.testing import Setup, suite
+from tests.support.layers import LAYERS
+from tests.support.library import SPECIMENS
 
 #: Laws that tests/test_batches.py and tests/test_decoding.py hold over the same specimens, refusals named.
 OF_LAYERS = {"samples", "prepared", "places"}

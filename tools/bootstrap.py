@@ -1,7 +1,8 @@
 """Make the virtual environment of this repository: `python3 tools/bootstrap.py`, or any target of the Makefile.
 
 Needs Python 3.11 or later with pip, and the standard library only. The system's packages are never touched, so this
-works where pip is externally managed (PEP 668). Running it again repairs and completes what is there.
+works where pip is externally managed (PEP 668). It installs both distributions, `structconv` and `structconv-systems`,
+as editable ones. Running it again repairs and completes what is there.
 
 The environment is made by the first of these that works:
 
@@ -27,13 +28,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SYSTEMS = f"{ROOT / 'systems'}[molecules]"
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP_OPTIONS = ("--disable-pip-version-check", "--no-input")
 
 
 def main() -> int:
-    """Make the environment, install torch, install the package; returns the exit code."""
+    """Make the environment, install torch, install both distributions; returns the exit code."""
     parser = argparse.ArgumentParser(description="Make the virtual environment of this repository.")
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="where (default: .venv)")
     parser.add_argument("--extras", default="all", help="extras of pyproject.toml, comma-separated (default: all)")
@@ -41,8 +43,8 @@ def main() -> int:
     try:
         python = environment(find_python(), ROOT / args.venv)
         install_torch(python)
-        say(f"installing structconv[{args.extras}] into {args.venv}")
-        install(python, ["--quiet", "--editable", f"{ROOT}[{args.extras}]"])
+        say(f"installing structconv[{args.extras}] and structconv-systems into {args.venv}")
+        install(python, ["--quiet", "--editable", f"{ROOT}[{args.extras}]", "--editable", SYSTEMS])
     except Failure as failure:
         print(f"bootstrap: {failure}", file=sys.stderr)
         return 1

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from structconv.report.comparison import table_rows
+from structconv_systems.report.comparison import table_rows
 
 __all__ = ["README", "RECORDED", "block", "record", "written"]
 

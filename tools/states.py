@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from structconv.testing.layers import LAYERS
+from tests.support.layers import LAYERS
 
 FILE = Path(__file__).parents[1] / "tests" / "nn" / "saved" / "by_role.safetensors"
 

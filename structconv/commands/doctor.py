@@ -8,9 +8,9 @@ import platform
 from typing import Any
 
 from structconv.commands.options import no_more
-from structconv.report.output import print_json
-from structconv.report.table import print_table
-from structconv.train.environment import PACKAGES, processor, version
+from structconv.commands.output import print_json
+from structconv.commands.table import print_table
+from structconv.commands.versions import PACKAGES, processor, version
 
 __all__ = ["add"]
 
@@ -44,7 +44,8 @@ def _findings(measure: bool) -> dict[str, Any]:
 
     rates = machine.measure() if measure else machine.load()
     core = native.status()
-    return {"structconv": version("structconv"), "python": platform.python_version(), "platform": platform.platform(),
+    return {"structconv": version("structconv"), "structconv_systems": version("structconv-systems"),
+            "python": platform.python_version(), "platform": platform.platform(),
             "processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__,
             "torch_threads": torch.get_num_threads(), "torch_capability": torch.backends.cpu.get_cpu_capability(),
             "torch_mkl": torch.backends.mkl.is_available(), "torch_onednn": torch.backends.mkldnn.is_available(),

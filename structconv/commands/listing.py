@@ -1,4 +1,4 @@
-"""list: recipes, and the bases that show and plan know."""
+"""list: the bases that show and plan know, and what plug-ins list."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from typing import Any
 
 from structconv.commands.named import NAMED
 from structconv.commands.options import no_more
-from structconv.recipes.register import RECIPES
-from structconv.report.output import print_json
-from structconv.report.table import print_table
+from structconv.commands.output import print_json
+from structconv.commands.plugins import listed
+from structconv.commands.table import print_table
 
 __all__ = ["add"]
 
 
 def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verb."""
-    text = "list recipes and bases by name"
+    text = "list bases by name, and recipes if structconv-systems is installed"
     parser = verbs.add_parser("list", help=text, description=text, parents=[shared], allow_abbrev=False)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("list", rest)
-    groups = {"recipe": {f"{entry.verb} {name}": f"{entry.chapter}: {entry.summary}"
-                         for name, entry in sorted(RECIPES.items(), key=lambda item: item[1].chapter)},
-              "basis": {f"show {name}": named.summary for name, named in NAMED.items()}}
+    groups = {**listed(), "basis": {f"show {name}": named.summary for name, named in NAMED.items()}}
     if args.json:
         for kind, named in groups.items():
             for command, summary in named.items():

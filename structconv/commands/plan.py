@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from structconv.commands.named import find
 from structconv.commands.options import add_options, no_more, read_options
-from structconv.report.output import print_json
+from structconv.commands.output import print_json
 
 __all__ = ["add"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from structconv.commands.named import Options, find
 from structconv.commands.options import add_options, no_more, read_options
+from structconv.commands.output import print_json
 from structconv.errors import ConfigError
-from structconv.report.output import print_json
 
 __all__ = ["add"]
 
@@ -38,8 +38,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     _check_size(basis)
     dense_KMN = basis.dense().detach()
     if args.out:
+        from structconv.files import write_atomically
         from structconv.pictures import basis_png
-        from structconv.train.files import write_atomically
 
         write_atomically(Path(args.out), basis_png(dense_KMN, _titles(args.name, options),
                                                     panel_inches=4.0 if len(dense_KMN) == 1 else 2.0))

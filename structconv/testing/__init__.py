@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from structconv.testing import library as _library  # noqa: F401 - registers the package's specimens
 from structconv.testing.checks import by_definition
 from structconv.testing.specimens import SPECIMENS, TRAITS, Setup, Specimen, add, specimen
 from structconv.testing.suite import CHECKS, Check, suite

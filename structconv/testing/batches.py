@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from structconv.mechanisms.given import Given
 from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Support, batch
-from structconv.testing.calls import Use
 from structconv.testing.checks import same
+from structconv.testing.use import Use
 
 __all__ = ["check_samples", "larger", "side_by_side", "takes_samples"]
 

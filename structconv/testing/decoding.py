@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from structconv.nn.conv import Conv
-from structconv.testing.calls import Use
 from structconv.testing.checks import same, same_gradients
+from structconv.testing.use import Use
 
 __all__ = ["check_positions", "check_prepared", "takes_positions", "takes_prepared"]
 

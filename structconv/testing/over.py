@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
 
 from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.mechanisms.given import Given
+from structconv.nn.conv import Conv
 from structconv.testing import batches, decoding
-from structconv.testing.calls import Use
-from structconv.testing.layers import layer_over, seeded
-from structconv.testing.specimens import Specimen
+from structconv.testing.checks import F64
+from structconv.testing.specimens import Setup, Specimen, mapped, random_numbers
+from structconv.testing.use import Use
 
-__all__ = ["check_places", "check_prepared", "check_samples"]
+__all__ = ["Make", "check_places", "check_prepared", "check_samples", "layer_over", "seeded", "use"]
+
+Make = Callable[[], Use]
+P, Q = 4, 3
 
 
 def check_samples(specimen: Specimen) -> None:
@@ -29,10 +38,40 @@ def check_places(specimen: Specimen) -> None:
 
 
 def _held(specimen: Specimen, applies: Callable[[Use], bool], check: Callable[[Use], None]) -> None:
-    use = seeded(lambda: layer_over(specimen))()
-    if not applies(use):
+    made = seeded(lambda: layer_over(specimen))()
+    if not applies(made):
         return
     try:
-        check(use)
+        check(made)
     except (ConfigError, ShapeError, StructureError):
         return  # said, and so no wrong number
+
+
+def use(layer: nn.Module, *args: Any, **kwargs: Any) -> Use:
+    """A use of a layer in float64, whose parameters are no zeros and whose floating arguments want a gradient."""
+    layer = layer.to(F64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            if not parameter.any():
+                parameter.normal_()
+    return Use(layer, args, kwargs).mapped(lambda t: t.requires_grad_() if t.is_floating_point() else t)
+
+
+def seeded(make: Make) -> Make:
+    """The same from equal random numbers each time."""
+    def again() -> Use:
+        with random_numbers(0):
+            return make()
+
+    return again
+
+
+def layer_over(specimen: Specimen) -> Use:
+    """A `Conv` over a specimen's mechanism, or over its basis as a user's mechanism."""
+    subject = specimen.subject()
+    if isinstance(subject, Setup):
+        other = None if subject.z is None else subject.z.shape[-1]
+        conv = Conv(subject.mechanism, P, Q, other_channels=other)
+        return use(conv, subject.x, subject.z, subject.structure)
+    lead = torch.broadcast_shapes((2,), subject.batch_shape)
+    return use(Conv(Given(mapped(subject, nn.Parameter)), P, Q), torch.randn(*lead, subject.num_inputs, P, dtype=F64))

@@ -15,12 +15,11 @@ from torch.export import Dim
 from structconv.mechanisms.expression import Mechanism
 from structconv.structures import Graph, Grid, KnowledgeGraph
 from structconv.structures.values import FrozenValue, field_names, fields
-from structconv.testing.calls import Use
 from structconv.testing.checks import F64, arguments, same
 from structconv.testing.laws import twice
 from structconv.testing.specimens import Setup, Specimen, Subject, as_basis, mapped, with_dtype
 
-__all__ = ["Analysis", "check_compile", "check_compiled", "check_copies", "check_dtypes", "check_export",
+__all__ = ["Analysis", "check_compile", "check_copies", "check_dtypes", "check_export",
            "check_noncontiguous", "larger"]
 
 
@@ -159,13 +158,6 @@ def check_compile(specimen: Specimen) -> None:
         same(compiled(each.x, each.z, each.structure).detach(), module(each.x, each.z, each.structure).detach(),
              f"compiled, with {each.x.shape[-2]} entries")
     assert len(graphs) <= 2, f"{len(graphs)} graphs were compiled for three sizes; one that is dynamic should do"
-
-
-def check_compiled(use: Use, dynamic: bool | None = None) -> None:
-    """A layer is compiled as one graph without breaks, and gives the eager numbers."""
-    expected = use()
-    torch.compiler.reset()
-    same(use.run(torch.compile(use.layer, fullgraph=True, backend="eager", dynamic=dynamic)), expected, "compiled")
 
 
 def check_export(specimen: Specimen) -> None:

@@ -12,7 +12,7 @@ from structconv.mechanisms import Adjacency, Chebyshev, DotProduct
 from structconv.nn import Conv, EdgeConditionedConv, GATConv
 from structconv.primitives.native.operator import OPERATORS
 from structconv.structures import Grid, Window
-from structconv.testing.layers import uses
+from tests.support.layers import uses
 
 EDGES, NODES = 90, 40
 

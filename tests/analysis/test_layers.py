@@ -9,10 +9,10 @@ from torch import nn
 from structconv.analysis.layers import layer_bases
 from structconv.errors import StructureError
 from structconv.mechanisms import Shifts
-from structconv.models.transformer import Transformer
 from structconv.nn import Conv, GATConv, GCNConv, MultiheadAttention
 from structconv.structures import Graph
-from structconv.testing.layers import planned
+from structconv_systems.models.transformer import Transformer
+from tests.support.layers import planned
 
 EVERY = planned()
 

@@ -22,10 +22,10 @@ from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
 from structconv.structures import Causal, DenseMask, Padding, Samples, Window
 from structconv.testing.batches import check_samples, takes_samples
-from structconv.testing.layers import uses
 from structconv.theta import ApartTheta
 from structconv.weights import LowRank
 from tests.kernels.applied import LargestTensor
+from tests.support.layers import uses
 from tests.test_batches import REFUSED
 
 USES = {name: make for name, make in uses().items() if name not in REFUSED and takes_samples(make())}

@@ -235,7 +235,7 @@ def test_activations_are_drawn_anew_too():
 
 def test_nothing_of_the_pairs_of_ends_is_built():
     """A large graph, of few nodes with many channels: the block holds far less than (E, 2 C)."""
-    from structconv.bench.memory import peak
+    from benchmarks.memory import peak
 
     graph = Graph(torch.randint(50, (2, 20_000)), num_nodes=50)
     block, x = GraphNetwork(256, edge=4), torch.randn(50, 256)

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from structconv.bench import memory
+from benchmarks import memory
 from structconv.nn import cross_entropy, losses
 
 #: Of which the larger, 300,000 numbers, is not left to torch.

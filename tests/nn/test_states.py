@@ -28,8 +28,8 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv, GATConv, MultiheadAttention, OnGrid, RelationalConv, compose, state_keys
 from structconv.structures import Causal, Padding, Window
-from structconv.testing.layers import LAYERS
 from structconv.weights import Full, LowRank
+from tests.support.layers import LAYERS
 
 P, Q, M = 4, 3, 6
 DOT = DotProduct(heads=2, dim=3)

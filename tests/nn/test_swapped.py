@@ -10,7 +10,7 @@ from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import STRUCTURE, Adjacency, Context, Cuboid, DotProduct, Identity, Pool
 from structconv.nn import Conv
 from structconv.structures import Graph, Grid
-from structconv.testing.layers import LAYERS
+from tests.support.layers import LAYERS
 
 X, Z = torch.randn(6, 4), torch.randn(5, 4)
 EDGES = torch.tensor([[0, 1, 5], [1, 2, 4]])

@@ -15,7 +15,7 @@ import structconv
 from structconv import nn as layers
 from structconv.errors import ConfigError
 from structconv.mechanisms import DotProduct, RelativeBias
-from structconv.testing.layers import LAYERS
+from tests.support.layers import LAYERS
 
 
 class Around(nn.Module):

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from structconv.mechanisms import Adjacency, ALiBi, Chebyshev, DotProduct, Shifts
-from structconv.models.transformer import Transformer
 from structconv.nn import Conv, EdgeConditionedConv, GATConv, RelationalConv
 from structconv.planning import plan as plans
 from structconv.structures import Causal, Graph, KnowledgeGraph
 from structconv.weights import HeadBlocks, LowRank
+from structconv_systems.models.transformer import Transformer
 
 DOT = DotProduct(4, 8).scaled()
 

@@ -25,9 +25,9 @@ from structconv.planning.counts import application, nonzeros
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.supports import Causal, Window
-from structconv.testing.layers import planned
-from structconv.testing.plans import plans_that_run
 from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta
+from tests.support.layers import planned
+from tests.support.plans import plans_that_run
 
 
 def full(k, p, q, grad=False):

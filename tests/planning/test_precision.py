@@ -14,9 +14,9 @@ from structconv.nn import AvgPool2d, Conv, Conv2d, GCNConv, MultiheadAttention
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.structures import Graph, Window
 from structconv.structures.values import tensors_in
-from structconv.testing.layers import LAYERS
-from structconv.testing.mutations import MUTATIONS
-from structconv.testing.mutations.precision import _runs_on_meta
+from tests.support.layers import LAYERS
+from tests.support.mutations import MUTATIONS
+from tests.support.mutations.precision import _runs_on_meta
 
 LOW = (torch.bfloat16, torch.float16)
 

@@ -12,8 +12,8 @@ import torch
 from examples.literature import ROWS
 from structconv.nn import Conv2d, GATConv, GCNConv, MultiheadAttention
 from structconv.structures import Graph
-from structconv.testing.layers import planned
-from structconv.testing.plans import (
+from tests.support.layers import planned
+from tests.support.plans import (
     check_plan_is_what_runs,
     check_plans_hold_no_tensor,
     files_before_kernel,

@@ -1,0 +1,285 @@
+"""Layers over graphs: GCN, Chebyshev, GAT, GATv2, dot-product attention, and the sparse product beneath them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import peers
+from benchmarks.case import Case, Comparison, Entrant, Size, entrant
+from benchmarks.graphs import citation, csr, normalised_csr, power_law
+from benchmarks.rates import Work
+from benchmarks.suites.graph_peers import (
+    Projections,
+    copied,
+    dgl_attention,
+    dgl_graph,
+    dgl_projected,
+    geometric_attention,
+    heads_to_rows,
+    leaf,
+)
+from structconv.mechanisms import STRUCTURE, Additive, DotProduct
+from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv
+from structconv.primitives.csr import spmm
+from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.build import compiler
+from structconv.structures import Graph
+from structconv.weights import HeadBlocks
+
+__all__ = ["CASES", "build_gat", "build_gcn"]
+
+_QUICK, _FULL = 100_000, 2_000_000
+#: Rows of one number an edge and channel that a library which gathers first is seen to hold, in training.
+_GATHERED = 5.0
+
+
+def build_gcn(graph: Graph, in_channels: int, channels: int) -> Comparison:
+    """GCN's layer with its normalisation, which all that can remember it do remember."""
+    ours: Any = GCNConv(in_channels, channels)
+    theta = ours.weight.theta.detach()[0]
+    x = leaf(graph.num_nodes, in_channels)
+    found = [_torch_gcn(graph, theta, x.shape), *_geometric_gcn(graph, theta, x.shape),
+             *_dgl_gcn(graph, theta, x.shape)]
+    edges = graph.num_edges + graph.num_nodes
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+                      edges=graph.num_edges, size=_size(graph, in_channels, channels),
+                      least=_least(edges, graph.num_nodes, min(in_channels, channels), in_channels * channels))
+
+
+def _torch_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> Entrant:
+    layer, x, matrix = nn.Linear(*theta.shape), leaf(*shape), normalised_csr(graph)
+    copied(layer.weight, theta.mT, layer.bias)
+    weight, bias = layer.weight, layer.bias
+    narrow = theta.shape[1] <= theta.shape[0]
+
+    def run() -> Tensor:
+        return matrix @ (x @ weight.mT) + bias if narrow else (matrix @ x) @ weight.mT + bias
+
+    return entrant("torch csr", layer, run, x)
+
+
+def _geometric_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> list[Entrant]:
+    library = peers.geometric()
+    if library is None:
+        return []
+    layer, x = library.GCNConv(*theta.shape, cached=True), leaf(*shape)
+    copied(layer.lin.weight, theta.mT)
+    return [entrant("pyg", layer, lambda: layer(x, graph.edge_index), x,
+                    needs=_GATHERED * 4 * graph.num_edges * theta.shape[1])]
+
+
+def _dgl_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> list[Entrant]:
+    library = peers.dgl()
+    if library is None:
+        return []
+    looped = graph.with_self_loops()
+    scale = torch.bincount(looped.target, minlength=looped.num_nodes).float().rsqrt()
+    weight, g = (scale[looped.source] * scale[looped.target]), dgl_graph(library, looped)
+    layer, x = library.nn.pytorch.GraphConv(*theta.shape, norm="none"), leaf(*shape)
+    copied(layer.weight, theta)
+    return [entrant("dgl", layer, lambda: layer(g, x, edge_weight=weight), x)]
+
+
+def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comparison:
+    """GAT's layer, on the edges as they are."""
+    ours: Any = GATConv(in_channels, channels, heads, add_self_loops=False)
+    score = next(part for part in ours.modules() if getattr(part, "vector_source", None) is not None)
+    source, target = score.vector_source.detach(), score.vector_target.detach()
+    rows, x = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels)
+    wide, found = heads * channels, []
+    if (library := peers.geometric()) is not None:
+        pyg, x_pyg = library.GATConv(in_channels, channels, heads, add_self_loops=False), leaf(*x.shape)
+        copied(pyg.lin.weight, rows)
+        copied(pyg.att_src, source[None])
+        copied(pyg.att_dst, target[None])
+        needs = _GATHERED * 4 * graph.num_edges * wide
+        found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg, needs=needs))
+        if compiler() is not None:  # without one `torch.compile` stops on a CPU
+            compiled, x_compiled = torch.compile(pyg), leaf(*x.shape)
+            found.append(entrant("pyg compiled", pyg, lambda: compiled(x_compiled, graph.edge_index), x_compiled,
+                                 needs=needs, full_only=True))
+    if (library := peers.dgl()) is not None:
+        dgl = library.nn.pytorch.GATConv(in_channels, channels, heads, allow_zero_in_degree=True)
+        x_dgl, g = leaf(*x.shape), dgl_graph(library, graph)
+        copied(dgl.fc.weight, rows)
+        copied(dgl.attn_l, source[None])
+        copied(dgl.attn_r, target[None])
+        found.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
+                      size=_size(graph, in_channels, f"{heads}x{channels}"),
+                      least=_least(graph.num_edges, graph.num_nodes, wide, in_channels * wide))
+
+
+def _gat_kernel(heads: int, channels: int, size: Size) -> Comparison:
+    """The attention alone, after the projection: for the roofline of gathered rows."""
+    from structconv.primitives.native.affine import affine_attention
+
+    graph = power_law(size.pick(_QUICK, _FULL))
+    source, target = leaf(graph.num_nodes, heads, seed=1), leaf(graph.num_nodes, heads, seed=2)
+    x = leaf(graph.num_nodes, heads, channels)
+    ours = Entrant(name="ours", inputs=(x, source, target), run=lambda: affine_attention(
+        graph.by_target(), graph.by_source(), source, target, x))
+    return Comparison(ours=ours, peers=(), edges=graph.num_edges, size=_size(graph, "", f"{heads}x{channels}"),
+                      least=_least(graph.num_edges, graph.num_nodes, heads * channels, 0))
+
+
+def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Comparison:
+    """Additive attention with a leaky ReLU along edges; the values are the projected sources."""
+    graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
+    ours: Any = GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
+    score: Any = next(part for part in ours.modules() if isinstance(part, Additive))
+    nn.init.zeros_(score.target.bias)
+    rows = heads_to_rows(ours.weight.theta)
+    x, found = leaf(graph.num_nodes, in_channels), []
+    if (library := peers.geometric()) is not None:
+        pyg = library.GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
+        x_pyg = leaf(*x.shape)
+        copied(pyg.lin_l.weight, rows)
+        copied(pyg.lin_r.weight, score.target.weight)
+        copied(pyg.att, score.vector[None])
+        found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
+                             needs=2 * _GATHERED * 4 * graph.num_edges * wide))
+    if (library := peers.dgl()) is not None:
+        dgl = library.nn.pytorch.GATv2Conv(in_channels, channels, heads, bias=False, allow_zero_in_degree=True)
+        x_dgl, g = leaf(*x.shape), dgl_graph(library, graph)
+        copied(dgl.fc_src.weight, rows)
+        copied(dgl.fc_dst.weight, score.target.weight)
+        copied(dgl.attn, score.vector[None])
+        found.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl, needs=_GATHERED * 4
+                             * graph.num_edges * wide))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found),
+                      edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
+                      least=_least(graph.num_edges, graph.num_nodes, wide, 2 * in_channels * wide))
+
+
+def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Comparison:
+    """Scaled dot-product attention along edges, projections included."""
+    graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
+    attention = DotProduct(heads, channels).scaled().masked(keep=STRUCTURE).softmax()
+    ours: Any = Conv(attention, in_channels, wide, weight=HeadBlocks(), bias=False)
+    score: Any = next(part for part in ours.modules() if isinstance(part, DotProduct))
+    query, key = score.query.weight.detach(), score.key.weight.detach()
+    rows, x, found = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels), []
+    if (library := peers.geometric()) is not None:
+        pyg, x_pyg = library.TransformerConv(in_channels, channels, heads, root_weight=False), leaf(*x.shape)
+        for part, weight in ((pyg.lin_query, query), (pyg.lin_key, key), (pyg.lin_value, rows)):
+            copied(part.weight, weight, part.bias)
+        used = [part for name, part in pyg.named_parameters() if "skip" not in name and "beta" not in name]
+        found.append(Entrant(name="pyg", run=lambda: pyg(x_pyg, graph.edge_index), inputs=(x_pyg,),
+                             parameters=tuple(used), needs=2 * _GATHERED * 4 * graph.num_edges * wide))
+    if (library := peers.dgl()) is not None:
+        layer, x_dgl = Projections(in_channels, heads, channels, (query, key, rows)), leaf(*x.shape)
+        g = dgl_graph(library, graph)
+        found.append(entrant("dgl", layer, lambda: dgl_projected(library, g, layer, x_dgl), x_dgl))
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, structure=graph), x), peers=tuple(found),
+                      edges=graph.num_edges, size=_size(graph, in_channels, f"{heads}x{channels}"),
+                      least=_least(2 * graph.num_edges, graph.num_nodes, wide, 3 * in_channels * wide))
+
+
+def _dot_kernel(heads: int, channels: int, size: Size) -> Comparison:
+    """The attention alone, of given queries, keys and values."""
+    graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
+
+    def inputs() -> tuple[Tensor, ...]:
+        return tuple(leaf(graph.num_nodes, heads, channels, seed=seed) for seed in range(3))
+
+    ours, found = inputs(), []
+    if (library := peers.geometric()) is not None:
+        pyg, of_pyg = library.TransformerConv(wide, channels, heads, root_weight=False), inputs()
+        found.append(Entrant(name="pyg", run=lambda: geometric_attention(pyg, graph.edge_index, *of_pyg), inputs=of_pyg,
+                             needs=2 * _GATHERED * 4 * graph.num_edges * wide))
+    if (library := peers.dgl()) is not None:
+        g, of_dgl = dgl_graph(library, graph), inputs()
+        found.append(Entrant(name="dgl", run=lambda: dgl_attention(library, g, *of_dgl), inputs=of_dgl))
+    run = partial(bilinear_attention, graph.by_target(), graph.by_source(), *ours, scale=channels**-0.5)
+    return Comparison(ours=Entrant(name="ours", run=run, inputs=ours), peers=tuple(found), edges=graph.num_edges,
+                      size=_size(graph, "", f"{heads}x{channels}"),
+                      least=_least(2 * graph.num_edges, graph.num_nodes, wide, 0))
+
+
+def build_chebyshev(graph: Graph, in_channels: int, channels: int, terms: int) -> Comparison:
+    """Chebyshev polynomials of the symmetric Laplacian; the graph comes with its reverse edges."""
+    ours: Any = ChebConv(in_channels, channels, terms)
+    theta, x, found = ours.weight.theta.detach(), leaf(graph.num_nodes, in_channels), []
+    if (library := peers.geometric()) is not None:
+        pyg, x_pyg = library.ChebConv(in_channels, channels, terms), leaf(*x.shape)
+        for part, weight in zip(pyg.lins, theta, strict=True):
+            copied(part.weight, weight.mT)
+        found.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
+                             needs=2 * 4 * graph.num_edges * in_channels))
+    if (library := peers.dgl()) is not None:
+        dgl, x_dgl, g = library.nn.pytorch.ChebConv(in_channels, channels, terms, activation=None), \
+            leaf(*x.shape), dgl_graph(library, graph)
+        copied(dgl.linear.weight, theta.flatten(0, 1).mT, dgl.linear.bias)
+        found.append(entrant("dgl", dgl, lambda: _dgl_cheb(dgl, g, x_dgl), x_dgl))
+    narrow = min(in_channels, channels)
+    return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(found), edges=graph.num_edges,
+                      size=f"{_size(graph, in_channels, channels)}, K={terms}",
+                      least=_least((terms - 1) * graph.num_edges, graph.num_nodes, narrow,
+                                   terms * in_channels * channels))
+
+
+def _dgl_cheb(layer: Any, g: Any, x: Tensor) -> Tensor:
+    return layer(g, x, lambda_max=[2.0])
+
+
+def _chebyshev(in_channels: int, channels: int, terms: int, size: Size) -> Comparison:
+    edges = size.pick(_QUICK, _FULL // 2)
+    half = power_law(edges // 2, max(edges // 10, 16))
+    graph = Graph(torch.cat([half.edge_index, half.edge_index.flip(0)], 1), num_nodes=half.num_nodes)
+    return build_chebyshev(graph, in_channels, channels, terms)
+
+
+def _spmm(channels: int, size: Size) -> Comparison:
+    """The sparse product with given values; the gradient goes to x."""
+    graph = power_law(size.pick(_QUICK, _FULL))
+    values = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(3))
+    x, x_torch, matrix = leaf(graph.num_nodes, channels), leaf(graph.num_nodes, channels), csr(graph, values)
+    found = [Entrant(name="torch csr", run=lambda: matrix @ x_torch, inputs=(x_torch,))]
+    if (library := peers.dgl()) is not None:
+        x_dgl, g, column = leaf(*x.shape), dgl_graph(library, graph), values[:, None]
+        found.append(Entrant(name="dgl", run=lambda: library.ops.u_mul_e_sum(g, x_dgl, column), inputs=(x_dgl,)))
+    ours = Entrant(name="ours", run=lambda: spmm(graph.by_target(), graph.by_source(), values, x), inputs=(x,))
+    return Comparison(ours=ours, peers=tuple(found), edges=graph.num_edges, size=_size(graph, "", channels),
+                      least=_least(graph.num_edges, graph.num_nodes, channels, 0))
+
+
+def _size(graph: Graph, in_channels: object, channels: object) -> str:
+    arrow = f", {in_channels} to {channels}" if in_channels != "" else f", {channels} channels"
+    return f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges{arrow}"
+
+
+def _least(rows: float, nodes: int, channels: int, parameters: int) -> dict[str, Work]:
+    """Gathered rows and products of the forward pass; as many rows and twice the products more in the backward."""
+    def work(gathers: int, products: int) -> Work:
+        return Work(rows=gathers * rows, row_bytes=4 * channels, table_rows=nodes,
+                    flops=2.0 * products * nodes * parameters)
+
+    return {"forward": work(1, 1), "both": work(2, 3)}
+
+
+def _sized(build: Any, in_channels: int, *channels: int) -> Any:
+    return lambda size: build(power_law(size.pick(_QUICK, _FULL)), in_channels, *channels)
+
+
+CASES = (
+    Case(suite="graph", name="spmm-64", build=partial(_spmm, 64), swept=True),
+    Case(suite="graph", name="spmm-128", build=partial(_spmm, 128), headline=False),
+    Case(suite="graph", name="gcn-64-64", build=_sized(build_gcn, 64, 64), swept=True),
+    Case(suite="graph", name="gat-4x32", build=_sized(build_gat, 128, 4, 32), swept=True),
+    Case(suite="graph", name="gat-8x64", build=_sized(build_gat, 128, 8, 64), headline=False),
+    Case(suite="graph", name="gat-kernel-4x32", build=partial(_gat_kernel, 4, 32)),
+    Case(suite="graph", name="gat-kernel-8x64", build=partial(_gat_kernel, 8, 64), headline=False),
+    Case(suite="graph", name="gatv2-4x32", build=partial(_gatv2, 128, 4, 32)),
+    Case(suite="graph", name="transformer-4x32", build=partial(_dot_product, 128, 4, 32), swept=True),
+    Case(suite="graph", name="dot-kernel-4x32", build=partial(_dot_kernel, 4, 32), headline=False),
+    Case(suite="graph", name="cheb-128-16", build=partial(_chebyshev, 128, 16, 5)),
+    Case(suite="graph", name="cheb-64-64", build=partial(_chebyshev, 64, 64, 5), headline=False),
+    Case(suite="graph", name="cora-gcn", build=lambda size: build_gcn(citation(), 1433, 16)),
+    Case(suite="graph", name="cora-cheb", build=lambda size: build_chebyshev(citation(), 1433, 16, 3), headline=False),
+    Case(suite="graph", name="cora-gat", build=lambda size: build_gat(citation(), 1433, 8, 8)),
+)

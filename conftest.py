@@ -1,0 +1,39 @@
+"""What all tests share: one thread, one seed, one profile of Hypothesis, and the data beside the repository."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("structconv", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("structconv")
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whichever test comes first
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """The seed from which every test starts, in each of the three generators."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    return 0
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of data sets: STRUCTCONV_DATA, or shared/data beside the repository."""
+    folder = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[1] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no data sets at {folder}; name their folder by STRUCTCONV_DATA")
+    return folder

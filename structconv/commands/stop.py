@@ -1,0 +1,21 @@
+"""How a verb ends before its time, with an exit code of its own."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = ["Stop"]
+
+
+class Stop(Exception):
+    """A verb stops: the command prints the message and leaves with `exit_code`.
+
+    Derived classes set the code; `details` are further keys of the object that `--json` prints.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Further keys for `--json`."""
+        return {}

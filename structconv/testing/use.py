@@ -1,0 +1,90 @@
+"""`Use`: a layer with what it is called on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from structconv.testing.specimens import random_numbers
+
+__all__ = ["Use", "joined"]
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A module, and the arguments of a call of it; the result as one tensor, from equal random numbers each time."""
+
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Tensor:
+        return self.run(self.layer)
+
+    def run(self, function: Callable[..., Any]) -> Tensor:
+        """The result of a function of the layer's arguments."""
+        with random_numbers(0):
+            return joined(function(*self.args, **self.kwargs))
+
+    def given(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The result with these tensors in the place of parameters."""
+        def called(*args: Any, **kwargs: Any) -> Any:
+            # torch puts the wrong tensor back into a module that is registered twice, unless it is told of one name
+            return functional_call(self.layer, dict(parameters), args, kwargs, tie_weights=False)
+
+        return self.run(called)
+
+    @property
+    def arguments(self) -> list[Tensor]:
+        """The floating tensors among the arguments that are no part of a structure."""
+        return [t for t in self._held() if isinstance(t, Tensor) and t.is_floating_point()]
+
+    @property
+    def variables(self) -> list[Tensor]:
+        """What gradients are taken of: arguments and parameters."""
+        return [t for t in (*self.arguments, *self.layer.parameters()) if t.requires_grad and t.is_leaf]
+
+    def mapped(self, fn: Callable[[Tensor], Tensor]) -> Use:
+        """The same layer on mapped arguments; structures are not looked into."""
+        def of(t: Any) -> Any:
+            if isinstance(t, dict):
+                return {name: of(held) for name, held in t.items()}
+            return fn(t) if isinstance(t, Tensor) else t
+
+        return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(t) for name, t in self.kwargs.items()})
+
+    def on(self, fn: Callable[[Any], Any]) -> Use:
+        """The same layer with fn of each structure among the arguments."""
+        def of(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: of(held) for name, held in value.items()}
+            return value if value is None or isinstance(value, Tensor) else fn(value)
+
+        return replace(self, args=tuple(map(of, self.args)), kwargs={name: of(v) for name, v in self.kwargs.items()})
+
+    @property
+    def structures(self) -> list[Any]:
+        """The arguments that are structures."""
+        return [held for held in self._held() if held is not None and not isinstance(held, Tensor)]
+
+    def _held(self) -> list[Any]:
+        """The arguments, those by name too."""
+        given = (*self.args, *self.kwargs.values())
+        return [held for value in given for held in (value.values() if isinstance(value, dict) else (value,))]
+
+    def copied(self) -> Use:
+        """A deep copy of the layer on the same arguments."""
+        return replace(self, layer=copy.deepcopy(self.layer))
+
+
+def joined(result: Any) -> Tensor:
+    """The tensors of a result as one."""
+    tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+    return tensors[0] if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])

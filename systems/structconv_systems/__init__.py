@@ -1,0 +1,3 @@
+"""Systems of the literature built with structconv: data, models, training, recipes and reports."""
+
+__all__ = ()

@@ -1,0 +1,217 @@
+"""compare, train, evaluate, resume: the verbs that work on runs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from structconv.commands.options import Once, no_more
+from structconv.commands.output import print_json
+from structconv.commands.table import print_table
+from structconv.errors import ConfigError
+from structconv_systems.recipes.register import RECIPES, Entry, entry_named, recipe_of
+from structconv_systems.train.config import Recipe, options, presets, resolve, to_json
+from structconv_systems.train.interrupt import Interrupt, Interrupted
+from structconv_systems.train.options import Trained
+from structconv_systems.train.progress import Progress, progress_for
+from structconv_systems.train.run import Run, check_new
+
+if TYPE_CHECKING:
+    from structconv_systems.train.study import Runner
+
+__all__ = ["add", "carried_out"]
+
+#: What argparse takes for a value though it begins with a dash: -1, and -1,0,1.
+_NUMBERS = re.compile(r"-[\d.][\d.,e+-]*$")
+_HELP = {"compare": "learn one task through several bases and report on them", "train": "train a recipe"}
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the four verbs; each recipe is a subcommand with an option a key."""
+    for verb, text in _HELP.items():
+        names = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False).add_subparsers(
+            dest="recipe", metavar="RECIPE", required=True)
+        for entry in RECIPES.values():
+            if entry.verb == verb:
+                _add_recipe(names, entry, shared)
+    for verb, run, text in (("resume", _resume, "continue an interrupted run"),
+                            ("evaluate", _evaluate, "measure the final weights of a run again")):
+        parser = verbs.add_parser(verb, help=text, description=text, parents=[shared], allow_abbrev=False)
+        parser.add_argument("folder", metavar="RUN", help="the run's folder")
+        parser.set_defaults(run=run)
+        if verb == "resume":
+            parser.add_argument("--steps", metavar="N", default=None,
+                                help="train on until step N, or epoch N of a recipe that counts epochs; of a finished "
+                                     "run, too")
+        else:
+            parser.add_argument("--test", metavar="NAME", default=None,
+                                help="measure other files of the same format, a file or the stem of two; or another "
+                                     "number of bodies")
+
+
+def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> None:
+    parser = names.add_parser(entry.recipe.name, help=entry.summary, description=entry.summary, parents=[shared],
+                              allow_abbrev=False, epilog="Options may also be written key=value.")
+    parser._negative_number_matcher = _NUMBERS
+    parser.add_argument("--out", metavar="DIR", default=None, help="the run's folder (new; default: below runs/)")
+    parser.add_argument("--preset", metavar="NAME", default="default",
+                        help=f"where options begin: {', '.join(presets(entry.recipe))}")
+    if issubclass(entry.recipe, Trained):
+        parser.add_argument("--dry-run", action="store_true", help="try a few steps and say what the whole would take")
+    for key in options(entry.recipe):
+        default = ",".join(map(str, key.default)) if isinstance(key.default, tuple) else key.default
+        flag = f"--{key.key.replace('_', '-')}"
+        text = f"{key.help} (default: {default})" if default != "" else key.help
+        if key.kind == "bool":
+            parser.add_argument(flag, dest=f"key_{key.key}", default=None, help=text,
+                                action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag, dest=f"key_{key.key}", default=None, metavar=key.kind.split("[")[0].upper(),
+                                help=text, action=Once)
+    parser.set_defaults(run=_start)
+
+
+def _start(args: argparse.Namespace, rest: list[str]) -> int:
+    entry = entry_named(args.recipe)
+    recipe = resolve(entry.recipe, _overrides(entry, args, rest), args.preset)
+    if getattr(args, "dry_run", False):
+        return _try(entry, recipe, args.json)
+    check_new(args.out)
+    return _execute(entry, recipe, lambda: Run.create(args.out, recipe), args.json)
+
+
+def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
+    """Nothing is written."""
+    recipe.check()
+    with progress_for() as progress:
+        progress.phase("loading torch and reading the data")
+        runner = _runner(entry, recipe)
+        from structconv_systems.train.study import tried
+
+        assert runner.jobs is not None, "whatever has the option can be tried"
+        jobs = runner.jobs(recipe, None)
+        progress.phase(f"trying a few steps of {jobs[0].name}")
+        found = {"recipe": json.loads(to_json(recipe)), "trainings": len(jobs), **tried(jobs[0])}
+    if as_json:
+        print_json(found)
+    else:
+        print(to_json(recipe), end="")
+        print_table(("of a training", ""), [
+            ("parameters", f"{found['parameters']:,}"), ("flops a step", f"{found['flops_per_step']:.3g}"),
+            ("memory", f"{found['bytes'] / 2**20:,.0f} MiB and what torch itself takes"),
+            ("a step", f"{1e3 * found['seconds_per_step']:.0f} ms"),
+            (f"{found['steps']:,} steps", f"{found['seconds'] / 60:.1f} min without validation"),
+            ("trainings", str(len(jobs)))])
+    return 0
+
+
+def _resume(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("resume", rest)
+    run = Run.open(args.folder)
+    entry, recipe = recipe_of(run)
+    if args.steps is None:
+        return _execute(entry, recipe, lambda: run, args.json)
+    recipe = _longer(recipe, args.steps)
+    return _execute(entry, recipe, partial(_longer_run, run, recipe), args.json)
+
+
+def _longer_run(run: Run, recipe: Recipe) -> Run:
+    """The run, told of more steps."""
+    with run.held():
+        return run.configured(recipe)
+
+
+def _longer(recipe: Any, steps: str) -> Any:
+    """The recipe with more steps, or epochs."""
+    key = next((key for key in ("steps", "epochs") if hasattr(recipe, key)), None)
+    if key is None:
+        raise ConfigError("structconv resume", "--steps needs a recipe that counts steps or epochs", recipe.name)
+    longer = dataclasses.replace(recipe, **{key: steps})
+    if getattr(longer, key) < (least := getattr(recipe, key)):
+        raise ConfigError("structconv resume", f"--steps must be at least the run's {key}={least}", steps)
+    return longer
+
+
+def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], as_json: bool) -> int:
+    progress = progress_for()
+    with progress, Interrupt(progress.note) as interrupt:
+        summary = carried_out(entry, recipe, open_run, interrupt, progress)
+    _report(entry, recipe, summary, as_json)
+    return 0
+
+
+def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[], Run], interrupt: Interrupt,
+                progress: Progress) -> dict[str, Any]:
+    """Do, or continue, a run; its summary."""
+    recipe.check()
+    progress.phase("loading torch")
+    runner = _runner(entry, recipe)
+    run = open_run()
+    progress.note(f"run folder: {run.folder}")
+    try:
+        with run.held():
+            run.check_files(recipe)
+            return runner.execute(recipe, run, interrupt, progress)
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped}; continue with: structconv resume {run.folder}", run.folder) from None
+
+
+def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
+    no_more("evaluate", rest)
+    run = Run.open(args.folder)
+    entry, recipe = recipe_of(run)
+    if args.test is not None:
+        recipe = _on_other_files(recipe, args.test)
+    recipe.check()
+    with progress_for() as progress:
+        progress.phase("loading torch")
+        run.check_files(recipe, others=args.test is not None)
+        summary = _runner(entry, recipe).evaluate(recipe, run, progress)
+    if args.test is not None:
+        summary["headline"].update(goal=None, met=None)
+    _report(entry, recipe, summary, args.json)
+    return 0
+
+
+def _on_other_files(recipe: Any, name: str) -> Any:
+    """The recipe with another `test`."""
+    if "test" not in (key.key for key in options(type(recipe))):
+        raise ConfigError("structconv evaluate", "--test needs a recipe that reads test files of its own", recipe.name)
+    return dataclasses.replace(recipe, test=recipe.from_here(name))
+
+
+def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(summary)
+    else:
+        entry.runner().show(recipe, summary)
+
+
+def _runner(entry: Entry, recipe: Recipe) -> Runner:
+    """The recipe's module, with as many threads as the recipe says."""
+    import torch
+
+    torch.set_num_threads(recipe.threads)
+    return entry.runner()
+
+
+def _overrides(entry: Entry, args: argparse.Namespace, rest: list[str]) -> list[str]:
+    """All overrides as ``key=value``: known options, then what argparse did not know."""
+    given = [f"{name.removeprefix('key_')}={value}" for name, value in vars(args).items()
+             if name.startswith("key_") and value is not None]
+    words = iter(rest)
+    for word in words:
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            given.append(f"{key}={value if equals else next(words, '')}")
+        elif "=" in word:
+            given.append(word)
+        else:
+            raise ConfigError(f"structconv {entry.verb} {entry.recipe.name}", "an override must read key=value or "
+                              "--key value", repr(word))
+    return given

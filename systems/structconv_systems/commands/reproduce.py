@@ -1,0 +1,149 @@
+"""reproduce: run recipes one after the other, and set what they reach beside what was published."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from structconv.commands.options import no_more
+from structconv.commands.output import print_json
+from structconv.commands.table import number, print_table
+from structconv.errors import ConfigError
+from structconv_systems.commands.recipes import carried_out
+from structconv_systems.recipes.register import RECIPES, Entry, entry_named
+from structconv_systems.train.config import resolve, to_json
+from structconv_systems.train.interrupt import Interrupt
+from structconv_systems.train.options import Measured
+from structconv_systems.train.progress import Progress, progress_for
+from structconv_systems.train.run import Run
+
+__all__ = ["add"]
+
+
+def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the verb."""
+    text = "run recipes, and show what they reach beside what was published"
+    parser = verbs.add_parser("reproduce", help=text, description=text, parents=[shared], allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help="recipes, as `structconv list` shows them; key=value sets an option of all of them")
+    parser.add_argument("--all", action="store_true", help="every recipe that has a figure, and whose data is there")
+    parser.add_argument("--data", metavar="DIR", default=None,
+                        help="the folder with a folder of data for each recipe that reads any: multi30k, text, ...")
+    parser.add_argument("--preset", metavar="NAME", default="default", help="quick, default or paper")
+    parser.add_argument("--budget", metavar="MINUTES", type=float, default=None,
+                        help="leave out a recipe that a try says would not fit into what is left of so many")
+    parser.add_argument("--out", metavar="DIR", default="runs/reproduce",
+                        help="the folder of the runs, which are continued if they are there (default: runs/reproduce)")
+    parser.add_argument("--record", metavar="FILE", default=None,
+                        help="JSON with the outcomes, and FILE.md beside it (default: results.json in --out)")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
+    words = [*args.names, *(word for word in rest if not word.startswith("-"))]
+    no_more("reproduce", [word for word in rest if word.startswith("-")])
+    overrides = [word for word in words if "=" in word]
+    entries = _chosen([word for word in words if "=" not in word], args.all)
+    recipes = [resolve(entry.recipe, [*_data(args.data, entry), *overrides], args.preset) for entry in entries]
+    if not args.all:
+        for recipe in recipes:
+            recipe.check()
+    if not recipes:
+        raise ConfigError("structconv reproduce", "recipes must be named", "none", "Name some, or give --all.")
+    if args.budget is not None and not args.budget >= 0:
+        raise ConfigError("structconv reproduce", "--budget must be minutes, 0 or more", args.budget)
+    rows, left_out = [], []
+    progress, began = progress_for(), time.monotonic()
+    with progress, Interrupt(progress.note) as interrupt:
+        for entry, recipe in zip(entries, recipes, strict=True):
+            left = None if args.budget is None else 60 * args.budget - (time.monotonic() - began)
+            reason = _obstacle(entry, recipe, args, left, progress)
+            if reason:
+                left_out.append(recipe.name)
+                progress.note(f"{recipe.name} is left out: {reason}")
+            else:
+                rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
+    if args.json:
+        print_json({"outcomes": rows, "left_out": left_out, "minutes": (time.monotonic() - began) / 60})
+    else:
+        print_table(("recipe", "figure", "ours", "goal", "published"), [
+            (row["recipe"], row["label"], number(row["value"]), number(row["goal"]), row["published"]) for row in rows],
+            texts=2)
+    return 0 if all(row["met"] is not False for row in rows) else 1
+
+
+def _chosen(names: list[str], everything: bool) -> list[Entry]:
+    if everything:
+        return [entry for entry in RECIPES.values() if issubclass(entry.recipe, Measured)]
+    entries = [entry_named(name) for name in dict.fromkeys(names)]
+    for entry in entries:
+        if not issubclass(entry.recipe, Measured):
+            raise ConfigError("structconv reproduce", "a recipe must have a figure and presets", entry.recipe.name,
+                              f"Run it with structconv {entry.verb} {entry.recipe.name}.")
+    return entries
+
+
+def _data(folder: str | None, entry: Entry) -> list[str]:
+    """The option that names a recipe's own folder, of one that reads files."""
+    assert issubclass(entry.recipe, Measured)
+    if not entry.recipe.folder:
+        return []
+    if folder is None:
+        raise ConfigError("structconv reproduce", f"--data must name the folder with {entry.recipe.folder}, which "
+                          f"{entry.recipe.name} reads", "none", entry.recipe.where)
+    return [f"data={Path(folder) / entry.recipe.folder}"]
+
+
+def _obstacle(entry: Entry, recipe: Any, args: argparse.Namespace, left: float | None, progress: Progress) -> str:
+    """Why it cannot run, if so: its data is not there, or it takes more than the seconds that are left."""
+    try:
+        recipe.check()
+    except ConfigError as error:
+        return str(error)
+    if left is None or (_place(args, recipe) / "summary.json").is_file():
+        return ""
+    need = _estimate(entry, recipe, progress)
+    return "" if need <= left else f"it takes {need / 60:.1f} min, and {max(left, 0) / 60:.1f} are left"
+
+
+def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
+    """Seconds of its trainings, from a few steps of the first."""
+    progress.phase(f"{recipe.name}: trying a few steps")
+    from structconv_systems.train.study import tried
+
+    jobs = entry.runner().jobs
+    assert jobs is not None
+    todo = jobs(recipe, None)
+    return len(todo) * float(tried(todo[0])["seconds"])
+
+
+def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: list[str],
+                interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
+    folder = _place(args, recipe)
+    summary = carried_out(entry, recipe, lambda: _open(folder, recipe), interrupt, progress)
+    from structconv_systems.report.results import outcome, record
+
+    environment = json.loads((folder / "environment.json").read_bytes())
+    data = ["--data DIR"] if recipe.folder else []
+    command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
+    found = outcome(summary, environment, command)
+    record(Path(args.record) if args.record else Path(args.out) / "results.json", found)
+    return found
+
+
+def _place(args: argparse.Namespace, recipe: Any) -> Path:
+    return Path(args.out) / f"{recipe.name}-{recipe.preset}"
+
+
+def _open(folder: Path, recipe: Any) -> Run:
+    """The run in the folder, if it is one of this recipe as it is; else a new one."""
+    if not (folder / "config.json").is_file():
+        return Run.create(folder, recipe)
+    run = Run.open(folder)
+    if run.config_text != to_json(recipe):
+        raise ConfigError("structconv reproduce", f"{folder} must be a run of {recipe.name} with the same options",
+                          "one with others", "Name another folder with --out.")
+    return run

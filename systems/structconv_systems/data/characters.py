@@ -1,0 +1,134 @@
+"""Text as a sequence of characters, for language models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError, DataError
+from structconv.files import write_atomically
+from structconv_systems.data.text import read_json, read_text
+
+__all__ = ["Alphabet", "Characters", "read_characters"]
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """Characters and their numbers: that of a character is its place in `characters`.
+
+    Raises:
+        ConfigError: a character comes twice.
+    """
+
+    characters: str
+
+    def __post_init__(self) -> None:
+        if len(set(self.characters)) < len(self.characters):
+            raise ConfigError("Alphabet", "each character must come once", repr(self.characters))
+
+    @classmethod
+    def of(cls, text: str) -> Alphabet:
+        """The characters of a text, sorted by code point."""
+        return cls("".join(sorted(set(text))))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Alphabet:
+        """What `save` wrote; `DataError` of anything else."""
+        characters = read_json(path)
+        if not isinstance(characters, str) or len(set(characters)) < len(characters):
+            raise DataError(path, "a string of characters, each once", repr(characters))
+        return cls(characters)
+
+    def save(self, path: str | Path) -> None:
+        """Write the characters as a string of JSON, the whole file or none of it."""
+        write_atomically(Path(path), json.dumps(self.characters) + "\n")
+
+    def __len__(self) -> int:
+        return len(self.characters)
+
+    def encode(self, text: str) -> Tensor:
+        """The numbers (N,), int64, of a text of N characters.
+
+        Raises:
+            ConfigError: it has a character that the alphabet lacks.
+        """
+        at = self._unknown(text)
+        if at is not None:
+            raise ConfigError("Alphabet", f"the text must be of the {len(self)} characters learnt",
+                              f"{text[at]!r} at position {at}")
+        return torch.tensor([self._numbers[character] for character in text], dtype=torch.int64)
+
+    def decode(self, numbers: Iterable[int] | Tensor) -> str:
+        """The text of numbers (N,)."""
+        return "".join(self.characters[number] for number in
+                       (numbers.tolist() if isinstance(numbers, Tensor) else numbers))
+
+    def read(self, path: str | Path) -> Tensor:
+        """The numbers (N,), int64, of a whole file, plain or gzipped.
+
+        Raises:
+            DataError: `read_text` cannot read it, or it has a character that the alphabet lacks; its line is named.
+        """
+        return self._of_file(read_text(path), path)
+
+    def _of_file(self, text: str, path: str | Path) -> Tensor:
+        at = self._unknown(text)
+        if at is not None:
+            raise DataError(path, f"one of the {len(self)} characters learnt", repr(text[at]),
+                            line=text.count("\n", 0, at) + 1)
+        return self.encode(text)
+
+    def _unknown(self, text: str) -> int | None:
+        """Where the first character stands that is not in the alphabet."""
+        unknown = set(text).difference(self._numbers)
+        return min(map(text.index, unknown), default=None)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {character: number for number, character in enumerate(self.characters)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Characters:
+    """A text as numbers of its characters.
+
+    Attributes:
+        alphabet: the characters of the whole text, sorted.
+        train, validation: (N,), int64: the first part and the last.
+    """
+
+    alphabet: Alphabet
+    train: Tensor
+    validation: Tensor
+
+    def __repr__(self) -> str:
+        return (f"Characters({len(self.train)} to train, {len(self.validation)} to validate, "
+                f"{len(self.alphabet)} different)")
+
+
+def read_characters(path: str | Path, validation_share: float = 0.1, alphabet: Alphabet | None = None) -> Characters:
+    """Read a text, plain or gzipped, as the numbers of its characters; the last part of it is for validation.
+
+    With N characters the first int((1 - validation_share) N) train. Without an `alphabet` it is that of the whole
+    text, as is usual for Tiny Shakespeare.
+
+    Raises:
+        ConfigError: the share is not between 0 and 1.
+        DataError: `read_text` cannot read the file, or it is too short to have both parts, or has characters
+            that the alphabet lacks.
+    """
+    if not 0 < validation_share < 1:
+        raise ConfigError("read_characters", "validation_share must be between 0 and 1", validation_share)
+    text = read_text(path)
+    alphabet = Alphabet.of(text) if alphabet is None else alphabet
+    numbers = alphabet._of_file(text, path)
+    first = int((1 - validation_share) * len(numbers))
+    if not 0 < first < len(numbers):
+        raise DataError(path, "text enough to train and to validate", f"{len(numbers)} characters")
+    return Characters(alphabet=alphabet, train=numbers[:first], validation=numbers[first:])

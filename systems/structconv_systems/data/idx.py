@@ -1,0 +1,48 @@
+"""idx files: arrays of numbers behind their type and sizes, as MNIST comes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from structconv.errors import DataError
+from structconv_systems.data.text import read_bytes
+
+__all__ = ["read_idx"]
+
+_MOST_AXES = 8
+#: The third byte of a file: what its numbers are in NumPy's words; several bytes stand with the highest first.
+_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def read_idx(path: str | Path) -> Tensor:
+    """The array in an idx file, plain or gzipped (LeCun, Cortes and Burges, "The MNIST database").
+
+    0, 0, a byte for the type and one for the number of axes; their sizes, four bytes each; then the numbers, the last
+    axis fastest. Images of MNIST are uint8 (S, 28, 28), labels uint8 (S,).
+
+    Raises:
+        DataError: another beginning, sizes of which one is 0 or missing, fewer or more numbers than they say; or
+            `read_bytes` cannot read the file.
+    """
+    import numpy as np
+
+    content = read_bytes(path)
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES or (
+            not 0 < content[3] <= _MOST_AXES):
+        raise DataError(path, "an idx file, which begins with 0, 0, a type (8, 9, 11 to 14) and the number of axes",
+                        ", ".join(map(str, content[:4])) or "an empty file")
+    axes, start = content[3], 4 + 4 * content[3]
+    sizes = [int.from_bytes(content[place:place + 4], "big") for place in range(4, min(start, len(content)), 4)]
+    if len(content) < start or 0 in sizes:
+        raise DataError(path, f"{axes} sizes above 0, four bytes each", f"{len(content) - 4} bytes, {sizes}")
+    kind = np.dtype(_TYPES[content[2]])
+    wanted = math.prod(sizes) * kind.itemsize
+    if len(content) - start != wanted:
+        raise DataError(path, f"{wanted} bytes of numbers, for {' x '.join(map(str, sizes))} of {kind.itemsize} each",
+                        len(content) - start, remedy="Fetch it again.")
+    numbers = np.frombuffer(content, kind, offset=start).astype(kind.newbyteorder("="))
+    return torch.from_numpy(numbers.reshape(sizes))

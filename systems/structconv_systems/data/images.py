@@ -1,0 +1,104 @@
+"""Images and their labels: in two idx files, as MNIST comes, or as PNG in a folder for each class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from structconv.errors import DataError
+from structconv_systems.data.idx import read_idx
+from structconv_systems.data.image_files import IMAGES, LABELS, class_folders, files_of, stem_files
+
+__all__ = ["Images", "read_images"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Images:
+    """Grey images and a label of each.
+
+    Attributes:
+        inputs: (S, H, W), float32 between 0 and 1.
+        labels: (S,), int64, below the number of names.
+        names: of the classes.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, chosen: slice) -> Images:
+        return Images(inputs=self.inputs[chosen], labels=self.labels[chosen], names=self.names)
+
+    def __repr__(self) -> str:
+        return f"Images({len(self)} of {' x '.join(map(str, self.inputs.shape[1:]))}, {len(self.names)} classes)"
+
+
+def read_images(path: str | Path) -> Images:
+    """Images and labels of a stem or of a folder.
+
+    Args:
+        path: STEM of ``STEM-images-idx3-ubyte`` (S, H, W) and ``STEM-labels-idx1-ubyte`` (S,), of bytes, each plain or
+            with ``.gz``; or a folder that has one for each class, in the order of their names, with PNGs of one size in
+            it, whose colours become greys. These are read by Pillow, which comes with matplotlib.
+
+    Raises:
+        DataError: files that are missing, are not as above, or do not fit each other.
+    """
+    path = Path(path)
+    return _of_folder(path) if path.is_dir() else _of_stem(path)
+
+
+def _of_stem(path: Path) -> Images:
+    images, labels = _array(path, IMAGES, 3), _array(path, LABELS, 1)
+    if len(images) != len(labels):
+        raise DataError(path, f"a label for each of {len(images)} images", f"{len(labels)} labels")
+    names = tuple(map(str, range(int(labels.max()) + 1)))
+    return Images(inputs=images / 255, labels=labels.long(), names=names)
+
+
+def _array(stem: Path, part: str, axes: int) -> Tensor:
+    """The bytes in one of the two files."""
+    files = stem_files(stem, part)
+    found = next((file for file in files if file.is_file()), files[0])
+    array = read_idx(found)
+    if array.dim() != axes or array.dtype != torch.uint8:
+        raise DataError(found, f"an array of bytes with {axes} axes", f"{array.dtype} {tuple(array.shape)}")
+    return array
+
+
+def _of_folder(path: Path) -> Images:
+    folders, files = class_folders(path), files_of(path)
+    if not files:
+        raise DataError(path, "a folder for each class with PNGs in it", f"no PNG in {len(folders)} folders")
+    rows = [_pixels(file) for file in files]
+    for file, row in zip(files, rows, strict=True):
+        if row.shape != rows[0].shape:
+            raise DataError(file, f"an image of {_size(rows[0])} pixels, as the first", _size(row))
+    names = tuple(folder.name for folder in folders)
+    labels = torch.tensor([names.index(file.parent.name) for file in files])
+    return Images(inputs=torch.stack(rows) / 255, labels=labels, names=names)
+
+
+def _size(image: Tensor) -> str:
+    return " x ".join(map(str, image.shape))
+
+
+def _pixels(path: Path) -> Tensor:
+    """(H, W), uint8."""
+    import numpy as np
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            if not image.mode.startswith("I"):
+                return torch.from_numpy(np.array(image.convert("L")))
+            wide = np.array(image).astype(np.int64).clip(0, 65535)  # 16 bits, which convert() would cut off at 255
+            return torch.from_numpy(((wide + 128) // 257).astype(np.uint8))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(path, "a whole PNG", error) from None

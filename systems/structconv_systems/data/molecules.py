@@ -1,0 +1,158 @@
+"""Molecules in a CSV file, as MoleculeNet has them: SMILES in one column, what was measured in another."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import DataError, nearest
+from structconv.shapes import check_positive
+from structconv.structures import Graph, batch
+from structconv_systems.data.tables import finite_number
+from structconv_systems.data.text import read_text
+from structconv_systems.optional import require
+
+__all__ = ["ATOM_CHANNELS", "BOND_CHANNELS", "Molecules", "read_molecules"]
+
+_ELEMENTS = ("B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Se", "Br", "I")
+_DEGREES = _HYDROGENS = (0, 1, 2, 3, 4)
+_CHARGES = (-1, 0, 1)
+_ORBITALS = ("SP", "SP2", "SP3")
+_BONDS = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
+
+#: Numbers of an atom: which of the known elements, numbers of bonds, hydrogens, charges and hybridisations it has, or
+#: another; whether it is aromatic, and in a ring.
+ATOM_CHANNELS = sum(len(known) + 1 for known in (_ELEMENTS, _DEGREES, _HYDROGENS, _CHARGES, _ORBITALS)) + 2
+#: Numbers of a bond: which of the known types it has, or another; whether it is conjugated, and in a ring.
+BOND_CHANNELS = len(_BONDS) + 1 + 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Molecules:
+    """Molecules, each with a number that was measured of it.
+
+    Attributes:
+        smiles: of each molecule, as the file writes it.
+        atoms: (N, ATOM_CHANNELS) zeros and ones, hydrogens left out.
+        bonds: a graph of the atoms, each bond in both directions, with `edge_attr` (E, BOND_CHANNELS + reach - 1);
+            behind the bonds the pairs of atoms that are 2, 3, ... reach bonds apart.
+        targets: (B,), float32.
+        skipped: the lines that were left out, since their SMILES cannot be read.
+    """
+
+    smiles: tuple[str, ...]
+    atoms: tuple[Tensor, ...]
+    bonds: tuple[Graph, ...]
+    targets: Tensor
+    skipped: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.smiles)
+
+    def __repr__(self) -> str:
+        return f"Molecules({len(self)} of {sum(map(len, self.atoms))} atoms, {len(self.skipped)} lines skipped)"
+
+    def batch(self, places: Sequence[int]) -> tuple[Tensor, Graph]:
+        """The atoms (N, ATOM_CHANNELS) and the bonds of some of them, side by side."""
+        return torch.cat([self.atoms[place] for place in places]), batch([self.bonds[place] for place in places])
+
+
+def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, reach: int = 1,
+                   skip_bad: bool = False) -> Molecules:
+    """Read a CSV file, plain or gzipped, whose first line names the columns. Needs rdkit.
+
+    Args:
+        smiles, target: the names of the two columns that are read.
+        reach: the most bonds between two atoms that are an edge; 1 for bonds alone.
+        skip_bad: leave out molecules whose SMILES cannot be read, and say which in `Molecules.skipped`.
+
+    Raises:
+        ConfigError: rdkit is not installed, or `reach` is below 1.
+        DataError: a column is missing or there twice; with the line, cells that are too few or too many, a SMILES that
+            cannot be read, a target that is no finite number; no molecules; or `read_text` cannot read the file.
+    """
+    check_positive("read_molecules", "reach", reach)
+    chem, base = (require(f"rdkit.{module}", "read_molecules", "molecules") for module in ("Chem", "rdBase"))
+    rows = _rows(path)
+    names = next(rows)[1]
+    columns = [_column(path, names, name) for name in (smiles, target)]
+    known, skipped = [], []
+    with base.BlockLogs():
+        for line, cells in rows:
+            if len(cells) != len(names):
+                raise DataError(path, f"{len(names)} cells, one a column", len(cells), line=line)
+            text, number = (cells[column] for column in columns)
+            molecule = chem.MolFromSmiles(text)
+            if molecule is not None and molecule.GetNumAtoms():
+                edges = _bonds(molecule, chem.GetDistanceMatrix(molecule), reach)
+                known.append((text, _atoms(molecule), edges, _number(path, line, number, target)))
+            elif skip_bad:
+                skipped.append(line)
+            else:
+                raise DataError(path, f"a molecule as SMILES in the column {smiles!r}", repr(text), line=line,
+                                remedy="skip_bad leaves such lines out, and says how many there were.")
+    if not known:
+        raise DataError(path, "molecules after the line of names", f"{len(skipped)} that cannot be read" if skipped
+                        else "no other line")
+    found, atoms, bonds, numbers = zip(*known, strict=True)
+    return Molecules(smiles=found, atoms=atoms, bonds=bonds, targets=torch.tensor(numbers), skipped=tuple(skipped))
+
+
+def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
+    """The first line of each row, and its cells without white space around; rows without any cell are left out."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield line, [cell.strip() for cell in cells]
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(path, "cells with commas between them", error, line=line) from None
+
+
+def _column(path: str | Path, names: list[str], name: str) -> int:
+    if names.count(name) != 1:
+        got = f"{names.count(name)} of them" if name in names else ", ".join(map(repr, names))
+        raise DataError(path, f"a column {name!r}", got, line=1, remedy=nearest(name, names))
+    return names.index(name)
+
+
+def _number(path: str | Path, line: int, cell: str, target: str) -> float:
+    try:
+        return finite_number(cell)
+    except ValueError:
+        raise DataError(path, f"a finite number in the column {target!r}", repr(cell), line=line) from None
+
+
+def _one_of(value: Any, known: Sequence[Any]) -> list[bool]:
+    """Which of the known ones it is; the last: another."""
+    return [value == one for one in known] + [value not in known]
+
+
+def _atoms(molecule: Any) -> Tensor:
+    """(N, ATOM_CHANNELS)."""
+    return torch.tensor([[
+        *_one_of(atom.GetSymbol(), _ELEMENTS), *_one_of(atom.GetDegree(), _DEGREES),
+        *_one_of(atom.GetTotalNumHs(), _HYDROGENS), *_one_of(atom.GetFormalCharge(), _CHARGES),
+        *_one_of(atom.GetHybridization().name, _ORBITALS), atom.GetIsAromatic(), atom.IsInRing()]
+        for atom in molecule.GetAtoms()], dtype=torch.float32)
+
+
+def _bonds(molecule: Any, distances_NN: Any, reach: int) -> Graph:
+    bonds = list(molecule.GetBonds())
+    ends = torch.tensor([(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in bonds], dtype=torch.int64)
+    kinds = torch.tensor([[*_one_of(bond.GetBondType().name, _BONDS), bond.GetIsConjugated(), bond.IsInRing()]
+                          for bond in bonds], dtype=torch.float32).view(-1, BOND_CHANNELS)
+    index, distances = ends.view(-1, 2).T, torch.from_numpy(distances_NN)
+    pairs = ((distances > 1) & (distances <= reach)).nonzero().T
+    apart = distances[pairs[0], pairs[1]].long().unsqueeze(-1) == torch.arange(2, reach + 1)
+    return Graph(torch.cat([index, index.flip(0), pairs], 1), num_nodes=molecule.GetNumAtoms(),
+                 edge_attr=torch.block_diag(torch.cat([kinds, kinds]), apart.float()))

@@ -1,0 +1,71 @@
+"""Parallel text: sentences and their translations, one a line, in two files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from structconv.errors import DataError
+from structconv_systems.data.text import read_lines
+
+__all__ = ["Parallel", "in_a_row", "read_parallel"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Parallel:
+    """Sentences, and at the same places their translations."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        return f"Parallel({len(self)} pairs of sentences)"
+
+
+def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
+    """Read two files of sentences that translate each other line by line, plain or gzipped.
+
+    Those of ``read_parallel("multi30k/train", "en", "de")`` are ``multi30k/train.en`` or ``multi30k/train.en.gz``, and
+    ``multi30k/train.de`` or ``multi30k/train.de.gz``. White space around a sentence is left out. Each line must hold a
+    sentence: a blank one, on one side or on both, is an error, since a pair that nobody wrote would be learnt, and
+    counted in a test.
+
+    Raises:
+        DataError: neither file of a language is there, or both are; the files have unequal numbers of lines; a line is
+            blank; or `read_lines` cannot read one.
+    """
+    paths = [_find(stem, language) for language in (source, target)]
+    sides = [[line.strip() for line in read_lines(path)] for path in paths]
+    first, second = map(len, sides)
+    if first != second:
+        raise DataError(paths[1], f"as many lines as {paths[0]} has, {first}", second,
+                        remedy="Line n of one file must translate line n of the other.")
+    for path, sentences in zip(paths, sides, strict=True):
+        if "" in sentences:
+            raise DataError(path, "a sentence", "a blank line", line=sentences.index("") + 1,
+                            remedy="Remove the line from both files.")
+    return Parallel(source=tuple(sides[0]), target=tuple(sides[1]))
+
+
+def in_a_row(text: Parallel, count: int) -> Parallel:
+    """Each `count` neighbours as one sentence, a space between them, and their translations as its; fewer at the end
+    are left out. No sentence is in two: S sentences make S // count."""
+    source, target = (tuple(" ".join(side[first:first + count]) for first in range(0, len(side) - count + 1, count))
+                      for side in (text.source, text.target))
+    return Parallel(source=source, target=target)
+
+
+def _find(stem: str | Path, language: str) -> Path:
+    """The one file of a language."""
+    plain = Path(f"{stem}.{language}")
+    zipped = Path(f"{plain}.gz")
+    found = [path for path in (plain, zipped) if path.exists()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise DataError(plain, f"either this file or {zipped}", "both", remedy="Remove or rename one of them.")
+    raise DataError(plain, f"this file or {zipped}", "neither",
+                    remedy=f"The path is given without the language: x for x.{language}.")

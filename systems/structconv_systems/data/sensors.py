@@ -1,0 +1,106 @@
+"""What relates sensors: the graph between them, from a CSV file or DCRNN's pickle, and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structconv.errors import DataError
+from structconv.structures import Graph
+from structconv_systems.data.pickles import read_array_pickle
+from structconv_systems.data.tables import read_numbers, read_rows
+
+__all__ = ["read_adjacency", "read_locations"]
+
+_PLACES = ("sensor_id", "longitude", "latitude")
+
+
+def read_adjacency(path: str | Path, names: tuple[str, ...]) -> Graph:
+    """The graph of S sensors, from a matrix: the number in line m and column n is the weight of the edge from sensor m
+    to sensor n; where it is 0 there is no edge.
+
+    Args:
+        path: a CSV file of S lines of S numbers without names, or the pickle of DCRNN, which has the names, their
+            places, and the matrix (S, S); it may know more sensors, in any order. A name that ends in .pkl says which.
+        names: of the sensors.
+
+    Raises:
+        DataError: a number that is negative or not finite, another number of sensors, or a sensor that the pickle does
+            not know.
+    """
+    matrix = _pickled(path, names) if Path(path).suffix == ".pkl" else _listed(path, names)
+    index = matrix.nonzero().T.contiguous()
+    return Graph(index, num_nodes=len(names), edge_weight=matrix[index[0], index[1]])
+
+
+def read_locations(path: str | Path, names: tuple[str, ...]) -> Tensor:
+    """Longitude and latitude of the sensors, (S, 2) float32, from a CSV file whose first line names its columns:
+    ``sensor_id``, ``latitude`` and ``longitude`` among them; it may know more sensors, in any order.
+
+    Raises:
+        DataError: a column or a sensor is not there, a sensor is there twice, or a cell holds no finite number.
+    """
+    rows = read_rows(path)
+    line, head = next(rows)
+    absent = next((column for column in _PLACES if column not in head), None)
+    if absent is not None:
+        raise DataError(path, f"the columns {', '.join(_PLACES)}", f"no {absent}", line=line)
+    places: dict[str, list[float]] = {}
+    for line, cells in rows:
+        if len(cells) != len(head):
+            raise DataError(path, f"{len(head)} cells, one a column", len(cells), line=line)
+        sensor, *point = (cells[head.index(column)] for column in _PLACES)
+        if sensor in places:
+            raise DataError(path, "each sensor once", f"{sensor!r} again", line=line)
+        places[sensor] = read_numbers(path, line, point, _PLACES[1:])
+        if not np.isfinite(places[sensor]).all():
+            raise DataError(path, f"longitude and latitude of the sensor {sensor!r}", "an open cell", line=line)
+    _check_known(path, names, places)
+    return torch.tensor([places[name] for name in names], dtype=torch.float32)
+
+
+def _listed(path: str | Path, names: tuple[str, ...]) -> Tensor:
+    """The matrix of a CSV file."""
+    rows = [read_numbers(path, line, cells, names) for line, cells in read_rows(path)]
+    if len(rows) != len(names):
+        raise DataError(path, f"{len(names)} lines, one a sensor", len(rows))
+    matrix = torch.tensor(rows, dtype=torch.float32)
+    for wrong, expected in ((~matrix.isfinite(), "a finite number"), (matrix < 0, "a weight, at least 0,")):
+        if wrong.any():
+            row, column = wrong.nonzero()[0].tolist()
+            got = float(matrix[row, column])
+            raise DataError(path, f"{expected} in column {column + 1}", "none" if got != got else got, line=row + 1)
+    return matrix
+
+
+def _pickled(path: str | Path, names: tuple[str, ...]) -> Tensor:
+    """The rows and columns of these sensors of the matrix in DCRNN's pickle, [names, {name: place}, matrix]."""
+    if not Path(path).is_file():
+        raise DataError(path, "a file", "no such file")
+    match read_array_pickle(Path(path)):
+        case [list(), dict(places), np.ndarray(shape=(rows, columns), dtype=kind) as matrix] if rows == columns:
+            pass
+        case other:
+            raise DataError(path, "[names of S sensors, the place of each, a matrix (S, S)]", type(other).__name__)
+    with np.errstate(over="ignore"):
+        weights = matrix.astype(np.float32) if kind.kind in "fiu" else None
+    if weights is None or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError(path, "a matrix of weights, finite in float32 and at least 0", f"others, of {kind}")
+    _check_known(path, names, places)
+    chosen = [places[name] for name in names]
+    wrong = next((place for place in chosen if type(place) not in (int, np.int64) or not 0 <= place < rows), None)
+    if wrong is not None:
+        raise DataError(path, f"a place below {rows} of each sensor", repr(wrong))
+    if len(set(chosen)) < len(chosen):
+        raise DataError(path, "a place of its own for each sensor", "two at one place")
+    return torch.from_numpy(weights[np.ix_(chosen, chosen)])
+
+
+def _check_known(path: str | Path, names: tuple[str, ...], known: Collection[str]) -> None:
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        raise DataError(path, f"the sensor {unknown!r}, which the series names", f"{len(known)} other ones")

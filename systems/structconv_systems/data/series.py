@@ -1,0 +1,183 @@
+"""Time series of several sensors in a CSV file, and the graph of the sensors in another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from structconv.errors import DataError
+from structconv.shapes import check_choice
+from structconv.structures import Graph
+from structconv_systems.data.sensors import read_adjacency
+from structconv_systems.data.tables import finite_number, read_numbers, read_rows
+
+__all__ = ["Part", "Series", "at_twelfths", "check_times", "checked_parts", "ends_of_parts", "gaps",
+           "mean_and_deviation", "read_series"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Series:
+    """Readings of S sensors at T times.
+
+    Attributes:
+        values: (T, S), float32; 0 where nothing was observed.
+        observed: (T, S), bool.
+        names: of the sensors.
+        graph: which sensors influence which, or none.
+    """
+
+    values: Tensor
+    observed: Tensor
+    names: tuple[str, ...]
+    graph: Graph | None = None
+
+    def __repr__(self) -> str:
+        times, sensors = self.values.shape
+        return f"Series({times} times, {sensors} sensors, {int(self.observed.sum())} readings observed)"
+
+
+def read_series(path: str | Path, adjacency: str | Path | None = None, *,
+                missing: Literal["nan", "zero", "none"] = "nan") -> Series:
+    """Read a CSV file, plain or gzipped, whose first line names the sensors and whose others hold a reading of each.
+
+    Args:
+        path: the readings, one time a line, in order.
+        adjacency: the file with the graph of the sensors, as of `read_adjacency`, or none.
+        missing: what was not observed: ``"nan"``, cells that are empty or hold NaN or NA; ``"zero"``, these and zeros,
+            as in METR-LA; ``"none"``, nothing: such cells are errors.
+
+    Raises:
+        ConfigError: another `missing`.
+        DataError: with line and column, where a cell is no finite number or a line has too few or too many; where names
+            are missing or come twice, nothing is observed, or the adjacency is not one of these sensors; or
+            `read_lines` cannot read a file.
+    """
+    check_choice("read_series", "missing", missing, ("nan", "zero", "none"))
+    rows = read_rows(path)
+    names = _names(path, next(rows)[1])
+    readings = [read_numbers(path, line, cells, names) for line, cells in rows]
+    if not readings:
+        raise DataError(path, "readings after the line of names", "no other line")
+    values = torch.tensor(readings, dtype=torch.float32)
+    observed = ~values.isnan()
+    if missing == "none" and not observed.all():
+        row, column = (~observed).nonzero()[0].tolist()
+        raise DataError(path, f"a finite number in column {column + 1}, of the sensor {names[column]!r}", "none",
+                        line=row + 2, remedy="If readings may be missing, train with missing=nan.")
+    if missing == "zero":
+        observed &= values != 0
+    if not observed.any():
+        raise DataError(path, "a reading", "missing ones alone")
+    return Series(values=values.where(observed, 0.0), observed=observed, names=names,
+                  graph=None if adjacency is None else read_adjacency(adjacency, names))
+
+
+class Part(NamedTuple):
+    """The times first ... end - 1 of series, which train, validate or test: from origins in it its later readings are
+    forecast; histories may reach back before it.
+
+    Args:
+        values, observed: (T, S), with as many times behind the last one as are forecast.
+    """
+
+    values: Tensor
+    observed: Tensor
+    first: int
+    end: int
+
+    @property
+    def origins(self) -> range:
+        """The last times that are known."""
+        return range(self.first, self.end - 1)
+
+    @property
+    def known(self) -> Tensor:
+        """What was observed up to its end, (n,)."""
+        return self.values[:self.end][self.observed[:self.end]]
+
+
+def mean_and_deviation(known: Tensor) -> tuple[float, float]:
+    """Those of readings (n,); 1 for the deviation of readings that are all the same."""
+    return float(known.mean()), (float(known.std()) if len(known) > 1 else 0.0) or 1.0
+
+
+def check_times(path: object, times: int, history: int, horizon: int) -> None:
+    """Raise `DataError` where a file of so many times is too short for one whole forecast."""
+    if times < history + horizon:
+        raise DataError(path, f"history={history} times at least, and horizon={horizon} behind them", f"{times} times")
+
+
+def checked_parts(path: object, parts: Mapping[str, Part], other: tuple[object, Part] | None) -> dict[str, Part]:
+    """The parts of a file, of which the one of another file tests if there is one, with its path.
+
+    Raises:
+        DataError: nothing that is forecast in one of them was observed.
+    """
+    found = {name: (path, part) for name, part in parts.items()} | ({} if other is None else {"test": other})
+    for name, (file, part) in found.items():
+        if not part.observed[part.first + 1:part.end].any():
+            raise DataError(file, f"a reading to forecast in {name}", "missing ones alone")
+    return {name: part for name, (_, part) in found.items()}
+
+
+def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
+    """Where ``train``, ``val`` and ``test`` end, one behind the other, the first two being shares of all samples.
+
+    Of T times, or other samples, the first floor(train T) train, those from there to floor((train + valid) T) validate,
+    the rest tests.
+    """
+    ends = {"train": train * count, "val": (train + valid) * count}
+    return {**{part: int(round(end, 6)) for part, end in ends.items()}, "test": count}
+
+
+def at_twelfths(name: str, errors: Tensor, twelfths: Sequence[int]) -> dict[str, float]:
+    """Of the errors at each step of a horizon, (horizon,), those of the first steps that reach so many twelfths of it,
+    as ``NAME_3_of_12``."""
+    places = {twelfth: -(-twelfth * len(errors) // 12) - 1 for twelfth in twelfths}
+    return {f"{name}_{twelfth}_of_12": float(errors[place]) for twelfth, place in places.items()}
+
+
+def gaps(shape: tuple[int, int], share: float, length: int, generator: torch.Generator | None = None) -> Tensor:
+    """Which of (B, T) readings are missing where gaps of `length`, or several in a row, begin anywhere at random.
+
+    Args:
+        share: of the readings that are missing, on average; below 1.
+        length: of a gap, at least 1.
+        generator: of the random numbers; torch's own where absent.
+
+    Returns:
+        (B, T) booleans.
+    """
+    begins = torch.rand(shape[0], shape[1] + length - 1, generator=generator) < 1 - (1 - share) ** (1 / length)
+    return F.max_pool1d(begins.float(), length, 1).bool()
+
+
+def _names(path: str | Path, cells: list[str]) -> tuple[str, ...]:
+    if "" in cells or not cells:
+        raise DataError(path, "the name of a sensor in each column", f"none in column {[*cells, ''].index('') + 1}",
+                        line=1, remedy="A column of numbers of lines or of times has to be left out.")
+    if len(cells) == 1 and (";" in cells[0] or "\t" in cells[0]):
+        raise DataError(path, "commas between the cells", repr(cells[0][:40]), line=1)
+    reading = next((name for name in cells if _is_fraction(name)), None)
+    if reading is not None:
+        raise DataError(path, "the names of the sensors", repr(reading), line=1,
+                        remedy="Is it a line of readings? The first line must hold the names.")
+    twice = next((name for name in cells if cells.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(path, "names of sensors, each once", f"{twice!r} twice", line=1,
+                        remedy="Is it a line of readings? The first line must hold the names.")
+    return tuple(cells)
+
+
+def _is_fraction(name: str) -> bool:
+    """Whether it is a number that no sensor is called by."""
+    try:
+        return not finite_number(name).is_integer()
+    except ValueError:
+        return False

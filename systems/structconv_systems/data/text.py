@@ -1,0 +1,96 @@
+"""Text in UTF-8, plain or gzipped: what every reader of text begins with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from structconv.errors import DataError
+
+__all__ = ["decoded", "is_natural", "lines_of", "read_bytes", "read_json", "read_lines", "read_text"]
+
+_GZIP = b"\x1f\x8b"
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file in UTF-8, plain or gzipped: its first two bytes tell, not its name.
+
+    Ends of lines stay as they are, a byte order mark is left out. Cost: one read of the file.
+
+    Raises:
+        DataError: the file is missing or cannot be read, it is a torn gzip, it has bytes that are no UTF-8 (their line
+            is named), or there is nothing but white space in it.
+    """
+    return decoded(path, read_bytes(path))
+
+
+def decoded(path: str | Path, content: bytes) -> str:
+    """The text in the bytes of a file, as `read_text` reads it; `path` is what errors call the file.
+
+    Raises:
+        DataError: bytes that are no UTF-8, or nothing but white space.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before, byte = error.object[:error.start], error.object[error.start]
+        raise DataError(path, "text in UTF-8", f"the byte 0x{byte:02x}", line=before.count(b"\n") + 1,
+                        remedy="Save it again in UTF-8, or fetch it again.") from None
+    if not text.strip():
+        raise DataError(path, "text", "white space alone" if text else "an empty file")
+    return text
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a file, as `read_text` reads it, without their ends.
+
+    A line ends with LF or CRLF, as editors and `wc -l` count; other separators of Unicode are part of it.
+
+    Raises:
+        DataError: as of `read_text`.
+    """
+    return lines_of(read_text(path))
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, as `read_lines` cuts it."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a file of JSON, as `read_text` reads it.
+
+    Raises:
+        DataError: as of `read_text`, or it is no JSON; the line is named.
+    """
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(path, "JSON", error.msg, line=error.lineno) from None
+    except (RecursionError, ValueError) as error:  # nested too deep, or an integer of too many digits
+        raise DataError(path, "JSON", error) from None
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a file, unpacked if it is a gzip; `DataError` where it cannot be read or is torn."""
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise DataError(path, "a file", "no such file") from None
+    except OSError as error:
+        raise DataError(path, "a file that can be read", error.strerror) from None
+    if not content.startswith(_GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(path, "a whole gzip file", error, remedy="Fetch it again.") from None
+
+
+def is_natural(text: str) -> bool:
+    """Whether it is a number 0, 1, ... below 10^18 in plain digits."""
+    return text.isascii() and text.isdigit() and len(text) <= 18

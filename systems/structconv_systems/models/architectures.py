@@ -1,0 +1,109 @@
+"""Convolution, recurrence and self-attention as the layer of one model, and what a layer of each costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError
+from structconv.mechanisms import DotProduct, Shifts
+from structconv.nn import Conv, Linear
+from structconv.shapes import check_choice, check_divides, check_positive
+from structconv.weights import LowRank
+from structconv_systems.models.blocks import Block, Stack, Tokens
+from structconv_systems.models.recurrent import Recurrent
+
+__all__ = ["ARCHITECTURES", "Cost", "Recurrence", "SequenceClassifier", "layer_of", "predicted"]
+
+ARCHITECTURES = ("convolution", "recurrence", "attention")
+
+
+class Recurrence(nn.Module):
+    """h_n = GRU(h_(n-1), x_n), x (B, N, C) -> (B, N, C): a layer as the others of `layer_of`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.out_channels = channels
+        self.states = Recurrent(nn.GRU, channels, channels)
+
+    def forward(self, x: Tensor, structure: None = None) -> Tensor:
+        return cast(Tensor, self.states(x, x.new_ones(x.shape[:2]))[0])
+
+
+def layer_of(architecture: str, channels: int, *, kernel: int = 5, heads: int = 1) -> Any:
+    """One layer (B, N, C) -> (B, N, C).
+
+    - "convolution": the shifts by 0 ... k - 1, so that an entry sees itself and the k - 1 before it.
+    - "recurrence": a GRU (Cho et al. 2014).
+    - "attention": softmax_m(<W_q x_n, W_k x_m> / sqrt(D)) over all entries, D = C / heads (Vaswani et al. 2017).
+
+    Raises:
+        ConfigError: an unknown one, or heads that do not divide the channels.
+    """
+    check_choice("layer_of", "architecture", architecture, ARCHITECTURES)
+    if architecture == "convolution":
+        return Conv(Shifts(list(range(check_positive("layer_of", "kernel", kernel))), padding="zeros"),
+                    channels, channels)
+    if architecture == "recurrence":
+        return Recurrence(channels)
+    dim = check_divides("layer_of", "heads", heads, "channels", channels)
+    return Conv(DotProduct(heads, dim).scaled().softmax(), channels, channels, weight=LowRank(dim))
+
+
+class SequenceClassifier(nn.Module):
+    """Logits W h_N of the last entry h_N, behind blocks x + layer(norm x), x + network(norm x) of one architecture.
+
+    Args:
+        architecture, kernel, heads: see `layer_of`. vocabulary: of tokens, to which sinusoids of the places are added.
+        classes: how many logits. channels: C; the networks have 2 C within. layers: blocks.
+
+    Calling it: tokens (B, N) -> (B, classes). With L convolutions of width k the logits depend on the last
+    L (k - 1) + 1 tokens alone; with GRUs or attention on all.
+
+    Zhang et al., Dive into Deep Learning, section 10.6; Vaswani et al. (2017), section 4.
+    """
+
+    def __init__(self, architecture: str, vocabulary: int, classes: int, *, channels: int = 64, layers: int = 2,
+                 kernel: int = 5, heads: int = 2) -> None:
+        super().__init__()
+        check_positive("SequenceClassifier", "layers", layers)
+        self.tokens = Tokens(vocabulary, channels, positions="sinusoidal", dropout=0.0)
+        self.stack = Stack([Block(layer_of(architecture, channels, kernel=kernel, heads=heads), None,
+                                  hidden=2 * channels, dropout=0.0, norm="pre") for _ in range(layers)])
+        self.classify = Linear(channels, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.stack(self.tokens(tokens, self.tokens.table(tokens.shape[-1])))
+        return cast(Tensor, self.classify(x[:, -1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a layer costs for n entries of d channels.
+
+    Attributes:
+        flops: of its products, a multiplication and an addition being two.
+        sequential: products that have to wait for each other.
+        path: layers, or steps within one, between the first entry and the last.
+    """
+
+    flops: int
+    sequential: int
+    path: int
+
+
+def predicted(architecture: str, entries: int, channels: int, *, kernel: int) -> Cost:
+    """As table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2), O(n d^2) and O(n^2 d) flops,
+    O(1), O(n) and O(1) in sequence, paths of O(n / k), O(n) and O(1)."""
+    check_choice("predicted", "architecture", architecture, ARCHITECTURES)
+    if kernel < 2:
+        raise ConfigError("predicted", "kernel must be at least 2, so that paths end", kernel)
+    n, d = entries, channels
+    if architecture == "convolution":
+        return Cost(flops=2 * kernel * n * d * d, sequential=1, path=math.ceil((n - 1) / (kernel - 1)))
+    if architecture == "recurrence":
+        return Cost(flops=6 * n * d * (2 * d + 1), sequential=n, path=n)
+    return Cost(flops=8 * n * d * d + 4 * n * n * d, sequential=1, path=1)

@@ -1,0 +1,55 @@
+"""A language model of characters: a causal Transformer whose queries and keys are turned by their places."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from structconv.mechanisms import DotProduct, Rotary
+from structconv.shapes import check_divides, check_positive
+from structconv.structures import Causal, Window
+from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
+
+__all__ = ["CharacterModel"]
+
+
+class CharacterModel(nn.Module):
+    """P(y_n | y_<n) = softmax(E h_n), h of causal blocks that normalise first (Radford et al. 2019).
+
+    Attention is y_n = sum_k sum_(m <= n) A_kmn x_m V_k O_k, A = softmax_m(<R_n W^q_k x_n, R_m W^k_k x_m> / sqrt(D)),
+    with the rotation R_n by the place n (Su et al. 2021, eq. 16): what a character sees depends on offsets alone, so
+    that texts of any length are taken. Offsets that training did not have mislead it: a `window` leaves them out.
+
+    Args:
+        vocabulary: V. channels: C. layers: blocks. heads: K; D = C / K, even. hidden: channels of the networks.
+        dropout: see `Block`. recompute: see `Stack`.
+        window: characters that each sees, itself included; all before it where absent. No weight depends on it.
+
+    Characters are integers below V, of which none stands for padding. O(N^2) pairs a head and block.
+
+    Raises:
+        ConfigError: heads that do not divide the channels, an odd D, no layers, a window below 1.
+    """
+
+    def __init__(self, vocabulary: int, *, channels: int = 192, layers: int = 6, heads: int = 6, hidden: int = 768,
+                 dropout: float = 0.1, recompute: bool = False, window: int | None = None) -> None:
+        super().__init__()
+        check_positive("CharacterModel", "layers", layers)
+        dim = check_divides("CharacterModel", "heads", heads, "channels", channels)
+        scores = DotProduct(heads, dim, rotary=Rotary(layout="half")).scaled()
+        seen = Causal() if window is None else Window(check_positive("CharacterModel", "window", window) - 1) & Causal()
+        causal = scores.masked(keep=seen).softmax()
+        self.tokens = Tokens(vocabulary, channels, positions="none", dropout=dropout)
+        self.stack = Stack([Block(attention(causal, channels, dim), None, hidden=hidden, dropout=dropout, norm="pre")
+                            for _ in range(layers)], recompute=recompute)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Characters (B, N) -> the logits (B, N, V) of those that follow each."""
+        return self.tokens.logits(self.stack(self.tokens(tokens, None)))
+
+    @torch.no_grad()
+    def begin(self, batch: int) -> StackDecoding:
+        """The decoding of so many texts from their beginning; of a model in evaluation mode."""
+        weight = self.tokens.embedding.weight
+        caches = self.stack.prepare(weight.new_empty(batch, 0, weight.shape[-1]))
+        return StackDecoding(self.tokens, self.stack, caches, self.tokens.logits, batch)

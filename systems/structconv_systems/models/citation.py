@@ -1,0 +1,68 @@
+"""Two-layer networks for citation graphs: GCN, Chebyshev and GAT, on sparse bags of words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.bases.sparse import Sparse
+from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev, Mechanism
+from structconv.memo import derived
+from structconv.nn import Conv
+from structconv.structures import Graph
+from structconv_systems.models.sparse_input import SparseConv, drop_values
+
+__all__ = ["CitationNetwork", "chebyshev", "gat", "gcn"]
+
+
+class CitationNetwork(nn.Module):
+    """Dropout, sparse first layer, activation, dropout, second layer: words (P -> M) and a graph -> logits (M, Q)."""
+
+    def __init__(self, first: SparseConv, second: Conv, *, dropout: float, activation: Callable[[Tensor], Tensor],
+                 self_loops: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+        self.dropout, self.activation, self.self_loops = dropout, activation, self_loops
+
+    def forward(self, words: Sparse, graph: Graph) -> Tensor:
+        if self.self_loops:
+            graph = derived(graph, "with self-loops", graph.with_self_loops)
+        words = drop_values(words, self.dropout, self.training)
+        h = self.activation(self.first(words, graph))
+        return self.second(F.dropout(h, self.dropout, self.training), structure=graph)
+
+
+def gcn(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> CitationNetwork:
+    """Kipf and Welling (2017), eq. 9: symmetrically normalised adjacency with self-loops; no bias."""
+    adjacency = Adjacency(normalize="sym", self_loops=True)
+    return _glorot(CitationNetwork(SparseConv(adjacency, words, hidden), Conv(adjacency, hidden, classes, bias=False),
+                                   dropout=dropout, activation=F.relu))
+
+
+def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dropout: float = 0.5) -> CitationNetwork:
+    """Defferrard et al. (2016) as in Kipf and Welling (2017), eq. 5: T_0 to T_order of the Laplacian; no bias."""
+    polynomials = Chebyshev(order=order)
+    return _glorot(CitationNetwork(SparseConv(polynomials, words, hidden),
+                                   Conv(polynomials, hidden, classes, bias=False), dropout=dropout,
+                                   activation=F.relu))
+
+
+def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: float = 0.6) -> CitationNetwork:
+    """Velickovic et al. (2018), section 3.3: `heads` heads side by side, ELU, one head; each node sees itself too."""
+    def attention(heads: int) -> Mechanism:
+        scores = BiAffine(heads=heads, bilinear=False, on="projected").leaky_relu(0.2)
+        return scores.masked(keep=STRUCTURE).softmax().dropout(dropout)
+
+    return _glorot(CitationNetwork(SparseConv(attention(heads), words, hidden, bias=True, concat=True),
+                                   Conv(attention(1), heads * hidden, classes), dropout=dropout, activation=F.elu,
+                                   self_loops=True))
+
+
+def _glorot(network: CitationNetwork) -> CitationNetwork:
+    """The published initialisation of the second layer's weight; `SparseConv` has it already."""
+    for theta in network.second.weight.parameters():
+        for theta_PQ in theta.data:
+            nn.init.xavier_uniform_(theta_PQ)
+    return network

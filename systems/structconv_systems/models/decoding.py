@@ -1,0 +1,167 @@
+"""Decoding step by step, of any model: greedy, by sampling, by beams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ConfigError
+from structconv.shapes import check_choice, check_natural, check_positive
+from structconv_systems.models.beams import Beams, Search
+from structconv_systems.models.protocol import Decoding, next_logits
+
+__all__ = ["LARGEST_PENALTY", "Decoding", "beam", "greedy", "sample"]
+
+#: Of lengths, beyond which their powers leave the range of numbers.
+LARGEST_PENALTY = 20
+
+
+def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | None, most: int) -> list[list[int]]:
+    """The likeliest token at each step: y_n = argmax_v logits_v(y_<n).
+
+    Args:
+        decoding: of `batch` samples, at their beginning; its model in evaluation mode.
+        begin: the token before the first, for a model on the CPU; or tokens (batch, n >= 1), int64, that are there
+            already, a prompt, on the device of the model.
+        end: the token behind the last; `None` where there is none.
+        most: tokens of a sample, at most.
+
+    Returns:
+        The tokens of each sample behind `begin` and before `end`. Once half of the samples have ended the others go on
+        alone. No gradients. At most n - 1 + `most` steps of the model.
+
+    Raises:
+        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+    """
+    return _followed(decoding, batch, lambda logits: logits.argmax(-1), begin, end, most)
+
+
+def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | None, most: int,
+           temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None,
+           generator: torch.Generator | None = None) -> list[list[int]]:
+    """Each token drawn from softmax(logits / temperature).
+
+    Args:
+        decoding, batch, begin, end, most: as of `greedy`, and so is what it returns.
+        temperature: above 0.
+        top_k: draw among the k likeliest (Fan et al. 2018, section 5.4).
+        top_p: draw among the fewest of the likeliest that have this share together (nucleus sampling, Holtzman et al.
+            2020, section 3.1); of those that `top_k` leaves, where both are given.
+        generator: of the random numbers, on the device of the logits; torch's own where absent.
+
+    Returns:
+        As of `greedy`.
+
+    Raises:
+        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+    """
+    if not temperature > 0:
+        raise ConfigError("sample", "temperature must be above 0", temperature,
+                          "Its limit at 0 is top_k=1, or greedy().")
+    if top_k is not None:
+        check_positive("sample", "top_k", top_k)
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError("sample", "top_p must be above 0 and at most 1", top_p)
+
+    def drawn(logits: Tensor) -> Tensor:
+        below = (logits - logits.amax(-1, keepdim=True)).double()
+        likely = _likely(below / temperature, top_k, top_p)
+        return torch.multinomial(likely.softmax(-1), 1, generator=generator).squeeze(-1)
+
+    return _followed(decoding, batch, drawn, begin, end, most)
+
+
+@torch.no_grad()
+def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end: int, most: int,
+         length_penalty: float = 0.6, normalisation: str = "gnmt") -> list[list[int]]:
+    """What a search by `width` beams finds best, by log P(y) / penalty(|y|).
+
+    |y| counts the tokens of y with `end`; the penalty is ((5 + |y|) / 6)^a with normalisation "gnmt" (Wu et al. 2016,
+    eq. 14) and |y|^a with "length", a = `length_penalty`. A step takes the likeliest continuations of the beams that
+    go on; those among the first `width` that end are results. A search is over when it has `width` results, or when
+    nothing that goes on can become better than the best of them. One beam is `greedy`.
+
+    Args:
+        decoding: of `batch` samples, at their beginning; it goes on with `width` beams of each, those of sample b
+            being b width ... b width + width - 1.
+        width: how many beams, at least 1.
+        begin, most: as of `greedy`; a beam of `most` tokens is a result as it is.
+        end: the token behind the last.
+        length_penalty: a, from 0 to 20.
+        normalisation: "gnmt" or "length".
+
+    Returns:
+        Of each sample the tokens of its best result, as of `greedy`. No gradients. A step costs that of `width` times
+        as many samples.
+
+    Raises:
+        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+    """
+    check_positive("beam", "width", width)
+    check_choice("beam", "normalisation", normalisation, ("gnmt", "length"))
+    if not 0 <= length_penalty <= LARGEST_PENALTY:
+        raise ConfigError("beam", f"length_penalty must be from 0 to {LARGEST_PENALTY}", length_penalty)
+    if not isinstance(end, int):
+        raise ConfigError("beam", "end must be a token", repr(end), "Where nothing ends, take greedy() or sample().")
+    newest = _primed(decoding, batch, begin, most)
+    device = newest.device
+    decoding.reorder(torch.arange(batch, device=device).repeat_interleave(width))
+    searches = [Search(width, most, length_penalty, normalisation == "gnmt") for _ in range(batch)]
+    scores = torch.tensor([0.0, *[-torch.inf] * (width - 1)], device=device).expand(batch, width)
+    beams = Beams(searches, scores, newest[:, None, None].expand(batch, width, 1))
+    while beams.searches and beams.tokens.shape[-1] <= most:
+        beams = beams.next(decoding, end)
+    beams.close()
+    return [search.best() for search in searches]
+
+
+@torch.no_grad()
+def _followed(decoding: Decoding, batch: int, choose: Callable[[Tensor], Tensor], begin: int | Tensor,
+              end: int | None, most: int) -> list[list[int]]:
+    """The tokens that are chosen one after the other; once half of the samples have ended the others go on alone."""
+    newest = _primed(decoding, batch, begin, most)
+    rows = torch.arange(batch, device=newest.device)
+    chosen, going = newest.new_full((batch, most), -1), torch.ones_like(rows, dtype=torch.bool)
+    for place in range(most):
+        newest = choose(next_logits(decoding, newest))
+        chosen[rows, place] = newest
+        if end is None:
+            continue
+        going &= newest != end
+        count = int(going.sum())
+        if count == 0:
+            break
+        if 2 * count <= len(going):
+            left = going.nonzero().squeeze(-1)
+            decoding.reorder(left)
+            newest, rows, going = newest[left], rows[left], going[left]
+    return [row[:row.index(end)] if end in row else row for row in chosen.tolist()]
+
+
+def _primed(decoding: Decoding, batch: int, begin: int | Tensor, most: int) -> Tensor:
+    """The newest tokens (batch,), where those before them have been told."""
+    check_positive("decoding", "batch", batch)
+    check_natural("decoding", "most", most)
+    if not isinstance(begin, Tensor):
+        return torch.full((batch,), begin)
+    if begin.dim() != 2 or begin.shape[0] != batch or begin.shape[1] == 0:
+        raise ConfigError("decoding", f"begin must be a token, or tokens (batch={batch}, n >= 1)", tuple(begin.shape))
+    *before, newest = begin.unbind(1)
+    for tokens in before:
+        decoding.step(tokens)
+    return newest
+
+
+def _likely(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """The logits of the likeliest tokens, and -inf for the others."""
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if top_p is None:
+        return logits
+    ordered, index = logits.sort(descending=True)
+    share = ordered.softmax(-1)
+    beyond = share.cumsum(-1) - share >= top_p
+    return logits.masked_fill(beyond.scatter(-1, index, beyond), -torch.inf)

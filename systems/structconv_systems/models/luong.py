@@ -1,0 +1,183 @@
+"""The attention of Luong et al. (2015): four scores, global or in windows, with input feeding or without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError
+from structconv.mechanisms import (
+    STRUCTURE,
+    Additive,
+    DotProduct,
+    GaussianWindow,
+    General,
+    Location,
+    Mechanism,
+    PredictedPosition,
+)
+from structconv.nn import Conv, Linear
+from structconv.nn.prepared import Prepared
+from structconv.shapes import check_choice, check_positive
+from structconv.structures import Padding, Window
+from structconv_systems.models.recurrent import Recurrent, lstm_step
+from structconv_systems.models.tokens import PAD
+
+__all__ = ["Luong", "LuongDecoding", "alignment"]
+
+SCORES = ("location", "dot", "general", "additive")
+WINDOWS = ("global", "local-m", "local-p")
+
+
+class Luong(nn.Module):
+    """p(y_t | y_<t, x) = softmax(W_s a_t), a_t = tanh(W_c [c_t; h_t]), h_t of a stack of LSTMs.
+
+    The context c_t is the sum of the encoder's states s_m by the weights of `alignment(...)`: one layer whose Theta is
+    the half of W_c that is the context's. With input feeding the decoder reads [e_t; a_(t-1)], else e_t alone. Both
+    stacks read in one direction, the encoder the source from its end; the decoder begins with its last states.
+
+    Args:
+        source_words, target_words: sizes of the vocabularies.
+        embed: channels of words. hidden: H of all layers of both stacks. layers: LSTMs of each stack.
+        score, window, radius, length: see `alignment`.
+        input_feeding: whether the decoder reads the a_t of the word before (section 3.3).
+        dropout: of what enters each layer, and of a_t.
+
+    Calling it: source (B, M) and target (B, N) integers, filled up with 0 at the end, the target beginning with 1 ->
+    logits (B, N, V) of the words that follow. Without input feeding all N words are looked up in one call of the
+    attention, else it takes N steps, over what it makes of the source once.
+
+    Luong et al. (2015), eq. 5 to 10 and sections 3.1 to 3.3 (4 layers of 1000, D = 10). Unlike them: dropout of
+    the encoder's layers is the same for all words of a sentence.
+
+    Raises:
+        ConfigError: options that do not go together.
+    """
+
+    def __init__(self, source_words: int, target_words: int, *, embed: int = 256, hidden: int = 256, layers: int = 2,
+                 score: str = "general", window: str = "global", radius: int | None = None,
+                 length: int | None = None, input_feeding: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        expression = alignment(score, window, radius=radius, length=length, dim=hidden)
+        self.by_place, self.input_feeding = window == "local-m", input_feeding
+        self.source = nn.Embedding(source_words, embed, padding_idx=PAD)
+        self.target = nn.Embedding(target_words, embed, padding_idx=PAD)
+        self.encoder = Recurrent(nn.LSTM, embed, hidden, layers=layers, dropout=dropout)
+        self.decoder = nn.LSTM(embed + hidden * input_feeding, hidden, layers, batch_first=True,
+                               dropout=dropout if layers > 1 else 0.0)
+        self.context = Conv(expression, hidden, hidden)
+        self.own, self.words = Linear(hidden, hidden, bias=False), Linear(hidden, target_words)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.logits(self.begin(source).advanced(target)[1])
+
+    def begin(self, source: Tensor) -> LuongDecoding:
+        """The decoder in front of the first word, of sources (B, M)."""
+        backward = source.flip(1)
+        states, last = self.encoder(self.dropout(self.source(backward)), backward != PAD)
+        return LuongDecoding(self, self.context.prepare(states.flip(1), Padding(source != PAD)), *last)
+
+    def attentional(self, prepared: Prepared, state: Tensor, first: int) -> Tensor:
+        """a_t (B, N, H) of h_t, the first of which is at this place of the target."""
+        context = self.context(prepared, state, positions=first if self.by_place else None)
+        return torch.tanh(context + self.own(state))
+
+    def logits(self, attentional: Tensor) -> Tensor:
+        """Those of the words that follow, by a_t (..., H)."""
+        return self.words(self.dropout(attentional))
+
+    def alignment(self, source: Tensor, target: Tensor) -> Tensor:
+        """How much each word looks at each of the source while it is chosen: a (N, M), of a pair (M) and (N); of a
+        batch (B, N, M). The target begins with 1: row i is of the word that follows target[i]."""
+        if source.dim() == 1:
+            return self.alignment(source.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
+        decoding = self.begin(source)
+        states, _ = decoding.advanced(target)
+        return self.context.basis(decoding.context, states).dense().squeeze(1).mT
+
+
+class LuongDecoding:
+    """A batch as `Luong` decodes it.
+
+    Args:
+        context: the prepared states of the sources. h, c: the states of all layers, (layers, B, H).
+    """
+
+    def __init__(self, model: Luong, context: Prepared, h: Tensor, c: Tensor) -> None:
+        self.model, self.context, self.h, self.c = model, context, h, c
+        self.attentional, self.length = h.new_zeros(h.shape[1:]), 0
+
+    def advance(self, word: Tensor) -> Tensor:
+        """Go on by an embedded word (B, embed); returns h_t (B, H) of the last layer."""
+        model = self.model
+        inputs = torch.cat([word, self.attentional], -1) if model.input_feeding else word
+        self.h, self.c = lstm_step(model.decoder, inputs, self.h, self.c)
+        state = self.h[-1]
+        self.attentional = model.attentional(self.context, state.unsqueeze(1), self.length).squeeze(1)
+        self.length += 1
+        return state
+
+    def advanced(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """All h_t and a_t (B, N, H) over words (B, N)."""
+        model, words = self.model, self.model.dropout(self.model.target(target))
+        if model.input_feeding:
+            states, found = zip(*((self.advance(word), self.attentional) for word in words.unbind(1)), strict=True)
+            return torch.stack(states, 1), torch.stack(found, 1)
+        states, (self.h, self.c) = model.decoder(words, (self.h, self.c))
+        return states, model.attentional(self.context, states, 0)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (B, V) of the words that follow tokens (B)."""
+        self.advance(self.model.target(tokens))
+        return self.model.logits(self.attentional)
+
+    def reorder(self, samples: Tensor) -> None:
+        """Sample b goes on as sample samples[b]."""
+        self.h, self.c, self.attentional = self.h[:, samples], self.c[:, samples], self.attentional[samples]
+        self.context.reorder(samples)
+
+
+def alignment(score: str, window: str = "global", *, radius: int | None = None, length: int | None = None,
+              dim: int | None = None) -> Mechanism:
+    """The weights of Luong's attention, as an expression: a softmax of scores, over all inputs that exist ("global"),
+    over those within `radius` of the output's own place ("local-m"), or of a predicted one, times a Gaussian of
+    deviation radius / 2 around it ("local-p", eq. 9 and 10).
+
+    Args:
+        score: "location" (W h)_m, "dot" h s, "general" h W s, or "additive" v tanh(W h + U s) ("concat").
+        radius: D, in windows. length: of the longest source, by location. dim: of additive scores.
+
+    Raises:
+        ConfigError: an unknown score or window; a radius, a length or a dim too many, or too few.
+    """
+    check_choice("Luong", "score", score, SCORES)
+    check_choice("Luong", "window", window, WINDOWS)
+    if length is not None and score != "location":
+        raise ConfigError("Luong", "length must be left out but with score='location'", f"{length} with {score!r}")
+    scores = _scores(score, length, dim).masked(keep=STRUCTURE)
+    if window == "global":
+        if radius is not None:
+            raise ConfigError("Luong", "radius must be left out with window='global'", radius)
+        return scores.softmax()
+    near = _given("radius", radius, f"window={window!r}")
+    if window == "local-m":
+        return scores.masked(keep=Window(near)).softmax()
+    centre: Any = PredictedPosition()
+    return scores.masked(keep=Window(near, centre=centre)).softmax() * GaussianWindow(near / 2, centre=centre)
+
+
+def _scores(score: str, length: int | None, dim: int | None) -> Mechanism:
+    if score == "location":
+        return Location(_given("length", length, "score='location'"))
+    if score == "additive":
+        return Additive(_given("dim", dim, "score='additive'"))
+    return DotProduct() if score == "dot" else General()
+
+
+def _given(name: str, value: int | None, option: str) -> int:
+    if value is None:
+        raise ConfigError("Luong", f"{name} must be given with {option}", "none")
+    return check_positive("Luong", name, value)

@@ -1,0 +1,143 @@
+"""The Transformer of Vaswani et al. 2017: an encoder-decoder of attention, whose mechanisms can be exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.analysis.layers import layer_bases
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, DotProduct, Mechanism
+from structconv.memo import is_plain
+from structconv.nn import Conv, Linear
+from structconv.shapes import check_divides, check_positive
+from structconv.structures import Causal, Padding, Samples
+from structconv_systems.models.blocks import Block, Stack, StackDecoding, Tokens, attention
+from structconv_systems.models.sentences import Sentences
+
+__all__ = ["Transformer"]
+
+#: The attention of all layers, or the number of a layer -> its own: a mechanism, or a layer with a weight of its own.
+Attention = Mechanism | Callable[[int], Mechanism | Conv]
+
+
+class Transformer(nn.Module):
+    """P(y_n | y_<n, x) = softmax(E h_n), h of a stack that attends to y_<n and to the encoded x (section 3).
+
+    Every attention is y_n = sum_k sum_m A_kmn x_m V_k O_k with A = softmax_m(<W^q_k z_n, W^k_k x_m> / sqrt(D)), causal
+    in the decoder: `Conv` with a `LowRank` weight over `DotProduct(heads, D).scaled().softmax()`.
+
+    Args:
+        vocabulary: V of the source, and of the target where it has none of its own (`target_vocabulary`).
+        channels: C. layers: blocks of the encoder, and of the decoder. heads: K of each attention; D = C / K.
+        hidden: channels of the networks within blocks. dropout, norm, recompute: see `Block` and `Stack`.
+        positions, length: added to the embeddings; see `Tokens`.
+        tied: the output's weights are the embeddings of the target, and those of one vocabulary for both serve both
+            (section 3.4).
+        encoder_mechanism, decoder_mechanism, source_mechanism: in place of that above the self-attention of the
+            encoder, of the decoder, and its attention to the source: a mechanism, whose heads carry D channels each, or
+            a function of the layer's number, which gives one or a layer C -> C. Those of a decoder need
+            `.masked(keep=Causal())`, those to the source `.masked(keep=STRUCTURE_IF_GIVEN)`.
+        packed: sentences lie side by side in all layers, without padding, which is faster; how many entries these have
+            then depends on the tokens. Else, and under `torch.export` and `torch.compile`, which must know all sizes
+            without looking at tokens, they are padded, and mechanisms of the encoder need
+            `.masked(keep=STRUCTURE_IF_GIVEN)`. The attribute `packed` may be set at any time: the weights are the
+            same, and so are the logits.
+
+    Tokens are integers, padded with 0 behind the end of a sentence. O(M^2 + N M + N^2) pairs a head and block of a
+    sentence, and O((M + N) C (C + hidden)) flops of products.
+
+    Vaswani et al. (2017), section 3 (512 channels, 6 layers, 8 heads, hidden 2048).
+
+    Raises:
+        ConfigError: heads that do not divide the channels, no layers, an unknown norm or encoding of positions, a
+            decoder that sees what comes later.
+        ShapeError: in the call, other numbers of sources and targets, or a sentence that is longer than `length`, of
+            learnt positions.
+    """
+
+    def __init__(self, vocabulary: int, *, target_vocabulary: int | None = None, channels: int = 256, layers: int = 3,
+                 heads: int = 4, hidden: int = 1024, dropout: float = 0.1, norm: str = "pre",
+                 positions: str = "sinusoidal", length: int = 512, tied: bool = True,
+                 encoder_mechanism: Attention | None = None, decoder_mechanism: Attention | None = None,
+                 source_mechanism: Attention | None = None, recompute: bool = False, packed: bool = True) -> None:
+        super().__init__()
+        check_positive("Transformer", "layers", layers)
+        dim = check_divides("Transformer", "heads", heads, "channels", channels)
+        own = DotProduct(heads, dim).scaled()
+        seeing, causal = own.masked(keep=STRUCTURE_IF_GIVEN).softmax(), own.masked(keep=Causal()).softmax()
+        vocabularies = [vocabulary if target_vocabulary is None else target_vocabulary]
+        if target_vocabulary is not None or not tied:
+            vocabularies.insert(0, vocabulary)
+
+        def made(chosen: Attention, layer: int) -> Conv:
+            return attention(chosen if isinstance(chosen, Mechanism) else chosen(layer), channels, dim)
+
+        def stack(chosen: Attention, to_source: Attention | None) -> Stack:
+            return Stack([Block(made(chosen, layer), None if to_source is None else made(to_source, layer),
+                                hidden=hidden, dropout=dropout, norm=norm) for layer in range(layers)],
+                         recompute=recompute)
+
+        self.packed = packed
+        self.tokens = nn.ModuleList(Tokens(size, channels, positions=positions, length=length, dropout=dropout)
+                                    for size in vocabularies)
+        self.encoder = stack(encoder_mechanism or seeing, None)
+        self.decoder = stack(decoder_mechanism or causal, source_mechanism or seeing)
+        if decoder_mechanism is not None:
+            for block in self.decoder.blocks:
+                _check_causal(cast(Block, block).attention)
+        self.output = None if tied else Linear(channels, vocabularies[-1], bias=False)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Tokens (B, M) and, beginning with the token before the first, (B, N) -> the logits (B, N, V) of what follows
+        each, zero where there is padding."""
+        if source.shape[0] != target.shape[0]:
+            raise ShapeError("Transformer", f"target must be (B={source.shape[0]}, N), as many as there are sources",
+                             tuple(target.shape))
+        given, wanted = (Sentences.of(tokens, packed=self.packed) for tokens in (source, target))
+        h = self.decoder(_embedded(self.tokens[-1], wanted), wanted.causal, self.encode(given), given.seen_from(wanted))
+        return self._logits(wanted.padded(h))
+
+    def encode(self, source: Sentences) -> Tensor:
+        """The entries of the source, (T, C), or (B, M, C) where they are padded."""
+        return cast(Tensor, self.encoder(_embedded(self.tokens[0], source), source.structure))
+
+    @torch.no_grad()
+    def begin(self, source: Tensor) -> StackDecoding:
+        """The decoding of sources (B, M), whose keys and values are made once; of a model in evaluation mode."""
+        given = Sentences.of(source, packed=self.packed)
+        entries, pairs = given.padded(self.encode(given)), None if bool(given.keep.all()) else Padding(given.keep)
+        caches = self.decoder.prepare(entries[:, :0], entries, pairs)
+        return StackDecoding(cast(Tokens, self.tokens[-1]), self.decoder, caches, self._logits, len(source))
+
+    @torch.no_grad()
+    def alignment(self, source: Tensor, target: Tensor) -> Tensor:
+        """How much each word looks at each of the source in the last block while it is chosen, the mean over heads:
+        a (N, M), of a pair (M) and (N). The target begins with 1: row i is of the word that follows target[i]."""
+        bases = layer_bases(self, source.unsqueeze(0), target.unsqueeze(0))
+        [last] = bases[f"decoder.blocks.{len(self.decoder.blocks) - 1}.source"]
+        return last.dense().reshape(-1, len(source), len(target)).mean(0).mT
+
+    def _logits(self, h: Tensor) -> Tensor:
+        return cast(Tensor, cast(Tokens, self.tokens[-1]).logits(h) if self.output is None else self.output(h))
+
+
+def _embedded(tokens: Any, sentences: Sentences) -> Tensor:
+    """The entries of sentences, by these embeddings."""
+    return cast(Tensor, tokens(sentences.tokens, sentences.placed(tokens.table(sentences.keep.shape[-1]))))
+
+
+@torch.no_grad()
+def _check_causal(layer: Conv) -> None:
+    """Raise `ConfigError` where outputs see later inputs."""
+    x, training = torch.ones(3, cast(int, layer.in_channels)), layer.training
+    if not is_plain(x):
+        return
+    seen = layer.eval().mechanism.basis(x, structure=Samples([3])).dense()
+    layer.train(training)
+    if bool((seen.tril(-1) != 0).any()):
+        raise ConfigError("Transformer", "decoder_mechanism must be causal", repr(layer.mechanism),
+                          "Write it as scores.masked(keep=Causal()).softmax().")

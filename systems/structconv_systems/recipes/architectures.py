@@ -1,0 +1,120 @@
+"""Convolution, recurrence and self-attention on the same sequences: what each learns, and what a layer costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import torch
+
+from structconv.analysis.flops import forward_flops
+from structconv.commands.table import print_table
+from structconv_systems.data.generated import MARKS, NOISE, Labelled, temporal_order
+from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
+from structconv_systems.recipes.generated import Classification, parts_of
+from structconv_systems.recipes.growth import exponent, growth_png, halves
+from structconv_systems.recipes.options.comparisons import Architectures
+from structconv_systems.timing import alternate
+from structconv_systems.train.progress import Progress
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, jobs_of
+
+__all__ = ["RUNNER", "measured_costs", "network", "sequences"]
+
+_TASKS = ("far", "near")
+_SHORTEST = 64
+_COST = {"convolution": "k n d²", "recurrence": "n d²", "attention": "n² d"}
+_HEADERS = ("layer", "flops are", "Mflop", "exponent", "ms", "exponent of time", "of its longer half", "in sequence",
+            "path")
+
+
+def network(recipe: Architectures, architecture: str) -> SequenceClassifier:
+    """The recipe's model of one architecture."""
+    return SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=recipe.layers,
+                              kernel=recipe.kernel, heads=recipe.heads)
+
+
+def sequences(recipe: Architectures, task: str) -> dict[str, Labelled]:
+    """The parts of a task: two marks in the first half of a sequence ("far"), or among its last entries ("near"); the
+    label, at the end, says which they are and in which order."""
+    first, end = (0, recipe.length // 2) if task == "far" else (recipe.length - recipe.near, recipe.length)
+    return parts_of(recipe, lambda samples, seed: temporal_order(samples, recipe.length, first=first, end=end,
+                                                                 seed=seed))
+
+
+def _jobs(recipe: Architectures, run: Run | None) -> list[Job]:
+    return [job for task in _TASKS for parts in [sequences(recipe, task)] for architecture in ARCHITECTURES
+            for job in jobs_of(recipe, f"{architecture}-{task}", partial(_task, recipe, architecture, parts),
+                               Classification)]
+
+
+def _task(recipe: Architectures, architecture: str, parts: dict[str, Labelled], seed: int) -> Classification:
+    return Classification(network(recipe, architecture), recipe, parts, seed)
+
+
+def _gain(means: dict[str, float]) -> float:
+    return means["attention-far"] - means["convolution-far"]
+
+
+@torch.no_grad()
+def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
+    """Of one layer of each: seconds of a call, in turns, and flops, counted and predicted, by length."""
+    layers = {name: layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
+              for name in ARCHITECTURES}
+    lengths = halves(recipe.longest, _SHORTEST)
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"seconds": [], "flops": [], "predicted_flops": [], "sequential": [], "path": []} for name in layers}
+    other_load = []
+    for length in lengths:
+        progress.phase(f"timing layers over {length} entries")
+        x = torch.randn(1, length, recipe.channels, generator=torch.Generator().manual_seed(0))
+        times = alternate({name: partial(layer, x) for name, layer in layers.items()}, repeats=recipe.rounds)
+        for name, layer in layers.items():
+            cost = predicted(name, length, recipe.channels, kernel=recipe.kernel)
+            row = {"seconds": times[name].median, "flops": forward_flops(layer, x), "predicted_flops": cost.flops,
+                   "sequential": cost.sequential, "path": cost.path}
+            for key, number in row.items():
+                found[name][key].append(number)
+        other_load.append(times[ARCHITECTURES[0]].other_load)
+    return {"lengths": lengths, "channels": recipe.channels, "kernel": recipe.kernel, "other_load": other_load,
+            "layers": {name: {**row, "exponents": _exponents(lengths, row)} for name, row in found.items()}}
+
+
+def _exponents(lengths: list[int], row: dict[str, list[float]]) -> dict[str, float]:
+    half = len(lengths) // 2
+    return {"seconds": exponent(lengths, row["seconds"]),
+            "seconds_of_longer_half": exponent(lengths[half - 1:], row["seconds"][half - 1:]),
+            **{key: exponent(lengths, row[key]) for key in ("flops", "predicted_flops")}}
+
+
+def _finish(recipe: Architectures, finished: Finished) -> dict[str, Any]:
+    costs = measured_costs(recipe, finished.progress)
+    finished.run.write("pictures/cost.png", growth_png(
+        costs["lengths"], costs["layers"], "predicted_flops", x_label="entries n; dashed: by predicted flops",
+        y_label="ms of a layer"))
+    return {"cost": costs}
+
+
+def _show(recipe: Architectures, summary: dict[str, Any]) -> None:
+    """The figures, and what a layer of each costs, if that was measured: evaluating a run again does not."""
+    _STUDY.show(recipe, summary)
+    if "cost" in summary:
+        costs = summary["cost"]
+        shortest, *_, longest = costs["lengths"]
+        title = f"a layer of d={costs['channels']}, k={costs['kernel']}, over n={shortest} ... {longest}"
+        print_table(_HEADERS, [_row(name, row) for name, row in costs["layers"].items()], title=title, texts=2)
+
+
+def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    exponents = row["exponents"]
+    return (name, f"O({_COST[name]})", f"{row['flops'][0] / 1e6:.2f} ... {row['flops'][-1] / 1e6:.0f}",
+            f"{exponents['flops']:.2f} (predicted {exponents['predicted_flops']:.2f})",
+            f"{1e3 * row['seconds'][0]:.3g} ... {1e3 * row['seconds'][-1]:.3g}", f"{exponents['seconds']:.2f}",
+            f"{exponents['seconds_of_longer_half']:.2f}", f"{row['sequential'][0]} ... {row['sequential'][-1]}",
+            f"{row['path'][0]} ... {row['path'][-1]}")
+
+
+_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %"}, finish=_finish,
+               contrast=(_gain, "accuracy of attention over convolution where marks are far, points"))
+RUNNER = dataclasses.replace(_STUDY.runner, show=_show)

@@ -1,0 +1,124 @@
+"""A causal Transformer on characters: the loss in nats on text that it has not seen, and what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.analysis.layers import layer_bases
+from structconv.errors import DataError
+from structconv.nn import cross_entropy
+from structconv.pictures import basis_png
+from structconv_systems.data.characters import Alphabet, read_characters
+from structconv_systems.data.characters import Characters as Text
+from structconv_systems.models.characters import CharacterModel
+from structconv_systems.models.decoding import sample
+from structconv_systems.recipes.options.sequences import Characters
+from structconv_systems.train.batches import Windows
+from structconv_systems.train.progress import Progress
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, jobs_of, loaded
+from structconv_systems.train.task import BatchTask, mean_loss
+
+__all__ = ["RUNNER", "CharactersTask", "Writer", "network", "writer"]
+
+_ALPHABET = "alphabet.json"
+_DRAWN = 64
+
+
+def network(recipe: Characters, alphabet: int, window: int | None = None) -> CharacterModel:
+    """The recipe's model, whose characters see all before them or a window."""
+    return CharacterModel(alphabet, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads,
+                          hidden=4 * recipe.channels, dropout=recipe.dropout, window=window)
+
+
+class CharactersTask(BatchTask):
+    """Cross-entropy of the next character, over windows of the text that begin anywhere."""
+
+    def __init__(self, recipe: Characters, text: Text, seed: int) -> None:
+        self.recipe, self.text = recipe, text
+        windows = Windows(len(text.train) - recipe.length, size=recipe.batch_size, seed=seed)
+        super().__init__(network(recipe, len(text.alphabet)), recipe, windows)
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        return self._loss(self.text.train.unfold(0, self.recipe.length + 1, 1)[torch.tensor(samples)])
+
+    def figures(self, part: str) -> dict[str, float]:
+        """Of windows of the text one after the other, the last one as short as it is."""
+        text, length = self._part(part), self.recipe.length
+        windows = text.unfold(0, length + 1, length)
+        tail = text[len(windows) * length:].unsqueeze(0)
+        batches = [*windows.split(32), *([tail] if tail.shape[1] > 1 else [])]
+        return {f"{part}_loss": mean_loss(map(self._loss, batches))}
+
+    def _part(self, part: str) -> Tensor:
+        if part == "val" or not self.recipe.test:
+            return self.text.validation
+        path = self.recipe.path(self.recipe.test)
+        text = self.text.alphabet.read(path)
+        if len(text) <= self.recipe.length:
+            raise DataError(path, f"more than length={self.recipe.length} characters", len(text))
+        return text
+
+    def _loss(self, window: Tensor) -> tuple[Tensor, float]:
+        logits, wanted = self.model(window[:, :-1]), window[:, 1:]
+        return cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"), float(wanted.numel())
+
+
+class Writer:
+    """A model and its alphabet."""
+
+    def __init__(self, model: Any, alphabet: Alphabet) -> None:
+        self._model, self._alphabet = model, alphabet
+
+    def write(self, prompt: str, characters: int, *, temperature: float = 0.8, seed: int = 0,
+              top_k: int | None = None, top_p: float | None = None) -> str:
+        """A prompt, and so many characters behind it; without a prompt, what follows the end of a line."""
+        begin = self._alphabet.encode(prompt or self._first).unsqueeze(0)
+        [drawn] = sample(self._model.begin(1), 1, begin=begin, end=None, most=characters, temperature=temperature,
+                         top_k=top_k, top_p=top_p, generator=torch.Generator().manual_seed(seed))
+        return prompt + self._alphabet.decode(drawn)
+
+    @property
+    def _first(self) -> str:
+        known = self._alphabet.characters
+        return "\n" if "\n" in known else known[0]
+
+
+def writer(recipe: Characters, run: Run, progress: Progress) -> Writer:
+    """That of a finished run; it sees as much of what came as it saw in training."""
+    alphabet = Alphabet.load(run.folder / _ALPHABET)
+    model = network(recipe, len(alphabet), window=recipe.length)
+    return Writer(loaded(model, f"{recipe.name}/seed-0", run, progress), alphabet)
+
+
+def _jobs(recipe: Characters, run: Run | None) -> list[Job]:
+    path, known = recipe.path(recipe.text), None if run is None else run.folder / _ALPHABET
+    text = read_characters(path, alphabet=Alphabet.load(known) if known and known.is_file() else None)
+    if len(text.validation) <= recipe.length:
+        raise DataError(path, f"more than length={recipe.length} characters in its last tenth", len(text.validation))
+    if known and not known.is_file():
+        text.alphabet.save(known)
+    return jobs_of(recipe, recipe.name, partial(CharactersTask, recipe, text), CharactersTask)
+
+
+def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
+    """What the first training writes, in ``sample.txt`` too, and in a picture what its last heads look at."""
+    text = writer(recipe, finished.run, finished.progress).write("", recipe.sample)
+    finished.run.write("sample.txt", text + "\n")
+    finished.run.write("pictures/heads.png", _heads(finished.task(recipe.name)))
+    return {"sample": text}
+
+
+def _heads(task: CharactersTask) -> bytes:
+    """Where the heads of the last layer look in the beginning of the text behind the training's."""
+    bases = layer_bases(task.model, task.text.validation[:min(task.recipe.length, _DRAWN)].unsqueeze(0))
+    matrices = list(bases.values())[-1][0].dense().flatten(0, -3)
+    return basis_png(matrices, [f"head {number}" for number in range(len(matrices))])
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_loss": "nats a character"}, finish=_finish, use=writer).runner

@@ -1,0 +1,221 @@
+"""Traffic over a graph of sensors (Li et al. 2018): the error with the graph, without it, and of the last value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.errors import DataError
+from structconv.mechanisms import Identity
+from structconv.structures import Graph
+from structconv_systems import scenes
+from structconv_systems.data.sensors import read_locations
+from structconv_systems.data.series import (
+    Part,
+    Series,
+    at_twelfths,
+    check_times,
+    checked_parts,
+    ends_of_parts,
+    mean_and_deviation,
+    read_series,
+)
+from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
+from structconv_systems.models.series import History
+from structconv_systems.recipes.options.dcrnn import Traffic
+from structconv_systems.train.batches import Batches
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, jobs_of
+from structconv_systems.train.task import BatchTask
+from structconv_systems.train.untrained import untrained_job
+
+__all__ = ["RUNNER", "DCRNNTask", "Sensors", "network"]
+
+_GRAPH, _WITHOUT, _LAST = "dcrnn", "without-graph", "last-value"
+#: Twelfths of the horizon at which errors stand in the table: 15, 30 and 60 minutes of METR-LA's hour.
+_TWELFTHS = (3, 6, 12)
+#: Histories that are forecast at a time.
+_MANY = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Readings (B, T, S), the time of day (B, T, S, 1) or none, what follows (B, horizon, S), and which of it counts.
+    """
+
+    readings: Tensor
+    known: Tensor | None
+    wanted: Tensor
+    counted: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensors:
+    """Series in three parts, one behind the other, and the graph of the sensors."""
+
+    recipe: Traffic
+    parts: dict[str, Part]
+    names: tuple[str, ...]
+    graph: Graph
+
+    @classmethod
+    def read(cls, recipe: Traffic) -> Sensors:
+        """That of the recipe's files; `DataError` where one is too short or of other sensors."""
+        path = recipe.path(recipe.file)
+        series = _read(recipe, recipe.file, recipe.path(recipe.adjacency))
+        times, least = len(series.values), recipe.history - 1
+        ends = ends_of_parts(times, recipe.train, recipe.valid)
+        firsts = {"train": least, "val": ends["train"], "test": ends["val"]}
+        for part, end in ends.items():
+            if end - max(firsts[part], least) <= recipe.horizon:
+                raise DataError(path, f"more than horizon={recipe.horizon} times in each part, behind the first "
+                                f"history={recipe.history}", f"{times}, of which {part} has {end - firsts[part]}")
+        parts = {part: _part(recipe, series, max(firsts[part], least), ends[part]) for part in ends}
+        parts = checked_parts(path, parts, _other(recipe, series) if recipe.test else None)
+        assert series.graph is not None
+        return cls(recipe=recipe, parts=parts, names=series.names, graph=series.graph)
+
+    def batch(self, name: str, origins: Tensor) -> Batch:
+        """Samples of a part; what lies behind it is not counted."""
+        part, recipe = self.parts[name], self.recipe
+        times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
+        readings, wanted = part.values[times].split((recipe.history, recipe.horizon), 1)
+        later = times[:, recipe.history:]
+        counted = part.observed[later] & (later < part.end).unsqueeze(-1)
+        return Batch(readings=readings, known=self._time_of_day(times[:, :recipe.history]), wanted=wanted,
+                     counted=counted)
+
+    def _time_of_day(self, times: Tensor) -> Tensor | None:
+        """Between 0 and 1, the same for all sensors."""
+        period = self.recipe.period
+        share = times.remainder(max(period, 1)) / max(period, 1)
+        return share[..., None, None].expand(-1, -1, len(self.names), 1) if period else None
+
+    @torch.no_grad()
+    def errors(self, model: nn.Module, name: str, stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of absolute and of squared errors of a model over what was observed, and how much that is, each
+        (horizon, S), from every `stride`-th origin."""
+        sums = torch.zeros(3, self.recipe.horizon, len(self.names), dtype=torch.float64)
+        for origins in torch.tensor(self.parts[name].origins[::stride]).split(_MANY):
+            batch = self.batch(name, origins)
+            error = (model(batch.readings, self.graph, batch.known) - batch.wanted).double() * batch.counted
+            sums += torch.stack([error.abs().sum(0), error.square().sum(0), batch.counted.sum(0)])
+        absolute, squared, counts = sums
+        return absolute, squared, counts
+
+    def figures(self, model: nn.Module, name: str) -> dict[str, float]:
+        """The error by steps, and over all of them; of ``val`` the latter alone."""
+        absolute, squared, counts = self.errors(model, name, self.recipe.stride if name == "val" else 1)
+        whole = float(absolute.sum() / counts.sum())
+        if name == "val":
+            return {"val_loss": whole}
+        steps = absolute.sum(-1) / counts.sum(-1)
+        return {f"{name}_mae": whole, **at_twelfths(f"{name}_mae", steps, _TWELFTHS),
+                f"{name}_rmse": float((squared.sum() / counts.sum()).sqrt())}
+
+
+def _read(recipe: Traffic, name: str, adjacency: Any = None) -> Series:
+    return read_series(recipe.path(name), adjacency, missing=cast(Literal["nan", "zero", "none"], recipe.missing))
+
+
+def _part(recipe: Traffic, series: Series, first: int, end: int) -> Part:
+    """Its values filled with the last reading before each that is missing."""
+    filled = History.of(series.values.mT, series.observed.mT).filled.mT
+    values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (filled, series.observed))
+    return Part(values=values, observed=observed, first=first, end=end)
+
+
+def _other(recipe: Traffic, series: Series) -> tuple[Path, Part]:
+    """The whole of the file that tests, whose sensors are those of the series, in any order."""
+    path, test = recipe.path(recipe.test), _read(recipe, recipe.test)
+    if sorted(test.names) != sorted(series.names):
+        odd = min(set(test.names) ^ set(series.names))
+        raise DataError(path, f"the {len(series.names)} sensors of {recipe.file}", f"{len(test.names)} with another "
+                        f"one, {odd!r}" if odd in test.names else f"{len(test.names)} without {odd!r}", line=1)
+    check_times(path, len(test.values), recipe.history, recipe.horizon)
+    order = [test.names.index(name) for name in series.names]
+    same = Series(values=test.values[:, order], observed=test.observed[:, order], names=series.names)
+    return path, _part(recipe, same, recipe.history - 1, len(test.values))
+
+
+def network(recipe: Traffic, sensors: Sensors, name: str) -> DCRNN:
+    """The recipe's model with the graph, or the one without it that has as many parameters."""
+    (mean, deviation), day = mean_and_deviation(sensors.parts["train"].known), int(recipe.period > 0)
+    wide = width_without_graph(recipe.hidden, recipe.layers, day, recipe.walk)
+    mechanism, hidden = (diffusion(recipe.walk), recipe.hidden) if name == _GRAPH else (Identity(), wide)
+    return DCRNN(mechanism, horizon=recipe.horizon, hidden=hidden, layers=recipe.layers, known=day,
+                 mean=mean, deviation=deviation)
+
+
+class DCRNNTask(BatchTask):
+    """Absolute error of all steps that are forecast, in the unit of the readings."""
+
+    model: DCRNN
+
+    def __init__(self, recipe: Traffic, sensors: Sensors, name: str, seed: int) -> None:
+        self.recipe, self.sensors, self.share = recipe, sensors, 0.0
+        batches = Batches([1] * len(sensors.parts["train"].origins), cost=recipe.batch_size, seed=seed)
+        super().__init__(network(recipe, sensors, name), recipe, batches)
+
+    def train_step(self, step: int) -> dict[str, float]:
+        self.share = sampled_share(step, self.recipe.sampling) if self.recipe.sampling else 0.0
+        return super().train_step(step)
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        batch = self.sensors.batch("train", torch.tensor(samples) + self.sensors.parts["train"].first)
+        y = self.model(batch.readings, self.sensors.graph, batch.known, wanted=batch.wanted, share=self.share)
+        return ((y - batch.wanted).abs() * batch.counted).sum(), float(batch.counted.sum())
+
+    def figures(self, part: str) -> dict[str, float]:
+        return self.sensors.figures(self.model, part)
+
+
+def _jobs(recipe: Traffic, run: Run | None) -> list[Job]:
+    sensors = Sensors.read(recipe)
+    _positions(recipe, sensors)  # what is wrong with the file is said before hours of training
+    trained = [job for name in (_GRAPH, _WITHOUT)
+               for job in jobs_of(recipe, name, partial(DCRNNTask, recipe, sensors, name), DCRNNTask)]
+    return [*trained, untrained_job(_LAST, Persistence(recipe.horizon), sensors.figures)]
+
+
+def _gain(means: dict[str, float]) -> float:
+    return min(means[_WITHOUT], means[_LAST]) - means[_GRAPH]
+
+
+def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
+    """Whether the graph helps at each step of the table; and errors by sensor on a map, by the first trainings."""
+    sensors, rows = Sensors.read(recipe), {}
+    for name, task in finished.tasks().items():
+        absolute, _, counts = sensors.errors(task.model, "test")
+        rows[name] = absolute.sum(0) / counts.sum(0).clamp(min=1)
+    finished.run.draw("errors", scenes.map_of(_positions(recipe, sensors), rows, label="MAE"))
+    means = {name: {step: group[f"test_mae_{step}_of_12"]["mean"] for step in _TWELFTHS}
+             for name, group in finished.groups.items()}
+    return {"below": {name: {f"{step}_of_12": means[_GRAPH][step] < means[name][step] for step in _TWELFTHS}
+                      for name in (_WITHOUT, _LAST)}}
+
+
+def _positions(recipe: Traffic, sensors: Sensors) -> Tensor:
+    """Kilometres east and north of the sensors' middle, (S, 2); without locations a layout of the graph."""
+    absent = not recipe.path(recipe.locations).is_file() and recipe.locations == type(recipe).locations
+    if not recipe.locations or absent:
+        import networkx as nx
+
+        layout = nx.spring_layout(sensors.graph.to_networkx().to_undirected(), seed=0)
+        return torch.tensor([layout[node].tolist() for node in range(len(sensors.names))])
+    degrees = read_locations(recipe.path(recipe.locations), sensors.names)
+    middle = degrees.mean(0)
+    return (degrees - middle) * 111.2 * torch.tensor([float(middle[1].deg2rad().cos()), 1.0])
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_3_of_12": "at 1/4", "test_mae_6_of_12": "1/2",
+                                    "test_mae_12_of_12": "the end", "test_rmse": "RMSE"},
+               contrast=(_gain, "error less by the graph, than without it and than the last value's"),
+               finish=_finish).runner

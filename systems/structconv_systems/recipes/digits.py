@@ -1,0 +1,170 @@
+"""`compare digits`: the same network on the same images through seven bases."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from structconv.analysis.fields import receptive_field
+from structconv.analysis.flops import forward_flops
+from structconv.commands.table import print_table
+from structconv_systems.data.digits import Digits, Split, load_digits
+from structconv_systems.models.digits import VARIANTS, PixelNetwork
+from structconv_systems.recipes.options.digits import CompareDigits
+from structconv_systems.report.comparison import HEADERS, table_rows, write_report
+from structconv_systems.train.batches import generator
+from structconv_systems.train.interrupt import Interrupt
+from structconv_systems.train.loop import Schedule, Task, fit
+from structconv_systems.train.progress import Progress
+from structconv_systems.train.run import Run
+from structconv_systems.train.stopping import BestAccuracy
+from structconv_systems.train.study import Runner, loaded
+from structconv_systems.train.summary import mean_and_std
+
+__all__ = ["DigitsTask", "evaluate", "execute", "show"]
+
+
+class DigitsTask(Task):
+    """Classification of the digits; one step is one minibatch, its images a function of seed and step alone."""
+
+    def __init__(self, recipe: CompareDigits, digits: Digits, basis: str, seed: int) -> None:
+        self.recipe, self.digits, self.seed = recipe, digits, seed
+        self.model: nn.Module = network(recipe, digits, basis)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.learning_rate)
+        self.per_epoch = steps_per_epoch(recipe, digits)
+        self.steps = self.per_epoch * recipe.epochs
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """One minibatch, at a learning rate that rises over a tenth of the steps and falls as a cosine."""
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.learning_rate * _rate((step - 1) / self.steps)
+        epoch, place = divmod(step - 1, self.per_epoch)
+        order = torch.randperm(len(self.digits.train), generator=generator(self.seed, epoch))
+        chosen = order[place * self.recipe.batch_size:(place + 1) * self.recipe.batch_size]
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(self.digits.train.images[chosen]), self.digits.train.labels[chosen])
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.item()}
+
+    def validate(self) -> dict[str, float]:
+        """Loss and accuracy on the validation images."""
+        loss, accuracy = measure(self.model, self.digits.validation)
+        return {"val_loss": loss, "val_accuracy": accuracy}
+
+    def test(self) -> dict[str, float]:
+        """Accuracy on the test images."""
+        return {"test_accuracy": measure(self.model, self.digits.test)[1]}
+
+
+def network(recipe: CompareDigits, digits: Digits, basis: str) -> PixelNetwork:
+    """The recipe's network over one of the bases."""
+    return PixelNetwork(VARIANTS[basis], digits.shape, channels=recipe.channels, classes=digits.num_classes)
+
+
+def steps_per_epoch(recipe: CompareDigits, digits: Digits) -> int:
+    """How many minibatches there are in a pass."""
+    return math.ceil(len(digits.train) / recipe.batch_size)
+
+
+def measure(model: nn.Module, part: Split) -> tuple[float, float]:
+    """Cross-entropy and accuracy."""
+    model.eval()
+    with torch.no_grad():
+        outputs = model(part.images)
+    right = int((outputs.argmax(-1) == part.labels).sum())
+    return float(F.cross_entropy(outputs, part.labels)), right / len(part)
+
+
+def execute(recipe: CompareDigits, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
+    """All trainings, or those that are left; then ``summary.json``, ``pictures/`` and ``report.html``."""
+    progress.phase("reading the digits")
+    digits = load_digits()
+    per_epoch = steps_per_epoch(recipe, digits)
+    progress.jobs(len(recipe.bases) * recipe.seeds)
+    results: dict[str, list[dict[str, Any]]] = {basis: [] for basis in recipe.bases}
+    for basis in recipe.bases:
+        for seed in range(recipe.seeds):
+            schedule = Schedule(steps=recipe.epochs * per_epoch, seed=seed, stopping=BestAccuracy(),
+                                validate_every=per_epoch, checkpoint_every=5 * per_epoch)
+            result = fit(partial(DigitsTask, recipe, digits, basis, seed), schedule, run=run,
+                         job=job_name(basis, seed), interrupt=interrupt, progress=progress)
+            progress.job_done(f"{VARIANTS[basis].title}, seed {seed}: test accuracy "
+                              f"{100 * result['test_accuracy']:.1f}%, {result['seconds']:.1f} s")
+            results[basis].append(result)
+    progress.phase("drawing pictures and writing report.html")
+    summary = run.write_summary(_summary(recipe, run, digits, results))
+    write_report(run, summary, {basis: trained(recipe, run, digits, basis, 0, progress) for basis in recipe.bases},
+                 digits.test.images)
+    return summary
+
+
+def evaluate(recipe: CompareDigits, run: Run, progress: Progress) -> dict[str, Any]:
+    """The test accuracies of the run's final weights, computed anew."""
+    progress.phase("reading the digits")
+    digits = load_digits()
+    results: dict[str, list[dict[str, Any]]] = {basis: [] for basis in recipe.bases}
+    for basis in recipe.bases:
+        for seed in range(recipe.seeds):
+            start = time.perf_counter()
+            accuracy = measure(trained(recipe, run, digits, basis, seed, progress), digits.test)[1]
+            results[basis].append({"test_accuracy": accuracy, "seconds": time.perf_counter() - start})
+    return _summary(recipe, run, digits, results)
+
+
+def trained(recipe: CompareDigits, run: Run, digits: Digits, basis: str, seed: int,
+            progress: Progress) -> PixelNetwork:
+    """A network with the final weights of a run.
+
+    Raises:
+        ConfigError: the training is not finished.
+    """
+    return cast(PixelNetwork, loaded(network(recipe, digits, basis), job_name(basis, seed), run, progress))
+
+
+def show(recipe: CompareDigits, summary: dict[str, Any]) -> None:
+    """Print the table and where the report is."""
+    print_table(HEADERS, table_rows(summary), title=f"8x8 digits, {recipe.seeds} seeds")
+    print(f"report: {summary['run']}/report.html")
+
+
+def job_name(basis: str, seed: int) -> str:
+    """The name of a training in its run."""
+    return f"{basis}/seed-{seed}"
+
+
+def _summary(recipe: CompareDigits, run: Run, digits: Digits, results: dict[str, list[dict[str, Any]]]
+             ) -> dict[str, Any]:
+    bases = {}
+    for basis, outcomes in results.items():
+        model = network(recipe, digits, basis)
+        accuracies = [100 * outcome["test_accuracy"] for outcome in outcomes]
+        mean, std = mean_and_std(accuracies)
+        bases[basis] = {
+            "title": VARIANTS[basis].title, "test_accuracy_mean": mean, "test_accuracy_std": std,
+            "test_accuracies": accuracies, "parameters": sum(p.numel() for p in model.parameters()),
+            "flops": forward_flops(model, digits.test.images[:1]), "seconds": sum(o["seconds"] for o in outcomes),
+            "receptive_field": _field(model, digits), "pixels": math.prod(digits.shape)}
+    return {"recipe": recipe.name, "seeds": recipe.seeds, "bases": bases, "run": str(run.folder),
+            "seconds": sum(entry["seconds"] for entry in bases.values())}
+
+
+def _field(model: PixelNetwork, digits: Digits) -> int:
+    smooth = copy.deepcopy(model).double()
+    return receptive_field(lambda x: smooth.entries(x[None], smooth=True)[0], digits.test.images[0].double())
+
+
+def _rate(done: float) -> float:
+    """Share of the peak learning rate when a share `done` of the steps is over."""
+    return done / 0.1 if done < 0.1 else 0.5 + 0.5 * math.cos(math.pi * (done - 0.1) / 0.9)
+
+
+RUNNER = Runner(execute=execute, evaluate=evaluate, show=show)

@@ -1,0 +1,212 @@
+"""Interaction networks (Battaglia et al. 2016) learn how bodies move: one step, thousands of them, more bodies and
+fewer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.commands.table import print_table
+from structconv.structures import Graph
+from structconv_systems import scenes
+from structconv_systems.data.physics import Balls, Gravity, Newtonian, Simulations, String
+from structconv_systems.models.interactions import InteractionNetwork
+from structconv_systems.models.sight import InBox, InSpace, OnString, Sight
+from structconv_systems.recipes.options import interactions as options
+from structconv_systems.train.batches import Windows
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, jobs_of
+from structconv_systems.train.task import BatchTask
+
+__all__ = ["RUNNER", "InteractionTask", "Motion", "Steps", "network"]
+
+#: Bodies that train, fewer and more, as in the paper; and the systems by which the headline is decided.
+_BODIES = {"gravity": (6, 3, 12), "balls": (6, 3, 9), "string": (15, 5, 30)}
+_DECIDE = ("gravity", "balls")
+#: Steps measured at a time; those of which scales are taken; of a rollout, those in its picture and between two frames.
+_MANY, _SCALED, _DRAWN, _EVERY = 500, 5000, 250, 20
+
+
+class Seen(NamedTuple):
+    """States (S, N, 4), properties (S, N, A), and the changes of velocity in the step that follows, (S, N, 2)."""
+
+    states: Tensor
+    properties: Tensor
+    changes: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steps:
+    """All steps of simulations, those of one in their order, and the graph of their bodies."""
+
+    simulations: Simulations
+    graph: Graph
+
+    def __len__(self) -> int:
+        return len(self.simulations) * (self.simulations.states.shape[1] - 1)
+
+    def at(self, places: Tensor) -> Seen:
+        """Some of them."""
+        times = self.simulations.states.shape[1] - 1
+        simulation, time = places // times, places % times
+        before, after = (self.simulations.states[simulation, at] for at in (time, time + 1))
+        return Seen(before, self.simulations.properties[simulation], (after - before)[..., 2:])
+
+    def some(self, count: int) -> Seen:
+        """About so many, evenly."""
+        return self.at(torch.arange(0, len(self), max(1, len(self) // count)))
+
+    def figures(self, model: InteractionNetwork) -> tuple[float, float]:
+        """Mean squared errors of a velocity's coordinate after a step: of the model, and of constant velocity."""
+        sums: Any = 0
+        for places in torch.arange(len(self)).split(_MANY):
+            states, properties, changes = self.at(places)
+            error = model(states, properties, self.graph) - changes
+            sums = sums + torch.stack([error, changes]).double().square().mean((2, 3)).sum(1)
+        error, constant = (sums / len(self)).tolist()
+        return error, constant
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Motion:
+    """Simulations of a system.
+
+    Attributes:
+        steps: of ``train``, ``val``, ``test``, and of tests with ``fewer`` bodies and ``more``.
+        long: simulations that a rollout is held against, which test, too.
+    """
+
+    recipe: options.Interactions
+    system: Newtonian
+    sight: Sight
+    steps: dict[str, Steps]
+    long: Simulations
+
+    @classmethod
+    def simulated(cls, recipe: options.Interactions, name: str) -> Motion:
+        """Those of the recipe, by a seed for each part."""
+        own, fewer, more = _BODIES[name]
+        bodies = {"train": own, "val": own, "test": recipe.test or own, "fewer": fewer, "more": more}
+        steps = {}
+        for seed, (part, count) in enumerate(bodies.items(), 10):
+            system, sight = _laws(recipe, name, count)
+            number = recipe.scenes if part == "train" else recipe.held_out
+            steps[part] = Steps(simulations=system.simulate(number, recipe.times, seed=seed), graph=sight.graph(count))
+        system, sight = _laws(recipe, name, bodies["test"])
+        return cls(recipe=recipe, system=system, sight=sight, steps=steps,
+                   long=system.simulate(recipe.rollouts, recipe.horizon + 1, seed=20))
+
+    def drawn(self) -> Tensor:
+        """The places of the steps to draw from, each as often as it stands there."""
+        squared = self.steps["train"].simulations.states[..., 2:].diff(dim=1).square().sum(-1)
+        much = squared.amax(-1) > squared.mean()
+        near = much.clone()
+        near[:, 1:] |= much[:, :-1]
+        near[:, :-1] |= much[:, 1:]
+        return torch.arange(near.numel()).repeat_interleave(1 + (self.recipe.repeats - 1) * near.flatten())
+
+    def rollout(self, model: InteractionNetwork) -> Simulations:
+        """What a model makes of the beginnings of `long`."""
+        begin, graph = self.long.states[:, 0], self.sight.graph(self.system.bodies)
+        later = model.rollout(begin, self.long.properties, graph, self.recipe.horizon)
+        return dataclasses.replace(self.long, states=torch.cat([begin.unsqueeze(1), later], 1))
+
+    def drift(self, simulations: Simulations) -> float:
+        """By how many percent of the mean kinetic energy of `long` energy has changed in the end; the median."""
+        masses, velocities = self.long.properties[:, None, :, 0].double(), self.long.states[..., 2:].double()
+        kinetic = (masses * velocities.square().sum(-1)).sum(-1).mean(1) / 2
+        energy = self.system.energy(simulations)
+        return 100 * float(((energy[:, -1] - energy[:, 0]).abs() / kinetic).median())
+
+
+def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, Sight]:
+    """The system of so many bodies, and what these see."""
+    if name == "gravity":
+        space = Gravity(bodies=bodies, softening=recipe.softening)
+        return space, InSpace(space.step * space.every)
+    if name == "balls":
+        box = Balls(bodies=bodies)
+        return box, InBox(box.step * box.every, box.box)
+    row = String(bodies=bodies)
+    return row, OnString(row.step * row.every, row.length, row.disk)
+
+
+def network(recipe: options.Interactions, motion: Motion) -> InteractionNetwork:
+    """The recipe's model, with the scales of the training simulations."""
+    model = InteractionNetwork(motion.sight, hidden=recipe.hidden, effects=recipe.effects, layers=recipe.layers)
+    steps = motion.steps["train"]
+    states, properties, changes = steps.some(_SCALED)
+    return model.fit(states, properties, steps.graph, changes)
+
+
+class InteractionTask(BatchTask):
+    """The squared error of changes of velocity, by their mean square, and a penalty on effects (section 4 of the
+    paper)."""
+
+    model: InteractionNetwork
+
+    def __init__(self, recipe: options.Interactions, motion: Motion, seed: int) -> None:
+        self.recipe, self.motion, self.drawn = recipe, motion, motion.drawn()
+        windows = Windows(len(self.drawn), size=recipe.batch_size, seed=seed)
+        super().__init__(network(recipe, motion), recipe, windows)
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        steps, model = self.motion.steps["train"], self.model
+        states, properties, changes = steps.at(self.drawn[torch.tensor(samples)])
+        predicted, effects = model.respond(states, properties, steps.graph)
+        error = (predicted - changes / model.change_scale).square().mean((1, 2))
+        return (error + self.recipe.penalty * effects.square().mean((1, 2))).sum(), float(len(samples))
+
+    def figures(self, part: str) -> dict[str, float]:
+        error, constant = self.motion.steps[part].figures(self.model)
+        figures = {f"{part}_loss": error, f"{part}_constant": constant, f"{part}_ratio": constant / error}
+        return figures if part == "val" else {**figures, **self._other_bodies(), **self._long()}
+
+    def _other_bodies(self) -> dict[str, float]:
+        found = {part: self.motion.steps[part].figures(self.model) for part in ("fewer", "more")}
+        return {f"test_{part}": constant / error for part, (error, constant) in found.items()}
+
+    def _long(self) -> dict[str, float]:
+        motion = self.motion
+        return {"test_drift": motion.drift(motion.rollout(self.model)), "test_drift_true": motion.drift(motion.long)}
+
+
+def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
+    motions = {name: Motion.simulated(recipe, name) for name in recipe.systems}
+    return [job for name, motion in motions.items()
+            for job in jobs_of(recipe, name, partial(InteractionTask, recipe, motion), InteractionTask)]
+
+
+def _least(means: dict[str, float]) -> float | None:
+    return min((means[name] for name in _DECIDE if name in means), default=None)
+
+
+def _finish(recipe: options.Interactions, finished: Finished) -> dict[str, Any]:
+    """A test simulation of each system beside its rollout: the ways of the first steps, and all of it moving."""
+    for name, task in finished.tasks().items():
+        motion: Motion = task.motion
+        ways = {"true": motion.long.states[0, :, :, :2], "predicted": motion.rollout(task.model).states[0, :, :, :2]}
+        finished.run.draw(f"paths-{name}", scenes.paths({title: way[:_DRAWN] for title, way in ways.items()}))
+        finished.run.write(f"pictures/motion-{name}.gif", scenes.motion_gif({
+            title: way[::_EVERY] for title, way in ways.items()}, tail=2))
+    return {}
+
+
+def _show(recipe: options.Interactions, summary: dict[str, Any]) -> None:
+    """The table, and the errors themselves."""
+    _STUDY.show(recipe, summary)
+    print_table(("mean squared error of velocities after a step, (m/s)^2", "network", "constant velocity"), [
+        (name, f"{row['test_loss']:.3g}", f"{row['test_constant']:.3g}") for name, row in summary["results"].items()])
+
+
+_STUDY = Study(jobs=_jobs, columns={"test_ratio": "error of constant velocity over ours", "test_fewer": "fewer bodies",
+                                    "test_more": "more bodies", "test_drift": "drift of energy in a rollout, %",
+                                    "test_drift_true": "in the simulation, %"},
+               contrast=(_least, "least error of constant velocity over ours, of gravity and balls"), finish=_finish)
+RUNNER = dataclasses.replace(_STUDY.runner, show=_show)

@@ -1,0 +1,129 @@
+"""What the recipes share that predict links: both questions of each triple, the loss, and filtered ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.analysis.ranking import KnownAnswers, filtered_ranks, ranking_figures
+from structconv.errors import DataError
+from structconv.structures import KnowledgeGraph
+from structconv_systems.data.knowledge import Triples, read_triples
+from structconv_systems.recipes.options.knowledge import Links
+from structconv_systems.train.batches import Windows
+from structconv_systems.train.task import BatchTask
+
+__all__ = ["COLUMNS", "Facts", "LinkTask"]
+
+COLUMNS = {"test_mrr": "MRR, %", "test_hits_1": "Hits@1, %", "test_hits_3": "Hits@3, %", "test_hits_10": "Hits@10, %"}
+#: Questions ranked at a time.
+_MANY = 512
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Facts:
+    """A knowledge graph and the triples that are asked for: (m, r, ?) for n, and (n, r^-1, ?) for m.
+
+    Attributes:
+        graph: the training triples, each once, and their inverses.
+        parts: (T, 3) of each part; those of ``train`` are the graph's without inverses.
+        learnt, known: answers in training, and in all parts.
+    """
+
+    graph: KnowledgeGraph
+    parts: dict[str, Tensor]
+    learnt: KnownAnswers
+    known: KnownAnswers
+
+    @classmethod
+    def read(cls, recipe: Links, *, own_entities: bool) -> Facts:
+        """Those of the recipe's folder or archive.
+
+        Where `recipe.test` names another one its test triples are asked for instead: of the entities of training if a
+        model knows those alone (`own_entities`), else in the graph of its own training triples.
+
+        Raises:
+            DataError: as of `read_triples`; names there that are unknown here.
+        """
+        unseen: Literal["error", "admit"] = "admit" if recipe.unseen == "admit" else "error"
+        data, known = read_triples(recipe.path(recipe.triples), unseen=unseen), torch.empty(0, 3, dtype=torch.int64)
+        if recipe.test:
+            path = recipe.path(recipe.test)
+            other = read_triples(path, unseen=unseen)
+            relations = _places(path, "relation", other.relations, data.relations)
+            entities = torch.arange(len(other.entities))
+            if own_entities:
+                entities = _places(path, "entity", other.entities, data.entities)
+            parts = {part: torch.stack([entities[rows[:, 0]], relations[rows[:, 1]], entities[rows[:, 2]]], 1)
+                     for part, rows in other.parts.items()}
+            known = torch.cat(list(parts.values()))
+            data = (replace(data, parts={**data.parts, "test": parts["test"]}) if own_entities else
+                    Triples(entities=other.entities, relations=data.relations, parts=parts))
+        train = data.parts["train"].unique(dim=0)
+        twice = next((name for name in data.relations if f"{name}^-1" in data.relations), None)
+        if twice is not None:
+            raise DataError(recipe.path(recipe.triples), f"relations without inverses of their own, as {twice} has",
+                            f"{twice}^-1", remedy="They are added here.")
+        graph = data.graph(train).with_inverses()
+        sizes = graph.num_entities, graph.num_relations
+        every = torch.cat([known, *data.parts.values()])
+        return cls(graph=graph, parts={**data.parts, "train": train},
+                   learnt=KnownAnswers(both_ways(train, graph), *sizes),
+                   known=KnownAnswers(both_ways(every, graph), *sizes))
+
+    @torch.no_grad()
+    def figures(self, scores: Callable[[Tensor], Tensor], part: str) -> dict[str, float]:
+        """MRR and hits, in percent, by scores (B, N) of questions (B, 3); of ``val`` and ``test``."""
+        questions = both_ways(self.parts["valid" if part == "val" else part], self.graph)
+        ranks = [filtered_ranks(scores(some), some[:, 2], self.known(some)) for some in questions.split(_MANY)]
+        return ranking_figures(torch.cat(ranks), part)
+
+
+def both_ways(triples: Tensor, graph: KnowledgeGraph) -> Tensor:
+    """The triples, then their inverses, (2 T, 3), in the numbers of a graph `with_inverses()`."""
+    head, relation, tail = triples.unbind(-1)
+    turned = torch.stack([tail, relation + graph.num_relations // 2, head], -1)
+    return torch.cat([triples, turned])
+
+
+def _places(path: object, kind: str, names: Sequence[str], known: Sequence[str]) -> Tensor:
+    """The number of each name among those that are known."""
+    numbers = {name: number for number, name in enumerate(known)}
+    unknown = next((name for name in names if name not in numbers), None)
+    if unknown is not None:
+        raise DataError(path, f"names of {kind} that the training has", repr(unknown))
+    return torch.tensor([numbers[name] for name in names])
+
+
+class LinkTask(BatchTask):
+    """Cross-entropy of the tail among all entities that are no other known answer, for triples and their inverses."""
+
+    metric, higher = "val_mrr", True
+
+    def __init__(self, recipe: Links, facts: Facts, model: nn.Module, seed: int) -> None:
+        self.facts = facts
+        super().__init__(model, recipe, Windows(len(facts.parts["train"]), size=recipe.batch_size, seed=seed))
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        questions = both_ways(self.facts.parts["train"][list(samples)], self.facts.graph)
+        answer = questions[:, 2:]
+        others = self.facts.learnt(questions).scatter(-1, answer, False)
+        scores = self.trained(questions).masked_fill(others, -torch.inf)
+        return F.cross_entropy(scores, answer.squeeze(-1), reduction="sum"), float(len(questions))
+
+    def trained(self, questions: Tensor) -> Tensor:
+        """Scores (B, N) of questions (B, 3) whose answer is part of the graph."""
+        return self.asked(questions)
+
+    def asked(self, questions: Tensor) -> Tensor:
+        """Scores (B, N), whatever the answer."""
+        scores: Tensor = self.model(self.facts.graph, questions[:, :2])
+        return scores
+
+    def figures(self, part: str) -> dict[str, float]:
+        return self.facts.figures(self.asked, part)

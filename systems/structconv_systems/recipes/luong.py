@@ -1,0 +1,59 @@
+"""Attention of Luong et al. (2015): perplexity and BLEU by score, and by where it looks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from structconv.pictures import basis_png
+from structconv_systems.models.luong import Luong as Model
+from structconv_systems.recipes.options.sequences import Luong
+from structconv_systems.recipes.translation import Translator, telling, translation_jobs, translator
+from structconv_systems.train.progress import Progress
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study
+
+__all__ = ["RUNNER", "network"]
+
+
+def network(recipe: Luong, vocabulary: int, row: str = "global-general") -> Model:
+    """The recipe's model of a row of the table."""
+    window, _, score = row.rpartition("-")
+    return Model(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, layers=recipe.layers,
+                 score=score, window=window, radius=None if window == "global" else recipe.radius,
+                 length=recipe.longest + 1 if score == "location" else None, input_feeding=recipe.input_feeding,
+                 dropout=recipe.dropout)
+
+
+def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
+    return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
+
+
+def _gain(means: dict[str, float]) -> float | None:
+    """Of the best row over the one whose weights are a function of the place alone."""
+    return means["global-location"] - min(means.values()) if "global-location" in means else None
+
+
+def _finish(recipe: Luong, finished: Finished) -> dict[str, Any]:
+    """Where each row looks in the source of a test sentence (a row) while it chooses the reference's subwords."""
+    tasks = finished.tasks()
+    pairs = tasks[recipe.rows[0]].corpus.parts["test"]
+    place = telling(pairs.text)
+    source, target = pairs.sources[place], pairs.targets[place][:-1]
+    with torch.no_grad():
+        weights = torch.stack([task.model.alignment(source, target).mT for task in tasks.values()])
+    finished.run.write("pictures/alignments.png", basis_png(weights, list(tasks)))
+    return {}
+
+
+def _use(recipe: Luong, run: Run, progress: Progress, beam: int | None = None) -> Translator:
+    """That of the table's last row."""
+    row = recipe.rows[-1]
+    return translator(partial(network, row=row), f"{row}/seed-0", recipe, run, progress, beam)
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_perplexity": "perplexity", "test_bleu": "BLEU"},
+               contrast=(_gain, "perplexity of global location over the least of the table"),
+               finish=_finish, use=_use).runner

@@ -1,0 +1,110 @@
+"""Non-local blocks in a small CNN (Wang et al. 2018): accuracy without one and with each of the four functions, where a
+block looks, and what one costs over more and more pixels."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import torch
+
+from structconv.commands.table import print_table
+from structconv.nn import NonLocalBlock
+from structconv.pictures import images_png
+from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
+from structconv_systems.recipes.growth import exponent, growth_png, halves
+from structconv_systems.recipes.images import parts_of, trainings
+from structconv_systems.recipes.options.images import NonLocal
+from structconv_systems.timing import alternate
+from structconv_systems.train.progress import Progress
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, parameters_of
+
+__all__ = ["RUNNER", "measured_costs"]
+
+_NONE, *_BLOCKS = (name.replace("_", "-") for name in FUNCTIONS)
+_SHORTEST = 14
+_HEADERS = ("block", "ms", "exponent", "planned Mflop", "exponent", "planned KiB held", "exponent")
+
+
+def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
+    parts = parts_of(recipe)
+    return [job for function in FUNCTIONS for job in trainings(
+        recipe, function.replace("_", "-"), partial(NonLocalNetwork, len(parts["train"].names), function=function,
+                                                    channels=recipe.channels, inner=recipe.inner), parts)]
+
+
+def _with_block(means: dict[str, float]) -> float:
+    return sum(means[name] for name in _BLOCKS) / len(_BLOCKS)
+
+
+@torch.no_grad()
+def measured_costs(recipe: NonLocal, progress: Progress) -> dict[str, Any]:
+    """Of a block of each function by the number n of pixels: seconds of a call, in turns, and the flops and the memory
+    beside arguments and result of its plan; exponents of n fitted to the longer half of each, for over few pixels a
+    plan may take another order, and calls cost more than their products."""
+    blocks = {name: NonLocalBlock(recipe.channels, recipe.inner, function, zero_init=False).eval()
+              for name, function in zip(_BLOCKS, NonLocalBlock.FUNCTIONS, strict=True)}
+    sides = halves(recipe.longest, _SHORTEST)
+    pixels, other_load = [side * side for side in sides], []
+    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "flops": [], "bytes": []} for name in blocks}
+    for side in sides:
+        progress.phase(f"timing blocks over {side} x {side} pixels")
+        image = torch.randn(1, recipe.channels, side, side, generator=torch.Generator().manual_seed(0))
+        times = alternate({name: partial(block, image) for name, block in blocks.items()}, repeats=recipe.rounds,
+                          seconds=60)
+        other_load.append(times[_BLOCKS[0]].other_load)
+        for name, block in blocks.items():
+            cost = block.plan(image).cost
+            for key, number in (("seconds", times[name].median), ("flops", cost.flops), ("bytes", cost.peak_bytes)):
+                found[name][key].append(number)
+    half = (len(pixels) - 1) // 2
+    return {"pixels": pixels, "channels": recipe.channels, "other_load": other_load, "blocks": {
+        name: {**row, "exponents": {key: exponent(pixels[half:], costs[half:]) for key, costs in row.items()}}
+        for name, row in found.items()}}
+
+
+def _finish(recipe: NonLocal, finished: Finished) -> dict[str, Any]:
+    tasks = finished.tasks()
+    finished.run.write("pictures/looks.png", _looks(tasks))
+    costs = measured_costs(recipe, finished.progress)
+    finished.run.write("pictures/cost.png", growth_png(
+        costs["pixels"], costs["blocks"], "flops", x_label="pixels n; dashed: by planned flops",
+        y_label="ms of a block"))
+    means = {name: figures["test_accuracy"]["mean"] for name, figures in finished.groups.items()}
+    return {"cost": costs, "gained": {name: means[name] - means[_NONE] for name in _BLOCKS},
+            "parameters": {name: parameters_of(task) for name, task in tasks.items()}}
+
+
+def _looks(tasks: dict[str, Any]) -> bytes:
+    """The first test image, and the weights of its pixels for the one where it is brightest, by each block."""
+    image = next(iter(tasks.values())).parts["test"].inputs[0]
+    row, column = divmod(int(image.argmax()), image.shape[1])
+    panels = {f"{row}, {column} of": image}
+    for name in _BLOCKS:
+        panels[name] = tasks[name].model.looks(image, (row // 2, column // 2))
+    return images_png(list(panels.values()), list(panels))
+
+
+def _show(recipe: NonLocal, summary: dict[str, Any]) -> None:
+    """The figures, and what a block of each costs, if that was measured: evaluating a run again does not."""
+    _STUDY.show(recipe, summary)
+    if "cost" in summary:
+        costs = summary["cost"]
+        title = f"a block of {costs['channels']} channels, over n={costs['pixels'][0]} ... {costs['pixels'][-1]} pixels"
+        print_table(_HEADERS, [_row(name, row) for name, row in costs["blocks"].items()], title=title)
+
+
+def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    def ends(key: str, scale: float) -> str:
+        return f"{scale * row[key][0]:.3g} ... {scale * row[key][-1]:.3g}"
+
+    exponents = {key: f"{found:.2f}" for key, found in row["exponents"].items()}
+    return (name, ends("seconds", 1e3), exponents["seconds"], ends("flops", 1e-6), exponents["flops"],
+            ends("bytes", 1 / 1024), exponents["bytes"])
+
+
+_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_loss": "cross-entropy"},
+               contrast=(_with_block, "accuracy with a block, mean of four, %"), finish=_finish)
+RUNNER = dataclasses.replace(_STUDY.runner, show=_show)

@@ -1,0 +1,68 @@
+"""Options of the Cora recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from structconv_systems.recipes.options.folder import InFolder
+from structconv_systems.train.config import option
+
+__all__ = ["Cora", "CoraCheb", "CoraGAT", "CoraGCN"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cora(InFolder):
+    """What the three Cora recipes share."""
+
+    folder = "planetoid"
+    reads = ("dataset",)
+    where = "The files are in the folder data of github.com/kimiyoung/planetoid."
+    presets: ClassVar = {"quick": {"seeds": 1, "epochs": 60}}
+    dataset: str = option("cora", "NAME of the files ind.NAME.*: any data set in the Planetoid format")
+    seeds: int = 10
+    verify: bool = option(True, "hold the files against their published SHA-256")
+    learning_rate: float = option(0.01, "of Adam", minimum=0)
+    weight_decay: float = option(5e-4, "L2 penalty", minimum=0)
+    epochs: int = option(200, "at most", minimum=1)
+
+    def files(self) -> list[Path]:
+        return [file for file in sorted(Path(self.data).iterdir()) if file.name.startswith(f"ind.{self.dataset}.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoraGCN(Cora):
+    """Kipf and Welling (2017), section 5.2."""
+
+    name = "cora-gcn"
+    published = "81.5 on Cora"
+    goals: ClassVar = {"quick": 70.0, "default": 81.0}
+    hidden: int = option(16, "units of the first layer", minimum=1)
+    dropout: float = option(0.5, "share of inputs and hidden units dropped", minimum=0, below=1)
+    window: int = option(10, "validation losses that early stopping averages", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoraCheb(CoraGCN):
+    """Kipf and Welling (2017), table 3: Chebyshev filter with K = 2, three polynomials."""
+
+    name = "cora-cheb"
+    published = "81.2 on Cora"
+    goals: ClassVar = {"quick": 70.0, "default": 80.8}
+    order: int = option(2, "highest degree of the Chebyshev polynomials", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoraGAT(Cora):
+    """Velickovic et al. (2018), section 3.3."""
+
+    name = "cora-gat"
+    published = "83.0 ± 0.7 on Cora"
+    goals: ClassVar = {"quick": 70.0, "default": 82.3}
+    learning_rate: float = 0.005
+    heads: int = option(8, "attention heads of the first layer", minimum=1)
+    hidden: int = option(8, "channels of each head", minimum=1)
+    dropout: float = option(0.6, "share of inputs, hidden units and attention dropped", minimum=0, below=1)
+    epochs: int = 2000
+    patience: int = option(100, "validations without a better loss or accuracy before stopping", minimum=1)

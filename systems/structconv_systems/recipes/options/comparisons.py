@@ -1,0 +1,81 @@
+"""Options of the recipes that compare layers on sequences which are made from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.train.config import option
+from structconv_systems.train.options import Trained
+
+__all__ = ["Architectures", "Generated", "Pooling"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated(Trained):
+    """What the recipes share whose data is made from a seed, the same for all trainings."""
+
+    samples: int = option(8000, "training sequences", minimum=1)
+    held_out: int = option(2000, "sequences to validate with, and as many to test", minimum=1)
+    batch_size: int = option(32, "sequences in a batch", minimum=1)
+    schedule: str = "cosine"
+    warmup: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architectures(Generated):
+    """Zhang et al., Dive into Deep Learning, section 10.6; Vaswani et al. (2017), table 1."""
+
+    name = "architectures"
+    published = "path O(1) of attention, O(n/k) of convolution"
+    goals: ClassVar = {"quick": 50.0, "default": 70.0}
+    presets: ClassVar = {
+        "quick": {"length": 64, "channels": 32, "steps": 400, "validate_every": 200, "checkpoint_every": 100,
+                  "seeds": 1, "longest": 1024, "rounds": 5}}
+    length: int = option(128, "entries of a sequence that is learnt", minimum=8)
+    near: int = option(8, "last entries, among which both marks stand where neighbours decide", minimum=2)
+    kernel: int = option(5, "k of the convolution: an entry and those before it", minimum=2)
+    layers: int = option(2, "of each model", minimum=1)
+    channels: int = option(64, "d, of the layers that learn and of those that are timed", minimum=1)
+    heads: int = option(2, "of attention", minimum=1)
+    longest: int = option(4096, "entries of the longest sequence that is timed; others are its halves, down to 64",
+                          minimum=128)
+    rounds: int = option(9, "in each of which every layer is timed once", minimum=3)
+    steps: int = 800
+    seeds: int = 3
+    learning_rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        reach = self.layers * (self.kernel - 1)
+        if not self.near <= reach + 1 <= self.length // 2:
+            raise ConfigError(self.name, f"layers (kernel - 1) + 1 = {reach + 1} entries, which convolutions see, must "
+                              "be at least near and at most length // 2", f"near={self.near}, length={self.length}")
+        if self.channels % self.heads:
+            raise ConfigError(self.name, "heads must divide channels", f"{self.heads} and {self.channels}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling(Generated):
+    """Fleuret, EE-559, lecture 13.1."""
+
+    name = "pooling"
+    published = "each wins where it is predicted to"
+    goals: ClassVar = {"quick": 50.0, "default": 65.0}
+    presets: ClassVar = {
+        "quick": {"steps": 1000, "validate_every": 250, "checkpoint_every": 250, "seeds": 1}}
+    length: int = option(16, "entries of a sequence", minimum=4)
+    classes: int = option(8, "values that an entry can have", minimum=2)
+    dim: int = option(32, "channels of queries and keys in self-attention", minimum=1)
+    channels: int = option(64, "of what is pooled", minimum=1)
+    batch_size: int = 64
+    steps: int = 2000
+    seeds: int = 5
+    learning_rate: float = 5e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.held_out < self.length:
+            raise ConfigError(self.name, f"held_out must be at least length={self.length}, for so many are drawn",
+                              self.held_out)

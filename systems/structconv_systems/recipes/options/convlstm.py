@@ -1,0 +1,59 @@
+"""Options of the recipe on films of moving digits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.recipes.options.sequences import OnFiles
+from structconv_systems.train.config import option
+
+__all__ = ["MovingDigits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovingDigits(OnFiles):
+    """Shi et al. (2015)."""
+
+    name = "convlstm"
+    folder = "mnist"
+    where = "MNIST is at yann.lecun.com/exdb/mnist; any idx file of images goes."
+    published = "cross-entropy of 10 frames of Moving MNIST, 64 x 64: ConvLSTM 3670.85, LSTM 4832.49"
+    reads = ("images", "test")
+    goals: ClassVar = {"quick": 0.0, "default": 0.0}
+    presets: ClassVar = {
+        "quick": {"hidden": 24, "layers": 1, "steps": 400, "validate_every": 200, "checkpoint_every": 100,
+                  "held_out": 100, "learning_rate": 1e-2, "warmup": 10},
+        "paper": {"size": 64, "side": 28, "patch": 4, "kernel": 5, "hidden": 128, "films": 10000, "held_out": 2000,
+                  "steps": 100000, "validate_every": 1000, "checkpoint_every": 1000}}
+    images: str = option("train-images-idx3-ubyte.gz", "idx file of images, plain or gzipped; its last tenth validates")
+    test: str = option("t10k-images-idx3-ubyte.gz", "idx file of the images that test")
+    size: int = option(32, "rows and columns of a frame", minimum=2)
+    side: int = option(14, "rows and columns that an image is made to have; below size", minimum=1)
+    together: int = option(2, "images in a film", minimum=1)
+    speed: float = option(0.1, "of an image in a frame, as a share of the room that it has", minimum=0)
+    seen: int = option(10, "frames that a forecast sees", minimum=1)
+    ahead: int = option(10, "frames that are forecast", minimum=1)
+    films: int = option(10000, "films that train", minimum=1)
+    held_out: int = option(500, "films to validate with, and as many to test", minimum=2)
+    patch: int = option(4, "rows and columns of a frame that are one entry; divides size", minimum=1)
+    kernel: int = option(3, "rows and columns of a convolution", minimum=1)
+    hidden: int = option(48, "channels of a state", minimum=1)
+    layers: int = option(2, "of cells, in both halves", minimum=1)
+    batch_size: int = option(16, "films in a batch", minimum=1)
+    threads: int = 1
+    steps: int = 2000
+    learning_rate: float = 3e-3
+    schedule: str = "cosine"
+    warmup: int = 50
+    clip: float = 0.0
+    validate_every: int = 250
+    checkpoint_every: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size % self.patch:
+            raise ConfigError(self.name, f"patch must divide size={self.size}", self.patch)
+        if self.side >= self.size:
+            raise ConfigError(self.name, f"side must be below size={self.size}", self.side)

@@ -1,0 +1,64 @@
+"""Options of the recipe on traffic over a graph of sensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.recipes.options.sequences import OnFiles
+from structconv_systems.train.config import option
+
+__all__ = ["Traffic"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic(OnFiles):
+    """Li et al. (2018)."""
+
+    name = "dcrnn"
+    folder = "traffic"
+    where = ("Los-loop is at github.com/lehaifeng/T-GCN, data/los_speed.csv; its graph and where its sensors stand at "
+             "github.com/liyaguang/DCRNN, data/sensor_graph; any CSV of series goes.")
+    published = "MAE 2.77, 3.15, 3.60 at 15, 30, 60 min on the whole of METR-LA"
+    reads = ("file", "adjacency", "locations", "test")
+    goals: ClassVar = {"quick": 0.0, "default": 0.0}
+    presets: ClassVar = {
+        "quick": {"hidden": 16, "layers": 1, "steps": 200, "validate_every": 100, "checkpoint_every": 50,
+                  "stride": 12, "learning_rate": 1e-2, "sampling": 10.0},
+        "paper": {"hidden": 64, "batch_size": 64, "steps": 37500, "validate_every": 375, "checkpoint_every": 375,
+                  "sampling": 2000.0, "stride": 1, "missing": "zero"}}
+    file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then one for each time")
+    adjacency: str = option("metr_la_adj_mx.pkl", "the graph: a CSV of S x S weights, or DCRNN's pickle")
+    locations: str = option("metr_la_graph_sensor_locations.csv", "CSV of where sensors stand, for the map; empty: "
+                            "they are laid out by the graph")
+    test: str = option("", "CSV of the same sensors, all of which tests; empty: the last times of file")
+    missing: str = option("none", "what was not observed: nan, zero for zeros too, or none",
+                          choices=("none", "nan", "zero"))
+    train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
+    valid: float = option(0.1, "share of the times, behind these; the rest tests", minimum=0.01, below=1)
+    history: int = option(12, "readings that a forecast sees", minimum=1)
+    horizon: int = option(12, "readings that are forecast", minimum=1)
+    period: int = option(288, "readings of a day, of which the first begins one: the time of day is told; 0: it is not",
+                         minimum=0)
+    walk: int = option(2, "steps of a walk at most", minimum=0)
+    hidden: int = option(32, "channels of a state", minimum=1)
+    layers: int = option(2, "of cells, in both halves", minimum=1)
+    sampling: float = option(50.0, "tau of scheduled sampling: with the probability tau / (tau + exp(step / tau)) the "
+                             "decoder sees what was observed; 0: never", minimum=0)
+    batch_size: int = option(16, "histories in a batch, of all sensors", minimum=1)
+    stride: int = option(3, "times between two from which is forecast in validation", minimum=1)
+    threads: int = 1
+    steps: int = 1500
+    learning_rate: float = 5e-3
+    schedule: str = "cosine"
+    warmup: int = 20
+    clip: float = 5.0
+    validate_every: int = 100
+    checkpoint_every: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.train + self.valid >= 1:
+            raise ConfigError(self.name, "train and valid must leave something for the test",
+                              f"{self.train} and {self.valid}")

@@ -1,0 +1,56 @@
+"""The options of a recipe that reads files in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.train.config import option
+from structconv_systems.train.options import Measured
+
+__all__ = ["InFolder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFolder(Measured):
+    """A recipe that reads files in a folder.
+
+    Attributes:
+        reads: the keys that name files.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
+    data: str = option(".", "the folder with the files")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        missing = [key for key in self.reads if not hasattr(self, key)]
+        if missing:
+            raise ConfigError(type(self).__name__, "reads must name options that are files", ", ".join(missing))
+        object.__setattr__(self, "data", str(Path(self.data).resolve()))
+
+    def check(self) -> None:
+        place, named = Path(self.data), [name for key in self.reads if (name := getattr(self, key))]
+        forgotten = place == Path.cwd() and named and not self.files()
+        if forgotten or not place.is_dir():
+            raise ConfigError(self.name, f"data must be a folder with {', '.join(named)}", repr(self.data),
+                              f"Give it with --data DIR. {self.where}")
+
+    def path(self, name: str) -> Path:
+        """A file in the folder, or elsewhere if `name` is a whole path."""
+        return Path(self.data) / name
+
+    def from_here(self, name: str) -> str:
+        """The whole path of a file in the current directory, if it is there; else the name as it is."""
+        path = Path(name).absolute()
+        return str(path) if self._found(path) else name
+
+    def files(self) -> list[Path]:
+        named = [name for key in self.reads if (name := getattr(self, key))]
+        return [file for name in named for file in self._found(self.path(name))]
+
+    def _found(self, path: Path) -> list[Path]:
+        """The files that there are of what has this path."""
+        return [path] if path.is_file() else []

@@ -1,0 +1,101 @@
+"""Options of the recipes on images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.data.image_files import files_of
+from structconv_systems.recipes.options.sequences import OnFiles
+from structconv_systems.train.config import option
+
+__all__ = ["MnistCheb", "NonLocal", "OnImages"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnImages(OnFiles):
+    """What the recipes share that classify images."""
+
+    folder = "mnist"
+    where = "MNIST is at yann.lecun.com/exdb/mnist; idx files or folders of PNG of other images go as well."
+    reads = ("train", "test")
+    train: str = option("train", "stem of two idx files, STEM-images-idx3-ubyte and STEM-labels-idx1-ubyte, plain or "
+                        "gzipped; or a folder that has one with PNGs for each class")
+    test: str = option("t10k", "stem or folder of the test images")
+    held_out: int = option(5000, "last training images, which validate", minimum=1)
+    samples: int = option(0, "training images used, the first ones; 0: all", minimum=0)
+    batch_size: int = option(100, "images in a batch", minimum=1)
+    threads: int = 1
+    schedule: str = "cosine"
+    warmup: int = 100
+    clip: float = 5.0
+
+    def _found(self, path: Path) -> list[Path]:
+        return files_of(path)
+
+    def from_here(self, name: str) -> str:
+        path = Path(name).absolute()
+        return str(path) if path.is_dir() or files_of(path) else name
+
+
+@dataclass(frozen=True, kw_only=True)
+class MnistCheb(OnImages):
+    """Defferrard, Bresson and Vandergheynst (2016), section 5.1."""
+
+    name = "mnist-cheb"
+    published = "99.14 on MNIST (CNN: 99.33)"
+    goals: ClassVar = {"quick": 94.0, "default": 98.3}
+    presets: ClassVar = {
+        "quick": {"samples": 10_000, "order": 9, "channels": (16, 32), "hidden": 128, "steps": 500,
+                  "validate_every": 250, "checkpoint_every": 125, "learning_rate": 2e-3},
+        "paper": {"steps": 11_000, "seeds": 3}}
+    neighbours: int = option(8, "nearest pixels that a pixel is joined to", minimum=1)
+    order: int = option(25, "K of a filter on the graph: polynomials of degrees 0 to K - 1", minimum=1)
+    kernel: int = option(5, "pixels on a side of a filter of the CNN", minimum=1)
+    channels: tuple[int, ...] = option((32, 64), "of each level, behind which clusters of four pixels become one",
+                                       minimum=1)
+    hidden: int = option(512, "channels of the layer in front of the logits", minimum=1)
+    dropout: float = option(0.5, "share of these dropped", minimum=0, below=1)
+    steps: int = 2750
+    weight_decay: float = 1e-4
+    optimizer: str = "adamw"
+    validate_every: int = 550
+    checkpoint_every: int = 110
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.channels:
+            raise ConfigError(self.name, "channels must be given for one level at least", "none")
+        if not self.kernel % 2:
+            raise ConfigError(self.name, "kernel must be odd", self.kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonLocal(OnImages):
+    """Wang, Girshick, Gupta and He (2018), section 4.1 and table 2a."""
+
+    name = "nonlocal"
+    published = "72.7 on Kinetics, without a block 71.8"
+    goals: ClassVar = {"quick": 85.0, "default": 97.0}
+    presets: ClassVar = {
+        "quick": {"samples": 10_000, "steps": 250, "validate_every": 125, "checkpoint_every": 125, "seeds": 1,
+                  "longest": 56, "rounds": 3},
+        "paper": {"steps": 11_000, "seeds": 5}}
+    channels: int = option(32, "of the layers; the first has half of them", minimum=2)
+    inner: int = option(16, "channels within a block", minimum=1)
+    longest: int = option(112, "pixels on a side of the largest image over which blocks are timed; others are its "
+                          "halves, down to 14", minimum=28)
+    rounds: int = option(5, "in each of which every block is timed once", minimum=3)
+    seeds: int = 3
+    steps: int = 1100
+    learning_rate: float = 1e-2
+    warmup: int = 20
+    validate_every: int = 275
+    checkpoint_every: int = 110
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channels % 2:
+            raise ConfigError(self.name, "channels must be even", self.channels)

@@ -1,0 +1,98 @@
+"""Options of the recipes on knowledge graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.recipes.options.folder import InFolder
+from structconv_systems.recipes.options.sequences import OnFiles
+from structconv_systems.train.config import option
+
+__all__ = ["Links", "RGCNEntities", "RGCNLinks", "TypedWalks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGCNEntities(InFolder):
+    """Schlichtkrull et al. (2018), section 5.1."""
+
+    name = "rgcn-entities"
+    folder = "kg/aifb"
+    where = "AIFB is at github.com/tkipf/relational-gcn, rgcn/data/aifb; any such RDF with TSV of classes goes."
+    published = "95.83 on AIFB"
+    reads = ("facts", "train", "test")
+    goals: ClassVar = {"quick": 88.0, "default": 95.0}
+    presets: ClassVar = {"quick": {"seeds": 3}}
+    facts: str = option("aifb_stripped.nt.gz", "N-Triples, plain or gzipped")
+    train: str = option("trainingSet.tsv", "TSV: entities, and their classes in a column label...")
+    test: str = option("testSet.tsv", "TSV of the same columns")
+    leaks: tuple[str, ...] = option(("affiliation", "employs"), "relations that tell the class, a,b,c: left out; by "
+                                    "IRI, or by its end")
+    hidden: int = option(16, "channels between the two layers", minimum=1)
+    bases: int = option(0, "of the second layer's weights; 0: a matrix for each relation", minimum=0)
+    dropout: float = option(0.0, "share of hidden units dropped", minimum=0, below=1)
+    epochs: int = option(50, "steps, over all training entities each", minimum=1)
+    learning_rate: float = option(0.01, "of Adam", minimum=0)
+    weight_decay: float = option(0.0, "L2 penalty of the first layer", minimum=0)
+    seeds: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links(OnFiles):
+    """What the recipes share that predict links."""
+
+    folder = "kg"
+    where = "Kinship is at github.com/TimDettmers/ConvE, kinship.tar.gz; any triples go."
+    reads = ("triples", "test")
+    triples: str = option("kinship.tar.gz", "a folder with train, valid and test, or a tar archive of one")
+    test: str = option("", "another folder or archive, whose test triples are ranked; empty: the same")
+    unseen: str = option("error", "what becomes of names that no training triple has: error, or admit")
+    batch_size: int = option(512, "triples in a batch, each asked for its tail and for its head", minimum=1)
+    threads: int = 1
+    schedule: str = "cosine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.unseen not in ("error", "admit"):
+            raise ConfigError(self.name, "unseen must be error or admit", repr(self.unseen))
+
+    def _found(self, path: Path) -> list[Path]:
+        return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else super()._found(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGCNLinks(Links):
+    """Schlichtkrull et al. (2018), section 5.2."""
+
+    name = "rgcn-links"
+    published = "MRR 24.8 above 19.1 on FB15k-237"
+    goals: ClassVar = {"quick": 2.0, "default": 2.0}
+    presets: ClassVar = {"quick": {"steps": 800, "seeds": 1}}
+    channels: int = option(128, "D of entities and relations", minimum=1)
+    layers: int = option(1, "of the encoder", minimum=1)
+    bases: int = option(2, "of the layers' weights; 0: a matrix for each relation", minimum=0)
+    dropout: float = option(0.5, "share of the entities' channels dropped", minimum=0, below=1)
+    batch_size: int = 256
+    seeds: int = 3
+    steps: int = 2000
+    learning_rate: float = 1e-2
+    validate_every: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypedWalks(Links):
+    """Andreoli (2019), section 2.2."""
+
+    name = "walks"
+    published = "no figure; MRR of ConvE 83 on Kinship"
+    goals: ClassVar = {"quick": 5.0, "default": 15.0}
+    presets: ClassVar = {"quick": {"steps": 40, "seeds": 1, "validate_every": 20}}
+    sparsity: float = option(0.5, "by how much, times the learning rate, each weight of a walk shrinks in a step",
+                             minimum=0, below=1)
+    batch_size: int = 4096
+    seeds: int = 3
+    steps: int = 200
+    learning_rate: float = 3e-2
+    validate_every: int = 20

@@ -1,0 +1,63 @@
+"""Options of the recipe on molecules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.recipes.options.sequences import OnFiles
+from structconv_systems.train.config import option
+
+__all__ = ["Molecules"]
+
+_READOUTS = ("sum", "mean", "max", "softmax", "set2set")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Molecules(OnFiles):
+    """Gilmer et al. (2017), on a data set of MoleculeNet (Wu et al. 2018)."""
+
+    name = "molecules"
+    folder = "molecules"
+    where = "ESOL is at github.com/deepchem/deepchem, datasets/delaney-processed.csv; any CSV with SMILES goes."
+    published = "0.58 ± 0.03 on ESOL"
+    higher = False
+    reads = ("file", "test")
+    goals: ClassVar = {"quick": 0.85, "default": 0.65}
+    presets: ClassVar = {
+        "quick": {"channels": 32, "edge_hidden": 32, "steps": 600, "warmup": 50, "checkpoint_every": 100, "seeds": 1,
+                  "learning_rate": 3e-3},
+        "paper": {"channels": 100, "edge_hidden": 100, "message_steps": 5, "readout_steps": 10, "batch_size": 16,
+                  "steps": 10_000, "learning_rate": 1e-3}}
+    file: str = option("delaney-processed.csv", "CSV, plain or gzipped: a line of names, then a molecule a line")
+    test: str = option("", "another such file that is measured in the end; without one, what train and valid leave")
+    smiles: str = option("smiles", "the column with the molecules")
+    target: str = option("measured log solubility in mols per litre", "the column with the numbers to predict")
+    skip_bad: bool = option(False, "leave out molecules whose SMILES cannot be read, and say how many")
+    train: float = option(0.8, "share of the molecules, at random by the seed, that trains", minimum=0.01, below=1)
+    valid: float = option(0.1, "share that chooses the weights; the rest tests", minimum=0.01, below=1)
+    channels: int = option(64, "of the states of atoms", minimum=1)
+    edge_hidden: int = option(64, "hidden units of the network that makes matrices of bonds", minimum=1)
+    reach: int = option(7, "bonds between two atoms that exchange messages, at most", minimum=1, below=100)
+    message_steps: int = option(3, "messages that go from atom to atom one after the other", minimum=1)
+    readout: str = option("set2set", f"of the atoms of a molecule: {', '.join(_READOUTS)}", choices=_READOUTS)
+    readout_steps: int = option(3, "of set2set", minimum=1)
+    dropout: float = option(0.1, "share of hidden units dropped behind the readout", minimum=0, below=1)
+    batch_size: int = option(32, "molecules in a batch", minimum=1)
+    threads: int = 1
+    seeds: int = 10
+    steps: int = 2500
+    optimizer: str = "adamw"
+    weight_decay: float = 0.05
+    ema: float = 0.99
+    learning_rate: float = 1.5e-3
+    schedule: str = "cosine"
+    warmup: int = 100
+    validate_every: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.train + self.valid >= 1:
+            raise ConfigError(self.name, "train and valid must leave something for the test",
+                              f"{self.train} and {self.valid}")

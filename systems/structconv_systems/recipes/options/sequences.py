@@ -1,0 +1,297 @@
+"""Options of the recipes on sequences."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.recipes.options.folder import InFolder
+from structconv_systems.train.config import option
+from structconv_systems.train.options import Trained
+
+__all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "Pervasive", "RNNSearch", "RelativePositions",
+           "Transformer", "Translation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnFiles(InFolder, Trained):
+    """A recipe that trains by gradients on batches of what files hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation(OnFiles):
+    """What the recipes share that translate."""
+
+    folder = "multi30k"
+    where = "Multi30k is at github.com/multi30k/dataset, in data/task1/raw; other parallel text goes as well."
+    train: str = option("train", "stem of the training files: STEM.SOURCE and STEM.TARGET, plain or gzipped")
+    valid: str = option("val", "stem of the validation files")
+    test: str = option("test_2016_flickr", "stem of the test files")
+    from_language: str = option("en", "ending of the files that are translated")
+    to_language: str = option("de", "ending of the files that they are translated to")
+    sentences: int = option(0, "training pairs used, the first ones; 0: all", minimum=0)
+    in_a_row: int = option(1, "neighbouring sentences that are trained on as one, too, at most", minimum=1)
+    vocabulary: int = option(5000, "subwords, of both languages together", minimum=300)
+    longest: int = option(100, "subwords of a training sentence; longer ones are left out, and translations end "
+                              "50 behind", minimum=2)
+    batch_tokens: int = option(2048, "in a batch, padding included, on the longer side", minimum=1)
+    label_smoothing: float = option(0.1, "share of the target spread over all subwords", minimum=0, below=1)
+    beam: int = option(5, "hypotheses kept in decoding; 1: greedy", minimum=1)
+    length_penalty: float = option(1.0, "power of the length that scores are divided by", minimum=0, below=20)
+    channels: int = option(256, "of the hidden layers", minimum=1)
+    dropout: float = option(0.1, "share of hidden units dropped", minimum=0, below=1)
+
+    def _found(self, path: Path) -> list[Path]:
+        names = [f"{path}.{language}{packed}" for language in (self.from_language, self.to_language)
+                 for packed in ("", ".gz")]
+        return [file for name in names for file in super(Translation, self)._found(Path(name))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attending(Translation):
+    """What the recipes share that train a Transformer."""
+
+    layers: int = option(3, "of the encoder and of the decoder", minimum=1)
+    hidden: int = option(512, "channels within the feed-forward parts", minimum=1)
+    norm: str = option("pre", "where layer norm stands: pre or post", choices=("pre", "post"))
+    recompute: bool = option(False, "compute a block's activations again in the backward pass, to save memory")
+    dropout: float = 0.2
+    steps: int = 4000
+    optimizer: str = "adamw"
+    learning_rate: float = 1.5e-3
+    schedule: str = "inverse_root"
+    warmup: int = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer(Attending):
+    """Vaswani et al. (2017)."""
+
+    name = "transformer"
+    published = "small models 36-41 on Multi30k"
+    goals: ClassVar = {"quick": 3.0, "default": 33.0}
+    presets: ClassVar = {
+        "quick": {"sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2, "steps": 400,
+                  "warmup": 100, "validate_every": 200, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
+        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000, "warmup": 4000,
+                  "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6, "dropout": 0.1,
+                  "norm": "post"}}
+    heads: int = option(4, "of attention", minimum=1)
+    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
+                            choices=("sinusoidal", "learnt"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNNSearch(Translation):
+    """Bahdanau, Cho and Bengio (2015), with and without attention."""
+
+    name = "rnnsearch"
+    published = "26.75 vs 17.82 on WMT 14 EN-FR"
+    goals: ClassVar = {"quick": 0.3, "default": 6.0}
+    presets: ClassVar = {
+        "quick": {"sentences": 4000, "in_a_row": 1, "vocabulary": 2000, "channels": 128, "steps": 300,
+                  "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3}}
+    in_a_row: int = 4
+    steps: int = 3000
+    label_smoothing: float = 0.0
+    dropout: float = 0.2
+    schedule: str = "cosine"
+    warmup: int = 200
+
+
+#: Where the model looks and the score by which it does, as table 4 of Luong et al. has them.
+_ALIGNMENTS = ("global-location", "global-dot", "global-general", "global-additive", "local-m-dot", "local-m-general",
+               "local-p-dot", "local-p-general")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Luong(Translation):
+    """Luong, Pham and Manning (2015), table 4."""
+
+    name = "luong"
+    published = "perplexity 6.4 (location) to 5.9 (local-p, general) on WMT 14 EN-DE"
+    goals: ClassVar = {"quick": 0.0, "default": 0.5}
+    presets: ClassVar = {
+        "quick": {"rows": ("global-location", "local-p-general"), "sentences": 3000, "vocabulary": 1500, "channels": 96,
+                  "layers": 1, "steps": 200, "warmup": 20, "validate_every": 100, "checkpoint_every": 50, "beam": 1,
+                  "learning_rate": 5e-3},
+        "paper": {"channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0}}
+    rows: tuple[str, ...] = option(_ALIGNMENTS, "of the table, a,b,c: where the model looks, and its score",
+                                   choices=_ALIGNMENTS)
+    layers: int = option(2, "LSTMs of each stack", minimum=1)
+    radius: int = option(10, "D of local attention", minimum=1)
+    input_feeding: bool = option(True, "the decoder reads its last attention")
+    sentences: int = 12_000
+    vocabulary: int = 4000
+    label_smoothing: float = 0.0
+    dropout: float = 0.2
+    steps: int = 1000
+    beam: int = 1
+    schedule: str = "cosine"
+    learning_rate: float = 2e-3
+    warmup: int = 100
+    channels: int = 192
+
+
+_ROWS = ("keys", "values", "neither", "sinusoidal", "t5", "alibi", "rotary")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativePositions(Attending):
+    """Shaw, Uszkoreit and Vaswani (2018), tables 2 and 3."""
+
+    name = "relative-positions"
+    published = "WMT 14 EN-DE, clip 0: 12.5, 2: 25.8, 16: 25.9; both sides 25.8, keys 25.8, values 25.3, none 12.5"
+    goals: ClassVar = {"quick": 1.0, "default": 3.0}
+    presets: ClassVar = {
+        "quick": {"rows": ("clip-0", "clip-2"), "sentences": 6000, "vocabulary": 2000, "channels": 96,
+                  "hidden": 192, "layers": 2, "steps": 600, "warmup": 150, "validate_every": 200,
+                  "checkpoint_every": 50, "learning_rate": 3e-3},
+        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000, "sentences": 0}}
+    rows: tuple[str, ...] = option(
+        ("clip-0", "clip-1", "clip-2", "clip-4", "clip-16", "clip-64", *_ROWS),
+        "of the tables, a,b,c: clip-C is positions on both sides; keys and values alone are clipped at 16")
+    heads: int = option(4, "of attention", minimum=1)
+    sentences: int = 12_000
+    vocabulary: int = 4000
+    batch_tokens: int = 1024
+    channels: int = 128
+    layers: int = 2
+    steps: int = 1200
+    warmup: int = 200
+    beam: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = [row for row in self.rows if row not in _ROWS and not re.fullmatch(r"clip-(0|[1-9]\d*)", row)]
+        if unknown or not self.rows or len(set(self.rows)) < len(self.rows):
+            raise ConfigError(self.name, f"rows must be of clip-C, {', '.join(_ROWS)}, each once",
+                              ",".join(unknown or self.rows) or "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedHeads(Attending):
+    """Raganato, Scherrer and Tiedemann (2020); Andreoli (2019), section 3.3."""
+
+    name = "fixed-heads"
+    published = "within 0.5 BLEU of learnt heads"
+    goals: ClassVar = {"quick": -3.0, "default": -0.5}
+    presets: ClassVar = {
+        "quick": {"sentences": 3000, "vocabulary": 1500, "channels": 64, "hidden": 128, "layers": 2, "steps": 300,
+                  "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 3e-3, "beam": 1},
+        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "shifts": (-3, -2, -1, 0, 1, 2, 3), "steps": 100_000}}
+    shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learnt")
+    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
+                            choices=("sinusoidal", "learnt"))
+    vocabulary: int = 4000
+    channels: int = 192
+    hidden: int = 384
+    steps: int = 2000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channels % (heads := len(self.shifts) + 1):
+            raise ConfigError(self.name, f"channels must be a multiple of the {heads} heads, one for each of shifts "
+                              "and one that is learnt", self.channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pervasive(Translation):
+    """Elbayad, Besacier and Verbeek (2018), beside RNNsearch on the same pairs."""
+
+    name = "pervasive"
+    published = "IWSLT DE-EN 34.18, EN-DE 27.99"
+    goals: ClassVar = {"quick": -3.0, "default": -3.0}
+    presets: ClassVar = {
+        "quick": {"sentences": 3000, "vocabulary": 1500, "batch_tokens": 768, "channels": 96, "pairs": 32, "layers": 3,
+                  "growth": 16, "hidden": 48, "steps": 300, "warmup": 50, "validate_every": 150,
+                  "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
+        "paper": {"channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 5,
+                  "positions": "none", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
+    pairs: int = option(64, "channels of a pair in front of the first layer", minimum=1)
+    layers: int = option(6, "of convolution", minimum=1)
+    growth: int = option(24, "channels that a layer adds", minimum=1)
+    hidden: int = option(64, "channels that are convolved", minimum=1)
+    kernel: int = option(5, "words of the source that a convolution sees; odd", minimum=1)
+    pooling: str = option("max", "of the source: max, attention or both")
+    positions: str = option("sinusoidal", "encoding of positions: none, sinusoidal or learnt")
+    sentences: int = 8000
+    vocabulary: int = 3000
+    longest: int = 50
+    batch_tokens: int = 1024
+    channels: int = 192
+    dropout: float = 0.2
+    steps: int = 2500
+    learning_rate: float = 2e-3
+    schedule: str = "cosine"
+    warmup: int = 200
+    validate_every: int = 250
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parser(OnFiles):
+    """Dozat and Manning (2017)."""
+
+    name = "parser"
+    folder = "ud_ewt"
+    where = "Universal Dependencies are at universaldependencies.org; any CoNLL-U goes."
+    published = "UAS 95.7, LAS 94.1 on PTB"
+    goals: ClassVar = {"quick": 50.0, "default": 86.0}
+    presets: ClassVar = {
+        "quick": {"sentences": 1500, "hidden": 96, "layers": 1, "arc": 96, "label": 48, "steps": 150, "warmup": 20,
+                  "validate_every": 150, "checkpoint_every": 50, "learning_rate": 5e-3},
+        "paper": {"steps": 75_000, "hidden": 400, "layers": 3, "arc": 500, "label": 100, "batch_words": 5000}}
+    train: str = option("en_ewt-ud-train.conllu.gz", "the training file, CoNLL-U, plain or gzipped")
+    valid: str = option("en_ewt-ud-dev.conllu.gz", "the validation file")
+    test: str = option("en_ewt-ud-test.conllu.gz", "the test file")
+    sentences: int = option(0, "training sentences used, the first ones; 0: all", minimum=0)
+    batch_words: int = option(1000, "in a batch, padding included", minimum=1)
+    least: int = option(2, "times that a word comes in the training file, to be known as a word", minimum=1)
+    embed: int = option(100, "channels of a word, a part of speech, and what letters make", minimum=1)
+    hidden: int = option(200, "channels of each direction of the LSTMs", minimum=1)
+    layers: int = option(2, "of LSTMs", minimum=1)
+    arc: int = option(300, "channels of the perceptrons of heads", minimum=1)
+    label: int = option(100, "channels of the perceptrons of relations", minimum=1)
+    dropout: float = option(0.33, "share of hidden units dropped", minimum=0, below=1)
+    steps: int = 2500
+    learning_rate: float = 2e-3
+    schedule: str = "cosine"
+    warmup: int = 100
+    clip: float = 5.0
+    validate_every: int = 250
+
+
+@dataclass(frozen=True, kw_only=True)
+class Characters(OnFiles):
+    """A causal Transformer on characters, with rotary positions (Su et al. 2021)."""
+
+    name = "characters"
+    folder = "text"
+    where = "Tiny Shakespeare is at github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt; any text goes."
+    published = "1.47 on Tiny Shakespeare"
+    higher = False
+    reads = ("text", "test")
+    goals: ClassVar = {"quick": 2.6, "default": 1.55}
+    presets: ClassVar = {
+        "quick": {"channels": 96, "layers": 2, "heads": 3, "length": 64, "batch_size": 16, "steps": 300, "warmup": 50,
+                  "validate_every": 150, "checkpoint_every": 50, "dropout": 0.0, "learning_rate": 3e-3},
+        "paper": {"channels": 384, "layers": 6, "heads": 6, "length": 256, "batch_size": 64, "steps": 5000}}
+    text: str = option("tinyshakespeare.txt", "the file, plain or gzipped")
+    test: str = option("", "another file that is measured in the end; without one, the text's last tenth")
+    length: int = option(128, "characters of a sample", minimum=2)
+    batch_size: int = option(32, "samples in a batch", minimum=1)
+    channels: int = option(192, "of the hidden layers", minimum=2)
+    layers: int = option(4, "of the Transformer", minimum=1)
+    heads: int = option(6, "of attention", minimum=1)
+    dropout: float = option(0.15, "share of hidden units dropped", minimum=0, below=1)
+    sample: int = option(300, "characters sampled in the end", minimum=0)
+    steps: int = 3600
+    optimizer: str = "adamw"
+    learning_rate: float = 2e-3
+    schedule: str = "cosine"
+    warmup: int = 100
+    weight_decay: float = 0.05
+    validate_every: int = 250

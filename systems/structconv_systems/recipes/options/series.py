@@ -1,0 +1,61 @@
+"""Options of the recipe on time series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.recipes.options.sequences import OnFiles
+from structconv_systems.train.config import option
+
+__all__ = ["Series"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series(OnFiles):
+    """Cinar et al. (2017, 2018)."""
+
+    name = "series"
+    folder = "traffic"
+    where = "Los-loop is at github.com/lehaifeng/T-GCN, data/los_speed.csv; any CSV of series goes."
+    published = "period-aware below plain attention"
+    reads = ("file", "test")
+    goals: ClassVar = {"quick": 0.0, "default": 0.0}
+    presets: ClassVar = {
+        "quick": {"history": 300, "patch": 12, "hidden": 32, "steps": 300, "validate_every": 150,
+                  "checkpoint_every": 50, "seeds": 1, "stride": 12, "learning_rate": 1e-2}}
+    file: str = option("los_speed.csv", "CSV, plain or gzipped: a line of names, then one for each time")
+    test: str = option("", "CSV of any series, all of which tests; empty: the last times of file")
+    missing: str = option("zero", "what was not observed: nan, or zero for zeros too", choices=("nan", "zero"))
+    train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
+    valid: float = option(0.1, "share of the times, behind these; the rest tests", minimum=0.01, below=1)
+    history: int = option(324, "readings that a forecast sees, at best more than a period", minimum=1)
+    horizon: int = option(12, "readings that are forecast", minimum=1)
+    patch: int = option(3, "readings of an entry; divides history and horizon", minimum=1)
+    hidden: int = option(64, "channels of the states", minimum=1)
+    heads: int = option(4, "blocks of channels with a period of their own", minimum=1)
+    dropout: float = option(0.0, "share of hidden units dropped", minimum=0, below=1)
+    gaps: float = option(0.2, "share of a history's readings hidden: of half of the training samples, and in the last "
+                         "column", minimum=0, below=0.95)
+    gap: int = option(12, "readings in a row that a gap hides", minimum=1)
+    batch_size: int = option(128, "histories in a batch", minimum=1)
+    stride: int = option(3, "times between two from which is forecast in validation, and with gaps", minimum=1)
+    threads: int = 1
+    seeds: int = 3
+    steps: int = 1200
+    learning_rate: float = 3e-3
+    schedule: str = "cosine"
+    warmup: int = 50
+    clip: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.train + self.valid >= 1:
+            raise ConfigError(self.name, "train and valid must leave something for the test",
+                              f"{self.train} and {self.valid}")
+        for name in ("history", "horizon"):
+            if getattr(self, name) % self.patch:
+                raise ConfigError(self.name, f"patch must divide {name}={getattr(self, name)}", self.patch)
+        if self.hidden % self.heads:
+            raise ConfigError(self.name, f"heads must divide hidden={self.hidden}", self.heads)

@@ -1,0 +1,73 @@
+"""Options of the recipe on tours through points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from structconv.errors import ConfigError
+from structconv_systems.train.config import option
+from structconv_systems.train.options import Trained
+
+__all__ = ["TSP"]
+
+_BASELINES = ("rollout", "exponential", "shared")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TSP(Trained):
+    """Kool, van Hoof and Welling (2019)."""
+
+    name = "tsp"
+    published = "0.34 % greedy, 0.08 % best of 1280 samples (TSP20)"
+    goals: ClassVar = {"quick": 12.0, "default": 4.0}
+    higher = False
+    presets: ClassVar = {
+        "quick": {"channels": 64, "layers": 2, "heads": 4, "hidden": 256, "batch_size": 256, "steps": 400,
+                  "warmup": 20, "challenge_every": 50, "validate_every": 100, "checkpoint_every": 100,
+                  "instances": 200, "samples": 16},
+        "paper": {"channels": 128, "layers": 3, "heads": 8, "hidden": 512, "batch_size": 512, "steps": 250_000,
+                  "learning_rate": 1e-4, "schedule": "constant", "warmup": 0, "challenge_every": 2500,
+                  "challengers": 10_000, "validate_every": 2500, "checkpoint_every": 500, "instances": 10_000,
+                  "samples": 1280}}
+    nodes: int = option(20, "points of a training instance, and of those that are made to measure with", minimum=2)
+    test: str = option("", "a TSPLIB file to measure with, with its optimum in NAME.opt.tour if that is there; else "
+                       "instances are made")
+    instances: int = option(1000, "to validate with, and as many to test", minimum=1)
+    samples: int = option(64, "tours of an instance, of which the best counts in the column of samples", minimum=1)
+    channels: int = option(128, "of the nodes", minimum=1)
+    layers: int = option(2, "blocks of the encoder", minimum=1)
+    heads: int = option(8, "of the encoder and of the glimpse; divides channels", minimum=1)
+    hidden: int = option(256, "channels of the networks within blocks", minimum=1)
+    logits: float = option(10.0, "C, the greatest logit", minimum=0.1)
+    batch_size: int = option(256, "tours in a batch", minimum=2)
+    baseline: str = option("rollout", f"what is subtracted of a tour's length: {', '.join(_BASELINES)}",
+                           choices=_BASELINES)
+    copies: int = option(8, "tours of an instance with baseline shared; divides batch_size", minimum=2)
+    decay: float = option(0.8, "of the exponential baseline, and of the rollout's until its first challenge", minimum=0,
+                          below=1)
+    challenge_every: int = option(200, "steps after which the rollout's model may be replaced", minimum=1)
+    challengers: int = option(1000, "instances by which is decided whether it is", minimum=2)
+    alpha: float = option(0.05, "level of the paired t-test that decides", minimum=0, below=1)
+    threads: int = 1
+    steps: int = 3000
+    learning_rate: float = 1e-3
+    schedule: str = "cosine"
+    warmup: int = 100
+    validate_every: int = 200
+    checkpoint_every: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, whole in (("heads", "channels"), ("copies", "batch_size")):
+            if getattr(self, whole) % getattr(self, name) and (name == "heads" or self.baseline == "shared"):
+                raise ConfigError(self.name, f"{name} must divide {whole}={getattr(self, whole)}", getattr(self, name))
+
+    def from_here(self, name: str) -> str:
+        """The whole path of a file."""
+        return str(Path(name).absolute())
+
+    def files(self) -> list[Path]:
+        named = [Path(self.test), Path(self.test).with_suffix(".opt.tour")] if self.test else []
+        return [path for path in named if path.is_file()]

@@ -1,0 +1,49 @@
+"""Pervasive attention (Elbayad et al. 2018) beside RNNsearch, trained on the same pairs: BLEU of both."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from structconv_systems.models.pervasive import Pervasive as Model
+from structconv_systems.models.rnnsearch import RNNsearch
+from structconv_systems.recipes.options.sequences import Pervasive
+from structconv_systems.recipes.translation import translation_jobs, translator, write_translated
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, parameters_of
+
+__all__ = ["RUNNER", "beside", "network"]
+
+_OURS, _BESIDE = "pervasive", "rnnsearch"
+
+
+def network(recipe: Pervasive, vocabulary: int) -> Model:
+    """The recipe's model."""
+    return Model(vocabulary, vocabulary, embed=recipe.channels, channels=recipe.pairs, layers=recipe.layers,
+                 growth=recipe.growth, hidden=recipe.hidden, kernel=recipe.kernel, pooling=recipe.pooling,
+                 positions=recipe.positions, dropout=recipe.dropout)
+
+
+def beside(recipe: Pervasive, vocabulary: int) -> RNNsearch:
+    """The model that it is compared with."""
+    return RNNsearch(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout)
+
+
+def _jobs(recipe: Pervasive, run: Run | None) -> list[Job]:
+    return translation_jobs(recipe, run, {_OURS: partial(network, recipe), _BESIDE: partial(beside, recipe)})
+
+
+def _lead(means: dict[str, float]) -> float:
+    return means[_OURS] - means[_BESIDE]
+
+
+def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
+    """Parameters of both, translations, and where the greatest values stand while a sentence is translated."""
+    tasks = finished.tasks()
+    return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
+            **write_translated(finished.run, tasks[_OURS], aligned=recipe.pooling != "attention")}
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
+               contrast=(_lead, "BLEU of pervasive attention over RNNsearch"), finish=_finish,
+               use=partial(translator, network, f"{_OURS}/seed-0")).runner

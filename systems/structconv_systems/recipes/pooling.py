@@ -1,0 +1,83 @@
+"""Pooling by place, by content and by relations, where each of them decides: who learns it, and the weights drawn."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from structconv.pictures import basis_png
+from structconv_systems.data.generated import QUESTIONS, Labelled, entry_channels, labelled_entries
+from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
+from structconv_systems.recipes.generated import Classification, parts_of
+from structconv_systems.recipes.options.comparisons import Pooling
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, jobs_of
+
+__all__ = ["RUNNER", "WINS", "PoolingTask", "entries", "network"]
+
+#: Which questions a pooling is predicted to answer; all others not.
+WINS = {"spatial": ("place",), "context": ("content",), "self-attention": ("content", "relation")}
+
+
+def network(recipe: Pooling, name: str) -> PoolingClassifier:
+    """The recipe's model of one pooling."""
+    return PoolingClassifier(name, recipe.length, entry_channels(recipe.length, recipe.classes), recipe.classes,
+                             channels=recipe.channels, dim=recipe.dim)
+
+
+def entries(recipe: Pooling, question: str) -> dict[str, Labelled]:
+    """The parts of the sequences with the labels of a question."""
+    return parts_of(recipe, lambda samples, seed: labelled_entries(question, samples, recipe.length,
+                                                                   classes=recipe.classes, seed=seed))
+
+
+class PoolingTask(Classification):
+    """Accuracy, and the mean weight of the entry that decides, in percent."""
+
+    model: PoolingClassifier
+
+    def figures(self, part: str) -> dict[str, float]:
+        data = self.parts[part]
+        weights = torch.cat([self.model.weights(inputs) for inputs in data.inputs.split(256)])
+        return {**super().figures(part), f"{part}_weight": 100 * weights.gather(1, data.places).mean().item()}
+
+
+def _jobs(recipe: Pooling, run: Run | None) -> list[Job]:
+    return [job for question in QUESTIONS for parts in [entries(recipe, question)] for name in POOLINGS
+            for job in jobs_of(recipe, f"{name}-{question}", partial(_task, recipe, name, parts), PoolingTask)]
+
+
+def _task(recipe: Pooling, name: str, parts: dict[str, Labelled], seed: int) -> PoolingTask:
+    return PoolingTask(network(recipe, name), recipe, parts, seed)
+
+
+def _margin(means: dict[str, float]) -> float:
+    wins = {f"{name}-{question}" for name, questions in WINS.items() for question in questions}
+    return min(means[name] for name in wins) - max(mean for name, mean in means.items() if name not in wins)
+
+
+def _finish(recipe: Pooling, finished: Finished) -> dict[str, Any]:
+    """The weights of a few test sequences, a picture a question, by the first trainings."""
+    tasks = finished.tasks()
+    for question in QUESTIONS:
+        poolings = {name: tasks[f"{name}-{question}"] for name in POOLINGS}
+        finished.run.write(f"pictures/weights-{question}.png", _picture(recipe, poolings))
+    return {}
+
+
+@torch.no_grad()
+def _picture(recipe: Pooling, tasks: dict[str, PoolingTask]) -> bytes:
+    """Which entries decide, and how much weight each pooling gives them: a row a place, a column one of as many test
+    sequences; and in the last panel how each entry of the first sequence (a column) attends to each."""
+    data, count = tasks[POOLINGS[0]].parts["test"], recipe.length
+    x, places = data.inputs[:count], data.places[:count]
+    panels = [torch.zeros(x.shape[:2]).scatter(1, places, 1.0), *(task.model.weights(x) for task in tasks.values())]
+    attention = tasks["self-attention"].model.attention(x[0])
+    return basis_png(torch.stack([*(panel.mT for panel in panels), attention]),
+                     ["decides", *POOLINGS, "attention of one"])
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_weight": "weight of what decides, %"},
+               contrast=(_margin, "worst that should win over best that should fail, points"), finish=_finish).runner

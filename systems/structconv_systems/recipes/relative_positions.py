@@ -1,0 +1,75 @@
+"""Relative positions (Shaw et al. 2018): BLEU by clipping, by side, and beside other encodings of positions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from structconv.mechanisms import STRUCTURE_IF_GIVEN, ALiBi, DotProduct, Mechanism, RelativeBias, RelativeKey, Rotary
+from structconv.nn import Conv, RelativeValue
+from structconv.pictures import curves_png
+from structconv.structures import Causal
+from structconv.weights import LowRank
+from structconv_systems.models.transformer import Transformer as Model
+from structconv_systems.recipes.options.sequences import RelativePositions
+from structconv_systems.recipes.translation import translation_jobs
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study
+
+__all__ = ["RUNNER", "attention", "network"]
+
+_CLIP = 16
+
+
+def network(recipe: RelativePositions, vocabulary: int, row: str) -> Model:
+    """The Transformer of a row of the tables; positions are in its self-attention, except those of ``sinusoidal``."""
+    return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
+                 dropout=recipe.dropout, norm=recipe.norm, recompute=recipe.recompute,
+                 positions="sinusoidal" if row == "sinusoidal" else "none",
+                 encoder_mechanism=partial(_layer, recipe, row, STRUCTURE_IF_GIVEN),
+                 decoder_mechanism=partial(_layer, recipe, row, Causal()))
+
+
+def attention(row: str, heads: int, dim: int) -> tuple[Mechanism, int | None]:
+    """The scores of a row, and the clipping of its values, if these have positions."""
+    product = DotProduct(heads, dim)
+    plain = product.scaled()
+    if row.startswith("clip-"):
+        clip = int(row.removeprefix("clip-"))
+        return (product + RelativeKey(clip)).scaled(), clip
+    rows: dict[str, tuple[Mechanism, int | None]] = {
+        "keys": ((product + RelativeKey(_CLIP)).scaled(), None), "values": (plain, _CLIP), "neither": (plain, None),
+        "sinusoidal": (plain, None), "t5": (plain + RelativeBias(_CLIP, buckets="log"), None),
+        "alibi": (plain + ALiBi(), None), "rotary": (DotProduct(heads, dim, rotary=Rotary()).scaled(), None)}
+    return rows[row]
+
+
+def _layer(recipe: RelativePositions, row: str, keep: object, layer: int) -> Conv:
+    dim = recipe.channels // recipe.heads
+    scores, clip = attention(row, recipe.heads, dim)
+    return Conv(scores.masked(keep=keep).softmax(), recipe.channels, recipe.channels, weight=LowRank(dim),
+                relative_value=None if clip is None else RelativeValue(clip))
+
+
+def _jobs(recipe: RelativePositions, run: Run | None) -> list[Job]:
+    return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
+
+
+def _finish(recipe: RelativePositions, finished: Finished) -> dict[str, Any]:
+    """BLEU by clipping, and of the other rows, in a picture."""
+    means = {row: figures["test_bleu"]["mean"] for row, figures in finished.groups.items()}
+    clips = sorted(int(row.removeprefix("clip-")) for row in means if row.startswith("clip-")) or [0]
+    ends = [clips[0], clips[-1]]
+    curves = {row: (ends, [bleu, bleu]) for row, bleu in means.items() if not row.startswith("clip-")}
+    curves["both sides"] = clips, [means.get(f"clip-{clip}", float("nan")) for clip in clips]
+    finished.run.write("pictures/clipping.png", curves_png(curves, x_label="offsets are clipped at", y_label="BLEU"))
+    return {}
+
+
+def _gain(means: dict[str, float]) -> float | None:
+    """Of clipping at 2 over clipping at 0, which knows no positions."""
+    return means["clip-2"] - means["clip-0"] if {"clip-2", "clip-0"} <= means.keys() else None
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
+               contrast=(_gain, "BLEU of clip 2 over clip 0"), finish=_finish).runner

@@ -1,0 +1,38 @@
+"""Links by an R-GCN with DistMult behind it, beside DistMult alone (Schlichtkrull et al. 2018, section 5.2)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from structconv_systems.models.rgcn import LinkPredictor
+from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask
+from structconv_systems.recipes.options.knowledge import RGCNLinks
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Job, Study, jobs_of
+
+__all__ = ["RUNNER", "network"]
+
+_RGCN, _ALONE = "rgcn", "distmult"
+
+
+def network(recipe: RGCNLinks, facts: Facts, layers: int) -> LinkPredictor:
+    """The recipe's model with so many layers of an encoder; 0 is DistMult."""
+    return LinkPredictor(facts.graph.num_entities, facts.graph.num_relations, recipe.channels, layers=layers,
+                         num_bases=recipe.bases or None, dropout=recipe.dropout)
+
+
+def _task(recipe: RGCNLinks, facts: Facts, layers: int, seed: int) -> LinkTask:
+    return LinkTask(recipe, facts, network(recipe, facts, layers), seed)
+
+
+def _jobs(recipe: RGCNLinks, run: Run | None) -> list[Job]:
+    facts = Facts.read(recipe, own_entities=True)
+    return [job for name, layers in ((_RGCN, recipe.layers), (_ALONE, 0))
+            for job in jobs_of(recipe, name, partial(_task, recipe, facts, layers), LinkTask)]
+
+
+def _gain(means: dict[str, float]) -> float:
+    return means[_RGCN] - means[_ALONE]
+
+
+RUNNER = Study(jobs=_jobs, columns=COLUMNS, contrast=(_gain, "MRR of R-GCN above DistMult, points")).runner

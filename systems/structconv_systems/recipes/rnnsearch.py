@@ -1,0 +1,50 @@
+"""Recurrent translation without and with attention (Bahdanau et al. 2015): BLEU of both, by length, and alignments."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from structconv_systems.data.parallel import in_a_row
+from structconv_systems.models.rnnsearch import RNNsearch as Model
+from structconv_systems.recipes.options.sequences import RNNSearch
+from structconv_systems.recipes.translation import bleu, translation_jobs, translator, write_translated
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study
+
+__all__ = ["RUNNER", "network"]
+
+_WITHOUT, _WITH = "without-attention", "with-attention"
+
+
+def network(recipe: RNNSearch, vocabulary: int, attention: bool) -> Model:
+    """The recipe's model."""
+    return Model(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout,
+                 attention=attention)
+
+
+def _jobs(recipe: RNNSearch, run: Run | None) -> list[Job]:
+    return translation_jobs(recipe, run, {_WITHOUT: partial(network, recipe, attention=False),
+                                          _WITH: partial(network, recipe, attention=True)})
+
+
+def _gain(means: dict[str, float]) -> float:
+    return means[_WITH] - means[_WITHOUT]
+
+
+def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
+    """BLEU of one, two, three and four test sentences in a row, and a sentence's alignment, by the first trainings."""
+    tasks = finished.tasks()
+    test = tasks[_WITH].corpus.parts["test"].text
+    lengths = {name: {1: finished.groups[name]["test_bleu"]["mean"]} for name in tasks}
+    for count in range(2, 5):
+        finished.progress.phase(f"translating {count} sentences in a row")
+        text = in_a_row(test, count)
+        for name, task in tasks.items():
+            lengths[name][count] = bleu(task.translator.translate(text.source), text.target)[0]
+    return {"bleu_by_sentences_in_a_row": lengths, **write_translated(finished.run, tasks[_WITH])}
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
+               contrast=(_gain, "BLEU gained by attention"), finish=_finish,
+               use=partial(translator, partial(network, attention=True), f"{_WITH}/seed-0")).runner

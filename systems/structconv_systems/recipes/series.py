@@ -1,0 +1,200 @@
+"""Traffic with missing values (Cinar et al. 2017, 2018): the error without attention, with plain and with period-aware
+attention, and of the last value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from structconv.errors import DataError
+from structconv.pictures import forecast_png
+from structconv_systems.data.series import (
+    Part,
+    at_twelfths,
+    check_times,
+    checked_parts,
+    ends_of_parts,
+    gaps,
+    mean_and_deviation,
+    read_series,
+)
+from structconv_systems.models.series import Forecaster, LastValue
+from structconv_systems.recipes.options.series import Series
+from structconv_systems.train.batches import Windows
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, jobs_of
+from structconv_systems.train.task import BatchTask
+from structconv_systems.train.untrained import untrained_job
+
+__all__ = ["RUNNER", "Histories", "SeriesTask", "network"]
+
+_WITHOUT, _PLAIN, _PERIOD, _LAST = "without-attention", "attention", "period-aware", "last-value"
+_ATTENTION = {_WITHOUT: "none", _PLAIN: "content", _PERIOD: "period"}
+#: Forecasts made at a time.
+_MANY = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Histories (B, T) and what follows them (B, horizon), each with which of its readings are observed."""
+
+    values: Tensor
+    observed: Tensor
+    wanted: Tensor
+    counted: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histories:
+    """Series in three parts, one behind the other, unless another file tests; a sample is an origin and a sensor. Of
+    ``val`` and ``test`` origins and what is forecast lie in the part; histories reach back before it."""
+
+    recipe: Series
+    parts: dict[str, Part]
+
+    @classmethod
+    def read(cls, recipe: Series) -> Histories:
+        """Those of the recipe's files; `DataError` where one is too short."""
+        values, observed = _padded(recipe, recipe.path(recipe.file))
+        times = len(values) - recipe.horizon
+        ends = ends_of_parts(times, recipe.train, recipe.valid)
+        if ends["train"] <= recipe.history or min(ends["val"] - ends["train"], times - ends["val"]) <= recipe.horizon:
+            raise DataError(recipe.path(recipe.file), f"more than history={recipe.history} times for training, and "
+                            f"than horizon={recipe.horizon} for validation and for the test", f"{times} times")
+        firsts = {"train": recipe.history - 1, "val": ends["train"], "test": ends["val"]}
+        parts = {part: Part(values, observed, firsts[part], ends[part]) for part in ends}
+        other = _other(recipe, recipe.path(recipe.test)) if recipe.test else None
+        return cls(recipe=recipe, parts=checked_parts(recipe.path(recipe.file), parts, other))
+
+    def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
+        """Samples, without those of the history that are `missing` (B, T); what lies behind the part is not counted."""
+        recipe, of = self.recipe, self.parts[part]
+        times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
+        values, observed = (table[times, sensors.unsqueeze(-1)] for table in (of.values, of.observed))
+        observed = observed & (times < of.end)
+        (known, wanted), (seen, counted) = (table.split((recipe.history, recipe.horizon), -1)
+                                            for table in (values, observed))
+        seen = seen if missing is None else seen & ~missing
+        return Batch(values=known * seen, observed=seen, wanted=wanted, counted=counted)
+
+    @torch.no_grad()
+    def errors(self, model: nn.Module, part: str, stride: int, share: float = 0.0) -> Tensor:
+        """Mean absolute errors (horizon,) of a model over the readings of a part that were observed, from every
+        `stride`-th origin; with a share of each history in gaps, the same for all models."""
+        generator = torch.Generator().manual_seed(0)
+        of = self.parts[part]
+        samples = torch.cartesian_prod(torch.tensor(of.origins[::stride]), torch.arange(of.values.shape[1]))
+        total, count = torch.zeros(2, self.recipe.horizon, dtype=torch.float64)
+        for origin, sensor in (rows.unbind(-1) for rows in samples.split(_MANY)):
+            missing = self.missing(len(origin), share, generator) if share else None
+            batch = self.batch(part, origin, sensor, missing)
+            error = (model(batch.values, batch.observed) - batch.wanted).abs() * batch.counted
+            total, count = total + error.double().sum(0), count + batch.counted.sum(0)
+        return total / count
+
+    def missing(self, samples: int, share: float, generator: torch.Generator | None = None) -> Tensor:
+        """Gaps in histories, (B, T)."""
+        return gaps((samples, self.recipe.history), share, self.recipe.gap, generator)
+
+    def figures(self, model: nn.Module, part: str) -> dict[str, float]:
+        """The error by steps, their mean, and with gaps; of ``val`` the mean alone."""
+        if part == "val":
+            return {"val_loss": float(self.errors(model, part, self.recipe.stride).mean())}
+        error = self.errors(model, part, 1)
+        hidden = self.errors(model, part, self.recipe.stride, self.recipe.gaps)
+        return {f"{part}_mae": float(error.mean()), **at_twelfths(f"{part}_mae", error, (1, 3, 6, 12)),
+                f"{part}_mae_gaps": float(hidden.mean())}
+
+
+def _padded(recipe: Series, path: Path) -> tuple[Tensor, Tensor]:
+    """The readings of a file and which are observed, (times + horizon, S)."""
+    series = read_series(path, missing="zero" if recipe.missing == "zero" else "nan")
+    values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (series.values, series.observed))
+    return values, observed
+
+
+def _other(recipe: Series, path: Path) -> tuple[Path, Part]:
+    """The whole of the file that tests; of any sensors, each of which is forecast alone."""
+    values, observed = _padded(recipe, path)
+    end = len(values) - recipe.horizon
+    check_times(path, end, recipe.history, recipe.horizon)
+    return path, Part(values, observed, recipe.history - 1, end)
+
+
+def network(recipe: Series, histories: Histories, attention: str) -> Forecaster:
+    """The recipe's model."""
+    mean, deviation = mean_and_deviation(histories.parts["train"].known)
+    return Forecaster(history=recipe.history, horizon=recipe.horizon, patch=recipe.patch, hidden=recipe.hidden,
+                      attention=attention, heads=recipe.heads if attention == "period" else 1, dropout=recipe.dropout,
+                      mean=mean, deviation=deviation)
+
+
+class SeriesTask(BatchTask):
+    """Absolute error of all steps that are forecast, in the unit of the readings; half of the samples have gaps."""
+
+    model: Forecaster
+
+    def __init__(self, recipe: Series, histories: Histories, attention: str, seed: int) -> None:
+        self.histories, part = histories, histories.parts["train"]
+        windows = Windows(len(part.origins) * part.values.shape[1], size=recipe.batch_size, seed=seed)
+        super().__init__(network(recipe, histories, attention), recipe, windows)
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        histories, count = self.histories, len(samples)
+        part = histories.parts["train"]
+        chosen, sensors = torch.tensor([divmod(sample, part.values.shape[1]) for sample in samples]).unbind(-1)
+        missing = histories.missing(count, histories.recipe.gaps) & (torch.rand(count, 1) < 0.5)
+        batch = histories.batch("train", chosen + part.first, sensors, missing)
+        error = (self.model(batch.values, batch.observed) - batch.wanted).abs() * batch.counted
+        return error.sum(), float(batch.counted.sum())
+
+    def figures(self, part: str) -> dict[str, float]:
+        return self.histories.figures(self.model, part)
+
+
+def _jobs(recipe: Series, run: Run | None) -> list[Job]:
+    histories = Histories.read(recipe)
+    last = untrained_job(_LAST, LastValue(recipe.horizon), histories.figures)
+    trainings = [jobs_of(recipe, name, partial(SeriesTask, recipe, histories, attention), SeriesTask)
+                 for name, attention in _ATTENTION.items()]
+    return [*(job for jobs in trainings for job in jobs), last]
+
+
+def _gain(means: dict[str, float]) -> float:
+    return means[_PLAIN] - means[_PERIOD]
+
+
+def _finish(recipe: Series, finished: Finished) -> dict[str, Any]:
+    """Whose mean error is below that of the last value; and forecasts with gaps in pictures, by the first trainings."""
+    for name in (_PLAIN, _PERIOD):
+        finished.run.write(f"pictures/{name}.png", _picture(finished.task(name)))
+    means = {name: figures["test_mae"]["mean"] for name, figures in finished.groups.items()}
+    return {"below_last_value": {name: means[name] < means[_LAST] for name in _ATTENTION}}
+
+
+@torch.no_grad()
+def _picture(task: SeriesTask) -> bytes:
+    """A history with gaps, in the middle of the test, of the sensor whose readings vary most; what is forecast, and
+    where the heads look."""
+    histories, model, part = task.histories, task.model, task.histories.parts["test"]
+    sensor = part.values[:part.end].std(0).argmax().unsqueeze(0)
+    missing = histories.missing(1, histories.recipe.gaps, torch.Generator().manual_seed(0))
+    batch = histories.batch("test", torch.tensor([part.origins[len(part.origins) // 2]]), sensor, missing)
+    y, last = (found(batch.values, batch.observed)[0] for found in (model, LastValue(histories.recipe.horizon)))
+    wanted = batch.wanted.masked_fill(~batch.counted, torch.nan)[0]
+    return forecast_png(batch.values.masked_fill(~batch.observed, torch.nan)[0],
+                        {"observed later": wanted, "forecast": y, "last value": last},
+                        model.weights(batch.values, batch.observed)[0].flatten(0, 1), y_label="reading")
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_1_of_12": "at 1/12", "test_mae_3_of_12": "1/4",
+                                    "test_mae_6_of_12": "1/2", "test_mae_12_of_12": "the end",
+                                    "test_mae_gaps": "with gaps"},
+               contrast=(_gain, "error less by period-aware attention"), finish=_finish).runner

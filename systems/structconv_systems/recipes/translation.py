@@ -1,0 +1,234 @@
+"""What the recipes share that translate: subwords, the loss, perplexity, and BLEU of what is decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from structconv.errors import DataError
+from structconv.nn import cross_entropy
+from structconv.pictures import alignment_png
+from structconv_systems.data.parallel import Parallel, in_a_row, read_parallel
+from structconv_systems.data.subwords import Subwords
+from structconv_systems.models.decoding import beam
+from structconv_systems.models.tokens import BEGIN, END, PAD
+from structconv_systems.recipes.options.sequences import Translation
+from structconv_systems.train.batches import Batches
+from structconv_systems.train.progress import Progress
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Job, jobs_of, loaded
+from structconv_systems.train.task import BatchTask, mean_loss
+
+__all__ = ["TranslationTask", "Translator", "bleu", "read_corpus", "telling", "translation_jobs", "translator",
+           "write_translated"]
+
+_SUBWORDS = "subwords.json"
+_MOST_MORE = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Sentences as written, and as subwords."""
+
+    text: Parallel
+    sources: list[Tensor]
+    targets: list[Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Parallel text in three parts, ``train``, ``val`` and ``test``, over one vocabulary of subwords."""
+
+    subwords: Subwords
+    parts: dict[str, Pairs]
+
+
+def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
+    """The files of a recipe; the subwords are those of the run, if it has any, else learnt from the training files."""
+    stems = {"train": recipe.train, "val": recipe.valid, "test": recipe.test}
+    texts = {part: read_parallel(recipe.path(stem), recipe.from_language, recipe.to_language)
+             for part, stem in stems.items()}
+    if recipe.sentences:
+        texts["train"] = Parallel(source=texts["train"].source[:recipe.sentences],
+                                  target=texts["train"].target[:recipe.sentences])
+    subwords, alone = _subwords(recipe, texts["train"], run), len(texts["train"])
+    texts["train"] = _with_rows(texts["train"], recipe.in_a_row)
+    parts = {part: _encoded(text, subwords) for part, text in texts.items()}
+    return Corpus(subwords=subwords, parts={**parts, "train": _shorter(recipe, parts["train"], alone)})
+
+
+def _with_rows(text: Parallel, most: int) -> Parallel:
+    """Its sentences, and those made of two to `most` neighbours."""
+    rows = [in_a_row(text, count) for count in range(1, most + 1)]
+    return Parallel(source=tuple(chain.from_iterable(row.source for row in rows)),
+                    target=tuple(chain.from_iterable(row.target for row in rows)))
+
+
+def _subwords(recipe: Translation, text: Parallel, run: Run | None) -> Subwords:
+    path = None if run is None else run.folder / _SUBWORDS
+    if path is not None and path.is_file():
+        return Subwords.load(path)
+    subwords = Subwords.train([*text.source, *text.target], recipe.vocabulary)
+    if path is not None:
+        subwords.save(path)
+    return subwords
+
+
+class TranslationTask(BatchTask):
+    """A model that translates: cross-entropy of the next subword, perplexity on ``val``, BLEU on ``test``.
+
+    Args:
+        model: sources (B, M) and targets (B, N) -> logits (B, N, V); `begin` of it decodes.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Translation, corpus: Corpus, seed: int) -> None:
+        self.recipe, self.corpus = recipe, corpus
+        train = corpus.parts["train"]
+        lengths = [max(len(source), len(target)) for source, target in zip(train.sources, train.targets, strict=True)]
+        super().__init__(model, recipe, Batches(lengths, cost=recipe.batch_tokens, seed=seed))
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        return self._loss(self.corpus.parts["train"], samples, self.recipe.label_smoothing)
+
+    def figures(self, part: str) -> dict[str, float]:
+        pairs = self.corpus.parts[part]
+        count = len(pairs.text)
+        loss = mean_loss(self._loss(pairs, range(first, min(first + 64, count)), 0.0) for first in range(0, count, 64))
+        found = {f"{part}_loss": loss, f"{part}_perplexity": math.exp(min(loss, 700.0))}
+        if part == "test":
+            found["test_bleu"] = bleu(self.translator.translate(pairs.text.source), pairs.text.target)[0]
+        return found
+
+    @property
+    def translator(self) -> Translator:
+        """The model as it is."""
+        return Translator(self.model, self.corpus.subwords, self.recipe)
+
+    def _loss(self, pairs: Pairs, samples: Sequence[int], smoothing: float) -> tuple[Tensor, float]:
+        source = pad_sequence([pairs.sources[sample] for sample in samples], batch_first=True, padding_value=PAD)
+        target = pad_sequence([pairs.targets[sample] for sample in samples], batch_first=True, padding_value=PAD)
+        logits, wanted = self.model(source, target[:, :-1]), target[:, 1:]
+        loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD, reduction="sum",
+                             label_smoothing=smoothing)
+        return loss, float((wanted != PAD).sum())
+
+
+def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str, Callable[[int], nn.Module]]
+                     ) -> list[Job]:
+    """The trainings of each group on one corpus; `networks` make their models for a number of subwords."""
+    corpus = read_corpus(recipe, run)
+
+    def task(network: Callable[[int], nn.Module], seed: int) -> TranslationTask:
+        return TranslationTask(network(len(corpus.subwords)), recipe, corpus, seed)
+
+    return [job for name, network in networks.items()
+            for job in jobs_of(recipe, name, partial(task, network), TranslationTask)]
+
+
+def write_translated(run: Run, task: TranslationTask, *, aligned: bool = True) -> dict[str, Any]:
+    """Put what it makes of the test sentences into ``translations.txt`` and, if it can be `aligned`, where it looks in
+    one of them into ``pictures/alignment.png``; sacrebleu's signature."""
+    text, own = task.corpus.parts["test"].text, task.translator
+    output = own.translate(text.source)
+    run.write("translations.txt", "\n".join(output) + "\n")
+    if aligned:
+        place = telling(text)
+        run.write("pictures/alignment.png", own.alignment(text.source[place], output[place]))
+    return {"signature": bleu(output, text.target)[1]}
+
+
+def telling(text: Parallel) -> int:
+    """The place of the first sentence of middling length, to be drawn."""
+    return next((place for place, line in enumerate(text.source) if 9 <= len(line.split()) <= 14), 0)
+
+
+class Translator:
+    """A model and its subwords, for lines of text."""
+
+    def __init__(self, model: Any, subwords: Subwords, recipe: Translation) -> None:
+        self._model, self._subwords, self._recipe = model, subwords, recipe
+
+    @torch.no_grad()
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        """Their translations, decoded in batches of like length; a blank line's is blank."""
+        sources = [_source(self._subwords, line) for line in lines]
+        order = sorted((place for place, line in enumerate(lines) if line.strip()),
+                       key=lambda place: len(sources[place]))
+        output = [""] * len(lines)
+        for first in range(0, len(order), 32):
+            places = order[first:first + 32]
+            for place, tokens in zip(places, self._decoded([sources[place] for place in places]), strict=True):
+                output[place] = self._subwords.decode(tokens)
+        return output
+
+    @torch.no_grad()
+    def alignment(self, source: str, target: str) -> bytes:
+        """Where the model looks while it writes a translation; PNG.
+
+        Raises:
+            ConfigError: it looks nowhere in particular.
+        """
+        given = _source(self._subwords, source)
+        wanted = _target(self._subwords, target)
+        pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (given, wanted[1:]))
+        return alignment_png(self._model.alignment(given, wanted[:-1]), *pieces)
+
+    def _decoded(self, sources: list[Tensor]) -> list[list[int]]:
+        recipe, source = self._recipe, pad_sequence(sources, batch_first=True, padding_value=PAD)
+        return beam(self._model.begin(source), len(sources), width=recipe.beam, begin=BEGIN, end=END,
+                    most=recipe.longest + _MOST_MORE, length_penalty=recipe.length_penalty, normalisation="length")
+
+
+def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Translation, run: Run, progress: Progress,
+               beam: int | None = None) -> Translator:
+    """That of a finished training; `network` makes the model for a number of subwords."""
+    subwords = Subwords.load(run.folder / _SUBWORDS)
+    model = loaded(network(recipe, len(subwords)), job, run, progress)
+    return Translator(model, subwords, recipe if beam is None else dataclasses.replace(recipe, beam=beam))
+
+
+def bleu(output: Sequence[str], wanted: Sequence[str]) -> tuple[float, str]:
+    """Corpus BLEU (Papineni et al. 2002) of detokenised text by sacrebleu (Post 2018), and its signature."""
+    import sacrebleu
+
+    metric = sacrebleu.metrics.BLEU()
+    return float(metric.corpus_score(list(output), [list(wanted)]).score), str(metric.get_signature())
+
+
+def _encoded(text: Parallel, subwords: Subwords) -> Pairs:
+    return Pairs(text=text, sources=[_source(subwords, line) for line in text.source],
+                 targets=[_target(subwords, line) for line in text.target])
+
+
+def _source(subwords: Subwords, line: str) -> Tensor:
+    return torch.tensor([*subwords.encode(line), END])
+
+
+def _target(subwords: Subwords, line: str) -> Tensor:
+    return torch.tensor([BEGIN, *subwords.encode(line), END])
+
+
+def _shorter(recipe: Translation, pairs: Pairs, alone: int) -> Pairs:
+    """Without the pairs that have a side longer than the recipe allows; the first ones are those of the files, and a
+    user is told of them."""
+    kept = [place for place in range(len(pairs.text))
+            if max(len(pairs.sources[place]), len(pairs.targets[place]) - 1) <= recipe.longest]
+    if not kept:
+        raise DataError(recipe.path(recipe.train), f"sentences of at most longest={recipe.longest} subwords", "none")
+    if (left := alone - sum(place < alone for place in kept)):
+        warnings.warn(f"{recipe.path(recipe.train)}: {left} of {alone} pairs are left out, for they have "
+                      f"more than longest={recipe.longest} subwords", stacklevel=2)
+    text = Parallel(source=tuple(pairs.text.source[place] for place in kept),
+                    target=tuple(pairs.text.target[place] for place in kept))
+    return Pairs(text=text, sources=[pairs.sources[place] for place in kept],
+                 targets=[pairs.targets[place] for place in kept])

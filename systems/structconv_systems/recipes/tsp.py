@@ -1,0 +1,231 @@
+"""The travelling salesman by attention and REINFORCE (Kool et al. 2019): how far its tours are from the shortest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.errors import DataError
+from structconv_systems.data.tours import distances, exact, lengths, local_search, uniform, ways
+from structconv_systems.data.tsplib import read_problem, read_tour
+from structconv_systems.models.decoding import greedy, sample
+from structconv_systems.models.tours import BEGIN, TourDecoding, TourModel
+from structconv_systems.recipes.baselines import Baseline, Exponential, Rollout, Shared
+from structconv_systems.recipes.options.tsp import TSP
+from structconv_systems.scenes import Drawing, graphs
+from structconv_systems.train.batches import Windows
+from structconv_systems.train.optimisation import Optimisation
+from structconv_systems.train.run import Run
+from structconv_systems.train.study import Finished, Job, Study, jobs_of
+from structconv_systems.train.task import BatchTask
+
+__all__ = ["RUNNER", "Instances", "TourTask", "best_of", "network", "said"]
+
+#: Seeds of training batches are below, those of all else from here on.
+_OTHERS = 2 ** 31
+_VALIDATION, _TEST, _CHALLENGES = _OTHERS, _OTHERS + 1, _OTHERS + 2
+#: Rows that are decoded at a time.
+_ROWS = 1024
+#: Nodes up to which the shortest tours are proven to be.
+_PROVEN = 20
+#: Kicks of the local search where they are not.
+_KICKS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Instances:
+    """Points (B, N, 2) in the unit square, and the distances (B, N, N) by which tours are measured.
+
+    Attributes:
+        optimum: tours (B, N) that are known to be the shortest, if any.
+    """
+
+    points: Tensor
+    table: Tensor
+    optimum: Tensor | None = None
+
+    @classmethod
+    def made(cls, samples: int, nodes: int, seed: int) -> Instances:
+        """Uniform ones."""
+        points = uniform(samples, nodes, seed)
+        return cls(points, distances(points))
+
+    @classmethod
+    def read(cls, path: str) -> Instances:
+        """That of a TSPLIB file, put into the unit square, with the tour of NAME.opt.tour beside NAME.tsp if there is
+        one; `DataError` where it has no coordinates."""
+        problem = read_problem(path)
+        if problem.points is None:
+            raise DataError(path, "coordinates, which the model reads", "distances alone")
+        low, high = problem.points.amin(0), problem.points.amax(0)
+        points = (problem.points - low) / (high - low).max().clamp(min=1e-30)
+        known = Path(path).with_suffix(".opt.tour")
+        optimum = read_tour(known, nodes=len(points)).unsqueeze(0) if known.is_file() else None
+        return cls(points.float().unsqueeze(0), problem.distances.unsqueeze(0), optimum)
+
+    @cached_property
+    def best(self) -> Tensor:
+        """The shortest tours (B, N): those that are known, proven ones of up to 20 nodes, or those of a local search.
+        """
+        if self.optimum is not None:
+            return self.optimum
+        if self.points.shape[1] <= _PROVEN:
+            return torch.stack([exact(table) for table in self.table])
+        return torch.cat([local_search(table, kicks=_KICKS) for table in self.table.split(_ROWS)])
+
+    def lengths(self, tours: Tensor) -> Tensor:
+        """Of tours (B, N), or of several of each instance, (B, S, N)."""
+        table = self.table if tours.dim() == 2 else self.table.unsqueeze(1).expand(-1, tours.shape[1], -1, -1)
+        return lengths(table, tours)
+
+
+@torch.no_grad()
+def said(model: TourModel, points: Tensor) -> Tensor:
+    """The tours (B, N) whose nodes are the likeliest at each step."""
+    return torch.cat([torch.tensor(greedy(model.begin(part), len(part), begin=BEGIN, end=None, most=part.shape[1]))
+                      for part in points.split(_ROWS)])
+
+
+@torch.no_grad()
+def drawn(model: TourModel, points: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """Tours (B, samples, N) of the model's distribution; the points are encoded once."""
+    found = []
+    for part in points.split(max(_ROWS // samples, 1)):
+        decoding = model.begin(part)
+        decoding.reorder(torch.arange(len(part)).repeat_interleave(samples))
+        rows = sample(decoding, len(part) * samples, begin=BEGIN, end=None, most=part.shape[1], generator=generator)
+        found.append(torch.tensor(rows).unflatten(0, (-1, samples)))
+    return torch.cat(found)
+
+
+def best_of(model: TourModel, instances: Instances, samples: int) -> Tensor:
+    """The shortest (B, N) of so many tours of each instance, always the same ones."""
+    tours = drawn(model, instances.points, samples, torch.Generator().manual_seed(0))
+    shortest = instances.lengths(tours).argmin(-1)
+    return tours[torch.arange(len(tours)), shortest]
+
+
+def network(recipe: TSP) -> TourModel:
+    """The recipe's model."""
+    return TourModel(channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
+                     clip=recipe.logits)
+
+
+def measure(model: TourModel, points: Tensor) -> Tensor:
+    """The lengths of what is `said`, (B,)."""
+    return ways(points, said(model, points))
+
+
+def baseline(recipe: TSP, model: TourModel, seed: int) -> Baseline:
+    """The recipe's, of a training with this seed."""
+    if recipe.baseline == "exponential":
+        return Exponential(recipe.decay)
+    if recipe.baseline == "shared":
+        return Shared(recipe.copies)
+    return Rollout(model, measure, partial(_challengers, recipe, seed), every=recipe.challenge_every,
+                   alpha=recipe.alpha, decay=recipe.decay)
+
+
+def _challengers(recipe: TSP, seed: int, number: int) -> Tensor:
+    return uniform(recipe.challengers, recipe.nodes, _CHALLENGES + 1_000_003 * seed + number)
+
+
+class _Reinforced(Optimisation):
+    """An optimiser whose state has that of the baseline too."""
+
+    baseline: Baseline
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "baseline": self.baseline.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.baseline.load_state_dict(state["baseline"])
+
+
+class TourTask(BatchTask):
+    """(L(t) - b(s)) log p(t | s), t drawn from p (Williams 1992; Kool et al. 2019, section 4).
+
+    Weights are chosen by the mean length of what is said at once.
+    """
+
+    metric = "val_length"
+    model: TourModel
+
+    def __init__(self, recipe: TSP, parts: dict[str, Instances], seed: int) -> None:
+        self.recipe, self.parts, self.length = recipe, parts, float("nan")
+        super().__init__(network(recipe), recipe, Windows(_OTHERS, size=1, seed=seed))
+        self.optimizer = _Reinforced(self.model, recipe)
+        self.baseline = self.optimizer.baseline = baseline(recipe, self.model, seed)
+
+    def train_step(self, step: int) -> dict[str, float]:
+        figures = super().train_step(step)
+        return {**figures, "length": self.length, **self.baseline.stepped(step, self.model)}
+
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        count, copies = self.recipe.batch_size, self.baseline.copies
+        points = uniform(count // copies, self.recipe.nodes, samples[0])
+        nodes = self.model.encode(points)
+        if copies > 1:
+            nodes, points = nodes.repeat_interleave(copies, 0), points.repeat_interleave(copies, 0)
+        decoding = TourDecoding(self.model, nodes.detach())
+        tours = torch.tensor(sample(decoding, count, begin=BEGIN, end=None, most=self.recipe.nodes))
+        found = ways(points, tours)
+        self.length = float(found.mean())
+        advantage = found - self.baseline.value(points, found)
+        return (advantage * self.model.log_p(nodes, tours).sum(-1)).sum(), float(count)
+
+    def figures(self, part: str) -> dict[str, float]:
+        """The mean length; of ``test`` also by how many percent tours are longer than the shortest ones."""
+        instances = self.parts[part]
+        found = instances.lengths(said(self.model, instances.points))
+        if part == "val":
+            return {"val_length": float(found.mean())}
+        shortest = instances.lengths(instances.best)
+        sampled = instances.lengths(best_of(self.model, instances, self.recipe.samples))
+        return {"test_gap": float(_gap(found, shortest).mean()),
+                "test_gap_samples": float(_gap(sampled, shortest).mean()), "test_length": float(found.mean()),
+                "test_length_samples": float(sampled.mean()), "test_shortest": float(shortest.mean())}
+
+
+def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
+    test = Instances.read(recipe.test) if recipe.test else Instances.made(recipe.instances, recipe.nodes, _TEST)
+    parts = {"val": Instances.made(recipe.instances, recipe.nodes, _VALIDATION), "test": test}
+    return jobs_of(recipe, "attention", partial(TourTask, recipe, parts), TourTask)
+
+
+def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:
+    """Tours through a few test instances beside the shortest, by the first training."""
+    task = finished.task("attention")
+    test = task.parts["test"]
+    for place in range(min(3, len(test.points))):
+        one = Instances(test.points[place:place + 1], test.table[place:place + 1], test.best[place:place + 1])
+        finished.run.draw(f"tours-{place + 1}", _drawing(task, one))
+    return {}
+
+
+def _drawing(task: TourTask, one: Instances) -> Drawing:
+    """The tours of one instance, each with its length, and by how much it is longer than the shortest."""
+    tours = {"greedy": said(task.model, one.points),
+             f"best of {task.recipe.samples}": best_of(task.model, one, task.recipe.samples), "shortest": one.best}
+    lengths = {name: one.lengths(tour) for name, tour in tours.items()}
+    titles = {name: f"{name}: {float(length):.4g} (+{float(_gap(length, lengths['shortest'])):.1f} %)"
+              for name, length in lengths.items()}
+    return graphs(one.points[0], {titles[name]: torch.stack([tour[0], tour[0].roll(-1)])
+                                  for name, tour in tours.items()})
+
+
+def _gap(lengths: Tensor, shortest: Tensor) -> Tensor:
+    """By how many percent tours are longer than the shortest ones; 0 where both have no length."""
+    return 100 * (lengths - shortest) / shortest.clamp(min=torch.finfo(shortest.dtype).tiny)
+
+
+RUNNER = Study(jobs=_jobs, columns={"test_gap": "gap, %", "test_gap_samples": "of samples, %", "test_length": "length",
+                                    "test_length_samples": "of samples", "test_shortest": "shortest"},
+               finish=_finish).runner

@@ -1,0 +1,79 @@
+"""Links by typed walks in a knowledge graph, beside single relations (Andreoli 2019, section 2.2)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from structconv.pictures import alignment_png
+from structconv_systems.models.walks import WalkScores
+from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask
+from structconv_systems.recipes.options.knowledge import TypedWalks
+from structconv_systems.train.run import Run
+from structconv_systems.train.stopping import Last
+from structconv_systems.train.study import Finished, Job, Study, jobs_of
+
+__all__ = ["RUNNER", "WalkTask"]
+
+_WALKS, _SINGLE = "walks", "relations"
+#: Of the summary, and of the picture.
+_FIRST, _ROWS, _COLUMNS = 5, 40, 25
+
+
+class WalkTask(LinkTask):
+    """Each training triple is scored in the graph without it. All walks of two relations begin; their weights shrink in
+    each step, and most end at 0."""
+
+    model: WalkScores
+
+    def __init__(self, recipe: TypedWalks, facts: Facts, length: int, seed: int) -> None:
+        self.recipe = recipe
+        super().__init__(recipe, facts, WalkScores(facts.graph.num_relations, length=length), seed)
+
+    def trained(self, questions: Tensor) -> Tensor:
+        scores: Tensor = self.model(self.facts.graph, questions[:, :2], questions[:, 2])
+        return scores
+
+    def train_step(self, step: int) -> dict[str, float]:
+        figures = super().train_step(step)
+        self.model.shrink(self.recipe.sparsity * self.optimizer.optimizer.param_groups[0]["lr"])
+        return figures
+
+
+def _jobs(recipe: TypedWalks, run: Run | None) -> list[Job]:
+    facts = Facts.read(recipe, own_entities=False)
+    return [job for name, length in ((_WALKS, 2), (_SINGLE, 1))
+            for job in jobs_of(recipe, name, partial(WalkTask, recipe, facts, length), WalkTask, Last)]
+
+
+def _gain(means: dict[str, float]) -> float:
+    return means[_WALKS] - means[_SINGLE]
+
+
+def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
+    """By relation the walks that speak for it most, in words and in a picture."""
+    task = finished.task(_WALKS)
+    names, walks, weights = _learnt(task)
+    most = weights.amax(0).topk(min(_ROWS, len(walks))).indices
+    shown = weights[:_COLUMNS, most].mT.clamp(min=0)
+    if len(most):
+        finished.run.write("pictures/walks.png", alignment_png(
+            shown / shown.amax().clamp(min=1e-9), names[:_COLUMNS],
+            [walks[place].replace("^-1", "⁻¹") for place in most.tolist()]))
+    return {"walks": {name: {walks[place]: round(float(row[place]), 3) for place in
+                             row.topk(min(_FIRST, len(walks))).indices.tolist()}
+                      for name, row in zip(names, weights, strict=True)}}
+
+
+def _learnt(task: WalkTask) -> tuple[list[str], list[str], Tensor]:
+    """The relations of the graph without inverses, the walks that were chosen, and the weights (relations, walks)."""
+    graph, model = task.facts.graph, task.model
+    walks, weights = model.learnt(graph)
+    names = graph.relations[:graph.num_relations // 2]
+    return list(names), [".".join(walk) for walk in walks], weights.mT[:len(names)]
+
+
+RUNNER = Study(jobs=_jobs, columns=COLUMNS, contrast=(_gain, "MRR of walks above single relations, points"),
+               finish=_finish).runner

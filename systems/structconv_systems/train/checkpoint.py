@@ -1,0 +1,170 @@
+"""Checkpoints: one folder each, safetensors and JSON, hashed, renamed into place; a corrupt one is passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from structconv.errors import ConfigError, StructureError
+from structconv.files import flush_folder, write_flushed
+from structconv_systems.data.hashing import sha256_of
+from structconv_systems.train.state import pack, unpack
+
+__all__ = ["Checkpoint", "Checkpoints"]
+
+_WEIGHTS, _STATE, _TREE, _MANIFEST = "weights.safetensors", "state.safetensors", "state.json", "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A training's state after `step` steps.
+
+    Attributes:
+        step: steps done.
+        weights: the model's `state_dict`.
+        state: everything else as a tree of dictionaries, lists, scalars and tensors: optimiser, generators, stopping
+            rule, best weights.
+        final: the training is over and `weights` are the ones it chose.
+    """
+
+    step: int
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+    final: bool = False
+
+
+class Checkpoints:
+    """The checkpoints of one training, newest last, in a folder of their own.
+
+    Each is a folder ``step-00000050`` (or ``final``) with ``weights.safetensors``, ``state.safetensors``,
+    ``state.json``, where its step stands too, and a ``manifest.json`` that holds the SHA-256 of the other three. It is
+    written under another name, flushed to disk, and renamed. Nothing in it is a pickle.
+
+    Args:
+        folder: created when the first checkpoint is saved.
+        keep: how many are kept; older ones are removed after a new one is in place.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        self.folder = Path(folder)
+        self.keep = keep
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint, put it in place, remove the oldest; returns its folder."""
+        name = _name(checkpoint.step, checkpoint.final)
+        partial, place = self.folder / f".{name}.partial", self.folder / name
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(partial, checkpoint)
+        if place.exists():
+            shutil.rmtree(place)
+        os.replace(partial, place)
+        flush_folder(self.folder)
+        for old in self.found()[:-self.keep]:
+            shutil.rmtree(old)
+        return place
+
+    def reopen(self, checkpoint: Checkpoint) -> None:
+        """Put this one in the place of the final one, whose training goes on."""
+        self.save(checkpoint)
+        shutil.rmtree(self.folder / _name(checkpoint.step, True))
+
+    def found(self) -> list[Path]:
+        """The folders of the checkpoints, oldest first, unverified."""
+        final = self.folder / "final"
+        return sorted(self.folder.glob("step-*")) + ([final] if final.is_dir() else [])
+
+    def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest sound checkpoint, or None; each corrupt one on the way is named through `warn`."""
+        found = self.found()
+        for place in reversed(found):
+            try:
+                return load(place)
+            except StructureError as error:
+                warn(f"{error} It is passed over.")
+        if found:
+            warn(f"No checkpoint in {self.folder} is sound.")
+        return None
+
+    def final(self, warn: Callable[[str], None]) -> Checkpoint:
+        """The checkpoint of the finished training.
+
+        Raises:
+            ConfigError: the training is not finished.
+        """
+        checkpoint = self.latest(warn)
+        if checkpoint is None or not checkpoint.final:
+            raise ConfigError("Checkpoints", f"the training in {self.folder} must be finished",
+                              "no final checkpoint", "Continue it with `structconv resume RUN`.")
+        return checkpoint
+
+
+def load(place: Path) -> Checkpoint:
+    """Read one checkpoint.
+
+    Raises:
+        StructureError: a file is missing, or differs from the hash in the manifest; the file is named. Or the folder
+            has the name of another step.
+    """
+    from safetensors.torch import load_file
+
+    for name, expected in _manifest(place).items():
+        path = place / name
+        actual = sha256_of(path) if path.is_file() else "no such file"
+        if actual != expected:
+            raise StructureError("Checkpoint", f"{path} must have SHA-256 {expected}", actual, "It is corrupt.")
+    tree = json.loads((place / _TREE).read_bytes())
+    _check_tree(place, tree)
+    return Checkpoint(step=tree["step"], final=tree["final"], state=unpack(tree["state"], load_file(place / _STATE)),
+                      weights=load_file(place / _WEIGHTS))
+
+
+def _name(step: int, final: bool) -> str:
+    return "final" if final else f"step-{step:08d}"
+
+
+def _check_tree(place: Path, tree: Any) -> None:
+    """Raise `StructureError` unless the state is that of the step which the folder names."""
+    if not isinstance(tree, dict) or tree.keys() != {"step", "final", "state"}:
+        raise StructureError("Checkpoint", f"{place / _TREE} must hold step, final and state", "something else",
+                             "It is of an older version; start anew.")
+    if place.name != (expected := _name(tree["step"], tree["final"])):
+        raise StructureError("Checkpoint", f"{place} must be named {expected} as its state says", place.name,
+                             "It was renamed.")
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    tree = {"step": checkpoint.step, "final": checkpoint.final, "state": pack(checkpoint.state, "state", tensors)}
+    weights: dict[str, Tensor] = {}
+    for name, value in checkpoint.weights.items():
+        pack(value, name, weights)
+    write_flushed(folder / _WEIGHTS, save(weights))
+    write_flushed(folder / _STATE, save(tensors))
+    write_flushed(folder / _TREE, json.dumps(tree).encode())
+    hashes = {name: sha256_of(folder / name) for name in (_WEIGHTS, _STATE, _TREE)}
+    write_flushed(folder / _MANIFEST, json.dumps({"sha256": hashes}, indent=2).encode())
+    flush_folder(folder)
+
+
+def _manifest(place: Path) -> dict[str, str]:
+    """The hashes by file."""
+    path = place / _MANIFEST
+    try:
+        hashes: dict[str, str] = json.loads(path.read_bytes())["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StructureError("Checkpoint", f"{path} must list three files with their hashes",
+                             f"{type(error).__name__}: {error}", "It is corrupt.") from error
+    if not isinstance(hashes, dict) or set(hashes) != {_WEIGHTS, _STATE, _TREE}:
+        raise StructureError("Checkpoint", f"{path} must list three files with their hashes", "other contents",
+                             "It is corrupt.")
+    return hashes

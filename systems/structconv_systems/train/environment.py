@@ -1,0 +1,47 @@
+"""What a run, or a report, says of where it was made: versions, the commit, the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import structconv
+from structconv.commands.versions import PACKAGES, processor, version, versions
+
+__all__ = ["environment"]
+
+
+def environment() -> dict[str, Any]:
+    """Versions, threads and machine, for the record of a run; imports torch."""
+    import torch
+
+    return {"structconv": version("structconv"), "commit": _commit(), "packages": versions(PACKAGES),
+            "python": platform.python_version(), "torch": torch.__version__,
+            "platform": platform.platform(), "processor": processor(), "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": ["structconv", *sys.argv[1:]]}
+
+
+def _commit() -> str | None:
+    """The commit that both packages were read from, with a plus sign where files were changed; `None` outside git."""
+    source = Path(__file__).parents[1]
+    library = Path(structconv.__file__).parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    top = git("rev-parse", "--show-toplevel")
+    if top is None:
+        return None
+    places = [str(place) for place in (source, library) if place.is_relative_to(top)]  # a library elsewhere is no part
+    commit = git("log", "-1", "--format=%h", "--", *places)
+    return commit + ("+" if git("status", "--porcelain", "--", *places) else "") if commit else None

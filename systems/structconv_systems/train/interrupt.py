@@ -1,0 +1,74 @@
+"""How a training ends before its time: Ctrl-C and SIGTERM, honoured between two steps, and divergence; no torch."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from structconv.commands.stop import Stop
+
+__all__ = ["EXIT_DIVERGED", "EXIT_INTERRUPTED", "Diverged", "Interrupt", "Interrupted"]
+
+EXIT_DIVERGED, EXIT_INTERRUPTED = 4, 75
+
+
+class Interrupted(Stop):
+    """A training was asked to stop, has saved its state, and stops.
+
+    Args:
+        message: what stopped and where. run: the folder of its run, where that is known.
+    """
+
+    exit_code = EXIT_INTERRUPTED
+
+    def __init__(self, message: str, run: Path | None = None) -> None:
+        super().__init__(message)
+        self.run = run
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"interrupted": True, "run": str(self.run)}
+
+
+class Diverged(Stop):
+    """Losses or gradients of a training were not finite too often."""
+
+    exit_code = EXIT_DIVERGED
+
+
+class Interrupt:
+    """While entered, SIGINT and SIGTERM set `requested` instead of ending the process.
+
+    The second Ctrl-C ends it at once, as Ctrl-C does elsewhere. Outside the main thread, where Python takes no
+    signals, nothing is installed and `requested` can still be set by hand.
+
+    Args:
+        notify: called with one line when the first signal comes.
+    """
+
+    def __init__(self, notify: Callable[[str], None] = lambda text: None) -> None:
+        self.requested = False
+        self.notify = notify
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        self.notify(f"{signal.Signals(number).name}: finishing this step and saving (Ctrl-C again leaves at once)")

@@ -1,0 +1,231 @@
+"""The one training loop: steps, validation, stopping, checkpoints, interruption and exact resumption."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from structconv.errors import ConfigError
+from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
+from structconv_systems.train.events import Events
+from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
+from structconv_systems.train.progress import Progress
+from structconv_systems.train.run import Run
+from structconv_systems.train.state import capture_generators, restore_generators, seed_everything
+from structconv_systems.train.stopping import Stopping
+
+__all__ = ["Schedule", "Stateful", "Task", "fit"]
+
+
+class Stateful(Protocol):
+    """What has a state of its own beside the model's: a tree of dictionaries, lists, scalars and tensors."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Task(Protocol):
+    """What is trained: a model, its optimiser, and three functions that return measurements by name.
+
+    A checkpoint holds the model's `state_dict`, the optimiser's, and the states of Python's, numpy's and torch's global
+    generators. What else a step depends on must follow from its number, or be part of the optimiser's state: then a
+    training that is resumed goes on as if it had not been interrupted.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | Stateful
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Do step number `step`, from 1. Data order must depend on `step` and on the global generators only."""
+
+    def validate(self) -> dict[str, float]:
+        """What is measured of the present weights, ``val_loss`` say."""
+
+    def test(self) -> dict[str, float]:
+        """The figures of the chosen weights, ``test_accuracy`` say."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the weights that were validated."""
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long and how often: at most `steps` steps, validation and checkpoint every so many of them.
+
+    Attributes:
+        steps: at most. seed: of Python's, numpy's and torch's global generators, when the task is made.
+        stopping: a rule of `structconv_systems.train.stopping`, which says after each validation whether these weights
+            are kept and whether to stop; a fresh one for each training. Where it keeps none, the last are the result.
+        validate_every: steps; the last one is followed by a validation too.
+        checkpoint_every: steps.
+    """
+
+    steps: int
+    seed: int
+    stopping: Stopping
+    validate_every: int = 1
+    checkpoint_every: int = 100
+
+
+@dataclass
+class _Training:
+    """The state of one training that a checkpoint holds; it is `lost` where the last step was skipped, what was then
+    measured is not finite, and nothing before was kept."""
+
+    task: Task
+    schedule: Schedule
+    step: int = 0
+    stopped: bool = False
+    lost: bool = False
+    seconds: float = 0.0
+    best: dict[str, Tensor] | None = None
+    clock: float = field(default_factory=time.perf_counter)
+
+    def elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.clock
+
+    def checkpoint(self) -> Checkpoint:
+        state = {"optimizer": self.task.optimizer.state_dict(), "generators": capture_generators(),
+                 "stopping": self.schedule.stopping.state(), "best": self.best, "stopped": self.stopped,
+                 "lost": self.lost, "seconds": self.elapsed()}
+        return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state)
+
+    def finished(self, last: Checkpoint, result: dict[str, float]) -> Checkpoint:
+        """The final checkpoint: the chosen weights, and in its state the `last` ones, from which it can go on."""
+        state = {**last.state, "best": None, "chosen": self.best is not None, "last": last.weights,
+                 "seconds": result["seconds"], "result": result}
+        return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state, final=True)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        try:
+            self.task.model.load_state_dict(checkpoint.weights)
+            self.task.optimizer.load_state_dict(state["optimizer"])
+            self.schedule.stopping.load(state["stopping"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ConfigError("resume", "options and data must be those that the checkpoint was trained with", error,
+                              "Put them back as they were.") from error
+        self.step, self.stopped, self.best = checkpoint.step, state["stopped"], state["best"]
+        self.lost = state.get("lost", False)
+        self.seconds, self.clock = state["seconds"], time.perf_counter()
+        restore_generators(state["generators"])
+
+    def advance(self) -> dict[str, float]:
+        """One step, with validation where it is due."""
+        self.step += 1
+        metrics = self.task.train_step(self.step)
+        if self.step % self.schedule.validate_every == 0 or self.step == self.schedule.steps:
+            metrics = {**metrics, **self.task.validate()}
+            verdict = self.schedule.stopping.update(metrics)
+            self.stopped = verdict.stop
+            if verdict.keep:
+                self.best = self.task.weights()
+        self.lost = self.best is None and "skipped" in metrics and not all(map(math.isfinite, metrics.values()))
+        return metrics
+
+
+def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, interrupt: Interrupt,
+        progress: Progress) -> dict[str, Any]:
+    """Train until the schedule or its stopping rule ends it, and return the result of the chosen weights.
+
+    A training that has a checkpoint in the run continues from it; on a CPU, with as many threads as before, the
+    weights become bit for bit those of an uninterrupted one. A finished one returns its recorded result, unless the
+    schedule has more steps now and no rule stopped it: then it goes on from its last weights.
+
+    Args:
+        make: builds the task; called after the generators are seeded.
+        schedule: its stopping rule must be a fresh one.
+        run: where metrics and checkpoints go, under the name `job`.
+        job: the training's name in the run, ``"shifts/seed-0"``.
+        interrupt: looked at after each step.
+        progress: where the user sees it.
+
+    Returns:
+        What `Task.test` measured, with ``steps`` done and ``seconds`` spent training.
+
+    Raises:
+        Interrupted: `interrupt` was requested; the state is saved.
+        Diverged: losses were not finite; the checkpoint before stays.
+    """
+    checkpoints = Checkpoints(run.checkpoint_folder(job))
+    saved = checkpoints.latest(progress.note)
+    finished = saved is not None and saved.final
+    if saved is not None and finished:
+        if not _goes_on(saved, schedule):
+            return saved.state["result"]
+        saved = _reopened(saved)
+    seed_everything(schedule.seed)
+    training = _Training(task=make(), schedule=schedule)
+    if saved is not None:
+        training.restore(saved)
+        if finished:
+            checkpoints.reopen(saved)
+    run.metrics.truncate(job, training.step)
+    progress.job(job, schedule.steps)
+    with closing(Events(run.folder / "events" / job, training.step)) as events:
+        _go_on(training, checkpoints, run=run, job=job, interrupt=interrupt, progress=progress, events=events)
+    return _finish(training, checkpoints, run)
+
+
+def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str, interrupt: Interrupt,
+           progress: Progress, events: Events) -> None:
+    """All steps that are left."""
+    schedule = training.schedule
+    shown: dict[str, float] = {}
+    while training.step < schedule.steps and not training.stopped:
+        metrics = training.advance()
+        run.metrics.append(job, training.step, metrics)
+        events.append(training.step, metrics)
+        shown |= metrics
+        if "skipped" in metrics:
+            progress.note(f"{job}: step {training.step} was skipped, for its loss or gradient was not finite")
+        progress.advance(training.step, shown)
+        if interrupt.requested or training.step % schedule.checkpoint_every == 0:
+            run.metrics.flush()
+            checkpoints.save(training.checkpoint())
+        if interrupt.requested:
+            raise Interrupted(f"{job}: stopped after step {training.step}")
+    if training.lost:
+        raise Diverged(f"{job}: the last steps were not finite, and no validation before them; the last checkpoint is "
+                       "kept. Start anew with a lower learning_rate or clip.")
+
+
+def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
+    """Whether a finished training is to go on.
+
+    Raises:
+        ConfigError: an earlier version finished it, and kept none of its last weights.
+    """
+    state = finished.state
+    if finished.step >= schedule.steps or state["stopped"]:
+        return False
+    if "last" not in state:
+        raise ConfigError("resume", "a training that is to go on must have its last weights", "the chosen ones alone",
+                          "An earlier version finished it: begin a new run.")
+    return True
+
+
+def _reopened(finished: Checkpoint) -> Checkpoint:
+    """What the checkpoint of a finished training was before it chose its weights."""
+    state = finished.state
+    best = finished.weights if state["chosen"] else None
+    return Checkpoint(step=finished.step, weights=state["last"], state={**state, "best": best, "last": None})
+
+
+def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str, Any]:
+    task, last = training.task, training.checkpoint()
+    weights = {name: value.clone() for name, value in last.weights.items()}
+    task.model.load_state_dict(task.weights() if training.best is None else training.best)
+    result = {**task.test(), "steps": training.step, "seconds": last.state["seconds"]}
+    run.metrics.flush()
+    checkpoints.save(training.finished(replace(last, weights=weights), result))
+    return result

@@ -1,0 +1,123 @@
+"""A step of gradient descent: gradients of several batches, clipped, at the scheduled rate, with averaged weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structconv_systems.train.interrupt import Diverged
+from structconv_systems.train.options import Trained
+from structconv_systems.train.schedules import Plateau, rate
+
+__all__ = ["Optimisation"]
+
+_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+_MOST_SKIPPED = 10
+
+
+class Optimisation:
+    """An optimiser with everything that surrounds it; its state is a tree that checkpoints can hold.
+
+    A step whose loss or gradient is not finite, or that counts nothing, changes nothing and is told as ``skipped``.
+
+    Args:
+        model: what is trained.
+        options: how.
+        higher: whether a better validation figure is a greater one, for the plateau.
+    """
+
+    def __init__(self, model: nn.Module, options: Trained, *, higher: bool = False) -> None:
+        self.options = options
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        kind = _OPTIMIZERS[options.optimizer]
+        self.optimizer: torch.optim.Optimizer = kind(self.parameters, lr=options.learning_rate,
+                                                     weight_decay=options.weight_decay)
+        self.averages = [parameter.detach().clone() for parameter in self.parameters] if options.ema else []
+        self.plateau, self.skipped = Plateau(higher=higher), 0
+
+    def step(self, number: int, losses: Iterable[tuple[Tensor, float]]) -> dict[str, float]:
+        """Take step `number`, from 1, by batches that come one by one as (sum of losses, what it is to be divided by).
+
+        Raises:
+            Diverged: ten steps in a row were not finite.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        total, count, first = 0.0, 0.0, 0.0
+        for loss, weight in losses:
+            if not weight:
+                continue
+            first = first or weight
+            (loss / first).backward()
+            total, count = total + loss.item(), count + weight
+        if not count:
+            return {"skipped": 1.0}
+        norm = self._gradients(first / count)
+        if not (torch.isfinite(norm) and total - total == 0):
+            return self._skip(number)
+        self.skipped = 0
+        self._set_rate(number)
+        self.optimizer.step()
+        with torch.no_grad():
+            for average, parameter in zip(self.averages, self.parameters, strict=False):
+                average.lerp_(parameter, 1 - min(self.options.ema, (1 + number) / (10 + number)))
+        return {"loss": total / count}
+
+    def validated(self, figure: float) -> None:
+        """Tell the plateau a validation's figure."""
+        if self.options.schedule == "plateau":
+            self.plateau.update(figure)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the model has the averaged weights, if there are any."""
+        own = [parameter.detach().clone() for parameter in self.parameters] if self.averages else []
+        _assign(self.parameters, self.averages)
+        try:
+            yield
+        finally:
+            _assign(self.parameters, own)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "averages": self.averages, "plateau": self.plateau.state(),
+                "skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["averages"]) != len(self.averages):
+            raise ValueError(f"averages of {len(state['averages'])} weights, not of {len(self.averages)}")
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.averages, self.skipped = state["averages"], state["skipped"]
+        self.plateau.load(state["plateau"])
+
+    def _gradients(self, share: float) -> Tensor:
+        """Multiply the gradients by `share`, clip them; their norm before."""
+        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if share != 1:
+            for gradient in found:
+                gradient.mul_(share)
+        norm = nn.utils.get_total_norm(found)
+        if self.options.clip:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.options.clip, norm)
+        return norm
+
+    def _set_rate(self, number: int) -> None:
+        options = self.options
+        share = rate(options.schedule, number, options.steps, options.warmup) * self.plateau.share
+        for group in self.optimizer.param_groups:
+            group["lr"] = options.learning_rate * share
+
+    def _skip(self, number: int) -> dict[str, float]:
+        self.skipped += 1
+        if self.skipped == _MOST_SKIPPED:
+            raise Diverged(f"step {number}: the loss or its gradient was not finite in {_MOST_SKIPPED} steps in a row; "
+                           "the last checkpoint is kept. Start anew with a lower learning_rate or clip.")
+        return {"skipped": 1.0}
+
+
+@torch.no_grad()
+def _assign(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=False):
+        parameter.copy_(value)

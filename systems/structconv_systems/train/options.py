@@ -1,0 +1,70 @@
+"""The options of every recipe that has a figure, and of those trained by gradients on batches; no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from structconv_systems.train.config import Recipe, option
+from structconv_systems.train.schedules import SCHEDULES
+
+__all__ = ["Measured", "Trained"]
+
+#: Options that change nothing of what a preset is: a goal stays that of the preset.
+_BESIDE = frozenset(("preset", "threads", "seeds", "data", "checkpoint_every"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Recipe):
+    """A recipe with a figure that stands beside a published one.
+
+    Attributes:
+        goals: by preset, what the recipe's headline figure should reach.
+        published: the figure in the paper, as it is printed there.
+        higher: whether a greater figure is better.
+        folder: where its files are below a folder with the data of all recipes; empty where it needs none.
+        where: a user gets them; a sentence.
+    """
+
+    goals: ClassVar[Mapping[str, float]]
+    published: ClassVar[str]
+    higher: ClassVar[bool] = True
+    folder: ClassVar[str] = ""
+    where: ClassVar[str] = ""
+    preset: str = option("default", "the preset whose values these are", fixed=True)
+    seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
+
+    @property
+    def goal(self) -> float | None:
+        """What the headline figure should reach; None where options, or names of files, are others than those of the
+        preset. In which folder they lie is not asked."""
+        own = {field.name: field.default for field in dataclasses.fields(self)}
+        own.update(self.presets.get(self.preset, {}))
+        changed = any(getattr(self, key) != value for key, value in own.items() if key not in _BESIDE)
+        return None if changed else self.goals.get(self.preset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(Measured):
+    """How a model is trained; the options of a `BatchTask`, each of which is described by its help line.
+
+    A step is `accumulate` batches, whose losses are divided by what all of them count; their gradient is clipped to the
+    norm `clip`, and the rate is `learning_rate` times what `schedule` says of the step.
+    """
+
+    threads: int = option(2, "threads of torch", minimum=1)
+    steps: int = option(1000, "of the optimiser, at most", minimum=1)
+    optimizer: str = option("adam", "adam or adamw", choices=("adam", "adamw"))
+    learning_rate: float = option(1e-3, "at its peak", minimum=0)
+    schedule: str = option("constant", f"of the learning rate: {', '.join(SCHEDULES)}", choices=tuple(SCHEDULES))
+    warmup: int = option(0, "steps in which the learning rate rises", minimum=0)
+    weight_decay: float = option(0.0, "of the optimiser", minimum=0)
+    clip: float = option(1.0, "the norm to which gradients are clipped; 0: not", minimum=0)
+    accumulate: int = option(1, "batches whose gradients make a step", minimum=1)
+    ema: float = option(0.0, "decay of averaged weights, which are then the ones measured; 0: none", minimum=0, below=1)
+    precision: str = option("float32", "of products: float32 or bfloat16 (autocast)", choices=("float32", "bfloat16"))
+    validate_every: int = option(200, "steps", minimum=1)
+    checkpoint_every: int = option(200, "steps", minimum=1)
+    patience: int = option(0, "validations without a better figure before it stops; 0: never", minimum=0)

@@ -1,0 +1,235 @@
+"""The folder of a run: its configuration, environment, metrics, checkpoints and results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from structconv.commands.output import json_text
+from structconv.errors import ConfigError, DataError, StructconvError
+from structconv.files import write_atomically
+from structconv_systems.data.hashing import sha256_of
+from structconv_systems.data.text import read_json, read_text
+from structconv_systems.scenes import Drawing
+from structconv_systems.train.config import Recipe, to_json
+from structconv_systems.train.environment import environment
+from structconv_systems.train.lock import locked
+
+__all__ = ["Metrics", "Run", "check_new"]
+
+_CONFIG, _FILES = "config.json", "files.json"
+
+
+class Metrics:
+    """Measurements as lines of JSON, ``{"job": …, "step": …, …}``, appended as they come.
+
+    After a resume no step is there twice: `truncate` drops what came after the checkpoint. A line that a crash cut
+    short, or that has other bytes than UTF-8, is dropped, too. A number that is not finite is null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pending: list[str] = []
+        self._written = time.monotonic()
+
+    def append(self, job: str, step: int, values: dict[str, float]) -> None:
+        """Add one line; it is in the file within a second of further lines, or after `flush`."""
+        self._pending.append(json_text({"job": job, "step": step, **values}) + "\n")
+        if time.monotonic() - self._written > 1.0:
+            self.flush(wait=False)
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Write every line to the file; with `wait`, until the disk has them."""
+        if self._pending or wait:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write("".join(self._pending))
+                file.flush()
+                if wait:
+                    os.fsync(file.fileno())
+        self._pending.clear()
+        self._written = time.monotonic()
+
+    def truncate(self, job: str, step: int) -> None:
+        """Drop the lines of `job` after `step`."""
+        self.flush(wait=False)
+        if not self.path.exists():
+            return
+        kept = [line for line in self if line["job"] != job or line["step"] <= step]
+        text = "".join(json_text(line) + "\n" for line in kept)
+        if text.encode() != self.path.read_bytes():
+            write_atomically(self.path, text)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.flush(wait=False)
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            for text in file:
+                line = _measured(text)
+                if line is not None:
+                    yield line
+
+
+def _measured(text: bytes) -> dict[str, Any] | None:
+    """A line of measurements, if it is one."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(line, dict) and isinstance(line.get("job"), str) and type(line.get("step")) is int
+    return line if whole else None
+
+
+class Run:
+    """A run folder: ``config.json``, ``environment.json``, ``files.json`` with the SHA-256 of each file that the recipe
+    reads, ``metrics.jsonl``, ``checkpoints/``, and what the recipe writes.
+
+    Use `create` for a new one (after the recipe is resolved, so that a bad key leaves no folder) and `open` for one
+    that exists.
+    """
+
+    def __init__(self, folder: Path, *, fresh: bool = False, made: bool = False) -> None:
+        self.folder, self._fresh, self._made = Path(folder), fresh, made
+        self.metrics = Metrics(self.folder / "metrics.jsonl")
+
+    @classmethod
+    def create(cls, folder: str | Path | None, recipe: Recipe) -> Run:
+        """Make the folder and write the configuration into it.
+
+        Args:
+            folder: where; None is ``runs/<recipe>-<date>-<time>`` in the current directory.
+
+        Raises:
+            ConfigError: the folder exists and is not empty.
+        """
+        check_new(folder)
+        place = Path(folder) if folder else _fresh(Path("runs"), recipe.name)
+        made = not place.exists()
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("Run", f"{place} must be a folder that can be made", error.strerror or error) from error
+        run = cls(place, fresh=True, made=made)
+        run.write("environment.json", json.dumps(environment(), indent=2) + "\n")
+        run.write(_FILES, json.dumps({str(file): sha256_of(file) for file in recipe.files()}, indent=2) + "\n")
+        return run.configured(recipe)  # the last: with it the folder is a run
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """A run that exists.
+
+        Raises:
+            ConfigError: there is no run in the folder.
+        """
+        run = cls(Path(folder))
+        if not (run.folder / _CONFIG).is_file():
+            raise ConfigError("Run", f"{folder} must be a run folder", "a folder without config.json"
+                              if run.folder.is_dir() else "no such folder")
+        return run
+
+    def configured(self, recipe: Recipe) -> Run:
+        """The same run with a recipe's options in its ``config.json``."""
+        self.write(_CONFIG, to_json(recipe))
+        return self
+
+    @property
+    def config_text(self) -> str:
+        """What stands in ``config.json``."""
+        return read_text(self.folder / _CONFIG)
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe's name in ``config.json``."""
+        try:
+            return str(read_json(self.folder / _CONFIG)["recipe"])
+        except (KeyError, TypeError, DataError) as error:
+            raise ConfigError("Run", f"{self.folder / _CONFIG} must name its recipe", error) from error
+
+    def check_files(self, recipe: Recipe, *, others: bool = False) -> None:
+        """Raise `DataError` if a file that the recipe reads is not as it was when the run began, or has come or gone;
+        `others` may be there if the recipe is told to read others than the run."""
+        before = read_json(self.folder / _FILES)
+        if not isinstance(before, dict):
+            raise DataError(self.folder / _FILES, "an object with the SHA-256 of files", type(before).__name__)
+        now = {str(file): file for file in recipe.files()}
+        changed = {name: "another" for name in now.keys() & before.keys() if sha256_of(now[name]) != before[name]}
+        if not others:
+            changed |= dict.fromkeys(now.keys() - before.keys(), "one that it did not read")
+            changed |= dict.fromkeys(before.keys() - now.keys(), "no such file")
+        if changed:
+            name, got = min(changed.items())
+            raise DataError(name, f"the file as it was when {self.folder} began", got,
+                            remedy="Put it back, or begin a new run.")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it no other process works in the folder; `ConfigError` if one does.
+
+        A run that `create` began and that an error of the library ends before anything is trained leaves nothing
+        behind, so that the same command goes again.
+        """
+        with locked(self.folder):
+            try:
+                yield
+            except StructconvError:
+                self._discard_untouched()
+                raise
+
+    @property
+    def trained(self) -> bool:
+        """Whether a training has saved anything."""
+        return (self.folder / "checkpoints").exists()
+
+    def _discard_untouched(self) -> None:
+        """Empty the folder; one that `create` made goes as a whole."""
+        if not self._fresh or self.trained:
+            return
+        for path in self.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if self._made:
+            self.folder.rmdir()
+
+    def checkpoint_folder(self, job: str) -> Path:
+        """Where the checkpoints of a training are."""
+        return self.folder / "checkpoints" / job
+
+    def write(self, name: str, content: bytes | str) -> Path:
+        """Write a file of the run in one step, folders included; returns its path."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_atomically(path, content)
+
+    def draw(self, name: str, drawing: Drawing) -> None:
+        """Write ``pictures/name.png`` and ``pictures/name.svg``."""
+        self.write(f"pictures/{name}.png", drawing.png)
+        self.write(f"pictures/{name}.svg", drawing.svg)
+
+    def write_summary(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Write ``summary.json``, with null for a figure that is not finite; returns the summary."""
+        self.write("summary.json", json_text(summary, indent=2) + "\n")
+        return summary
+
+
+def check_new(folder: str | Path | None) -> None:
+    """Raise `ConfigError` if a run cannot begin in `folder` because something is there; None always can."""
+    place = Path(folder) if folder else None
+    if place is None or not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return
+    begun = (place / _CONFIG).is_file()
+    raise ConfigError("Run", f"{place} must be a new or an empty folder",
+                      "a run" if begun else "one with files in it" if place.is_dir() else "a file",
+                      f"Continue it with `structconv resume {place}`, or name another." if begun else "Name another.")
+
+
+def _fresh(parent: Path, name: str) -> Path:
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    place, count = parent / stem, 2
+    while place.exists():
+        place, count = parent / f"{stem}-{count}", count + 1
+    return place

@@ -1,0 +1,84 @@
+"""What is trained by gradients on batches: a recipe gives the loss of a batch, and the figures of its data."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError
+from structconv_systems.train.batches import Batches, Windows
+from structconv_systems.train.loop import Task
+from structconv_systems.train.optimisation import Optimisation
+from structconv_systems.train.options import Trained
+
+__all__ = ["BatchTask", "mean_loss"]
+
+
+class BatchTask(Task):
+    """A task whose step is a batch, or `options.accumulate` of them.
+
+    Args:
+        model: what is trained.
+        options: how.
+        batches: which samples a step sees.
+    """
+
+    #: The validation figure by which weights are chosen, and whether a greater one is better.
+    metric: ClassVar[str] = "val_loss"
+    higher: ClassVar[bool] = False
+
+    def __init__(self, model: nn.Module, options: Trained, batches: Batches | Windows) -> None:
+        self.model, self.options, self.batches = model, options, batches
+        self.optimizer = Optimisation(model, options, higher=self.higher)
+
+    @abc.abstractmethod
+    def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
+        """The sum of the losses of these training samples, and the number (of tokens, say) to divide it by."""
+
+    @abc.abstractmethod
+    def figures(self, part: str) -> dict[str, float]:
+        """What is measured of ``val`` or ``test``, under names that begin with it; the model is in evaluation mode."""
+
+    def train_step(self, step: int) -> dict[str, float]:
+        self.model.train()
+        return self.optimizer.step(step, self._losses(step))
+
+    def validate(self) -> dict[str, float]:
+        with self.optimizer.averaged():
+            figures = self._measured("val")
+        self.optimizer.validated(figures[self.metric])
+        return figures
+
+    def test(self) -> dict[str, float]:
+        return self._measured("test")
+
+    def weights(self) -> dict[str, Tensor]:
+        with self.optimizer.averaged():
+            return super().weights()
+
+    def _losses(self, step: int) -> Iterator[tuple[Tensor, float]]:
+        device = next(self.model.parameters()).device.type
+        for place in range(self.options.accumulate):
+            samples = self.batches.at((step - 1) * self.options.accumulate + place + 1)
+            with torch.autocast(device, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
+                loss = self.loss(samples)
+            yield loss
+
+    @torch.no_grad()
+    def _measured(self, part: str) -> dict[str, float]:
+        self.model.eval()
+        return self.figures(part)
+
+
+def mean_loss(losses: Iterable[tuple[Tensor, float]]) -> float:
+    """The mean over all batches of what `BatchTask.loss` gives of each; `ConfigError` if that counts nothing."""
+    total, count = 0.0, 0.0
+    for loss, weight in losses:
+        total, count = total + loss.item(), count + weight
+    if not count:
+        raise ConfigError("mean_loss", "there must be something to measure", "nothing")
+    return total / count

@@ -1,0 +1,87 @@
+"""Text as characters: the split, the alphabet, and characters that it lacks."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError, DataError
+from structconv_systems.data.characters import Alphabet, read_characters
+
+
+def test_tiny_shakespeare_is_split_as_usual(data_dir):
+    path = data_dir / "text" / "tinyshakespeare.txt"
+    if not path.is_file():
+        pytest.skip("no text/tinyshakespeare.txt in the folder of data sets")
+    text = read_characters(path)
+    assert (len(text.alphabet), len(text.train), len(text.validation)) == (65, 1_003_854, 111_540)
+    assert text.alphabet.decode(torch.cat([text.train, text.validation])) == path.read_text()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_the_last_part_validates(tmp_path, pack):
+    path = tmp_path / "a.txt"
+    path.write_bytes(pack("zähe\r\nzebras".encode()))
+    text = read_characters(path, 0.25)
+    assert text.alphabet == Alphabet("\n\rabehrszä")
+    assert (text.alphabet.decode(text.train), text.alphabet.decode(text.validation)) == ("zähe\r\nzeb", "ras")
+    assert text.train.dtype == text.validation.dtype == torch.int64
+    assert text.train[:2].tolist() == [8, 9]
+    assert repr(text) == "Characters(9 to train, 3 to validate, 10 different)"
+
+
+def test_numbers_and_back():
+    alphabet = Alphabet.of("hello")
+    assert (alphabet.characters, len(alphabet)) == ("ehlo", 4)
+    assert alphabet.encode("hole").tolist() == [1, 3, 2, 0]
+    assert alphabet.decode([1, 3, 2, 0]) == alphabet.decode(torch.tensor([1, 3, 2, 0])) == "hole"
+    assert alphabet.encode("").shape == (0,) and alphabet.encode("").dtype == torch.int64
+
+
+def test_an_unknown_character_is_named(tmp_path):
+    alphabet = Alphabet("\nab")
+    with pytest.raises(ConfigError, match=r"the text must be of the 3 characters learnt; got 'c' at position 2\."):
+        alphabet.encode("bacd")
+    with pytest.raises(ConfigError, match=r"got '\\udcff' at position 0"):
+        alphabet.encode("\udcff")
+    path = tmp_path / "a.txt"
+    path.write_text("ab\na\nbß\né")
+    with pytest.raises(DataError, match=r"a\.txt, line 3: expected one of the 3 characters learnt; got 'ß'\."):
+        alphabet.read(path)
+    path.write_text("ab\na\n")
+    assert alphabet.read(path).tolist() == [1, 2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.5, 2, float("nan")])
+def test_a_share_must_be_one(tmp_path, share):
+    with pytest.raises(ConfigError, match="validation_share must be between 0 and 1"):
+        read_characters(tmp_path / "none", share)
+
+
+def test_a_text_of_one_part_is_named(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a")
+    with pytest.raises(DataError, match=r"a\.txt: expected text enough to train and to validate; got 1 characters\."):
+        read_characters(path)
+
+
+def test_an_alphabet_is_saved(tmp_path):
+    alphabet = Alphabet("\n\r\"\\aß😀\ud800")
+    alphabet.save(tmp_path / "alphabet.json")
+    assert Alphabet.load(tmp_path / "alphabet.json") == alphabet
+    assert [path.name for path in tmp_path.iterdir()] == ["alphabet.json"]
+
+
+@pytest.mark.parametrize("content", ["[]", "1", "null", '"aa"', '{"a": 1}'])
+def test_another_file_is_no_alphabet(tmp_path, content):
+    path = tmp_path / "alphabet.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"alphabet\.json: expected a string of characters, each once"):
+        Alphabet.load(path)
+
+
+def test_a_character_comes_once():
+    with pytest.raises(ConfigError, match="each character must come once; got 'aba'"):
+        Alphabet("aba")

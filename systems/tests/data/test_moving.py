@@ -1,0 +1,56 @@
+"""Films of images that move: whole images inside of the frame, straight ways that bounce, and a seed that decides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError
+from structconv_systems.data.moving import Films
+
+IMAGES = torch.rand(5, 4, 6, generator=torch.Generator().manual_seed(0)) + 0.1
+
+
+def drawn(**options):
+    return Films.drawn(IMAGES, **{"films": 20, "frames": 30, "size": 16, "seed": 3, **options})
+
+
+def test_images_are_whole_and_stand_in_their_places():
+    films = drawn(together=1)
+    frames = films.at(torch.arange(20))
+    assert frames.shape == (20, 30, 16, 16)
+    for film, time in ((0, 0), (7, 12), (19, 29)):
+        row, column = films.places[film, 0, time].tolist()
+        expected = torch.zeros(16, 16)
+        expected[row:row + 4, column:column + 6] = IMAGES[films.chosen[film, 0]]
+        assert torch.equal(frames[film, time], expected)
+
+
+def test_of_two_the_brighter_pixel_is_seen():
+    films = drawn()
+    alone = [Films(images=IMAGES, chosen=films.chosen[:, i:i + 1], places=films.places[:, i:i + 1], size=16)
+             for i in range(2)]
+    chosen = torch.tensor([4, 2])
+    assert torch.equal(films.at(chosen), torch.maximum(*(own.at(chosen) for own in alone)))
+
+
+def test_ways_are_straight_and_bounce_off_the_sides():
+    films = drawn(films=300, speed=0.02, size=206)
+    room = torch.tensor([202, 200])
+    assert films.places.min() == 0 and torch.equal(films.places.amax((0, 1, 2)), room)
+    steps = films.places.diff(dim=2).double() / room
+    assert steps.norm(dim=-1).max() < 0.02 + 2 / 200
+    straight = ((films.places > 15) & (films.places < room - 15)).all(-1).all(-1).all(-1)
+    assert straight.any()
+    assert (films.places[straight].diff(n=2, dim=2).abs() <= 2).all()
+
+
+def test_a_seed_decides_all():
+    one, same, other = drawn(), drawn(), drawn(seed=4)
+    assert torch.equal(one.at(torch.arange(3)), same.at(torch.arange(3))) and len(one) == 20
+    assert not torch.equal(one.places, other.places)
+
+
+def test_images_must_be_smaller_than_a_frame():
+    with pytest.raises(ConfigError, match=r"size must be above that of the images, \(4, 6\); got 6"):
+        drawn(size=6)

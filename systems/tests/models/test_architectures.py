@@ -1,0 +1,108 @@
+"""Convolution, recurrence and attention in one model: each learns, sees what it should, and costs what is predicted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from structconv.analysis.flops import forward_flops
+from structconv.errors import ConfigError
+from structconv_systems.data.generated import MARKS, NOISE, temporal_order
+from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
+from systems.tests.models.sequences import check_saved
+
+EACH = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def made(architecture, seed=0, **options):
+    torch.manual_seed(seed)
+    return SequenceClassifier(architecture, NOISE + MARKS, 4, channels=16, **{"kernel": 3, **options})
+
+
+def tokens(samples=12, length=14):
+    data = temporal_order(samples, length, first=length - 5, end=length, seed=1)
+    return data.inputs, data.labels
+
+
+def seen(fn, x):
+    """Which entries of x (1, N, C) the last output depends on."""
+    x = x.clone().requires_grad_()
+    fn(x)[0, -1].sum().backward()
+    return (x.grad[0].abs().sum(-1) > 0).nonzero().flatten().tolist()
+
+
+@EACH
+def test_it_learns_a_small_batch(architecture):
+    model, (given, labels) = made(architecture), tokens()
+    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
+    for _ in range(80):
+        losses.append(F.cross_entropy(model(given), labels))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 10
+
+
+def test_convolutions_see_no_further_than_they_reach():
+    model, (given, _) = made("convolution", layers=3), tokens()
+    other, near = given.clone(), given.clone()
+    other[:, :-7] = (other[:, :-7] + 1) % 6
+    near[:, -7] = (near[:, -7] + 1) % 6
+    torch.testing.assert_close(model(other), model(given))
+    assert not torch.allclose(model(near), model(given))
+
+
+@pytest.mark.parametrize("architecture", ["recurrence", "attention"])
+def test_the_others_see_everything(architecture):
+    model, (given, _) = made(architecture), tokens()
+    other = given.clone()
+    other[:, 0] = (other[:, 0] + 1) % 6
+    assert not torch.allclose(model(other), model(given), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", [2, 3, 5])
+def test_paths_of_convolutions_are_as_long_as_predicted(kernel):
+    """So many layers connect the first entry with the last, and not one less."""
+    layer, x = layer_of("convolution", 4, kernel=kernel).double(), torch.randn(1, 12, 4, dtype=torch.float64)
+    path = predicted("convolution", 12, 4, kernel=kernel).path
+
+    def stacked(depth):
+        def run(h):
+            for _ in range(depth):
+                h = layer(h)
+            return h
+        return run
+
+    assert 0 in seen(stacked(path), x)
+    assert 0 not in seen(stacked(path - 1), x)
+
+
+@pytest.mark.parametrize("architecture", ["recurrence", "attention"])
+def test_one_layer_of_the_others_connects_all(architecture):
+    assert seen(layer_of(architecture, 4), torch.randn(1, 12, 4)) == list(range(12))
+
+
+@EACH
+@pytest.mark.parametrize("entries", [9, 40])
+def test_the_flops_are_the_predicted_ones(architecture, entries):
+    layer = layer_of(architecture, 16, kernel=3, heads=2)
+    counted = forward_flops(layer, torch.randn(1, entries, 16))
+    assert counted == predicted(architecture, entries, 16, kernel=3).flops
+
+
+@EACH
+def test_it_is_saved_and_exported_for_any_batch(architecture):
+    model, (given, _) = made(architecture).eval(), tokens()
+    check_saved(model, made(architecture, 1).eval(), given)
+    program = torch.export.export(model, (given,), dynamic_shapes=({0: torch.export.Dim("samples")},)).module()
+    torch.testing.assert_close(program(given[:2]), model(given[:2]), rtol=1e-5, atol=1e-5)
+
+
+def test_unknown_architectures_and_heads_are_refused():
+    with pytest.raises(ConfigError, match="architecture"):
+        layer_of("perceptron", 8)
+    with pytest.raises(ConfigError, match="architecture"):
+        predicted("perceptron", 8, 8, kernel=3)
+    with pytest.raises(ConfigError, match="heads"):
+        layer_of("attention", 8, heads=3)

@@ -1,0 +1,115 @@
+"""ConvLSTM: it learns, goes with what moves, is exported, and is an LSTM where a patch is the whole frame."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from structconv.errors import ConfigError
+from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_without_grid
+from systems.tests.models.sequences import check_saved
+
+SIZE, SEEN, AHEAD = 8, 3, 2
+
+
+def made(seed=0, **options):
+    torch.manual_seed(seed)
+    return ConvLSTM(**{"size": SIZE, "ahead": AHEAD, "patch": 2, "hidden": 8, **options})
+
+
+def drawn(count=3, seed=0):
+    """A film of noise, seen and to come."""
+    frames = torch.rand(count, SEEN + AHEAD, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)).round()
+    return frames[:, :SEEN], frames[:, SEEN:]
+
+
+@pytest.mark.parametrize("options", [{"hidden": 32}, {"patch": SIZE, "kernel": 1, "hidden": 32}])
+def test_it_overfits(options):
+    model, (seen, wanted) = made(**options), drawn()
+    optimizer, losses = torch.optim.Adam(model.parameters(), 2e-2), []
+    for _ in range(100):
+        losses.append(F.binary_cross_entropy_with_logits(model(seen), wanted))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert min(losses) < losses[0] / 10
+
+
+def test_a_patch_is_an_entry():
+    model, frames = made(), torch.arange(2.0 * 5 * SIZE**2).view(2, 5, SIZE, SIZE)
+    patches = model.patches(frames)
+    assert patches.shape == (2, 5, 16, 4) and torch.equal(model.frames(patches), frames)
+    assert patches[0, 0, 5].tolist() == frames[0, 0, 2:4, 2:4].flatten().tolist()
+
+
+def test_what_moves_by_a_patch_is_forecast_a_patch_further():
+    """Where the zeros around a frame are not seen: two steps of 3 x 3 reach two patches far."""
+    model, frames = made(size=40, layers=1, ahead=1), torch.zeros(1, 1, 40, 40)
+    frames[..., 18:22, 18:22] = torch.rand(4, 4)
+    found, moved = (model(film) for film in (frames, frames.roll((2, -2), (-2, -1))))
+    torch.testing.assert_close(moved[..., 6:-6, 6:-6], found.roll((2, -2), (-2, -1))[..., 6:-6, 6:-6])
+
+
+def test_a_whole_frame_as_a_patch_is_an_lstm():
+    """Step by step torch's LSTM cell, peephole weights being zero at first."""
+    model, (seen, _) = made(patch=SIZE, kernel=1, layers=1), drawn()
+    cells = []
+    for (cell,) in (model.encoder, model.forecaster):
+        own = nn.LSTMCell(SIZE**2, 8)
+        weight = cell.gates.weight().dense()[0].T
+        with torch.no_grad():
+            own.weight_ih.copy_(weight[:, :SIZE**2])
+            own.weight_hh.copy_(weight[:, SIZE**2:])
+            own.bias_ih.copy_(cell.gates.bias)
+            own.bias_hh.zero_()
+        cells.append(own)
+    h = c = torch.zeros(3, 8)
+    for frame in seen.flatten(2).unbind(1):
+        h, c = cells[0](frame, (h, c))
+    said = [seen[:, -1].flatten(1)]
+    for _ in range(AHEAD):
+        h, c = cells[1](said[-1], (h, c))
+        said.append(model.readout(h).sigmoid())
+    torch.testing.assert_close(model(seen).sigmoid().flatten(2), torch.stack(said[1:], 1))
+
+
+def test_films_of_a_batch_are_apart():
+    model, (seen, _) = made(), drawn()
+    torch.testing.assert_close(model(seen[1:2]), model(seen)[1:2])
+    torch.testing.assert_close(model(seen[1]), model(seen)[1])
+
+
+def test_a_saved_model():
+    check_saved(made(), made(seed=1), drawn()[0])
+
+
+def test_export_with_any_batch():
+    model, (seen, _) = made(layers=1).eval(), drawn()
+    program = torch.export.export(model, (seen,), dynamic_shapes=({0: torch.export.Dim("films")},)).module()
+    torch.testing.assert_close(program(seen[:2]), model(seen[:2]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("patch", "kernel", "hidden", "layers"), [(4, 3, 24, 1), (2, 5, 8, 2)])
+def test_without_a_grid_it_has_as_many_parameters(patch, kernel, hidden, layers):
+    width = width_without_grid(16, patch, kernel, hidden, layers)
+    aim, below, found, above = (
+        sum(parameter.numel() for parameter in made(size=16, **options, layers=layers).parameters()) for options in
+        ({"patch": patch, "kernel": kernel, "hidden": hidden},
+         *({"patch": 16, "kernel": 1, "hidden": max(width + by, 1)} for by in (-1, 0, 1))))
+    assert abs(found - aim) <= min(abs(below - aim), abs(above - aim)) and abs(found - aim) < 0.1 * aim
+
+
+def test_the_mean_frame_is_said_whatever_was_seen():
+    frames, _ = drawn()
+    logits = MeanFrame(frames, AHEAD)(frames)
+    assert logits.shape == (3, AHEAD, SIZE, SIZE) and logits.isfinite().all()
+    inner = frames.mean((0, 1)).clamp(1e-4, 1 - 1e-4)
+    torch.testing.assert_close(logits.sigmoid()[0, 0], inner, rtol=1e-4, atol=1e-6)
+
+
+def test_options_that_do_not_fit():
+    for options in ({"patch": 3}, {"ahead": 0}, {"layers": 0}):
+        with pytest.raises(ConfigError):
+            made(**options)

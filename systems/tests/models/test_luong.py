@@ -1,0 +1,111 @@
+"""Luong's attention in all its combinations: it learns, decodes, and does not see padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError
+from structconv_systems.models.luong import SCORES, WINDOWS, Luong, alignment
+from systems.tests.models.sequences import (
+    WORDS,
+    check_alone,
+    check_causal,
+    check_exported_with_any_batch,
+    check_padding_has_no_gradient,
+    check_saved,
+    check_says_what_it_learnt,
+    check_steps,
+    pairs,
+)
+
+COMBINATIONS = [(score, window) for score in SCORES for window in WINDOWS]
+SOME = pytest.mark.parametrize(("score", "window", "feeding"), [
+    ("location", "global", True), ("dot", "local-m", False), ("general", "local-p", True),
+    ("additive", "global", False)])
+EVERY = pytest.mark.parametrize(("score", "window"), COMBINATIONS)
+
+
+def options_of(score, window):
+    return {"score": score, "window": window, "radius": None if window == "global" else 2,
+            "length": 9 if score == "location" else None}
+
+
+def made(score="general", window="global", feeding=True, seed=0):
+    torch.manual_seed(seed)
+    return Luong(WORDS, WORDS, embed=12, hidden=16, input_feeding=feeding, **options_of(score, window))
+
+
+@SOME
+def test_it_overfits_and_says_what_it_learnt(score, window, feeding):
+    check_says_what_it_learnt(made(score, window, feeding), *pairs())
+
+
+@EVERY
+@pytest.mark.parametrize("feeding", [True, False])
+@pytest.mark.parametrize("check", [check_alone, check_causal, check_steps])
+def test_invariances(score, window, feeding, check):
+    check(made(score, window, feeding), *pairs())
+
+
+@EVERY
+def test_padding(score, window):
+    model = made(score, window)
+    check_padding_has_no_gradient(model, *pairs(), model.source)
+
+
+@SOME
+def test_a_saved_model(score, window, feeding):
+    check_saved(made(score, window, feeding), made(score, window, feeding, seed=1), *pairs())
+
+
+@SOME
+def test_export_with_any_batch(score, window, feeding):
+    check_exported_with_any_batch(made(score, window, feeding).eval(), *pairs())
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+def test_windows_bound_what_a_word_sees(feeding):
+    """Within two places of its own number; of a predicted one; and no more than a Gaussian weighs."""
+    source, target = pairs()
+    exists = (source != 0).unsqueeze(1)
+    m, n = torch.arange(source.shape[1]), torch.arange(target.shape[1]).unsqueeze(1)
+    near = exists & ((m - n).abs() <= 2)
+    of_places = made("dot", "local-m", feeding).alignment(source, target)
+    assert torch.equal(of_places > 0, near)
+    torch.testing.assert_close(of_places.sum(-1), near.any(-1).float())
+    predicted = made("dot", "local-p", feeding).alignment(source, target)
+    assert ((predicted > 0).sum(-1) > 0).all() and ((predicted > 0).sum(-1) <= 5).all()
+    assert (predicted.sum(-1) < 1).all()
+    assert not predicted[~exists.expand_as(predicted)].any()
+
+
+def test_local_p_is_equations_9_and_10():
+    """Of one sentence, with the numbers of its parameters: p = S sigmoid(v tanh(W h)), a = softmax near p, bumped."""
+    model, (source, target) = made("general", "local-p"), pairs()
+    own, words = source[:1], target[1:2]
+    decoding = model.begin(own)
+    h, _ = decoding.advanced(words)
+    parts = dict(model.context.mechanism.named_parameters())
+    w, v = (next(p for name, p in parts.items() if part in name) for part in ("hidden", "vector"))
+    key = next(p for name, p in parts.items() if "key" in name)
+    p = own.shape[1] * torch.sigmoid(torch.tanh(h @ w.T) @ v.T)
+    distance = torch.arange(own.shape[1]) - p
+    scores = h @ (decoding.context.x @ key.T).mT
+    weights = scores.masked_fill(distance.abs() > 2, -torch.inf).softmax(-1) * torch.exp(-distance**2 / 2)
+    torch.testing.assert_close(model.alignment(own, words), weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"score": "cosine"}, "score must be one of 'location'"), ({"window": "wide"}, "window must be one of"),
+    ({"window": "local-m"}, "radius must be given with window='local-m'"), ({"radius": 3}, "radius must be left out"),
+    ({"score": "location"}, "length must be given"), ({"length": 7}, "length must be left out"),
+    ({"window": "local-p", "radius": 0}, "radius"), ({"score": "location", "length": -1}, "length")])
+def test_options_that_do_not_go_together(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Luong(WORDS, WORDS, **options)
+
+
+def test_additive_scores_alone_need_their_channels():
+    with pytest.raises(ConfigError, match="dim must be given"):
+        alignment("additive")

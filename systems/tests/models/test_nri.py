@@ -1,0 +1,167 @@
+"""Neural relational inference: it learns, bodies may come in any order, batches and single ones agree, save, export."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.structures import Graph
+from structconv_systems.data.physics import Springs
+from structconv_systems.models.nri import Correlation, Decoder, Encoder, RelationalInference
+from systems.tests.models.sequences import check_saved
+
+GRAPH, T, HORIZON = Graph.complete(4), 12, 4
+STARTS = torch.tensor([0, 6])
+
+
+def made(seed=0, **options):
+    torch.manual_seed(seed)
+    model = RelationalInference(times=T, channels=4, hidden=16, **options)
+    with torch.no_grad():
+        model.decoder.rest[-1].weight.normal_(std=0.1)
+    return model.eval()
+
+
+def drawn(count=5, bodies=4, seed=0):
+    return torch.randn(count, T, bodies, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def after(x, starts, horizon):
+    return x[:, starts[:, None] + torch.arange(1, horizon + 1)]
+
+
+def test_it_overfits():
+    model, x = made().train(), drawn() / 10
+    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
+    for _ in range(150):
+        found = model(x, GRAPH, STARTS, 1)
+        losses.append((found.states - after(x, STARTS, 1)).square().mean())
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 10
+
+
+def test_a_decoder_that_is_told_the_graph_learns_springs():
+    """One-step predictions become far better with the true graph than without any."""
+    system = Springs(bodies=4, stiffness=2.0)
+    simulations = system.simulate(64, 12, seed=0)
+    x, couplings = simulations.states, simulations.couplings
+    joined = couplings[:, GRAPH.source, GRAPH.target]
+    true = torch.stack([1 - joined, joined], -1)
+    errors = []
+    for edges in (true, torch.zeros_like(true)):
+        torch.manual_seed(0)
+        decoder = Decoder(4, 2, hidden=32)
+        optimizer = torch.optim.Adam(decoder.parameters(), 5e-3)
+        for _ in range(150):
+            states = decoder(x[:, :-1], GRAPH, edges, 1)
+            loss = (states[:, :, 0] - x[:, 1:]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        errors.append(loss.item())
+    assert errors[0] < errors[1] / 4
+
+
+def test_the_motion_is_that_of_the_formula():
+    """x + W x + g(sum over edges of z relu(W [x_m, x_n]), x_n), written out."""
+    model, x, edges = made(messages=2, types=3), drawn()[:, :2], torch.rand(5, 12, 3)
+    decoder, reached = model.decoder, [torch.zeros(5, 2, 4, 16) for _ in range(2)]
+    for place, (m, n) in enumerate(GRAPH.edge_index.T.tolist()):
+        for k in range(2):
+            theta = decoder.messages[k].weight.theta
+            message = (x[:, :, m] @ theta[0] + x[:, :, n] @ theta[1] + decoder.messages[k].bias).relu()
+            reached[k][:, :, n] += edges[:, None, place, k + 1:k + 2] * decoder.deeper[k](message)
+    own, *thetas = (part.theta[0] for part in decoder.update.weight.weights)
+    total = x @ own + decoder.update.bias + sum(r @ theta for r, theta in zip(reached, thetas, strict=True))
+    torch.testing.assert_close(decoder(x, GRAPH, edges, 1)[:, :, 0], x + decoder.drift(x) + decoder.rest(total))
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_type_that_sends_nothing_has_no_network(still):
+    model, x = made(still=still), drawn()[:, :1]
+    nothing = torch.tensor([1.0, 0.0]).expand(5, 12, 2)
+    alone = model.decoder(x[:, :, :1], Graph.complete(1), torch.zeros(5, 0, 2), 3)
+    together = model.decoder(x, GRAPH, nothing, 3)
+    assert torch.allclose(together[:, :, :, :1], alone, atol=1e-5) is still
+    assert len(model.decoder.messages) == (1 if still else 2)
+
+
+def test_bodies_may_come_in_any_order():
+    model, x, order = made(), drawn(), torch.tensor([2, 0, 3, 1])
+    found, other = model(x, GRAPH, STARTS, HORIZON), model(x[:, :, order], GRAPH, STARTS, HORIZON)
+    torch.testing.assert_close(other.states, found.states[..., order, :], rtol=1e-4, atol=1e-4)
+    matrix = torch.zeros(2, 5, 4, 4, 2)
+    for place, logits in enumerate((found.logits, other.logits)):
+        matrix[place][:, GRAPH.source, GRAPH.target] = logits
+    torch.testing.assert_close(matrix[1], matrix[0][:, order][:, :, order], rtol=1e-4, atol=1e-4)
+
+
+def test_a_simulation_alone_is_what_it_is_among_others():
+    model, x = made(), drawn()
+    together, alone = model(x, GRAPH, STARTS, HORIZON), model(x[1:2], GRAPH, STARTS, HORIZON)
+    torch.testing.assert_close(alone.states, together.states[1:2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone.logits, together.logits[1:2], rtol=1e-4, atol=1e-5)
+
+
+def test_it_works_on_other_numbers_of_bodies():
+    found = made()(drawn(3, 7), Graph.complete(7), STARTS, HORIZON)
+    assert found.states.shape == (3, 2, HORIZON, 7, 4)
+    assert found.logits.shape == (3, 42, 2)
+
+
+def test_edges_are_drawn_while_it_trains_and_chosen_else():
+    model, logits = made(), torch.tensor([[[0.0, 1.0], [3.0, -1.0]]])
+    assert model.edges(logits).tolist() == [[[0, 1], [1, 0]]]
+    model.train()
+    drawn = torch.stack([model.edges(logits.expand(400, 2, 2)) for _ in range(2)])
+    torch.testing.assert_close(drawn.sum(-1), torch.ones(2, 400, 2))
+    assert not torch.equal(drawn[0], drawn[1])
+    chosen = (drawn[..., 1] > 0.5).float().mean((0, 1))
+    torch.testing.assert_close(chosen, torch.tensor([0.731, 0.018]), rtol=0, atol=0.06)
+
+
+def test_a_saved_model():
+    x = drawn()
+    check_saved(made().encoder, made(1).encoder, x, GRAPH)
+    check_saved(made().decoder, made(1).decoder, x[:, STARTS], GRAPH, torch.rand(5, 12, 2), HORIZON)
+
+
+class OverPairs(torch.nn.Module):
+    """A part of the model with all pairs of the bodies, whose number is fixed."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x, *edges):
+        return self.part(x, GRAPH, *edges, *([2] if edges else []))
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_export_with_any_batch(name):
+    inputs = (drawn(),) if name == "encoder" else (drawn()[:, STARTS], torch.rand(5, 12, 2))
+    model = OverPairs(getattr(made(), name))
+    samples = {0: torch.export.Dim("samples")}
+    shapes = (samples,) if name == "encoder" else (samples, (samples,))
+    program = torch.export.export(model, inputs, dynamic_shapes=shapes).module()
+    fewer = [part[:3] for part in inputs]
+    torch.testing.assert_close(program(*fewer), model(*fewer), rtol=1e-4, atol=1e-5)
+
+
+def test_correlations_find_what_moves_alike_by_the_best_threshold():
+    common, own = torch.randn(60, T, 1, 2), torch.randn(60, T, 4, 2)
+    x = own.clone()
+    x[:, :, :2] = common + 0.1 * own[:, :, :2]
+    joined = ((GRAPH.source < 2) & (GRAPH.target < 2)).long().expand(60, -1)
+    for sign in (1, -1):
+        moved = x.clone()
+        moved[:, :, 1] *= sign
+        model = Correlation().fit(moved, GRAPH, joined)
+        assert model.sign == sign
+        assert (model(moved, GRAPH).argmax(-1) == joined).float().mean() > 0.99
+
+
+def test_encoder_logits_have_the_shape_of_pairs():
+    assert Encoder(T, 4, 3, hidden=8)(drawn(), GRAPH).shape == (5, 12, 3)

@@ -1,0 +1,93 @@
+"""Pervasive attention: it learns, decodes row by row, and sees neither padding nor what is to come."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv.errors import ConfigError
+from structconv_systems.models.pervasive import Pervasive
+from systems.tests.models.sequences import (
+    WORDS,
+    check_alone,
+    check_causal,
+    check_exported_with_any_batch,
+    check_padding_has_no_gradient,
+    check_saved,
+    check_says_what_it_learnt,
+    check_steps,
+    pairs,
+)
+
+EACH = pytest.mark.parametrize(("pooling", "kernel", "positions"), [
+    ("max", 3, "none"), ("attention", 5, "sinusoidal"), ("both", 3, "none"), ("both", 1, "sinusoidal")])
+
+
+def made(pooling="both", kernel=3, positions="none", seed=0):
+    torch.manual_seed(seed)
+    return Pervasive(WORDS, WORDS, embed=16, channels=12, layers=3, growth=6, hidden=24, kernel=kernel,
+                     pooling=pooling, positions=positions)
+
+
+@pytest.mark.parametrize("pooling", ["max", "attention", "both"])
+def test_it_overfits_and_says_what_it_learnt(pooling):
+    check_says_what_it_learnt(made(pooling), *pairs())
+
+
+@EACH
+@pytest.mark.parametrize("check", [check_alone, check_causal, check_steps])
+def test_invariances(pooling, kernel, positions, check):
+    check(made(pooling, kernel, positions), *pairs())
+
+
+@EACH
+def test_padding(pooling, kernel, positions):
+    model = made(pooling, kernel, positions)
+    check_padding_has_no_gradient(model, *pairs(), model.source.embedding)
+
+
+@EACH
+def test_a_saved_model(pooling, kernel, positions):
+    check_saved(made(pooling, kernel, positions), made(pooling, kernel, positions, seed=1), *pairs())
+
+
+@EACH
+def test_export_with_any_batch(pooling, kernel, positions):
+    check_exported_with_any_batch(made(pooling, kernel, positions).eval(), *pairs())
+
+
+def test_a_word_is_chosen_by_the_last_rows_and_all_of_the_source():
+    """Three layers of kernel 3 read one row each before that of the word; its own and the source are seen whole."""
+    model, (source, target) = made("max"), pairs()
+    places, vectors = torch.arange(target.shape[1]), []
+    hook = model.target.register_forward_hook(lambda module, given, words: vectors.append(words) or words.retain_grad())
+    model(source, target)[1, 5].square().sum().backward()
+    hook.remove()
+    seen = vectors[0].grad[1].abs().sum(-1) > 0
+    assert torch.equal(seen, (places <= 5) & (places >= 2))
+
+
+def test_alignments_are_shares_of_the_channels():
+    model, (source, target) = made(), pairs()
+    own, words = source[1, :3], target[1]
+    whole = model.alignment(own, words)
+    assert whole.shape == (target.shape[1], 3)
+    torch.testing.assert_close(whole.sum(-1), torch.ones(target.shape[1]))
+    with pytest.raises(ConfigError, match="greatest value"):
+        made("attention").alignment(own, words)
+
+
+def test_bad_options():
+    with pytest.raises(ConfigError, match="odd"):
+        made(kernel=4)
+    with pytest.raises(ConfigError, match="pooling"):
+        made("mean")
+
+
+@pytest.mark.parametrize("pooling", ["max", "attention", "both"])
+def test_a_source_without_words_has_finite_logits_and_disturbs_no_other(pooling):
+    model = made(pooling).eval()
+    source, target = torch.tensor([[4, 5], [0, 0]]), torch.tensor([[1, 4], [1, 4]])
+    found = model(source, target)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found[:1], model(source[:1], target[:1]))

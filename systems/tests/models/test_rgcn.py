@@ -1,0 +1,166 @@
+"""R-GCN: the table without features is the layer with x = I; what it overfits; permutations, saving, exporting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from structconv.errors import ConfigError, StructureError
+from structconv.nn import RelationalConv
+from structconv.structures import KnowledgeGraph
+from structconv_systems.models.rgcn import EntityClassifier, EntityTable, LinkPredictor
+from systems.tests.models.sequences import check_saved
+
+N, K = 12, 3
+
+
+def graph(seed=0, entities=N, triples=30):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randint(most, (triples,), generator=generator) for most in (entities, K, entities)]
+    return KnowledgeGraph(torch.stack(drawn, 1), entities, tuple("abc")).with_inverses()
+
+
+def predictor(seed=0, **options):
+    torch.manual_seed(seed)
+    return LinkPredictor(N, 2 * K, 16, **{"layers": 1, "num_bases": 2, **options})
+
+
+def permuted(known, order):
+    """The same graph whose entity n is called order[n]."""
+    triples = torch.stack([order[known.triples[:, 0]], known.triples[:, 1], order[known.triples[:, 2]]], 1)
+    return KnowledgeGraph(triples, known.num_entities, known.relations)
+
+
+def test_the_table_is_an_rgcn_layer_of_the_identity():
+    known = graph()
+    table = EntityTable(known, 4).double()
+    layer = RelationalConv(N, 4, 2 * K).double()
+    relations, own = layer.weight.weights
+    with torch.no_grad():
+        relations.theta.zero_()
+        for place, number in enumerate(table.pairs.tolist()):
+            relations.theta[number % (2 * K), number // (2 * K)] = table.rows[place]
+        own.theta.copy_(table.own.unsqueeze(0))
+        layer.bias.copy_(table.conv.bias.normal_())
+    torch.testing.assert_close(table(known), layer(torch.eye(N, dtype=torch.float64), known), rtol=1e-10, atol=1e-10)
+    assert len(table.rows) == len(torch.unique(known.triples[:, :2], dim=0))
+
+
+def test_the_table_takes_a_part_of_its_graph_and_no_other():
+    known = graph()
+    table = EntityTable(known, 4)
+    part = KnowledgeGraph(known.triples[:5], N, known.relations)
+    assert table(part).shape == (N, 4)
+    with pytest.raises(StructureError, match="must be one that it was made with"):
+        table(graph(1))
+    with pytest.raises(StructureError, match=r"\(entities, relations\) = \(12, 6\); got \(13, 6\)"):
+        table(graph(entities=13))
+
+
+def test_two_tables_share_a_graph_but_not_its_rows():
+    known = graph()
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(1))
+    tables = [EntityTable(one, 4) for one in (known, permuted(known, order))]
+    tables[0](known)
+    with pytest.raises(StructureError, match="must be one that it was made with"):
+        tables[1](known)
+
+
+def test_a_classifier_is_compiled_whole_and_exported_with_any_number_of_triples():
+    known = graph()
+    model = EntityClassifier(known, 8, 3).eval()
+    part = KnowledgeGraph(known.triples[3:20], N, known.relations)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    free = torch.export.Dim.DYNAMIC
+    shapes = {"graph": [{0: free}, None, (None,) * 2 * K, (), (free,) * 2 * K]}
+    exported = torch.export.export(model, (known,), dynamic_shapes=shapes).module()
+    for one in (known, part):
+        torch.testing.assert_close(compiled(one), model(one))
+        torch.testing.assert_close(exported(one), model(one))
+    other = KnowledgeGraph(graph(1).triples[:20], N, known.relations)
+    for program in (compiled, exported):
+        with pytest.raises(Exception, match="edge_index"):
+            program(other)
+
+
+def test_a_classifier_overfits_and_is_saved():
+    known, labels = graph(), torch.arange(N) % 3
+    torch.manual_seed(0)
+    model, fresh = EntityClassifier(known, 8, 3), EntityClassifier(known, 8, 3)
+    optimizer, losses = torch.optim.Adam(model.parameters(), 0.02), []
+    for _ in range(80):
+        losses.append(F.cross_entropy(model(known), labels))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 10
+    check_saved(model, fresh, known)
+
+
+def test_a_classifier_of_renamed_entities_says_the_same_of_them():
+    known, order = graph(), torch.randperm(N)
+    other = permuted(known, order)
+    torch.manual_seed(0)
+    model, renamed = EntityClassifier(known, 8, 3).double(), EntityClassifier(other, 8, 3).double()
+    renamed.second.load_state_dict(model.second.state_dict())
+    with torch.no_grad():
+        renamed.first.own[order] = model.first.own
+        numbers = order[model.first.pairs // (2 * K)] * 2 * K + model.first.pairs % (2 * K)
+        renamed.first.rows[torch.searchsorted(renamed.first.pairs, numbers)] = model.first.rows
+    torch.testing.assert_close(renamed(other)[order], model(known), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{"layers": 0}, {}, {"layers": 2, "num_bases": None, "num_blocks": 4}])
+def test_a_predictor_overfits_and_is_saved(options):
+    known = graph()
+    _, number = torch.unique(known.triples[:, :2], dim=0, return_inverse=True)
+    questions = known.triples[[int((number == k).nonzero()[0]) for k in range(int(number.max()) + 1)]][:8]
+    model, losses = predictor(**options), []
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(100):
+        losses.append(F.cross_entropy(model(known, questions[:, :2]), questions[:, 2]))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 10
+    check_saved(model, predictor(1, **options), known, questions[:, :2])
+
+
+def test_a_predictor_is_equivariant():
+    known, order, queries = graph(), torch.randperm(N), torch.tensor([[0, 1], [5, 4], [11, 0]])
+    model, renamed = predictor().double(), predictor().double()
+    renamed.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        renamed.entities.weight[order] = model.entities.weight
+    asked = torch.stack([order[queries[:, 0]], queries[:, 1]], 1)
+    torch.testing.assert_close(renamed(permuted(known, order), asked)[:, order], model(known, queries), rtol=1e-10,
+                               atol=1e-10)
+
+
+def test_distmult_is_symmetric_and_by_hand():
+    model = predictor(layers=0)
+    queries = torch.cartesian_prod(torch.arange(N), torch.tensor([2]))
+    y = model(graph(), queries)
+    torch.testing.assert_close(y, y.mT)
+    e = model.entities.weight
+    torch.testing.assert_close(y[3, 7], (e[3] * model.relations.weight[2] * e[7]).sum())
+    with pytest.raises(ConfigError, match="layers must be at least 0"):
+        predictor(layers=-1)
+
+
+def test_export_with_any_number_of_queries():
+    known, queries = graph(), torch.tensor([[0, 1], [5, 4], [11, 0]])
+    model = predictor().eval()
+    count = torch.export.Dim("queries")
+
+    class Fixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, queries):
+            return self.model(known, queries)
+
+    program = torch.export.export(Fixed(), (queries,), dynamic_shapes=({0: count},)).module()
+    torch.testing.assert_close(program(queries[:2]), model(known, queries[:2]), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,126 @@
+"""Recipes over sequences made from a seed: train, try, evaluate, resume, tables, pictures, reproduce without files."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from structconv.cli import main
+from structconv_systems.data.generated import QUESTIONS
+from structconv_systems.models.architectures import ARCHITECTURES
+from structconv_systems.models.pooling import POOLINGS
+from structconv_systems.recipes.growth import exponent
+from structconv_systems.recipes.options.comparisons import Architectures, Pooling
+from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+
+TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "threads=1", "warmup=1", "seeds=2", "samples=40",
+        "held_out=16", "batch_size=8", "channels=8"]
+TRAINED = {"architectures": [*TINY, "length=16", "near=4", "kernel=4", "longest=256", "rounds=3"],
+           "pooling": [*TINY, "length=8", "classes=3", "dim=4"]}
+PICTURES = {"architectures": ["cost.png"], "pooling": [f"weights-{question}.png" for question in QUESTIONS]}
+EACH = pytest.mark.parametrize("name", list(TRAINED))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A finished run of each recipe, and what it printed."""
+    root, found = tmp_path_factory.mktemp("runs"), {}
+    for name, options in TRAINED.items():
+        found[name] = root / name
+        assert main(["train", name, *options, "--out", str(found[name]), "--json"]) == 0
+    return found
+
+
+@EACH
+def test_a_run_draws_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
+    summary = json.loads((runs[name] / "summary.json").read_text())
+    for picture in PICTURES[name]:
+        assert (runs[name] / "pictures" / picture).read_bytes().startswith(b"\x89PNG")
+    again = evaluated(runs[name], capsys)
+    assert again["headline"] == summary["headline"]
+    assert again["groups"] == summary["groups"]
+    assert main(["evaluate", str(runs[name])]) == 0
+    assert "accuracy, %" in capsys.readouterr().out
+
+
+def test_the_rows_are_every_layer_on_every_task(runs):
+    groups = {name: list(json.loads((run / "summary.json").read_text())["groups"]) for name, run in runs.items()}
+    assert groups["architectures"] == [f"{layer}-{task}" for task in ("far", "near") for layer in ARCHITECTURES]
+    assert groups["pooling"] == [f"{name}-{question}" for question in QUESTIONS for name in POOLINGS]
+
+
+def test_the_cost_of_a_layer_is_measured_counted_and_printed(runs, capsys):
+    folder = runs["architectures"]
+    cost = json.loads((folder / "summary.json").read_text())["cost"]
+    assert cost["lengths"] == [64, 128, 256]
+    for name, slope in (("convolution", 1.0), ("recurrence", 1.0), ("attention", 1.7)):
+        row = cost["layers"][name]
+        assert row["flops"] == row["predicted_flops"]
+        assert min(row["seconds"]) > 0
+        assert row["exponents"]["flops"] >= slope - 1e-9
+    assert cost["layers"]["convolution"]["path"] == [21, 43, 85]
+    assert main(["resume", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "over n=64 ... 256" in printed
+    assert "64 ... 256" in printed and "21 ... 85" in printed
+
+
+def test_exponents_are_those_of_powers():
+    assert math.isclose(exponent([64, 128, 256], [5.0, 20.0, 80.0]), 2.0)
+
+
+@EACH
+def test_trying_writes_nothing(tmp_path, name, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", name, *TRAINED[name], "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["flops_per_step"] > 0
+    assert found["trainings"] == 2 * (6 if name == "architectures" else 9)
+    assert not list(tmp_path.iterdir())
+
+
+@EACH
+def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, tmp_path, name):
+    check_resumed_to_the_same_weights(runs[name], tmp_path / "cut")
+
+
+def test_recipes_without_files_are_reproduced_without_a_folder(tmp_path, capsys, monkeypatch):
+    for kind, name in ((Architectures, "architectures"), (Pooling, "pooling")):
+        values = dict(option.split("=") for option in TRAINED[name] if not option.startswith("seeds"))
+        monkeypatch.setattr(kind, "presets", {"quick": {**values, "seeds": 1}})
+        monkeypatch.setattr(kind, "goals", {"quick": -100.0})
+    words = ["reproduce", "architectures", "pooling", "--preset", "quick", "--out", str(tmp_path / "out"), "--json"]
+    assert main(words) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"]
+    assert [row["recipe"] for row in rows] == ["architectures", "pooling"]
+    assert rows[0]["command"] == "structconv reproduce architectures --preset quick"
+    assert "structconv reproduce pooling --preset quick" in (tmp_path / "out" / "results.md").read_text()
+    assert main([*words, "--budget", "0"]) == 0
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"]) == 2
+
+
+def test_recipes_with_files_ask_for_the_folder(tmp_path, capsys):
+    words = ["reproduce", "pooling", "characters", "--preset", "quick", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "--data must name the folder with text, which characters reads" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_recipes_without_a_figure_are_not_reproduced(capsys):
+    assert main(["reproduce", "digits"]) == 2
+    assert "structconv compare digits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "options", "said"), [
+    ("architectures", ["near=10"], "must be at least near and at most length // 2"),
+    ("architectures", ["length=16"], "must be at least near and at most length // 2"),
+    ("architectures", ["heads=3"], "heads must divide channels"),
+    ("pooling", ["held_out=8"], "held_out must be at least length=16"),
+    ("pooling", ["data=x"], "'data'")])
+def test_options_that_compare_nothing_are_refused(name, options, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", name, *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,93 @@
+"""The recipe `convlstm` as its user meets it: trained, resumed, evaluated on other images, and refused bad files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from structconv.cli import main
+from structconv_systems.recipes.convlstm import films_of
+from structconv_systems.recipes.options.convlstm import MovingDigits
+from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+
+TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "size=8", "side=4", "seen=3", "ahead=2", "films=8",
+        "held_out=4", "patch=2", "hidden=3", "layers=1", "batch_size=4", "warmup=0"]
+
+
+def images(path, count, *, seed=0, sides=(6, 6), kind=8):
+    numbers = np.random.default_rng(seed).integers(0, 256, (count, *sides), dtype=np.uint8)
+    head = struct.pack(f">HBB{numbers.ndim}I", 0, kind, numbers.ndim, *numbers.shape)
+    path.write_bytes(gzip.compress(head + numbers.tobytes()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("mnist")
+    images(root / "train-images-idx3-ubyte.gz", 20)
+    images(root / "t10k-images-idx3-ubyte.gz", 5, seed=1)
+    return root
+
+
+def words_of(folder, *more):
+    return ["train", "convlstm", "--data", str(folder), *TINY, *more]
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    found = tmp_path_factory.mktemp("runs") / "run"
+    assert main(words_of(folder, "--out", str(found))) == 0
+    return found
+
+
+def test_a_run_says_its_figure_draws_films_and_evaluates_to_the_same(run, capsys):
+    summary = json.loads((run / "summary.json").read_text())
+    assert list(summary["groups"]) == ["convlstm", "lstm", "mean-frame"] and summary["headline"]["published"]
+    for name, begin in (("frames.png", b"\x89PNG"), ("frames.svg", b"<?xml"), ("films.gif", b"GIF8")):
+        assert (run / "pictures" / name).read_bytes().startswith(begin)
+    again = evaluated(run, capsys)
+    assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
+
+
+def test_a_run_is_measured_on_other_images(run, tmp_path, capsys):
+    other = images(tmp_path / "other.gz", 7, seed=2, sides=(9, 9))
+    found = evaluated(run, capsys, "--test", str(other))
+    assert found["groups"] != json.loads((run / "summary.json").read_text())["groups"]
+    assert found["headline"]["goal"] is None
+    assert main(["evaluate", str(run), "--test", "absent"]) == 3
+    assert "absent" in capsys.readouterr().err
+
+
+def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(run, tmp_path):
+    check_resumed_to_the_same_weights(run, tmp_path / "cut")
+
+
+@pytest.mark.parametrize(("made", "said"), [
+    (lambda path: path.write_text("a dog"), "expected an idx file, which begins with 0, 0"),
+    (lambda path: images(path, 5), "expected ten images at least, of which the last tenth validates; got 5"),
+    (lambda path: images(path, 20, sides=(6,)), "expected images: bytes with the axes number, row, column; got uint8"),
+    (lambda path: images(path, 20, kind=9), "expected images: bytes with the axes number, row, column; got int8")])
+def test_bad_files_are_named(folder, tmp_path, made, said, capsys):
+    made(tmp_path / "bad")
+    assert main(words_of(folder, f"images={tmp_path / 'bad'}", "--out", str(tmp_path / "run"))) == 3
+    assert f"{tmp_path / 'bad'}: {said}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("option", "said"), [("patch=3", "patch must divide size=8"), ("side=8", "side must be")])
+def test_options_that_do_not_fit(folder, tmp_path, option, said, capsys):
+    kept = [word for word in words_of(folder) if word.partition("=")[0] != option.partition("=")[0]]
+    assert main([*kept, option, "--out", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_image_is_in_two_parts(folder):
+    parts = films_of(MovingDigits(data=str(folder), size=8, side=4, films=8, held_out=4, patch=2))
+    assert [len(films) for films in parts.values()] == [8, 4, 4]
+    assert [len(films.images) for films in parts.values()] == [18, 2, 5]
+    assert parts["train"].at(torch.tensor([1])).shape == (1, 20, 8, 8)

@@ -1,0 +1,106 @@
+"""The recipes on images: train, pictures, evaluate on other images, resume, what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from structconv.cli import main
+from structconv_systems.models.non_local import FUNCTIONS
+from systems.tests.data.test_idx import write_mnist
+from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+
+TINY = ["steps=2", "validate_every=2", "checkpoint_every=1", "warmup=1", "held_out=10", "batch_size=8", "seeds=1"]
+OPTIONS = {"mnist-cheb": [*TINY, "channels=2,4", "order=3", "kernel=3", "hidden=8"],
+           "nonlocal": [*TINY, "channels=4", "inner=2", "longest=56", "rounds=3"]}
+PICTURES = {"mnist-cheb": ["graphs.png", "graphs.svg"], "nonlocal": ["looks.png", "cost.png"]}
+EACH = pytest.mark.parametrize("name", list(OPTIONS))
+
+
+def write(folder, stem, count, side=8, classes=3):
+    random = np.random.default_rng(count)
+    write_mnist(folder, stem, random.integers(0, 256, (count, side, side)), np.arange(count) % classes, packed=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write(folder, "train", 30)
+    write(folder, "t10k", 12)
+    write(folder, "other", 7)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, data):
+    """A finished run of each recipe."""
+    root, found = tmp_path_factory.mktemp("runs"), {}
+    for name, options in OPTIONS.items():
+        found[name] = root / name
+        assert main(["train", name, "--data", str(data), *options, "--out", str(found[name]), "--json"]) == 0
+    return found
+
+
+@EACH
+def test_a_run_draws_says_its_figure_and_evaluates_to_the_same(runs, name, capsys):
+    summary = json.loads((runs[name] / "summary.json").read_text())
+    groups = ["graph", "cnn"] if name == "mnist-cheb" else [function.replace("_", "-") for function in FUNCTIONS]
+    assert list(summary["groups"]) == list(summary["parameters"]) == groups
+    assert summary["headline"]["goal"] is None  # for its options are others than those of the preset
+    assert all((runs[name] / "pictures" / picture).stat().st_size > 1000 for picture in PICTURES[name])
+    again = evaluated(runs[name], capsys)
+    assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
+
+
+@EACH
+def test_other_images_are_measured(runs, name, data, tmp_path, capsys, monkeypatch):
+    """By a stem in the folder of the data, and by a folder with one for each class."""
+    monkeypatch.chdir(tmp_path)
+    for label in ("0", "1", "2"):
+        (tmp_path / "own" / label).mkdir(parents=True)
+        Image.new("L", (8, 8), 80).save(tmp_path / "own" / label / "a.png")
+    found = []
+    for test in ("other", "own"):
+        found.append(evaluated(runs[name], capsys, "--test", test))
+    assert all(summary["headline"]["goal"] is None for summary in found)
+    first = next(iter(found[1]["groups"].values()))
+    assert first["test_accuracy"]["mean"] == pytest.approx(100 / 3)
+
+
+def test_the_costs_of_blocks(runs, capsys):
+    cost = json.loads((runs["nonlocal"] / "summary.json").read_text())["cost"]
+    assert cost["pixels"] == [196, 784, 3136]
+    exponents = {name: row["exponents"] for name, row in cost["blocks"].items()}
+    assert exponents["dot-product"]["flops"] == pytest.approx(1, abs=0.01)
+    assert all(exponents[name]["flops"] > 1.8 for name in exponents if name != "dot-product")
+    assert all(found["bytes"] == pytest.approx(1, abs=0.01) for found in exponents.values())
+    assert all(min(row["seconds"]) > 0 for row in cost["blocks"].values())
+    assert main(["resume", str(runs["nonlocal"])]) == 0
+    assert "over n=196 ... 3136 pixels" in capsys.readouterr().out
+
+
+def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, tmp_path):
+    check_resumed_to_the_same_weights(runs["mnist-cheb"], tmp_path / "cut")
+
+
+@pytest.mark.parametrize(("change", "said", "code"), [
+    ("held_out=30", "more than held_out=30 images; got 30", 3), ("test=small", "images of 8 x 8 pixels", 3),
+    ("test=more", "expected the classes 0, 1, 2; got 0, 1, 2, 3", 3), ("train=none", "expected a file", 3),
+    ("channels=", "channels must be given for one level", 2), ("kernel=4", "kernel must be odd", 2),
+    ("channels=2,2,2,2", "channels must be of 3 levels at most", 2)])
+def test_what_does_not_fit_is_refused(change, said, code, data, tmp_path, capsys):
+    write(data, "small", 4, side=6)
+    write(data, "more", 4, classes=4)
+    options = [option for option in OPTIONS["mnist-cheb"] if option.split("=")[0] != change.split("=")[0]]
+    out = tmp_path / "run"
+    assert main(["train", "mnist-cheb", "--data", str(data), *options, change, "--out", str(out)]) == code
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_channels_of_the_block_are_even(data, capsys):
+    assert main(["train", "nonlocal", "--data", str(data), "channels=5"]) == 2
+    assert "channels must be even" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""Recipes on knowledge graphs: train, evaluate on other files, resume, pictures, what is wrong in files and options."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from structconv.cli import main
+from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+
+TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "seeds=1", "batch_size=4"]
+TRAINED = {"rgcn-links": [*TINY, "triples=family", "channels=8", "bases=2"], "walks": [*TINY, "triples=family"],
+           "rgcn-entities": ["facts=facts.nt", "train=train.tsv", "test=test.tsv", "seeds=2", "epochs=3"]}
+EACH = pytest.mark.parametrize("name", list(TRAINED))
+
+
+def family(folder, names):
+    """Parents and children in three parts."""
+    folder.mkdir()
+    rows = [f"{a}\t{'older' if a < b else 'younger'}\t{b}" for a in names for b in names if a != b]
+    for part, lines in (("train", rows[:-4]), ("valid", rows[-4:-2]), ("test", rows[-2:])):
+        (folder / f"{part}.txt").write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Triples, the same kind of others, and RDF."""
+    folder = tmp_path_factory.mktemp("data")
+    family(folder / "family", "abcde")
+    family(folder / "others", "vwxyz")
+    facts = [f"<http://x/{a}> <http://x#in> <http://x/{'even' if a % 2 == 0 else 'odd'}> ." for a in range(12)]
+    told = [f"<http://x/{a}> <http://x#employs> <http://x/{a % 2}> ." for a in range(12)]
+    (folder / "facts.nt").write_text("\n".join([*facts, *told]))
+    for name, numbers, turned in (("train", range(8), 0), ("test", range(8, 12), 0), ("turned", range(8, 12), 1)):
+        rows = "".join(f"http://x/{a}\t{(a + turned) % 2}\n" for a in numbers)
+        (folder / f"{name}.tsv").write_text("person\tlabel_kind\n" + rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """A finished run of each recipe."""
+    root, found = tmp_path_factory.mktemp("runs"), {}
+    for name, options in TRAINED.items():
+        found[name] = root / name
+        assert main(["train", name, *options, "--data", str(data), "--out", str(found[name]), "--json"]) == 0
+    return found
+
+
+def summary(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+@EACH
+def test_evaluating_gives_the_same(runs, name, capsys):
+    again = evaluated(runs[name], capsys)
+    assert again["groups"] == summary(runs[name])["groups"]
+    assert (runs[name] / "report.html").is_file()
+
+
+@EACH
+def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, tmp_path, name):
+    check_resumed_to_the_same_weights(runs[name], tmp_path / "cut")
+
+
+@pytest.mark.parametrize(("name", "test"), [("walks", "others"), ("rgcn-links", "family")])
+def test_other_triples_are_ranked(runs, name, test, data, capsys):
+    """The other family is the same but for the names, which walks do not know."""
+    found = evaluated(runs[name], capsys, "--test", str(data / test))
+    assert found["headline"]["goal"] is None
+    assert found["groups"] == summary(runs[name])["groups"]
+
+
+def test_other_classes_are_measured(runs, data, capsys):
+    run = runs["rgcn-entities"]
+    found = evaluated(run, capsys, "--test", str(data / "turned.tsv"))
+    assert found["headline"]["value"] == 100 - summary(run)["headline"]["value"]
+
+
+def test_a_model_of_entities_knows_no_others(runs, data, capsys):
+    assert main(["evaluate", str(runs["rgcn-links"]), "--test", str(data / "others")]) == 3
+    assert "others: expected names of entity that the training has; got 'v'" in capsys.readouterr().err
+
+
+def test_what_is_compared(runs):
+    groups = {name: list(summary(run)["groups"]) for name, run in runs.items()}
+    assert groups == {"rgcn-links": ["rgcn", "distmult"], "walks": ["walks", "relations"],
+                      "rgcn-entities": ["rgcn-entities"]}
+
+
+def test_walks_are_named_and_drawn(runs):
+    walks = summary(runs["walks"])["walks"]
+    assert sorted(walks) == ["older", "younger"]
+    assert all(len(name.split(".")) == 2 for row in walks.values() for name in row)
+    assert (runs["walks"] / "pictures" / "walks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rdf_is_learnt(data, tmp_path):
+    run = tmp_path / "run"
+    words = [*TRAINED["rgcn-entities"][:3], "epochs=30", "seeds=1", "--data", str(data), "--out", str(run)]
+    assert main(["train", "rgcn-entities", *words]) == 0
+    assert summary(run)["headline"]["value"] == 100
+
+
+@pytest.mark.parametrize("name", ["rgcn-links", "walks"])
+def test_trying_writes_nothing(data, tmp_path, name, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", name, *TRAINED[name], "--data", str(data), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["trainings"] == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "options", "code", "said"), [
+    ("walks", ["triples=none"], 3, "got no such file"),
+    ("walks", ["triples=bad"], 3, "bad/test.txt, line 1: expected three columns: head, relation, tail; got 'a older'"),
+    ("rgcn-links", ["triples=facts.nt"], 3, "expected a folder, or a whole tar archive"),
+    ("rgcn-links", ["unseen=maybe"], 2, "unseen must be error or admit"),
+    ("walks", ["sparsity=1"], 2, "sparsity"),
+    ("rgcn-entities", ["facts=train.tsv", "train=train.tsv"], 3, "train.tsv, line 1: expected a statement"),
+    ("rgcn-entities", ["facts=facts.nt", "train=facts.nt"], 3, "facts.nt, line 1: expected a column label...")])
+def test_bad_input(data, tmp_path, capsys, name, options, code, said):
+    if "triples=bad" in options:
+        bad = data / "bad"
+        bad.mkdir()
+        for part in ("train", "valid"):
+            (bad / f"{part}.txt").write_text("a older b\n")
+        (bad / "test.txt").write_text("a older\n")
+    assert main(["train", name, *options, "--data", str(data), "--out", str(tmp_path / "run")]) == code
+    assert said in capsys.readouterr().err

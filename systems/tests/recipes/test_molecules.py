@@ -1,0 +1,128 @@
+"""The recipe `molecules` as its user meets it: train, evaluate on other files, resume, skip, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from structconv.cli import main
+from structconv_systems.recipes.molecules import MoleculesTask, Table
+from structconv_systems.recipes.options.molecules import Molecules
+from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+
+pytest.importorskip("rdkit")
+TINY = ["file=a.csv", "target=carbons", "steps=6", "validate_every=3", "checkpoint_every=2", "warmup=2", "channels=8",
+        "edge_hidden=6", "batch_size=8", "seeds=2", "readout_steps=2"]
+COUNT = 40
+
+
+def rows(count, first=1):
+    """Chains and rings, and how many carbons each has."""
+    made = [("C" * (i % 7 + 1) + "O", i % 7 + 1) if i % 2 else ("C1" + "C" * (i % 5 + 2) + "1", i % 5 + 3)
+            for i in range(first, first + count)]
+    return "smiles,carbons\n" + "".join(f"{smiles},{carbons}\n" for smiles, carbons in made)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    (root / "a.csv").write_text(rows(COUNT))
+    (root / "b.csv").write_text(rows(9, 50))
+    return root
+
+
+def words_of(folder, *more):
+    """The command, of whose options some are others."""
+    given = {word.partition("=")[0] for word in more}
+    kept = [word for word in TINY if word.partition("=")[0] not in given]
+    return ["train", "molecules", "--data", str(folder), *kept, *more]
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("runs") / "run"
+    assert main(words_of(folder, "--out", str(place))) == 0
+    return place
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_a_run_has_its_figures_and_pictures(run):
+    summary = summary_of(run)
+    assert summary["headline"]["published"] == "0.58 ± 0.03 on ESOL" and summary["headline"]["goal"] is None
+    assert set(summary["results"]) == {"molecules/seed-0", "molecules/seed-1"}
+    assert summary["skipped"] == 0
+    assert (run / "pictures" / "predicted.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "pictures" / "predicted.svg").read_bytes().startswith(b"<?xml")
+    assert "RMSE" in (run / "report.html").read_text()
+
+
+def test_it_evaluates_to_the_same_and_on_another_file(run, tmp_path, folder, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    summary = summary_of(run)
+    again = evaluated(run, capsys)
+    assert again["groups"] == summary["groups"]
+    (tmp_path / "c.csv").write_text(rows(5, 20))
+    found = []
+    for other in ("b.csv", "c.csv"):
+        found.append(evaluated(run, capsys, "--test", other)["groups"]["molecules"]["test_rmse"]["mean"])
+    assert len({*found, summary["groups"]["molecules"]["test_rmse"]["mean"]}) == 3
+    assert summary_of(run) == summary
+    assert main(["evaluate", str(run), "--test", "absent.csv"]) == 3
+    assert "absent.csv" in capsys.readouterr().err
+
+
+def test_a_resumed_run_has_the_same_weights(run, tmp_path):
+    check_resumed_to_the_same_weights(run, tmp_path / "cut")
+
+
+def test_what_is_measured_is_the_error_of_the_test_part(folder):
+    recipe = Molecules(data=str(folder), file="a.csv", target="carbons", channels=8)
+    table = Table.read(recipe)
+    places = [table.places(seed) for seed in (0, 1)]
+    for one in places:
+        assert [len(part) for part in one.values()] == [32, 4, 4]
+        assert sorted(place for part in one.values() for place in part) == list(range(COUNT))
+    assert places[0] != places[1] and places[0] == table.places(0)
+    task = MoleculesTask(recipe, table, 0)
+    figures, wanted = task.test(), table.molecules.targets[places[0]["test"]]
+    found = torch.cat([task.model(*table.molecules.batch([place])) for place in places[0]["test"]])
+    assert figures["test_rmse"] == pytest.approx((found - wanted).square().mean().sqrt().item(), rel=1e-5)
+    assert figures["test_mae"] == pytest.approx((found - wanted).abs().mean().item(), rel=1e-5)
+    train = table.molecules.targets[places[0]["train"]]
+    assert task.model.mean == train.mean() and task.model.variance == pytest.approx(train.var(correction=0).item())
+
+
+def test_bad_molecules_end_a_run_or_are_counted(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text(rows(COUNT) + "C(,3\nC1C,4\n")
+    out = tmp_path / "run"
+    assert main(words_of(tmp_path, "--out", str(out))) == 3
+    assert "a.csv, line 42: expected a molecule as SMILES in the column 'smiles'; got 'C('." in capsys.readouterr().err
+    assert not out.exists()
+    with pytest.warns(UserWarning, match=r"a\.csv: 2 of 42 molecules are left out, .*; the first is in line 42"):
+        assert main(words_of(tmp_path, "--skip-bad", "seeds=1", "--out", str(out))) == 0
+    assert summary_of(out)["skipped"] == 2
+
+
+@pytest.mark.parametrize(("more", "code", "said"), [
+    (["target=oxygens"], 3, "a.csv, line 1: expected a column 'oxygens'; got 'smiles', 'carbons'"),
+    (["smiles=carbon"], 3, "Did you mean 'carbons'?"),
+    (["file=absent.csv"], 3, "absent.csv: expected a file; got no such file"),
+    (["valid=0.01"], 3, "a.csv: expected molecules for training, validation and the test; got 40"),
+    (["readout=median"], 2, "readout must be one of sum, mean, max, softmax, set2set; got 'median'"),
+    (["train=0.9", "valid=0.1"], 2, "train and valid must leave something for the test; got 0.9 and 0.1"),
+    (["message_steps=0"], 2, "message_steps must be at least 1; got 0")])
+def test_what_is_refused(folder, tmp_path, more, code, said, capsys):
+    assert main(words_of(folder, *more, "--out", str(tmp_path / "run"))) == code
+    assert said in capsys.readouterr().err
+
+
+def test_trying_writes_nothing(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words_of(folder, "--dry-run", "--json")) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["parameters"] > 0
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,86 @@
+"""The recipe `nri` as its user meets it: train, evaluate, resume, pictures, bad options; and what it measures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from structconv.cli import main
+from structconv_systems.recipes.nri import Motion, UnsupervisedTask
+from structconv_systems.recipes.options.physics import RelationalInference
+from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+
+TINY = ["steps=4", "supervised_steps=2", "validate_every=2", "checkpoint_every=2", "warmup=1", "samples=30",
+        "held_out=10", "batch_size=8", "hidden=8", "times=12", "horizon=3"]
+SMALL = {"samples": 30, "held_out": 10, "times": 12, "horizon": 3, "hidden": 8}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nri") / "run"
+    assert main(["train", "nri", *TINY, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_says_its_figures_draws_and_evaluates_to_the_same(run, capsys):
+    summary = json.loads((run / "summary.json").read_text())
+    assert list(summary["groups"]) == ["unsupervised", "supervised", "correlation"]
+    found = summary["results"]["unsupervised/seed-0"]
+    assert {"test_mse_1", "test_mse_3", "test_mse_static", "test_mse_dynamic"} <= found.keys()
+    for name in ("graph-0.png", "graph-0.svg", "motion-2.png", "motion.gif"):
+        assert (run / "pictures" / name).stat().st_size > 1000
+    again = evaluated(run, capsys)
+    assert again["groups"] == summary["groups"]
+    assert main(["evaluate", str(run)]) == 0
+    assert "edges found anew" in capsys.readouterr().out
+
+
+def test_resuming_gives_the_same_weights(run, tmp_path):
+    check_resumed_to_the_same_weights(run, tmp_path / "cut")
+
+
+@pytest.mark.parametrize("system", ["charged", "kuramoto"])
+def test_other_systems_train(system, tmp_path):
+    assert main(["train", "nri", *TINY, f"system={system}", "--out", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["headline"]["goal"] == (70 if system == "charged" else None)
+    assert (system == "charged") is (tmp_path / "run" / "pictures").exists()
+
+
+@pytest.mark.parametrize("wrong", ["system=strings", "horizon=12", "bodies=1"])
+def test_bad_options_are_refused(wrong, tmp_path, capsys):
+    words = [word for word in TINY if word.partition("=")[0] != wrong.partition("=")[0]]
+    assert main(["train", "nri", *words, wrong, "--out", str(tmp_path / "run")]) == 2
+    assert wrong.partition("=")[0] in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_parts_are_different_simulations_within_one():
+    motion = Motion.simulated(RelationalInference(**SMALL))
+    assert motion.states["train"].abs().amax() == 1
+    assert motion.states["test"].shape == (10, 24, 5, 4)
+    assert not torch.equal(motion.states["val"], motion.states["test"][:, :12])
+    assert motion.accuracy(motion.types["val"], "val") == 100
+
+
+def test_a_mirrored_simulation_is_one():
+    """Its bodies have the distances and speeds that they had, and states move on by their velocities."""
+    motion = Motion.simulated(RelationalInference(**SMALL))
+    states = motion.states["train"]
+    torch.manual_seed(0)
+    mirrored = motion.mirrored(states)
+    assert not torch.equal(mirrored, states)
+    for part in (slice(0, 2), slice(2, 4)):
+        torch.testing.assert_close(mirrored[..., part].norm(dim=-1), states[..., part].norm(dim=-1))
+    along = [(x[:, 1:, :, :2] - x[:, :-1, :, :2]).mul(x[:, 1:, :, 2:]).sum(-1) for x in (states, mirrored)]
+    torch.testing.assert_close(along[1], along[0])
+
+
+def test_types_without_a_name_are_called_as_fits_validation_best():
+    recipe = RelationalInference(**SMALL, system="charged")
+    task = UnsupervisedTask(recipe, Motion.simulated(recipe), 0)
+    task.model.eval()
+    found = task.motion.logits(task.model.encoder, "val").argmax(-1)
+    assert task.motion.accuracy(task._names()[found], "val") >= 50

@@ -1,0 +1,170 @@
+"""The recipe `tsp` as its user meets it: train, resume, evaluate, on files too; and its baselines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from structconv.cli import main
+from structconv.errors import ConfigError
+from structconv_systems.data.tours import distances, uniform
+from structconv_systems.models.tours import TourModel
+from structconv_systems.recipes.baselines import Exponential, Rollout, Shared, better
+from structconv_systems.recipes.options.tsp import TSP
+from structconv_systems.recipes.tsp import Instances, best_of, measure, said
+from structconv_systems.train.config import resolve
+from systems.tests.recipes.runs import check_resumed_to_the_same_weights
+
+TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "challenge_every=2", "nodes=6", "channels=8", "layers=1",
+        "heads=2", "hidden=16", "batch_size=16", "challengers=64", "instances=8", "samples=4"]
+SQUARE = "NAME : square\nTYPE : TSP\nDIMENSION : 5\nEDGE_WEIGHT_TYPE : EUC_2D\nNODE_COORD_SECTION\n" \
+         "1 100 0\n2 300 200\n3 100 200\n4 300 0\n5 200 250\nEOF\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "tsp"
+    assert main(["train", "tsp", *TINY, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def small():
+    torch.manual_seed(0)
+    return TourModel(channels=8, layers=1, heads=2, hidden=16).eval()
+
+
+def evaluated(run, capsys, *more):
+    assert main(["evaluate", str(run), "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_has_its_figures_and_its_pictures(run, capsys):
+    summary = json.loads((run / "summary.json").read_text())
+    figures = {name: value["mean"] for name, value in summary["groups"]["attention"].items()}
+    assert 0 <= figures["test_gap_samples"] <= figures["test_gap"] == summary["headline"]["value"]
+    assert figures["test_shortest"] <= figures["test_length_samples"] <= figures["test_length"]
+    assert summary["headline"]["goal"] is None
+    assert {path.name for path in (run / "pictures").glob("*.png")} == {f"tours-{place}.png" for place in (1, 2, 3)}
+    assert "tours 1" in (run / "report.html").read_text()
+    again = evaluated(run, capsys)["groups"]["attention"]
+    assert {name: value["mean"] for name, value in again.items()} == pytest.approx(figures)
+
+
+def test_a_run_resumes_to_the_same_weights(run, tmp_path):
+    """With a baseline that has been replaced since, and its instances."""
+    check_resumed_to_the_same_weights(run, tmp_path / "cut")
+
+
+def test_a_file_is_measured_in_its_own_unit(run, tmp_path, capsys):
+    """The optimum is that of the tour beside it, else of the recipe's own search: 200 + 200 + 2 x 112 + 200."""
+    path = tmp_path / "square.tsp"
+    path.write_text(SQUARE)
+    summary = evaluated(run, capsys, "--test", str(path))
+    figures = {name: value["mean"] for name, value in summary["groups"]["attention"].items()}
+    assert figures["test_shortest"] == 824 and summary["headline"]["goal"] is None
+    assert figures["test_gap"] == pytest.approx(100 * (figures["test_length"] / 824 - 1))
+    path.with_suffix(".opt.tour").write_text("TYPE : TOUR\nTOUR_SECTION\n1 2 3 4 5\n-1\n")
+    worse = evaluated(run, capsys, "--test", str(path))["groups"]["attention"]["test_shortest"]["mean"]
+    assert worse == 283 + 200 + 283 + 269 + 269
+
+
+@pytest.mark.parametrize("text, message", [
+    (SQUARE.replace("EUC_2D", "SPECIAL"), r"square.tsp, line 4: expected EDGE_WEIGHT_TYPE to be one of"),
+    (SQUARE.replace("3 100 200", "3 100"), "square.tsp, line 8: expected a node of 1 ... 5"),
+    ("TYPE : TSP\nDIMENSION : 3\nEDGE_WEIGHT_TYPE : EXPLICIT\nEDGE_WEIGHT_FORMAT : UPPER_ROW\nEDGE_WEIGHT_SECTION\n"
+     "1 2 3\n", "square.tsp: expected coordinates, which the model reads; got distances alone")])
+def test_a_wrong_file_is_named(run, tmp_path, capsys, text, message):
+    path = tmp_path / "square.tsp"
+    path.write_text(text)
+    assert main(["evaluate", str(run), "--test", str(path)]) == 3
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_that_is_not_there(run, tmp_path, capsys):
+    assert main(["evaluate", str(run), "--test", str(tmp_path / "none.tsp")]) == 3
+
+
+@pytest.mark.parametrize("baseline", ["exponential", "shared"])
+def test_other_baselines_train(baseline, tmp_path):
+    assert main(["train", "tsp", *TINY, f"baseline={baseline}", "copies=4", "--out", str(tmp_path / "run")]) == 0
+
+
+def test_options_that_do_not_fit():
+    for options in ({"heads": 3}, {"baseline": "critic"}, {"baseline": "shared", "copies": 7}):
+        with pytest.raises(ConfigError):
+            resolve(TSP, options)
+    assert resolve(TSP).goal == TSP.goals["default"] and resolve(TSP, {"nodes": 50}).goal is None
+
+
+def test_nodes_at_one_place_leave_no_gap(run, tmp_path, capsys):
+    path = tmp_path / "same.tsp"
+    path.write_text("TYPE: TSP\nDIMENSION: 3\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n1 5 5\n2 5 5\n3 5 5\nEOF\n")
+    assert evaluated(run, capsys, "--test", str(path))["headline"]["value"] == 0
+
+
+def test_points_of_a_file_lie_in_the_unit_square(tmp_path):
+    path = tmp_path / "square.tsp"
+    path.write_text(SQUARE)
+    found = Instances.read(str(path))
+    torch.testing.assert_close(found.points, torch.tensor([[[0, 0], [0.8, 0.8], [0, 0.8], [0.8, 0], [0.4, 1]]]))
+    torch.testing.assert_close(found.table, (250 * distances(found.points)).round())
+
+
+def test_the_best_of_samples_is_no_longer_than_most(small):
+    instances = Instances.made(5, 7, 0)
+    one, many = (instances.lengths(best_of(small, instances, samples)) for samples in (1, 40))
+    assert (many <= one + 1e-9).all() and many.mean() < one.mean()
+    assert torch.equal(best_of(small, instances, 4), best_of(small, instances, 4))
+    said_lengths = instances.lengths(said(small, instances.points))
+    torch.testing.assert_close(measure(small, instances.points).double(), said_lengths, rtol=1e-6, atol=1e-6)
+
+
+def test_the_exponential_mean_begins_with_the_first():
+    mean = Exponential(0.75)
+    assert float(mean.value(torch.zeros(2), torch.tensor([1.0, 3.0]))) == 2
+    assert float(mean.value(torch.zeros(2), torch.tensor([6.0, 6.0]))) == 3
+    again = Exponential(0.75)
+    again.load_state_dict(mean.state_dict())
+    assert again.mean == 3
+
+
+def test_a_shared_baseline_is_the_mean_of_the_others():
+    costs = torch.tensor([1.0, 2, 6, 0, 0, 3])
+    assert Shared(3).value(torch.zeros(2), costs).tolist() == [4, 3.5, 1.5, 1.5, 1.5, 0]
+
+
+def test_the_rollout_changes_only_for_a_better_model(small):
+    torch.manual_seed(1)
+    trained, drawn = TourModel(channels=8, layers=1, heads=2, hidden=16), []
+
+    def instances(number):
+        drawn.append(number)
+        return uniform(200, 6, number)
+
+    def told(model, points):
+        """The trained model is better by a fifth."""
+        return measure(model, points) * (0.8 if model is trained else 1.0)
+
+    rollout = Rollout(small, measure, instances, every=2, alpha=0.05, decay=0.8)
+    costs = torch.tensor([4.0, 2.0])
+    assert float(rollout.value(uniform(2, 6, 0), costs)) == 3 and rollout.stepped(1, trained) == {}
+    assert rollout.stepped(2, small) == {"replaced": 0} and rollout.value(uniform(2, 6, 0), costs).shape == (2,)
+    rollout.measure = told
+    assert rollout.stepped(4, trained.train()) == {"replaced": 1} and trained.training
+    for name, value in trained.state_dict().items():
+        assert torch.equal(value, rollout.model.state_dict()[name])
+    rollout.stepped(6, trained)
+    assert drawn == [0, 0, 1]
+    fresh = Rollout(small, measure, instances, every=2, alpha=0.05, decay=0.8)
+    fresh.load_state_dict(rollout.state_dict())
+    assert (fresh.challenges, fresh.replaced) == (3, 2)
+    torch.testing.assert_close(fresh.value(uniform(4, 6, 0), costs), measure(trained.eval(), uniform(4, 6, 0)))
+
+
+def test_a_model_is_better_only_by_enough():
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert better(noise - 1, noise, 0.05) and not better(noise, noise - 1, 0.05)
+    assert not better(noise, noise, 0.05) and not better(noise.flip(0), noise, 0.05)

@@ -1,0 +1,172 @@
+"""The verbs as a user meets them: help, errors, exit codes, runs, interruption and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from structconv.cli import main
+from structconv_systems.train.run import Metrics
+
+SHARED = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "shared" / "data"))
+CORA = SHARED / "planetoid"
+needs_cora = pytest.mark.skipif(not (CORA / "ind.cora.x").is_file(),
+                                reason="the Planetoid files are not beside the repository (STRUCTCONV_DATA)")
+SMALL = ["compare", "digits", "bases=identity,shifts", "--seeds", "1", "--channels", "8"]
+QUICK = [*SMALL, "--epochs", "2"]
+
+
+def started(*words: str, **options) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "structconv.cli", *words], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, **options)
+
+
+def finished(*words: str, **options) -> tuple[int, str, str]:
+    process = started(*words, **options)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["train", "cora-gat", "--help"]])
+def test_help_imports_no_heavy_library(words):
+    code = ("import sys\nfrom structconv.cli import main\ncode = main(sys.argv[1:])\n"
+            "heavy = {'torch', 'numpy', 'scipy', 'matplotlib', 'rich', 'sklearn'} & set(sys.modules)\n"
+            "print('HEAVY', sorted(heavy), code)")
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert "usage: structconv" in done.stdout
+    assert done.stdout.endswith("HEAVY [] 0\n")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["train", "cora-gnc"], "invalid choice: 'cora-gnc'"),
+    (["train", "cora-gcn", "--data", "x", "--hiden", "3"], "'hiden'. Did you mean 'hidden'?"),
+    (["train", "cora-gcn", "--data", "x", "hiden=3"], "'hiden'. Did you mean 'hidden'?"),
+    (["train", "cora-gcn", "--data", "x", "--hidden", "many"], "hidden must be an integer; got 'many'"),
+    (["train", "cora-gcn", "--data", "x", "stray"], "must read key=value or --key value; got 'stray'"),
+    (["train", "cora-gcn", "--data", "nowhere"], "nowhere'. Give it with --data DIR"),
+    (["compare", "digits", "--bases", "shifts,shfits"], "bases must be some of identity, shifts"),
+    (["resume", "nowhere"], "no such folder"),
+])
+def test_bad_usage_is_one_line_code_two_and_no_run_folder(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_list_is_readable_by_programs(capsys):
+    assert main(["list", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"recipe", "basis"} == {line["kind"] for line in lines}
+    assert "structconv train cora-gat" in {line["command"] for line in lines}
+
+
+def test_compare_writes_everything_and_evaluate_agrees(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main([*QUICK, "--out", str(run), "--json"]) == 0
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out.splitlines()[-1])
+    assert list(summary["bases"]) == ["identity", "shifts"]
+    assert summary["bases"]["identity"]["receptive_field"] == 1
+    assert summary["bases"]["shifts"]["receptive_field"] == 25
+    assert summary["bases"]["shifts"]["test_accuracy_mean"] > 20
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {line["job"] for line in steps} == {"identity/seed-0", "shifts/seed-0"}
+    for name in ("config.json", "environment.json", "summary.json", "pictures/basis-shifts.png",
+                 "checkpoints/shifts/seed-0/final/weights.safetensors"):
+        assert (run / name).is_file(), name
+    html = (run / "report.html").read_text()
+    assert "grid shifts 3x3" in html
+    assert not re.search(r"https?://|<script", html)
+    assert not list(run.rglob("*.pkl"))
+    assert main(["evaluate", str(run), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for basis, entry in summary["bases"].items():
+        assert again["bases"][basis]["test_accuracies"] == entry["test_accuracies"]
+
+
+def test_a_run_is_not_overwritten(tmp_path, capsys):
+    (tmp_path / "mine").write_text("x")
+    assert main([*QUICK, "--out", str(tmp_path)]) == 2
+    assert "must be a new or an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_place_that_is_taken_is_named_for_what_it_is(tmp_path, began, capsys):
+    place = tmp_path / "config.json" if not began else tmp_path
+    (tmp_path / "config.json").write_text("{}")
+    assert main([*QUICK, "--out", str(place)]) == 2
+    said = capsys.readouterr().err
+    assert ("got a run. Continue it" if began else "got a file. Name another") in said
+
+
+def test_a_run_that_is_held_is_not_resumed(tmp_path, capsys):
+    from structconv_systems.train.lock import locked
+
+    run = tmp_path / "run"
+    assert main([*QUICK, "--out", str(run)]) == 0
+    capsys.readouterr()
+    with locked(run):
+        assert main(["resume", str(run)]) == 2
+    assert f"{run} must be free; got held by process" in capsys.readouterr().err
+    assert main(["resume", str(run)]) == 0
+
+
+def test_a_finished_run_trains_on(tmp_path, capsys):
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    assert main([*QUICK, "--out", str(run)]) == 0
+    for words, told in ((["--steps", "1"], "--steps must be at least the run's epochs=2; got 1"),
+                        (["--steps", "many"], "epochs")):
+        assert main(["resume", str(run), *words]) == 2
+        assert told in capsys.readouterr().err
+    assert main(["resume", str(run), "--steps", "4"]) == 0
+    assert main([*SMALL, "--epochs", "4", "--out", str(straight)]) == 0
+    assert (run / "config.json").read_bytes() == (straight / "config.json").read_bytes()
+    own, wanted = (sorted((line["job"], line["step"]) for line in Metrics(folder / "metrics.jsonl"))
+                   for folder in (run, straight))
+    assert own == wanted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_saves_exits_75_and_resume_gives_the_same_weights(tmp_path, number):
+    cut, straight = tmp_path / "cut", tmp_path / "straight"
+    process = started(*SMALL, "--epochs", "8", "--out", str(cut), "--json")
+    while not (cut / "metrics.jsonl").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err
+    assert json.loads(out.splitlines()[-1])["interrupted"] is True
+    assert f"structconv resume {cut}" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert finished("resume", str(cut), "--json")[0] == 0
+    assert finished(*SMALL, "--epochs", "8", "--out", str(straight), "--json")[0] == 0
+    for job in ("identity", "shifts"):
+        name = f"checkpoints/{job}/seed-0/final/weights.safetensors"
+        assert (cut / name).read_bytes() == (straight / name).read_bytes()
+    assert (cut / "metrics.jsonl").read_text() == (straight / "metrics.jsonl").read_text()
+
+
+@needs_cora
+@pytest.mark.parametrize("recipe", ["cora-gcn", "cora-cheb", "cora-gat"])
+def test_cora_recipes_learn_and_print_one_object(tmp_path, capsys, recipe):
+    words = ["train", recipe, "--data", str(CORA), "--seeds", "1", "--epochs", "30", "--out", str(tmp_path / "run")]
+    assert main([*words, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["recipe"], len(summary["results"]), summary["headline"]["published"][:2]) in {
+        (recipe, 1, "81"), (recipe, 1, "83")}
+    assert summary["headline"]["value"] == summary["groups"][recipe]["test_accuracy"]["mean"] > 55
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"] == summary["groups"]
