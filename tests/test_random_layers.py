@@ -18,7 +18,7 @@ from structconv.mechanisms import STRUCTURE, DotProduct, Given, Uniform
 from structconv.nn import Conv
 from structconv.structures import DenseMask, Padding
 from structconv.testing.checks import same
-from structconv.testing.expressions import Drawn, expressions
+from tests.support.expressions import Drawn, expressions
 
 F64, P = torch.float64, 3
 SETTINGS = settings(max_examples=int(os.environ.get("STRUCTCONV_RANDOM_LAYERS", 1000)), deadline=None,
