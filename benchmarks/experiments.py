@@ -32,7 +32,6 @@ from structconv.bases import (
 )
 from structconv.bases.base import Basis
 from structconv.bases.linear import Scaled
-from structconv.bases.spec import stand_ins
 from structconv.kernels import relational
 from structconv.kernels.additive_attention import AdditiveAttention
 from structconv.kernels.blocked_attention import BlockedAttention
@@ -81,7 +80,7 @@ def posed(basis: Basis, theta: Theta) -> tuple[Call, Problem]:
     """A call of this basis on random x, the same at every call of one size, and the problem that it poses."""
     x = torch.randn(basis.num_inputs, theta.in_channels, generator=torch.Generator().manual_seed(0))
     call = Call(x, basis, theta)
-    return call, Problem(call.build(stand_ins(call.leaves)), theta, x, Sizes(1, x.itemsize))
+    return call, Problem(call.spec(), theta, x, Sizes(1, x.itemsize))
 
 
 def application(kernel: Applied, basis: Basis, channels: int = 3, mode: str = "apply") -> Callable[[], Tensor]:

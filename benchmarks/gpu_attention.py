@@ -33,7 +33,6 @@ from structconv.bases.entrywise import Masked, Normalised, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Lookup
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import stand_ins
 from structconv.kernels.blocked_attention import BlockedAttention
 from structconv.kernels.flex_attention import FlexAttention
 from structconv.kernels.orders import Applied
@@ -158,7 +157,7 @@ def by_kernel(kernel: Applied, basis: Basis, r: Tensor) -> Callable[[], Tensor] 
     """A_k^T r_k by this kernel, (K, M, C) -> (K, N, C), or `None` where it is not for this basis."""
     theta = ByHeadTheta(basis.size, r.shape[-1])
     call = Call(r[0], basis, theta, None, r)
-    match = kernel.match(Problem(call.build(stand_ins(call.leaves)), theta, call.x, Sizes(1, r.element_size())))
+    match = kernel.match(Problem(call.spec(), theta, call.x, Sizes(1, r.element_size())))
     return None if match is None else lambda: match.apply(r, call)
 
 

@@ -186,7 +186,7 @@ class Broken(Mechanism):
         self.fn, self.reads_content = fn, fn is not by_content
         self.linear = nn.Linear(3, 3, dtype=F64)
 
-    def build(self, inputs):
+    def forward(self, inputs):
         return self.fn(self, inputs)
 
 
@@ -288,7 +288,7 @@ class Warm(Mechanism):
 
     has_scores = True
 
-    def build(self, inputs):
+    def forward(self, inputs):
         scores = Bilinear(inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3))
         keep = Padding(torch.tensor([True, True, True, False]))
         a = scores.evaluate(full(4, 4, F64, scores.device))

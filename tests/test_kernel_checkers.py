@@ -40,10 +40,7 @@ class ByEntry(Mechanism):
     size = 2
 
     def forward(self, inputs):
-        return (inputs.x[..., :2],)
-
-    def fill(self, inputs, leaves):
-        return Factors(next(leaves).mT)
+        return Factors(inputs.x[..., :2].mT)
 
 
 class Right(Applied):
@@ -55,7 +52,7 @@ class Right(Applied):
         return getter(problem.basis.values)
 
     def application(self, match, problem):
-        return Application(lambda r, call: match(call.leaves).unsqueeze(-1) * r)
+        return Application(lambda r, call: match(call.basis).unsqueeze(-1) * r)
 
 
 class NoBias(Right):
@@ -71,7 +68,7 @@ class Captures(Right):
         first = []
 
         def apply(r, call):
-            first.append(match(call.leaves))
+            first.append(match(call.basis))
             return first[0].unsqueeze(-1) * r
 
         return Application(apply)
@@ -84,7 +81,7 @@ class CapturesEntries(Right):
         scale = problem.inputs
 
         def apply(r, call):
-            return match(call.leaves).unsqueeze(-1) * r * (r.shape[-2] / scale)
+            return match(call.basis).unsqueeze(-1) * r * (r.shape[-2] / scale)
 
         return Application(apply)
 
@@ -99,12 +96,12 @@ class WrongBetween(Right):
 
 class WrongWeights(Right):
     def weights(self, match, problem):
-        return lambda call: weights_at(call.basis(), call.x.dtype).flip(-3)
+        return lambda call: weights_at(call.materialized(), call.x.dtype).flip(-3)
 
 
 class LosesGradient(Right):
     def application(self, match, problem):
-        return Application(lambda r, call: match(call.leaves).detach().unsqueeze(-1) * r)
+        return Application(lambda r, call: match(call.basis).detach().unsqueeze(-1) * r)
 
 
 class Multiplies(Applied):
@@ -119,7 +116,7 @@ class Multiplies(Applied):
         return Cost()
 
     def application(self, match, problem):
-        return Application(lambda r, call: call.basis().dense(r.dtype).mT @ r)
+        return Application(lambda r, call: call.materialized().dense(r.dtype).mT @ r)
 
 
 class KeepsGraph(Applied):
@@ -133,7 +130,7 @@ class KeepsGraph(Applied):
     def application(self, match, problem):
         def apply(r, call):
             if not match:
-                match["a"] = call.basis().dense(r.dtype)
+                match["a"] = call.materialized().dense(r.dtype)
             return match["a"].mT @ r
 
         return Application(apply)

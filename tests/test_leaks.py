@@ -34,9 +34,9 @@ F64 = torch.float64
 
 
 class Constant(Mechanism):
-    """A basis of one number everywhere, by `build` only."""
+    """A basis of one number everywhere, of the numbers of entries alone."""
 
-    def build(self, inputs):
+    def forward(self, inputs):
         return Dense(torch.full((1, inputs.num_inputs, inputs.num_outputs), 0.9, dtype=inputs.dtype))
 
 
@@ -46,10 +46,7 @@ class Mean(Mechanism):
     has_scores = True
 
     def forward(self, inputs):
-        return inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3)
-
-    def fill(self, inputs, leaves):
-        return Bilinear(next(leaves), next(leaves)) / inputs.num_inputs
+        return Bilinear(inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3)) / inputs.num_inputs
 
 
 EXPRESSIONS = {

@@ -144,10 +144,7 @@ class Decays(Score):
         self.rate = nn.Parameter(torch.arange(1.0, self.heads + 1))
 
     def forward(self, inputs):
-        return (self.rate,)
-
-    def fill(self, inputs, leaves):
-        return Decay(next(leaves), inputs.num_inputs, inputs.num_outputs)
+        return Decay(self.rate, inputs.num_inputs, inputs.num_outputs)
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -42,7 +42,7 @@ class HaarTransform(Mechanism):
 
     size = property(lambda self: self.scales)
 
-    def build(self, inputs):
+    def forward(self, inputs):
         return Haar(inputs.num_inputs)
 
 
@@ -123,7 +123,7 @@ class Half(Basis):
 class Halve(Mechanism):
     reads_content = False
 
-    def build(self, inputs):
+    def forward(self, inputs):
         return Half(inputs.num_inputs)
 
 

@@ -34,7 +34,7 @@ class Backwards(Basis):
 class Backward(Mechanism):
     """`Backwards` over the entries of x."""
 
-    def build(self, inputs):
+    def forward(self, inputs):
         return Backwards(inputs.num_inputs)
 
 
@@ -97,19 +97,16 @@ def test_a_refused_kernel_is_not_there(layer):
 
 
 class Halves(Mechanism):
-    """`Backwards` in the two halves of a mechanism, so that no leaf tells the number of entries."""
+    """`Backwards`, of the number of entries alone."""
 
     def forward(self, inputs):
-        return ()
-
-    def fill(self, inputs, leaves):
         return Backwards(inputs.num_inputs)
 
 
 class Composed(Halves):
     """The same number at a distance."""
 
-    def fill(self, inputs, leaves):
+    def forward(self, inputs):
         return Backwards(2 * (inputs.num_inputs // 2) + inputs.num_inputs % 2)
 
 

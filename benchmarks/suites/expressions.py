@@ -5,7 +5,7 @@ Each is held against torch's operators, and against the layers of its parts call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,11 +42,8 @@ class SharedQueries(Mechanism):
     def bind(self, channels: Channels) -> None:
         self.project = nn.Linear(channels.inputs, self.heads * self.dim, bias=False)
 
-    def forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        return tuple(_by_head(self.project(entries)) for entries in (inputs.z, inputs.x))
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Bilinear(next(leaves), next(leaves)) * self.dim**-0.5
+    def forward(self, inputs: Inputs) -> Basis:
+        return Bilinear(*[_by_head(self.project(entries)) for entries in (inputs.z, inputs.x)]) * self.dim**-0.5
 
 
 def build_mixed() -> Comparison:

@@ -27,7 +27,6 @@ from benchmarks.records import Line
 from benchmarks.runner import Probe, Settings, huge_pages
 from structconv.bases import Dense, Polynomial, Sparse
 from structconv.bases.base import Basis
-from structconv.bases.spec import stand_ins
 from structconv.planning.counts import Sizes
 from structconv.planning.kernel import matching
 from structconv.planning.machine import rates
@@ -151,7 +150,7 @@ def _worthwhile(given: Configuration, predicted: str, chosen: str) -> dict[str, 
     """The paths that the planner may take, without those predicted to lie far beyond the one that costs choose."""
     batch, grad, call = math.prod(given.x.shape[:-2]), given.phase == BOTH, given.call()
     sizes = Sizes(batch, given.x.dtype.itemsize)
-    problem = Problem(call.build(stand_ins(call.leaves)), given.theta, given.x, sizes, grad, grad)
+    problem = Problem(call.spec(), given.theta, given.x, sizes, grad, grad)
     machine, paths = rates("cpu"), {}
     for kernel, match, path in matching(problem):
         if kernel.automatic(match, problem, path):

@@ -32,6 +32,8 @@ class Dense(Basis):
         ShapeError: if `a` has fewer than three dimensions or is not floating, or x has another dtype.
     """
 
+    ENTRY_COUNTS = ("a",)
+
     a: Tensor
 
     def __post_init__(self) -> None:

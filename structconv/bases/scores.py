@@ -88,6 +88,8 @@ class Terms(Score):
 class Affine(Terms):
     """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N)."""
 
+    ENTRY_COUNTS = ("source", "target")
+
     source: Tensor
     target: Tensor
 
@@ -197,6 +199,8 @@ class PairFunction(SourceTarget, Score):
 @value
 class EdgeScore(OnGraph, Score):
     """a_kmn = values_ke at the edge e: m -> n, (..., K, E); pairs without an edge are absent."""
+
+    ENTRY_COUNTS = ("values",)
 
     graph: Graph
     values: Tensor

@@ -53,6 +53,8 @@ class OnGraph(Basis):
 class GraphValues(OnGraph):
     """Given values at the edges, or ones where there are none."""
 
+    ENTRY_COUNTS = ("values",)
+
     values: Tensor | None
 
     @property

@@ -228,7 +228,7 @@ def tree_key(value: Any, met: list[int]) -> Hashable:
         return (kind, x.dtype, x.requires_grad, shape_class(x.shape),
                 *[(t.shape, t.dtype, t.requires_grad) if isinstance(t, Tensor) else t for t in others])
     if kind is tuple:
-        return tuple([tree_key(item, met) for item in value])
+        return tuple([(item.size if isinstance(item, Basis) else 0, tree_key(item, met)) for item in value])
     names = _NODES.get(kind)
     if names is None:
         if not isinstance(value, FrozenValue):
@@ -238,7 +238,17 @@ def tree_key(value: Any, met: list[int]) -> Hashable:
             return value.static_key
         names = _NODES[kind] = tuple((name, name in kind.ENTRY_COUNTS) for name in field_names(value))
     held = value.__dict__
-    return (kind, *[size_class(held[name]) if counts else tree_key(held[name], met) for name, counts in names])
+    return (kind, *[_count_key(held[name], met) if counts else tree_key(held[name], met) for name, counts in names])
+
+
+def _count_key(value: Any, met: list[int]) -> Hashable:
+    """The same of a number of entries, or of a tensor all of whose axes count entries."""
+    if isinstance(value, int):
+        return size_class(value)
+    if isinstance(value, Tensor):
+        met.append(id(value))
+        return value.dtype, value.requires_grad, *map(size_class, value.shape)
+    return value if value is None else (type(value), *map(size_class, value.shape), tree_key(value, met)[1:3])
 
 
 #: The fields of each type of basis, and whether they count entries.

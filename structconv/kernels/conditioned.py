@@ -86,7 +86,7 @@ class MixedFilters(Kernel):
         def mixed(call: Call) -> Tensor:
             theta = cast(FullTheta, call.theta).theta
             filters = (matrix(call.basis).to(theta.dtype) @ theta.flatten(1)).unflatten(1, theta.shape[1:])
-            return inner.run(call._replace(theta=FullTheta(filters), build=child))
+            return inner.run(call._replace(theta=FullTheta(filters), part=child))
 
         return mixed
 

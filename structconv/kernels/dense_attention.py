@@ -60,7 +60,8 @@ class Attended(NamedTuple):
         query, key = tensor(self.query(basis)), tensor(self.key(basis))
         existing, causal = self.existing, self.existing.causal
         if not is_compiling() and (private.transforms_active() or private.forward_level() >= 0):
-            return call.materialized().apply(r)  # torch's fused operators have no forward or second derivative, and no batches
+            # torch's fused operators have no forward or second derivative, and no batches
+            return call.materialized().apply(r)
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
         outputs, inputs = query.shape[-2], key.shape[-2]
         mask = existing.table(basis, lead, inputs, outputs, r.device) if existing.masked else None

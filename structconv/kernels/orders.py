@@ -246,7 +246,8 @@ class Primitives(Applied):
         return found + Cost(calls=NODE_CALLS * (len(list(nodes(problem.basis))) - 1))
 
     def application(self, match: Any, problem: Problem) -> Application:
-        return Application(lambda r, call: call.materialized().apply(r), lambda x, call: call.materialized().analysis(x),
+        return Application(lambda r, call: call.materialized().apply(r),
+                           lambda x, call: call.materialized().analysis(x),
                            lambda r, call: call.materialized().synthesis(r))
 
     def label(self, path: str) -> str:

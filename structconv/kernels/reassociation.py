@@ -8,7 +8,7 @@ eq. 5, where a positive feature map has been applied to both sides). Then the M 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F

@@ -146,7 +146,7 @@ class ZeroFilledWindow(Kernel):
             weight = call.theta.dense().to(dtype=x.dtype, device=x.device)
             whole = weight.new_zeros(window.size, *weight.shape[1:])
             whole = whole.index_add(0, torch.tensor(places, device=x.device), weight)
-            return run(Call(x, (), FullTheta(whole), call.bias, call.build))
+            return run(Call(x, call.basis, FullTheta(whole), call.bias))
 
         return filled
 

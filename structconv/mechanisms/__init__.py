@@ -6,7 +6,7 @@ from structconv.mechanisms.context import Context
 from structconv.mechanisms.dynamic import Deformable, DynamicShifts
 from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.encodings import LearntEncoding, SinusoidalEncoding, sinusoidal
-from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
 from structconv.mechanisms.given import Given, Learnt
 from structconv.mechanisms.graphs import Adjacency, Chebyshev, Incidence, Powers, Relation, Relations, Walks
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool, Shifts
@@ -71,7 +71,6 @@ __all__ = [
     "Inputs",
     "Learnt",
     "LearntEncoding",
-    "Leaves",
     "Location",
     "Mechanism",
     "Mixture",

@@ -1,4 +1,4 @@
-"""Activations as leaves of a call: by the function that they compute, where it is known."""
+"""Activations as parts of a basis: by the function that they compute, where it is known."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structconv import torch_private as private
-from structconv.bases.spec import Function, Token
+from structconv.bases.spec import Function
 
-__all__ = ["as_leaf"]
+__all__ = ["as_function"]
 
 #: Modules without options that compute what a function does.
 _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
@@ -21,17 +21,18 @@ _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Si
 
 
 @lru_cache(maxsize=64)
-def _leaky_relu(slope: float) -> Token:
-    return Token.of(partial(F.leaky_relu, negative_slope=slope))
+def _leaky_relu(slope: float) -> Callable[[Tensor], Tensor]:
+    return partial(F.leaky_relu, negative_slope=slope)
 
 
-def as_leaf(activation: Any) -> Token | Function | None:
-    """A module as a leaf: the function that its call computes, if it has one; `None` for what is no module."""
+def as_function(activation: Any) -> Any:
+    """The function that the call of a module computes, if it is known, else the module as a `Function`; what is no
+    module is a function already."""
     if not isinstance(activation, nn.Module):
-        return None
+        return activation
     if torch.compiler.is_compiling() or private.intercepted(activation):
         return Function(activation)
     if type(activation) in (nn.LeakyReLU, nn.Identity):
         return _leaky_relu(getattr(activation, "negative_slope", 1.0))
     function = _FUNCTIONS.get(type(activation))
-    return Function(activation) if function is None else Token.of(function)
+    return Function(activation) if function is None else function

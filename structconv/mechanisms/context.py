@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError
-from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.scores import Score, drawn
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.memo import derived
@@ -63,12 +62,12 @@ class Context(Score):
     def _is_moved(self, samples: Samples | None) -> bool:
         raise ConfigError("Context", "positions must be left out, for its outputs are its queries", repr(self))
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if self.score is not None:
-            return self.score.leaves(inputs._replace(z=self.query))
+            return self.score.evaluate(inputs._replace(z=self.query))
         samples = inputs.samples
         query = self.query if samples is None else self.query.repeat(1, samples.num_samples, 1)
-        return query, inputs.x.unsqueeze(-3)
+        return values.Bilinear(query, inputs.x.unsqueeze(-3))
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         return None
@@ -90,17 +89,6 @@ class Context(Score):
 
     def _pairs_of(self, structure: Any) -> Samples:
         return super()._pairs_of(structure.samples if type(structure) is NamedStructures else structure)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        if self.score is None:
-            return values.Bilinear(next(leaves), next(leaves))
-        z = inputs[1]
-        outputs = z.new_zeros(()).expand(self.queries, z.shape[-1])
-        return self.score._fill_next(inputs._replace(z=outputs), leaves)
-
-    def _inside(self) -> list[Mechanism]:
-        """None: the leaves of the score bring its token."""
-        return []
 
     def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         if self.score is None:

@@ -4,8 +4,7 @@ convolution)."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from structconv.bases.base import Basis
 from structconv.bases.cuboid import Ints
 from structconv.bases.taps import Taps
 from structconv.errors import ShapeError
-from structconv.mechanisms.expression import Channels, Inputs, Leaves
+from structconv.mechanisms.expression import Channels, Inputs
 from structconv.mechanisms.grids import Cuboid, Shifts, grids_of
 from structconv.mechanisms.scores import Projection, heads_of
 from structconv.primitives.functions import sum_dtype
@@ -56,13 +55,10 @@ class DynamicShifts(Shifts):
     def bind(self, channels: Channels) -> None:
         self.taps = Projection(channels.others, self.heads, len(self.offsets))
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         table = self.shift(self._grid(inputs.structure, inputs.num_inputs), inputs.device).table(inputs.device)
         _check_outputs("DynamicShifts", inputs, table.shape[-1])
-        return table.mT.unsqueeze(0), heads_of(self.taps, inputs.z, self.heads).softmax(-1)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Taps(next(leaves), next(leaves), inputs.num_inputs)
+        return Taps(table.mT.unsqueeze(0), heads_of(self.taps, inputs.z, self.heads).softmax(-1), inputs.num_inputs)
 
     def extra_repr(self) -> str:
         return f"{list(self.offsets)}, heads={self.heads}, padding={self.padding!r}"
@@ -96,7 +92,7 @@ class Deformable(Cuboid):
         nn.init.zeros_(self.offsets.weight)
         nn.init.zeros_(self.offsets.bias)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         shift = self.shift(self._grid(inputs.structure, inputs.num_inputs), inputs.device)
         _check_outputs("Deformable", inputs, shift.num_outputs)
         moved_KNL = heads_of(self.offsets, inputs.z, self.size)
@@ -109,10 +105,8 @@ class Deformable(Cuboid):
             index, weights = _interpolated(grid, place_NL + start_K1L + moved)
             found.append((torch.where(index < 0, index, index + first), weights.to(moved_KNL.dtype)))
             first += grid.num_entries
-        return found[0] if len(found) == 1 else tuple(torch.cat(part, -2) for part in zip(*found, strict=True))
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Taps(next(leaves), next(leaves), inputs.num_inputs)
+        index, shares = found[0] if len(found) == 1 else (torch.cat(part, -2) for part in zip(*found, strict=True))
+        return Taps(index, shares, inputs.num_inputs)
 
 
 def _interpolated(grid: Grid, points: Tensor) -> tuple[Tensor, Tensor]:

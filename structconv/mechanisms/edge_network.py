@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ from structconv.bases.mixing import Mixed
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import Typed
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms.expression import Channels, Inputs, Leaves
+from structconv.mechanisms.expression import Channels, Inputs
 from structconv.mechanisms.graphs import GraphMechanism
 from structconv.memo import derived, is_plain
 from structconv.shapes import check_choice, check_positive
@@ -66,18 +66,15 @@ class EdgeNetwork(GraphMechanism):
         self.network = nn.Sequential(*(module for before, after in pairwise((self.attributes, *self.hidden))
                                        for module in (nn.Linear(before, after), self.activation())))
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         graph = self._checked(inputs)
         shares = None if self.normalize_by is None else adjacency(graph, "row", inputs.dtype, weighted=False).values
         kinds = _kinds(graph.edge_attr)
         if kinds is not None:
-            return graph, shares, kinds[0], self._entries(kinds[1].to(inputs.dtype))
+            kind, entries = kinds[0], self._entries(kinds[1].to(inputs.dtype))
+            return Mixed(Typed(graph, kind, entries.shape[0], shares), entries)
         values = self._entries(_by_channels(graph.edge_attr).to(inputs.dtype)).mT
-        return graph, None, None, values if shares is None else values * shares
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        graph, shares, kind, entries = (next(leaves) for _ in range(4))
-        return Sparse(graph, entries) if kind is None else Mixed(Typed(graph, kind, entries.shape[0], shares), entries)
+        return Sparse(graph, values if shares is None else values * shares)
 
     def _entries(self, attributes: Tensor) -> Tensor:
         """(..., E, K)."""

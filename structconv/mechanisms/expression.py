@@ -1,14 +1,9 @@
-"""`Mechanism`: what makes a basis from (x, z, structure).
-
-A mechanism has two sides. Called as a module it hands out the *leaves* of a call: tensors computed from x and z by its
-parameters, masks, the structure's matrices. `fill` says, without computing anything, which value they are the leaves
-of; filled with stand-ins it is the spec for which a plan is made.
-"""
+"""`Mechanism`: a module that builds a basis from (x, z, structure)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -17,49 +12,38 @@ from torch import Tensor, nn
 from structconv import torch_private as private
 from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.block_diagonal import BlockDiagonal
+from structconv.bases.dense import Dense
 from structconv.bases.placed import placed
-from structconv.bases.spec import Leaf, StandIns, Token, materialised
+from structconv.bases.spec import materialized
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.inputs import Channels, Inputs
 from structconv.mechanisms.mixing import Mixing
 from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
-from structconv.mechanisms.options import KEPT, may_change, options
+from structconv.mechanisms.options import may_change, options
 from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks, visibility
-from structconv.planning.precision import autocast_dtype, cast_leaves
+from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
 from structconv.shapes import check_choice
 from structconv.structures.batching import AnyStructure
-from structconv.structures.entries import show_use
 from structconv.structures.named import NamedStructures
+from structconv.structures.places import Places
 from structconv.structures.samples import Samples
-from structconv.structures.values import static, tensors_in
+from structconv.structures.values import static
 
-__all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
+__all__ = ["Channels", "Inputs", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
-Leaves = tuple[Any, ...]
 _BATCHING = ("apart", "structure", "pairs", "offsets")
 
 
-class _TokenAttribute:
-    """The token of a mechanism, made anew until a layer binds it; then it is an ordinary attribute."""
-
-    def __get__(self, mechanism: Mechanism | None, owner: type) -> Any:
-        if mechanism is None:
-            return self
-        return None if torch.compiler.is_compiling() else mechanism._token()
-
-
 class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
-    """A module that makes a basis.
+    """A module that builds a basis: y = sum_k A_k^T x Theta_k with A = mechanism(inputs).
 
-    A subclass says `size`; one with parameters makes them in `bind(channels)`, which the layer calls on its own copy,
-    so that an expression is a recipe and may be used for many layers. It gives either `build(inputs)`, or the two
-    halves of it: `forward(inputs)`, the leaves, and `fill(inputs, leaves)`, the basis over them. With the halves no
-    call but the first of its kind builds a basis.
-
-    Options are fixed once a layer has bound the mechanism; parameters and submodules may change at any time.
+    A subclass defines `forward(inputs)`, which returns a `Basis` (or a tensor (..., K, M, N), taken as `Dense`), and
+    `size`, if K is not 1. It may compute anything: parameters, submodules and options are read in each call. One with
+    parameters creates them in `bind(channels)`, which the layer calls on its own copy, so that an expression is a
+    recipe and may be used for many layers.
 
     Args:
         structure: the name of the structure that it reads, in calls with several: `layer(x, structure={name: ...})`.
@@ -95,9 +79,6 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     reads_by_name: bool = False
     #: The name of the x that it reads, in a call with several; `of` gives it.
     input_name: str | None = None
-    #: Stands for the type and the options among the leaves of a call.
-    token: Any = _TokenAttribute()
-
     def __init__(self, *, structure: str | None = None) -> None:
         super().__init__()
         self.structure_name = None if structure is None else check_name(type(self).__name__, structure)
@@ -117,14 +98,6 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
                 part.input_name = x
         return twin
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """A class that gives one of the two ways to make a basis does not inherit the other."""
-        super().__init_subclass__(**options)
-        if "build" in cls.__dict__ and "forward" not in cls.__dict__:
-            cls.forward, cls.fill = Mechanism.forward, Mechanism.fill  # type: ignore[method-assign]
-        elif "build" not in cls.__dict__ and ("forward" in cls.__dict__ or "fill" in cls.__dict__):
-            cls.build = _build_of(cls)  # type: ignore[method-assign, assignment]
-
     @property
     def size(self) -> int:
         """K, the number of matrices of the basis."""
@@ -133,17 +106,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        """The leaves of the basis for these inputs, in the order in which `fill` takes them."""
-        return (self.build(inputs),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        """The basis over these leaves, or its spec over stand-ins of them; computes nothing."""
-        return cast(Basis, next(leaves))
-
-    def build(self, inputs: Inputs) -> Basis:
+    def forward(self, inputs: Inputs) -> Basis | Tensor:
         """The basis for these inputs."""
-        raise NotImplementedError(f"{type(self).__name__} must define build, or forward and fill")
+        raise NotImplementedError(f"{type(self).__name__} must define forward(inputs), which returns a Basis")
 
     def basis(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
@@ -157,84 +122,41 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
                 visible = visibility(self, inputs)
                 x = visible.cleared(x)[1]
                 inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, kept=visible.values)
-            return self.filled(inputs, cast_leaves(self.leaves(inputs), dtype))
+            return cast(Basis, materialized(cast_to(self.evaluate(inputs), dtype)))
         except AttributeError:
             check_bound("basis", self)
             raise
 
-    def leaves(self, inputs: Inputs, closed: bool = True) -> Leaves:
-        """The options' token, then the leaves, and for a batch, where it is to be `closed`, what leaves pairs out."""
+    def evaluate(self, inputs: Inputs, closed: bool = True) -> Basis:
+        """The basis for the inputs of a call: of a batch of samples without the pairs of different samples, if it is
+        to be `closed`; moved to where the outputs stand, if they stand elsewhere than their numbers say."""
         structure = inputs[2]
         if type(structure) is NamedStructures:
             inputs = self._told(inputs)
             structure = inputs[2]
         samples = None if structure is None else getattr(structure, "samples", None)
-        if inputs.places is not None and self._is_moved(samples):
-            return self.token, *private.called(self, inputs), inputs.places
+        moved = inputs.places is not None and self._is_moved(samples)
         if samples is None:
-            return self.token, *private.called(self, inputs)
+            basis = self._built(inputs)
+            return placed(basis, cast(Places, inputs.places), inputs.num_outputs) if moved else basis
         if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
             raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
                                  "inputs", repr(samples), "Call it as layer(x, z, structure).")
-        own = each_sample(inputs) if self._asked_apart(samples) else (inputs,)
-        leaves = self.token, *(leaf for part in own for leaf in private.called(self, part))
-        return (*leaves, self._pairs_of(structure)) if closed and self._is_open(samples) else leaves
-
-    def filled(self, inputs: Inputs, leaves: Sequence[Any]) -> Basis:
-        """The basis over what `leaves` gave, or its spec over their stand-ins."""
-        return self._spec(inputs, leaves) if isinstance(leaves, StandIns) else self._fill_next(
-            inputs, iter(materialised(leaves)))
-
-    def _spec(self, inputs: Inputs, leaves: StandIns) -> Basis:
-        """The spec, made of options and leaves alone: whatever else `fill` read would stay behind in the plan."""
-        owner, given = type(self).__name__, iter(leaves)
-        try:
-            spec = self._alone()._fill_next(inputs.sealed(), given)
-        except AttributeError as error:
-            raise ConfigError(owner, "fill must read nothing but options and leaves", str(error),
-                              "Return it from forward, as a leaf, or make it an option.") from error
-        except StopIteration:
-            raise ConfigError(owner, "fill must take as many leaves as forward gives", "more",
-                              "forward returns a tuple of them.") from None
-        except TypeError as error:
-            if Leaf.__name__ not in str(error):
-                raise
-            raise ConfigError(owner, "fill must compute nothing of a leaf", str(error),
-                              "Compute in forward, and return what comes of it as a leaf.") from error
-        if (left := len(list(given))):
-            raise ConfigError(owner, "fill must take as many leaves as forward gives", f"{left} fewer",
-                              "forward returns a tuple of them.")
-        if tensors_in(spec):
-            if torch.jit.is_tracing():  # where sizes are tensors
-                raise ConfigError(type(self).__name__, "an expression must be exported or compiled", "torch.jit.trace",
-                                  "Use torch.export.export(layer, (x,)) or torch.compile(layer).")
-            raise ConfigError(type(self).__name__, "fill must take tensors from its leaves", repr(spec),
-                              "Return the tensor from forward, as a leaf.")
-        show_use(lambda: self._alone()._fill_next(inputs.showing(), iter(leaves)))
-        return spec
-
-    def _alone(self) -> Self:
-        """A twin with the options, and with the mechanisms inside, but without tensors, modules and modes."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(options(self), _parameters={}, _buffers={}, _modules=_mechanisms_alone(self))
-        return twin
-
-    def _fill_next(self, inputs: Inputs, leaves: Iterator[Any], closed: bool = True) -> Basis:
-        """`fill`, behind the token; for a batch without the pairs of different samples where it is to be `closed`."""
-        next(leaves)
-        if type(inputs[2]) is NamedStructures:
-            inputs = self._told(inputs)
-        samples = getattr(inputs[2], "samples", None)
-        if samples is None:
-            basis = self.fill(inputs, leaves)
-            if inputs.moved and self._is_moved(None):
-                return placed(basis, next(leaves), inputs.num_outputs)
-            return basis
         if self._asked_apart(samples):
-            basis = BlockDiagonal(tuple(self.fill(part, leaves) for part in each_sample(inputs)))
+            basis = BlockDiagonal(tuple([self._built(part) for part in each_sample(inputs)]))
         else:
-            basis = self.fill(inputs, leaves)
-        return left_out(basis, next(leaves)) if closed and self._is_open(samples) else basis
+            basis = self._built(inputs)
+        return left_out(basis, self._pairs_of(structure)) if closed and self._is_open(samples) else basis
+
+    def _built(self, inputs: Inputs) -> Basis:
+        """What `forward` returns, as a basis."""
+        basis = private.called(self, inputs)
+        if isinstance(basis, Basis):
+            return basis
+        if isinstance(basis, Tensor):
+            return Dense(basis.unsqueeze(0) if basis.dim() == 2 else basis)
+        raise ConfigError(type(self).__name__, "forward must return a Basis, or a tensor (..., K, M, N)",
+                          type(basis).__name__)
 
     def _is_moved(self, samples: Samples | None) -> bool:
         """Whether what it makes is still to be moved to where the outputs stand."""
@@ -272,21 +194,21 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return mechanism
 
     def _bind_all(self, channels: Channels) -> None:
-        """Make the parameters of all parts, and fix their options."""
+        """Make the parameters of all parts."""
         for module in self.modules():
             if isinstance(module, Mechanism | Mixing | Position):
                 module.__dict__.pop("_bound", None)
                 module.bind(channels)
-        self._fix_all()
+        self._note_names()
 
-    def _fix_all(self) -> None:
-        """Fix the options of all parts, and note what they name."""
+    def _note_names(self) -> None:
+        """Check the parts of a bound expression, and note what they name."""
         for module in self.modules():
             if isinstance(module, Mechanism | Position):
                 check_choice(type(module).__name__, "batching", module.batching, _BATCHING)
             if isinstance(module, Mechanism):
                 module._check_sources()
-                module._fix_options()
+                module.__dict__["_bound"] = True
         if names_structures(self):
             self.__dict__["_names"] = True
         names = names_of_x(self)
@@ -299,51 +221,36 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             if not callable(getattr(self, name, None)):
                 raise ConfigError(type(self).__name__, "sources must name its methods (x, place) -> a leaf", repr(name))
 
-    def _gives_basis(self) -> bool:
-        """Whether the leaf is the basis itself."""
-        return type(self).forward is Mechanism.forward
-
-    def _inside(self) -> list[Mechanism]:
-        """The mechanisms inside whose options `fill` may read."""
-        return [module for module in self.modules() if isinstance(module, Mechanism) and module is not self]
-
-    def _token(self) -> Token:
-        """The token of the types and the options, which do not matter where the leaf is the basis itself."""
-        if self._gives_basis():
-            return Token.of((type(self),))
-        return Token.of((type(self), static(options(self)), *(module.token for module in self._inside())))
-
-    def _fix_options(self) -> None:
-        self.__dict__["_bound"] = True
-        self.__dict__.pop("token", None)
-        if self._gives_basis() or not (self._inside() or any(map(may_change, options(self).values()))):
-            self.__dict__["token"] = self._token()
+    @property
+    def options_key(self) -> Hashable:
+        """What is known of the type and the options: for what is remembered of a structure. Compilers remember nothing.
+        """
+        if torch.compiler.is_compiling():
+            return None
+        found = self.__dict__.get("_options_key")
+        if found is None:
+            held = options(self)
+            found = type(self), static(held)
+            if not any(map(may_change, held.values())):
+                self.__dict__["_options_key"] = found
+        return cast(Hashable, found)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        bound = "_bound" in self.__dict__ and name not in KEPT
-        if bound and name in self.__dict__ and not (name.startswith("_") or isinstance(value, Tensor)):
+        if name in ("structure_name", "input_name") and "_bound" in self.__dict__:
             raise ConfigError(type(self).__name__, f"{name} is fixed once a layer has bound its mechanism", repr(value),
                               "Make a new layer.")
+        self.__dict__.pop("_options_key", None)
         super().__setattr__(name, value)
-        if bound and name in self.__dict__ and not isinstance(value, Tensor):
-            self._fix_options()
 
     def __delattr__(self, name: str) -> None:
+        self.__dict__.pop("_options_key", None)
         super().__delattr__(name)
-        if "_bound" in self.__dict__:
-            self._fix_options()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a file has, which finds its token anew."""
+        """What a copy or a file has: nothing that is known by the identity of objects."""
         state: dict[str, Any] = super().__getstate__()
-        state.pop("token", None)
+        state.pop("_options_key", None)
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy or a file, whose options may be other objects."""
-        super().__setstate__(state)
-        if "_bound" in self.__dict__:
-            self._fix_options()
 
     def parts(self) -> list[Mechanism]:
         """What `|` joins, in order; itself where there is none."""
@@ -396,18 +303,6 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return Mechanism.operation(name, *args, **options)
 
 
-def _mechanisms_alone(module: nn.Module) -> dict[str, Any]:
-    """The mechanisms among the submodules, and lists of such; one that is compiled, or wrapped, as it is."""
-    found: dict[str, Any] = {}
-    for name, part in module._modules.items():
-        if isinstance(part, nn.ModuleList | nn.ModuleDict):
-            found[name] = object.__new__(type(part))
-            found[name].__dict__.update(part.__dict__, _modules=_mechanisms_alone(part))
-        elif hasattr(part, "leaves"):
-            found[name] = part._alone() if isinstance(part, Mechanism) else part
-    return found
-
-
 def _count(structure: Any, name: str) -> int | None:
     """How many inputs or outputs a structure has; entries where both are the same; `None` where it is a filter only."""
     found: int | None = getattr(structure, name, None)
@@ -416,7 +311,7 @@ def _count(structure: Any, name: str) -> int | None:
 
 def check_mechanism(owner: str, module: Any) -> None:
     """Raise `ConfigError` where another module stands in the place of a mechanism, here or further down."""
-    if not hasattr(module, "leaves"):
+    if not hasattr(module, "evaluate"):
         raise ConfigError(owner, "its mechanism must be a Mechanism", type(module).__name__,
                           "Register a hook, or derive a class, instead of wrapping one.")
     for operand in getattr(module, "operands", ()):
@@ -428,15 +323,6 @@ def check_bound(owner: str, mechanism: Mechanism) -> None:
     if "_bound" not in mechanism.__dict__:
         raise ConfigError(owner, "its mechanism must be bound to channel counts", repr(mechanism),
                           "Make a new layer with it, or bind it: mechanism.bound(in_channels, out_channels).")
-
-
-def _build_of(cls: type[Mechanism]) -> Callable[[Mechanism, Inputs], Basis]:
-    """`build` by the two halves that a class has, also where a subclass calls it by `super()`."""
-    def build(self: Mechanism, inputs: Inputs) -> Basis:
-        """The basis for these inputs."""
-        return cls.fill(self, inputs, iter(materialised(cls.forward(self, inputs))))
-
-    return build
 
 
 class Position(nn.Module):

@@ -3,7 +3,6 @@ learnt table of given sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
 from structconv.bases.logdomain import taken_apart
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.memo import derived
 from structconv.shapes import check_positive

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.sparse import Sparse
 from structconv.bases.typed import relational
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.batching import entries_to_samples, num_samples_of, samples_of
@@ -60,7 +60,7 @@ class MatrixMechanism(GraphMechanism):
     def forward(self, inputs: Inputs) -> Basis:
         structure, dtype = self.checked(inputs.structure), inputs.x.dtype
         graph, values = derived(structure, (self.options_key, dtype), lambda: self._parts(structure, dtype))
-        return Sparse(structure if graph is None else graph, values)
+        return Sparse(cast(Graph, structure) if graph is None else graph, values)
 
     def _parts(self, structure: Any, dtype: torch.dtype) -> tuple[Graph | None, torch.Tensor | None]:
         """The edges, `None` for the structure's own, and the values."""
@@ -302,7 +302,7 @@ class Walks(GraphMechanism):
     def size(self) -> int:
         return len(self.walks)
 
-    def build(self, inputs: Inputs) -> Basis:
+    def forward(self, inputs: Inputs) -> Basis:
         knowledge, dtype = _knowledge(self, inputs.structure), inputs.x.dtype
         return derived(knowledge, ("walks", self.walks, dtype), lambda: reduce(OPERATORS["concat"], (
             reduce(OPERATORS["compose"], (adjacency(_relation(knowledge, name), None, dtype) for name in walk))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,7 +14,7 @@ from structconv.bases.cuboid import Ints, cuboid_offsets, per_axis
 from structconv.bases.pooling import Pooling
 from structconv.bases.shift import PADDINGS, Shift
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.memo import derived
 from structconv.shapes import check_choice
 from structconv.structures.batching import GridBatch
@@ -70,11 +70,11 @@ class GridMechanism(Mechanism):
             return Shift(grid, offsets, padding, stride, grow, device)
         return _shift(type(self).__name__, grid, *options, device)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         grid = inputs.structure
         if type(grid) is not Grid or self.ndim not in (None, len(grid.shape)):
             grid = self._grid(grid, inputs.num_inputs)
-        return (self.shift(grid, inputs.x.device),)
+        return self.shift(grid, inputs.x.device)
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         grid = self._grid(structure, num_inputs)
@@ -248,8 +248,8 @@ class Pool(GridMechanism):
         grow = tuple(2 * amount - size + 1 for amount, size in zip(padding, window, strict=True))
         return cuboid_offsets(window, 1, padding), "zeros", stride, grow
 
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        shift = next(leaves)
+    def forward(self, inputs: Inputs) -> Basis:
+        shift = cast(Shift, super().forward(inputs))
         return Pooling(shift, 1 / shift.size)
 
     def extra_repr(self) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError
 from structconv.primitives.segments import segment_sum
-from structconv.structures.entries import Entries
 from structconv.structures.places import Places
 from structconv.structures.samples import Samples
 
@@ -46,23 +44,10 @@ class Inputs(NamedTuple):
     places: Places | None = None
     prepared: Any = None
 
-    def sealed(self) -> Inputs:
-        """What `fill` is told while a plan is made: M, N, the dtype and the device, and nothing that its key lacks."""
-        return _Sealed(*self)
-
-    def showing(self) -> Inputs:
-        """The same, whose M and N show where they are used."""
-        return _Showing(*self)
-
     @property
     def samples(self) -> Samples | None:
         """Which entries are of one sample, where the structure is a batch."""
         return getattr(self.structure, "samples", None)
-
-    @property
-    def moved(self) -> bool:
-        """Whether outputs stand elsewhere among the inputs than their numbers say."""
-        return self[6] is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,58 +96,3 @@ class Inputs(NamedTuple):
         of_inputs, of_outputs = samples.members(self.device)
         kept = torch.ones_like(of_inputs, dtype=torch.bool) if kept is None else kept
         return segment_sum(kept.to(self.dtype), of_inputs, samples.num_samples)[..., of_outputs]
-
-
-def _unread(name: str) -> Any:
-    """A property of what a plan is not made anew for where it differs, which `fill` must not read."""
-    def read(inputs: Inputs) -> Any:
-        raise ConfigError("Mechanism", "fill must read nothing but options and leaves, and of inputs num_inputs, "
-                          "num_outputs, dtype and device", f"inputs.{name}",
-                          "Return it from forward, as a leaf, or make it an option.")
-
-    return property(read)
-
-
-class _Sealed(Inputs):
-    """Inputs for `fill`, where a plan is made of what it gives and kept for other calls.
-
-    Mechanisms that hand their inputs on to others take them by place, not by name.
-    """
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of x."""
-        return self[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of x."""
-        return self[0].device
-
-    @property
-    def num_inputs(self) -> int:
-        """M."""
-        return self[0].shape[-2]
-
-    @property
-    def num_outputs(self) -> int:
-        """N."""
-        return self[1].shape[-2]
-
-
-for _field in (*Inputs._fields, "samples"):
-    setattr(_Sealed, _field, _unread(_field))
-
-
-class _Showing(_Sealed):
-    """The same, whose M and N show where they are used."""
-
-    @property
-    def num_inputs(self) -> int:
-        """M."""
-        return cast(int, Entries(self[0].shape[-2]))
-
-    @property
-    def num_outputs(self) -> int:
-        """N."""
-        return cast(int, Entries(self[1].shape[-2]))

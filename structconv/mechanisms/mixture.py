@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -11,12 +11,13 @@ from torch.compiler import is_compiling
 
 from structconv.bases import mixture as bases
 from structconv.bases.base import Basis
+from structconv.bases.spec import materialized
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.naming import called_with
 from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
 from structconv.mechanisms.visibility import visibility
-from structconv.planning.precision import autocast_dtype, cast_leaves
+from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
 from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place
@@ -41,11 +42,6 @@ class InputsOfParts(NamedTuple):
         return getattr(self.structure, "samples", None)
 
     @property
-    def moved(self) -> bool:
-        """Whether outputs stand elsewhere, which those of a mixture do not."""
-        return False
-
-    @property
     def num_inputs(self) -> tuple[int, ...]:
         """M of each part."""
         return tuple([part.num_inputs for part in self.parts])
@@ -54,14 +50,6 @@ class InputsOfParts(NamedTuple):
     def num_outputs(self) -> tuple[int, ...]:
         """N as each part is told of it."""
         return tuple([part.num_outputs for part in self.parts])
-
-    def sealed(self) -> InputsOfParts:
-        """The same, for `fill` where a plan is made of what it gives."""
-        return self._replace(parts=tuple([part.sealed() for part in self.parts]))
-
-    def showing(self) -> InputsOfParts:
-        """The same, whose M and N show where they are used."""
-        return self._replace(parts=tuple([part.showing() for part in self.parts]))
 
 
 class Mixture(ByRole, Mechanism):
@@ -113,7 +101,7 @@ class Mixture(ByRole, Mechanism):
         of_z = of_x if other_channels is None else _counts("other_channels", names, other_channels)
         for part, name in zip(mixture.parts(), names, strict=True):
             part._bind_all(Channels(of_x[name], of_z[name], of_x[name] if out_channels is None else out_channels))
-        mixture._fix_all()
+        mixture._note_names()
         return mixture
 
     def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
@@ -129,20 +117,11 @@ class Mixture(ByRole, Mechanism):
         dtype = autocast_dtype(next(iter(x.values())))
         x, z = {name: cast_to(t, dtype) for name, t in x.items()}, cast_to(z, dtype)
         inputs = self.told(x, z, called_with(self, structure))
-        return self.filled(cast(Any, inputs), cast_leaves(self.leaves(cast(Any, inputs)), dtype))
+        return cast(Basis, materialized(cast_to(self.evaluate(cast(Any, inputs)), dtype)))
 
-    def forward(self, inputs: Any) -> Leaves:
+    def forward(self, inputs: Any) -> Basis:
         told: tuple[Inputs, ...] = inputs.parts
-        return tuple([leaf for part, own in zip(self.parts(), told, strict=True) for leaf in part.leaves(own)])
-
-    def fill(self, inputs: Any, leaves: Iterator[Any]) -> Basis:
-        told: tuple[Inputs, ...] = inputs.parts
-        return bases.Mixture(tuple([part._fill_next(own, leaves)
-                                    for part, own in zip(self.parts(), told, strict=True)]))
-
-    def _inside(self) -> list[Mechanism]:
-        """None: the leaves of the parts bring their tokens."""
-        return []
+        return bases.Mixture(tuple([part.evaluate(own) for part, own in zip(self.parts(), told, strict=True)]))
 
     def input_entries(self, structure: Any) -> int | None:
         return None

@@ -19,7 +19,7 @@ from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.spec import Function
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.composing import behind_first
-from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.mixing import Mixing
@@ -218,38 +218,24 @@ class Operation(ByRole, Mechanism):
         readers = [step.name for step in self.steps if step.dynamic and step.name != "dropout"]
         return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if inputs.places is not None:
             self._check_places()
-        closed = self.join not in _ENTRYWISE_JOINS
-        leaves = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].leaves(inputs, closed)
-        samples = getattr(inputs[2], "samples", None)
+        closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
+        basis = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].evaluate(inputs, closed)
         if not self._dynamic and samples is None:
-            return leaves
+            for step in self.steps:
+                basis = taken(basis, step, None)
+            return basis
         held = iter(self._held())
         before = () if samples is None else self._closings(samples)[0]
         pairs = self._pairs_joined(inputs.structure) if samples is not None and (before or self._masks()) else None
         for i, step in enumerate(self.steps):
             if i in before:
-                leaves = (*leaves, pairs)
-            if step.dynamic:
-                leaves = (*leaves, self._leaf(step, inputs, held, pairs))
+                basis = left_out(basis, cast(Any, pairs))
+            basis = taken(basis, step, self._argument(step, inputs, held, pairs) if step.dynamic else None)
             if pairs is not None and step.name == "transpose":
                 pairs = pairs.transpose()
-        return leaves
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        first, *others = self.mechanisms()
-        closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
-        basis = first._fill_next(inputs, leaves, closed)
-        if others:
-            seen = behind_first(first, others[0], lambda: basis, inputs) if self.join == "compose" else inputs
-            basis = OPERATORS[cast(str, self.join)](basis, others[0]._fill_next(seen, leaves, closed))
-        before = () if samples is None else self._closings(samples)[0]
-        for i, step in enumerate(self.steps):
-            if i in before:
-                basis = left_out(basis, next(leaves))
-            basis = taken(basis, step, next(leaves) if step.dynamic else None)
         return basis
 
     def _check_places(self) -> None:
@@ -302,10 +288,6 @@ class Operation(ByRole, Mechanism):
             if operand.hides(operand._own(structure) if named else structure):
                 return True
         return False
-
-    def _inside(self) -> list[Mechanism]:
-        """None: the leaves of the operands bring their tokens."""
-        return []
 
     def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         return self._visible(inputs, masks)[0]
@@ -444,19 +426,21 @@ class Operation(ByRole, Mechanism):
             return [self]
         return [part for operand in self.mechanisms() for part in operand.parts()]
 
-    def _joined(self, inputs: Inputs, closed: bool) -> Leaves:
-        """The leaves of both operands; each part of a `|` sees what its own heads project."""
+    def _joined(self, inputs: Inputs, closed: bool) -> Basis:
+        """Both operands, joined; each part of a `|` reads what its own heads project."""
         first, second = self.mechanisms()
+        join = OPERATORS[cast(str, self.join)]
         if self.join == "compose":
-            leaves = first.leaves(inputs)
-            return *leaves, *second.leaves(behind_first(first, second, lambda: first.filled(inputs, leaves), inputs))
+            basis = first.evaluate(inputs)
+            behind = behind_first(first, second, lambda: basis, inputs)
+            return cast(Basis, join(basis, second.evaluate(behind)))
         if self.join != "concat" or inputs.projected is None:
-            return (*first.leaves(_beside(first, second, inputs), closed),
-                    *second.leaves(_beside(second, first, inputs), closed))
+            return cast(Basis, join(first.evaluate(_beside(first, second, inputs), closed),
+                                    second.evaluate(_beside(second, first, inputs), closed)))
         heads = ((0, first.size), (first.size, self._joined_size))
         own = [inputs._replace(projected=(inputs.projected[0][..., start:stop, :, :],
                                           inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]
-        return *first.leaves(own[0]), *second.leaves(own[1])
+        return cast(Basis, join(first.evaluate(own[0]), second.evaluate(own[1])))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """As any module's, but that masks of a file by modules for which there is no place are left there."""
@@ -466,7 +450,7 @@ class Operation(ByRole, Mechanism):
                 del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _leaf(self, step: Step, inputs: Inputs, held: Iterator[Any], pairs: Any) -> Any:
+    def _argument(self, step: Step, inputs: Inputs, held: Iterator[Any], pairs: Any) -> Any:
         if step.name == "masked":
             return next(held)(inputs) if pairs is None else next(held)(inputs, pairs)
         if step.name in ("multiply", "mix", "softmax_with_sink"):

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from structconv.bases.spec import Token
 from structconv.structures.values import VALUES, FrozenValue
 
 __all__ = ["KEPT", "may_change", "options"]
 
 #: What torch keeps in every module, and what is noted here.
-KEPT = frozenset((*nn.Module().__dict__, "token", "_bound", "_names", "_reads"))
+KEPT = frozenset((*nn.Module().__dict__, "_options_key", "_bound", "_names", "_reads"))
 #: Objects that never change, but are known by their identity, or by what they hold.
-_FIXED = (Token, float, complex, type, enum.Enum, np.generic, FunctionType, MethodType, partial, FrozenValue, nn.Module,
+_FIXED = (float, complex, type, enum.Enum, np.generic, FunctionType, MethodType, partial, FrozenValue, nn.Module,
           Tensor)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
-from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism, Position
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
 from structconv.mechanisms.samples import positions
 from structconv.mechanisms.scores import DotProduct, Projection, Score, heads_of
 from structconv.mechanisms.visibility import InputSet, Masks
@@ -87,19 +87,14 @@ class RelativeBias(Term):
                  (1, values.bucket_count(self.buckets, self.clip)))
         self.table = nn.Parameter(torch.randn(self.size, *shape) * 0.02)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if not isinstance(self.clip, tuple):
-            return (self.table,)
+            return values.Lookup(self.table, self.buckets, self.clip, inputs.num_inputs, inputs.num_outputs)
         grid = inputs.structure if self.grid is None else self.grid
         if not isinstance(grid, Grid) or grid.ndim != len(self.clip):
             raise StructureError("RelativeBias", f"structure must be a Grid with {len(self.clip)} axes", repr(grid),
                                  "Give one as grid=, or call the layer as layer(x, structure=grid).")
-        return self.table, grid
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        if isinstance(self.clip, tuple):
-            return values.GridLookup(next(leaves), next(leaves))
-        return values.Lookup(next(leaves), self.buckets, self.clip, inputs.num_inputs, inputs.num_outputs)
+        return values.GridLookup(self.table, grid)
 
 
 class RelativeKey(Term):
@@ -143,16 +138,17 @@ class RelativeKey(Term):
     def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return []  # of z alone
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
+        table = self._queries(inputs) @ self.table.mT
+        return values.Lookup(table, "clip", self.clip, inputs.num_inputs, inputs.num_outputs)
+
+    def _queries(self, inputs: Inputs) -> Tensor:
         if not self.reads_sibling:
-            return (heads_of(self.query, inputs.z, self.size) @ self.table.mT,)
+            return heads_of(self.query, inputs.z, self.size)
         beside = _product_in(inputs.sibling)
         if beside is None:
             raise ConfigError("RelativeKey", "a DotProduct must stand beside it", repr(inputs.sibling))
-        return (beside.queries(inputs.z, beside.places(inputs)) @ self.table.mT,)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Lookup(next(leaves), "clip", self.clip, inputs.num_inputs, inputs.num_outputs)
+        return beside.queries(inputs.z, beside.places(inputs))
 
 
 def _product_in(sibling: nn.Module) -> DotProduct | None:
@@ -181,13 +177,11 @@ class Location(Score):
     def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return []  # of z alone
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if not torch.compiler.is_compiling() and inputs.num_inputs > self.length:
             raise ShapeError("Location", f"x must have at most length={self.length} entries", tuple(inputs.x.shape))
-        return (heads_of(self.table, inputs.z, self.heads),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Lookup(next(leaves), "position", self.length, inputs.num_inputs, inputs.num_outputs)
+        table = heads_of(self.table, inputs.z, self.heads)
+        return values.Lookup(table, "position", self.length, inputs.num_inputs, inputs.num_outputs)
 
 
 #: Owns the slopes of all heads' numbers.
@@ -200,17 +194,15 @@ class ALiBi(Term):
     reads_content = False
     batching = "offsets"
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         x, size = inputs.x, self.size
 
         def slopes() -> Tensor:
             return torch.logspace(-8.0 / size, -8.0, size, 2.0, dtype=x.dtype, device=x.device)
 
         known = derived(_SLOPES, (size, x.dtype, x.device), slopes) if is_plain(x) else None
-        return (slopes() if known is None or private.version(known) != 0 else known,)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Distance(next(leaves), inputs.num_inputs, inputs.num_outputs)
+        slope = slopes() if known is None or private.version(known) != 0 else known
+        return values.Distance(slope, inputs.num_inputs, inputs.num_outputs)
 
 
 class EdgeBias(Term):
@@ -240,7 +232,7 @@ class EdgeBias(Term):
         if self.attributes is not None:
             self.linear = nn.Linear(self.attributes, self.size, bias=self.bias)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         graph: Any = inputs.structure
         if not isinstance(graph, Graph):
             raise StructureError("EdgeBias", "the layer must be called with a Graph", type(graph).__name__,
@@ -254,7 +246,7 @@ class EdgeBias(Term):
                                  tuple(graph.edge_attr.shape))
         if attributes.dim() > 2:
             _check_lead(attributes, inputs)
-        return graph, self._scores(attributes.to(inputs.dtype)).mT
+        return EdgeScore(graph, self._scores(attributes.to(inputs.dtype)).mT)
 
     def _scores(self, attributes: Tensor) -> Tensor:
         """(..., E, K) of the attributes (..., E, A)."""
@@ -264,9 +256,6 @@ class EdgeBias(Term):
             raise ShapeError("EdgeBias", f"its module must give scores (..., E, K) of shape {expected}",
                              tuple(scores.shape), "K is the number of heads.")
         return scores
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return EdgeScore(next(leaves), next(leaves))
 
 
 def _check_lead(attributes: Tensor, inputs: Inputs) -> None:
@@ -297,13 +286,9 @@ class GaussianWindow(Mechanism):
     def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return [needed] if self.centre is not None and getattr(self.centre, "reads_x", True) else []
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        if self.centre is None:
-            return (inputs.output_positions(),)
-        return (positions(self.centre, inputs),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.GaussianBump(next(leaves), self.deviation, inputs.num_inputs)
+    def forward(self, inputs: Inputs) -> Basis:
+        centre = inputs.output_positions() if self.centre is None else positions(self.centre, inputs)
+        return values.GaussianBump(centre, self.deviation, inputs.num_inputs)
 
 
 class PredictedPosition(Position):
@@ -346,8 +331,5 @@ class ClippedShifts(Mechanism):
     def size(self) -> int:
         return 2 * self.clip + 1
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        return (inputs.x.new_ones(()),)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.ClippedShifts(next(leaves), self.clip, inputs.num_inputs, inputs.num_outputs)
+    def forward(self, inputs: Inputs) -> Basis:
+        return values.ClippedShifts(inputs.x.new_ones(()), self.clip, inputs.num_inputs, inputs.num_outputs)

@@ -6,9 +6,9 @@ the algebra: `DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,16 @@ from structconv import torch_private as private
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
-from structconv.bases.spec import Function, Projected, Term, Token, tensor
+from structconv.bases.spec import Function, Projected, Term, tensor
 from structconv.errors import ConfigError
-from structconv.mechanisms.activations import as_leaf
-from structconv.mechanisms.expression import Channels, Inputs, Leaves, Mechanism
+from structconv.mechanisms.activations import as_function
+from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.rotary import Rotary
 from structconv.primitives.products import expand_heads, linear, split_heads
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.places import at_places
 from structconv.structures.supports import Window
+from structconv.structures.values import FrozenValue, structure
 
 __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
            "General", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn", "heads_of"]
@@ -159,7 +160,10 @@ class DotProduct(Score):
         """The places of the queries, where they are turned by them and are not 0, 1, ..."""
         return None if self.rotary is None or inputs.places is None else inputs.output_positions() + inputs.start
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
+        return values.Bilinear(*self._queries_and_keys(inputs))
+
+    def _queries_and_keys(self, inputs: Inputs) -> tuple[Any, Any]:
         places = self.places(inputs)
         if self.sees_projection:
             key, query = _projected("DotProduct", inputs)
@@ -168,9 +172,6 @@ class DotProduct(Score):
         lazy = self._plain
         return (by_heads(self.query, inputs.z, self.heads) if lazy else self.queries(inputs.z, places),
                 inputs.of_x(self.lazy_keys, unread=True))
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Bilinear(next(leaves), next(leaves))
 
 
 class General(Score):
@@ -186,11 +187,8 @@ class General(Score):
         """(..., M, P) -> (..., K, M, P')."""
         return by_heads(self.key, x, self.heads)
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        return inputs.z.unsqueeze(-3), inputs.of_x(self.keys)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Bilinear(next(leaves), next(leaves))
+    def forward(self, inputs: Inputs) -> Basis:
+        return values.Bilinear(inputs.z.unsqueeze(-3), inputs.of_x(self.keys))
 
 
 class BiAffine(Score):
@@ -242,20 +240,16 @@ class BiAffine(Score):
             return ()
         return *(("keys",) if self.bilinear else ()), *(("terms",) if self._affine else ())
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         if self.sees_projection:
             x, z = _projected("BiAffine", inputs)
             keys, terms = (lambda: self._keys_of_heads(x)), (lambda: _term(x, self.vector_source, self.heads))
         else:
             z, keys, terms = inputs.z.unsqueeze(-3), partial(inputs.of_x, self.keys), partial(inputs.of_x, self.terms)
-        return *((self._queries(z), keys()) if self.bilinear else ()), *((terms(), self._terms(z)) if self._affine
-                                                                          else ())
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        terms: list[Basis] = [values.Bilinear(next(leaves), next(leaves))] if self.bilinear else []
+        found: list[Basis] = [values.Bilinear(self._queries(z), keys())] if self.bilinear else []
         if self._affine:
-            terms.append(values.Affine(next(leaves), next(leaves)))
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+            found.append(values.Affine(cast(Tensor, terms()), cast(Tensor, self._terms(z))))
+        return found[0] if len(found) == 1 else found[0] + found[1]
 
     @property
     def _affine(self) -> bool:
@@ -319,16 +313,10 @@ class Additive(Score):
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]
         return () if self.sees_projection else ("keys",)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         source = _projected("Additive", inputs)[0] if self.sees_projection else inputs.of_x(self.keys)
-        return source, by_heads(self.target, inputs.z, self.heads), self.vector, as_leaf(self.activation)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        source, target, vector = next(leaves), next(leaves), next(leaves)
-        activation: Any = next(leaves)
-        if isinstance(activation, Token):
-            activation = activation.options
-        return values.Additive(source, target, vector, self.activation if activation is None else activation)
+        target = cast(Tensor, by_heads(self.target, inputs.z, self.heads))
+        return values.Additive(source, target, self.vector, as_function(self.activation))
 
 
 class Concatenation(Score):
@@ -353,11 +341,9 @@ class Concatenation(Score):
         """The term of each input, of x (..., M, P): (..., K, M)."""
         return Term(heads_of(self.theta, x, self.heads), self.vector[:, :self.dim])
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        return inputs.of_x(self.terms), Term(heads_of(self.phi, inputs.z, self.heads), self.vector[:, self.dim:])
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Affine(next(leaves), next(leaves))
+    def forward(self, inputs: Inputs) -> Basis:
+        target = Term(heads_of(self.phi, inputs.z, self.heads), self.vector[:, self.dim:])
+        return values.Affine(inputs.of_x(self.terms), cast(Tensor, target))
 
 
 class Channelwise(Score):
@@ -385,12 +371,9 @@ class Channelwise(Score):
         if channels.inputs != self.heads:
             raise ConfigError("Channelwise", f"channels must be those of x, P={channels.inputs}", self.heads)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         x = inputs.x
-        return x.mT, x.new_zeros(()).expand(*x.shape[:-2], self.heads, inputs.num_outputs)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return values.Affine(next(leaves), next(leaves))
+        return values.Affine(x.mT, x.new_zeros(()).expand(*x.shape[:-2], self.heads, inputs.num_outputs))
 
 
 class Gaussian(DotProduct):
@@ -399,8 +382,8 @@ class Gaussian(DotProduct):
     def __init__(self) -> None:
         super().__init__()
 
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Mapped(super().fill(inputs, leaves), torch.exp)
+    def forward(self, inputs: Inputs) -> Basis:
+        return Mapped(super().forward(inputs), torch.exp)
 
 
 class EmbeddedGaussian(DotProduct):
@@ -409,8 +392,8 @@ class EmbeddedGaussian(DotProduct):
     def __init__(self, dim: int, heads: int = 1) -> None:
         super().__init__(heads, dim)
 
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Mapped(super().fill(inputs, leaves), torch.exp)
+    def forward(self, inputs: Inputs) -> Basis:
+        return Mapped(super().forward(inputs), torch.exp)
 
 
 class Pair(Score):
@@ -433,22 +416,26 @@ class Pair(Score):
             self.module = nn.Sequential(nn.Linear(channels.inputs + channels.others, self.hidden), nn.Tanh(),
                                         nn.Linear(self.hidden, self.heads))
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         assert self.module is not None
-        return Function(self.module), tuple(self.module.parameters()), inputs.x, inputs.z
+        width = self.hidden + inputs.x.shape[-1] + inputs.z.shape[-1]
+        function, parameters = OfPair(Function(self.module, parameters=())), tuple(self.module.parameters())
+        return values.PairFunction(function, parameters, inputs.x, inputs.z, self.heads, width)
 
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        function = next(leaves)
 
-        def score(parameters: tuple[Tensor, ...], source: Tensor, target: Tensor) -> Tensor:
-            lead = torch.broadcast_shapes(source.shape[:-1], target.shape[:-1])
-            pair = torch.cat([source.expand(*lead, -1), target.expand(*lead, -1)], -1)
-            names = [name for name, _ in function.module.named_parameters()]
-            return functional_call(function.module, dict(zip(names, parameters, strict=True)), (pair,))
+@structure(init=True)
+class OfPair(FrozenValue):
+    """A module of (x_m, z_n) side by side, as a function of its parameters and both."""
 
-        parameters, source, target = next(leaves), next(leaves), next(leaves)
-        width = self.hidden + source.shape[-1] + target.shape[-1]
-        return values.PairFunction(score, parameters, source, target, self.heads, width)
+    function: Function
+
+    def __call__(self, parameters: tuple[Tensor, ...], source: Tensor, target: Tensor) -> Tensor:
+        lead = torch.broadcast_shapes(source.shape[:-1], target.shape[:-1])
+        pair = torch.cat([source.expand(*lead, -1), target.expand(*lead, -1)], -1)
+        module: Any = self.function.module
+        names = [name for name, _ in module.named_parameters()]
+        found: Tensor = functional_call(module, dict(zip(names, parameters, strict=True)), (pair,))
+        return found
 
 
 class Uniform(Score):
@@ -462,14 +449,11 @@ class Uniform(Score):
         super().__init__()
         self.window = None if window is None else Window(window)
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         places, window = inputs.places, self.window
         sizes = inputs.num_inputs, inputs.num_outputs
-        return inputs.x.new_ones(()), window if places is None else at_places(window, places, *sizes)
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        uniform = values.Uniform(next(leaves), inputs.num_inputs, inputs.num_outputs)
-        window = next(leaves)
+        uniform = values.Uniform(inputs.x.new_ones(()), *sizes)
+        window = window if places is None else at_places(window, places, *sizes)
         return uniform if window is None else Masked(uniform, window)
 
 

@@ -1,13 +1,12 @@
 """`Conv`: the one layer, y = sum_k A_k^T x Theta_k + b, whatever the structure and whether it is known or learnt.
 
-A call is three steps: the leaves of the basis, Theta and b are read; the plan for such a call is found; it runs.
-Nothing is kept in the layer, so that nothing in it can be stale.
+A call is four steps: the expression is evaluated to a basis, a small tree that holds the tensors of this call; its key
+is computed; the plan for such a key is found; it runs. Nothing is kept in the layer, so nothing in it can be stale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -142,7 +141,7 @@ class Conv(Layer):
     def basis(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
               positions: int | Tensor | None = None) -> Basis:
         """The basis that the layer would apply; the arguments are those of a call."""
-        return self._told(lambda call, _: call.basis(), x, z, structure, axes, positions)
+        return self._told(lambda call, _: call.materialized(), x, z, structure, axes, positions)
 
     def plan(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
              positions: int | Tensor | None = None) -> Plan:
@@ -396,8 +395,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         places = _places(positions, prepared, entries if z is None else z, structure)
     inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
     pending, reused = (None, None) if prepared is None else (prepared.pending, prepared.reused)
-    call = Call(x, mechanism.leaves(inputs), theta, bias, partial(mechanism.filled, inputs), heads, relative, places,
-                pending, reused)
+    call = Call(x, mechanism.evaluate(inputs), theta, bias, heads, relative, places, pending, reused)
     return call if dtype is None else cast_call(call, dtype), image
 
 
@@ -409,7 +407,7 @@ def _call_by_name(mixture: Any, theta: Theta, bias: Tensor | None, x: dict[str, 
         x, z, theta = {name: cast(t, dtype) for name, t in x.items()}, cast(z, dtype), cast(theta, dtype)
     inputs = mixture.told(x, z, structure)
     own: Any = PartInputs(inputs.values)
-    return cast_call(Call(own, mixture.leaves(inputs), theta, bias, partial(mixture.filled, inputs)), dtype)
+    return cast_call(Call(own, mixture.evaluate(inputs), theta, bias), dtype)
 
 
 def _places(positions: Any, prepared: Prepared | None, z: Tensor, structure: Any) -> Places | None:

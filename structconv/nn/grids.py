@@ -102,7 +102,7 @@ class _ImageLayer(Layer):
 
     def basis(self, image: Tensor) -> Basis:
         """The basis that such a call would apply, over the pixels in order of memory."""
-        return self._explained(image)[0].basis()
+        return self._explained(image)[0].materialized()
 
     def _explained(self, image: Tensor) -> tuple[Call, Plan]:
         try:

@@ -84,7 +84,7 @@ class Kernel(abc.ABC):
 
     def weights(self, match: Any, problem: Problem) -> Run:
         """(call) -> the basis's entries where they count: (..., K, E) along its edges, else (..., K, M, N)."""
-        return lambda call: weights_at(call.basis(), call.x.dtype)
+        return lambda call: weights_at(call.materialized(), call.x.dtype)
 
     def bind(self, match: Any, call: Call) -> Step | None:
         """(entry x) -> y, for the steps behind this one of the same prepared x, whose operands do not change: it makes

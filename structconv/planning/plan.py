@@ -134,8 +134,8 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
             facts.append(key_of(field))
     shape: tuple[Any, ...] = x.shape
     if type(x) is PartInputs:
-        shape = tuple([(part.shape if max_bytes is not None else shape_class(part.shape), part.dtype, part.requires_grad)
-                       for part in x.parts])
+        shape = tuple([(part.shape if max_bytes is not None else shape_class(part.shape),
+                        part.dtype, part.requires_grad) for part in x.parts])
     elif image is None and max_bytes is None and shape and max(shape) > EXACT:
         shape = shape_class(shape)
     key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),

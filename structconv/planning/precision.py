@@ -40,7 +40,7 @@ def cast(value: T, dtype: torch.dtype | None) -> T:
     def changed(found: Any) -> Any:
         if isinstance(found, Tensor):
             return found.to(wanted) if _may_be_cast(found) else found
-        return Function(found.module, wanted) if type(found) is Function else found
+        return Function(found.module, wanted, found.parameters) if type(found) is Function else found
 
     made: T = map_tensors(value, changed, whole=(Structure,), also=(Function,))
     return made

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from structconv import torch_private as private
-from structconv.bases.spec import Token
 from structconv.planning import store
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import map_tensors
@@ -100,8 +99,6 @@ def _written(key: Any) -> Any:
         return tuple(map(_written, key))
     if isinstance(key, frozenset):
         return sorted(repr(_written(part)) for part in key)
-    if isinstance(key, Token):
-        return _written(key.options)
     if isinstance(key, functools.partial):
         return _written((key.func, key.args, tuple(key.keywords.items())))
     name = getattr(key, "__qualname__", None)

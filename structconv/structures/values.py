@@ -34,7 +34,7 @@ EXACT = 64
 class FrozenValue:
     """A frozen dataclass: what it holds never changes, so that what is noted beside its fields stays true."""
 
-    #: Fields that count entries or edges.
+    #: Fields that count entries or edges, or that are tensors without an axis of channels.
     ENTRY_COUNTS: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
@@ -45,7 +45,7 @@ class FrozenValue:
     def _static(self) -> Hashable:
         if not field_names(self) and "__dataclass_fields__" not in vars(type(self)):
             return type(self), object()  # of a class that is no dataclass nothing is known
-        return type(self), *(size_class(field) if name in self.ENTRY_COUNTS else key_of(field)
+        return type(self), *(size_class(field) if name in self.ENTRY_COUNTS and type(field) is int else key_of(field)
                              for name, field in zip(field_names(self), fields(self), strict=True))
 
     def changed(self) -> None:

@@ -84,7 +84,7 @@ def check_kernels(specimen: Specimen) -> None:
         for each in compiled(calls[0][0]):
             for turn, (call, variables) in zip(("", ", in its second call"), calls, strict=True):
                 same_gradients(each.run(call), _expected(call), variables, f"{each.name}{turn}")
-                same(each.weights(call), weights_at(call.basis(), F64), f"weights of {each.name}{turn}")
+                same(each.weights(call), weights_at(call.materialized(), F64), f"weights of {each.name}{turn}")
 
 
 def check_sizes(specimen: Specimen) -> None:
@@ -111,7 +111,7 @@ def check_absent(specimen: Specimen) -> None:
     subject = specimen.subject()
     for theta in THETAS[:2]:
         clean = _call(subject, [], theta)[0]
-        absent = absent_pairs(clean.basis())
+        absent = absent_pairs(clean.materialized())
         expected = _expected(clean)
         for entry in _first_and_last(absent.any(-1)):
             dirty = _with_nan(subject, entry, clean)
@@ -131,7 +131,7 @@ def check_changes(specimen: Specimen) -> None:
     kernels = list(compiled(first))
     for each in kernels:
         each.run(first)
-    primitives: list[tuple[str, Run]] = [("analysis", lambda call: call.basis().analysis(call.x)),
+    primitives: list[tuple[str, Run]] = [("analysis", lambda call: call.materialized().analysis(call.x)),
                                          *((each.name, each.run) for each in kernels)]
     for row, size in enumerate((graph.num_inputs, graph.num_outputs)):
         for index in (-1, size):
@@ -160,7 +160,7 @@ def _check_refused(setup: Setup, run: Run, what: str) -> None:
 def _expected(call: Call) -> Tensor:
     """Eq. 8 with b, as it is written."""
     assert call.bias is not None
-    return by_definition(call.x, call.basis(), call.theta) + call.bias
+    return by_definition(call.x, call.materialized(), call.theta) + call.bias
 
 
 def _of_one_plan(setup: Setup, theta: MakeTheta) -> tuple[Call, Call]:

@@ -7,7 +7,6 @@ r (..., K or 1, M, C).
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from structconv import kernels as _kernels  # noqa: F401 - registers them
 from structconv.bases.pairwise import weights_at
+from structconv.bases.spec import materialized
 from structconv.mechanisms.expression import Inputs
 from structconv.planning import Call, Problem, Sizes, decide, registered
 from structconv.planning.kernel import matching
@@ -90,11 +90,11 @@ def applied(basis, r, kernel):
 def expression(mechanism, x, *, channels, structure=None):
     """A bound mechanism called: its basis, what it learns from, r, and the call by its leaves."""
     inputs = Inputs(x, x, structure)
-    leaves = mechanism.leaves(inputs)
-    basis = mechanism.filled(inputs, leaves)
+    tree = mechanism.evaluate(inputs)
+    basis = materialized(tree)
     r = torch.randn(*x.shape[:-2], basis.size, x.shape[-2], channels, dtype=x.dtype, device=x.device,
                     requires_grad=True)
-    call = call_of(basis, r)._replace(leaves=leaves, build=partial(mechanism.filled, inputs))
+    call = call_of(basis, r)._replace(basis=tree)
     return basis, [r, x, *mechanism.parameters()], call
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from structconv.bases import Bilinear, Concat, Dense, Identity
+from structconv.bases import Bilinear, Concat, Identity
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
@@ -178,26 +178,28 @@ def run(mechanism: Mechanism):
 
 
 class Wrong(Mechanism):
-    """Two leaves, and what is done with them."""
+    """What is done with the rows of z and x."""
 
-    def __init__(self, fill, **attributes):
+    def __init__(self, build, **attributes):
         super().__init__()
-        self.filled_by = fill
+        self.build = build
         self.__dict__.update(attributes)
 
     def forward(self, inputs):
-        return inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3)
-
-    def fill(self, inputs, leaves):
-        return self.filled_by(leaves)
+        return self.build(inputs.z.unsqueeze(-3), inputs.x.unsqueeze(-3))
 
 
 @pytest.mark.parametrize(("wrong", "told"), [
-    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)) * next(leaves)), "as many leaves as forward"),
-    (lambda: Wrong(lambda leaves: Dense(next(leaves))), "as many leaves as forward gives; got 1 fewer"),
-    (lambda: Wrong(lambda leaves: Bilinear(2 * next(leaves), next(leaves))), "compute nothing of a leaf"),
-    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)), batching="pair"), "batching must be one of"),
-    (lambda: Wrong(lambda leaves: Bilinear(next(leaves), next(leaves)), sources=("key",)), "sources must name")])
+    (lambda: Wrong(lambda z, x: (z, x)), r"forward must return a Basis, or a tensor \(..., K, M, N\); got tuple"),
+    (lambda: Wrong(lambda z, x: None), "forward must return a Basis"),
+    (lambda: Wrong(Bilinear, batching="pair"), "batching must be one of"),
+    (lambda: Wrong(Bilinear, sources=("key",)), "sources must name")])
 def test_a_mechanism_that_is_written_wrong_is_told(wrong, told):
     with pytest.raises(ConfigError, match=told):
         Conv(wrong() * 0.5, P, P)(torch.randn(M, P))
+
+
+def test_forward_may_return_a_tensor():
+    x = torch.randn(M, P)
+    layer = Conv(Wrong(lambda z, x: x @ z.mT), P, P, bias=False)
+    torch.testing.assert_close(layer(x), (x @ x.mT).mT @ x @ layer.weight.theta[0])

@@ -238,8 +238,8 @@ class Own(Mechanism):
     reads_content = False
     batching = "structure"
 
-    def build(self, inputs):
-        return Adjacency().build(inputs)
+    def forward(self, inputs):
+        return Adjacency()(inputs)
 
 
 def test_a_mechanism_of_ones_own_is_named_without_code():

@@ -149,7 +149,7 @@ def test_pairs_give_a_pair():
 class ByContent(Mechanism):
     """A user's mechanism: entries of the basis that are no scores, and come from x."""
 
-    def build(self, inputs):
+    def forward(self, inputs):
         return Dense((inputs.x @ inputs.x.mT).unsqueeze(-3))
 
 
@@ -158,7 +158,7 @@ class Turned(Mechanism):
 
     reads_content = False
 
-    def build(self, inputs):
+    def forward(self, inputs):
         return Dense(torch.eye(inputs.num_inputs, dtype=inputs.dtype).flip(0).unsqueeze(0))
 
 

@@ -13,7 +13,6 @@ from torch import nn
 from structconv import conv
 from structconv.bases import Basis, Bilinear, Dense
 from structconv.bases.base import value
-from structconv.errors import ConfigError
 from structconv.mechanisms import (
     STRUCTURE,
     Additive,
@@ -78,10 +77,8 @@ class Own(Mechanism):
 
     def forward(self, inputs):
         key = self.key(inputs.x).unsqueeze(-3)
-        return (key if inputs.z is inputs.x else self.query(inputs.z).unsqueeze(-3)), key
-
-    def fill(self, inputs, leaves):
-        return Bilinear(next(leaves), next(leaves)) * float(self.factor())
+        query = key if inputs.z is inputs.x else self.query(inputs.z).unsqueeze(-3)
+        return Bilinear(query, key) * float(self.factor())
 
     def factor(self):
         return 1.0
@@ -162,9 +159,6 @@ class Wrapper(Mechanism):
     def forward(self, inputs):
         return self.inner(inputs)
 
-    def fill(self, inputs, leaves):
-        return self.inner.fill(inputs, leaves)
-
 
 def test_a_mechanism_within_a_mechanism(x):
     for inner in (DotProduct(2, 3), EmbeddedGaussian(3, 2), DotProduct(2, 3)):
@@ -173,7 +167,7 @@ def test_a_mechanism_within_a_mechanism(x):
 
 @pytest.mark.parametrize("read", [lambda self: self.training, lambda self: self.query.in_features,
                                   lambda self: self.key.bias[0], lambda self: self.shift])
-def test_fill_reads_options_alone(x, read):
+def test_forward_reads_modes_parameters_and_buffers_in_each_call(x, read):
     class Reads(Own):
         def bind(self, channels):
             super().bind(channels)
@@ -182,8 +176,12 @@ def test_fill_reads_options_alone(x, read):
         def factor(self):
             return read(self)
 
-    with pytest.raises(ConfigError, match="Return it from forward"):
-        Conv(Reads().softmax(), 4, 4)(x)
+    layer = Conv(Reads().softmax(), 4, 4).train()
+    check(layer, x)
+    with torch.no_grad():
+        layer.mechanism.mechanisms()[0].key.bias += 1
+        layer.mechanism.mechanisms()[0].shift += 1
+    check(layer.eval(), x)
 
 
 @pytest.mark.parametrize("read", [
@@ -193,23 +191,22 @@ def test_fill_reads_options_alone(x, read):
     lambda inputs: inputs.of_x(lambda x, start: x), lambda inputs: inputs.output_positions()])
 @pytest.mark.parametrize("within", [lambda own: own, lambda own: own @ own, lambda own: (own | own) * 2,
                                     lambda own: own.masked(keep=Causal())])
-def test_fill_reads_nothing_of_a_call_that_the_key_of_a_plan_lacks(read, within):
+def test_forward_may_read_anything_of_a_call(read, within):
     class Reads(Own):
-        def fill(self, inputs, leaves):
-            return super().fill(inputs, leaves) * (2.0 if read(inputs) else 1.0)
+        def forward(self, inputs):
+            found = read(inputs)
+            return super().forward(inputs) * (2.0 if found is not None and torch.as_tensor(found).any() else 1.0)
 
-    with pytest.raises(ConfigError, match=r"inputs\.\w+\. Return it from forward, as a leaf"):
-        Conv(within(Reads()), 4, 4)(torch.randn(5, 4), structure=Grid(5))
+    layer = Conv(within(Reads()), 4, 4)
+    check(layer, torch.randn(5, 4), structure=Grid(5))
+    check(layer, torch.randn(5, 4), structure=Grid(5, periodic=True))
 
 
-def test_what_fill_reads_of_a_structure_that_is_a_leaf_is_that_of_the_call():
+def test_what_forward_reads_of_a_structure_is_that_of_the_call():
     class OnLines(Own):
         def forward(self, inputs):
-            return inputs.structure, *super().forward(inputs)
-
-        def fill(self, inputs, leaves):
-            line = next(leaves)
-            scores = super().fill(inputs, leaves) * (1.0 / line.num_entries)
+            line = inputs.structure
+            scores = super().forward(inputs) * (1.0 / line.num_entries)
             return scores if line.periodic else scores.masked(keep=Causal())
 
     layer = Conv(OnLines().softmax(), 4, 4)
@@ -217,16 +214,17 @@ def test_what_fill_reads_of_a_structure_that_is_a_leaf_is_that_of_the_call():
         check(layer, torch.randn(2, line.num_entries, 4), structure=line)
 
 
-def test_fill_takes_tensors_from_leaves(x):
-    kept = torch.randn(1, 5, 3)
-
+def test_a_tensor_of_no_parameter_is_that_of_the_call():
     class Keeps(Own):
-        def fill(self, inputs, leaves):
-            next(leaves)
-            return Bilinear(kept, next(leaves))
+        kept = torch.randn(1, 5, 3)
 
-    with pytest.raises(ConfigError, match="Return the tensor from forward"):
-        Conv(Keeps().softmax(), 3, 3)(torch.randn(5, 3))
+        def forward(self, inputs):
+            return Bilinear(self.kept, super().forward(inputs).child.key)
+
+    layer = Conv(Keeps().softmax(), 4, 4)
+    for _ in range(2):
+        check(layer, torch.randn(5, 4))
+        layer.mechanism.mechanisms()[0].kept = torch.randn(1, 5, 3)
 
 
 class ByDefault(ByOption):
@@ -334,10 +332,8 @@ class Weighed(Mechanism):
         self.query = nn.Linear(channels.others, 3)
 
     def forward(self, inputs):
-        return self.query(inputs.x).unsqueeze(-3), self.query(inputs.z).unsqueeze(-3)
-
-    def fill(self, inputs, leaves):
-        return Bilinear(next(leaves), next(leaves)) * self.of(inputs.num_inputs)
+        query, key = self.query(inputs.x).unsqueeze(-3), self.query(inputs.z).unsqueeze(-3)
+        return Bilinear(query, key) * self.of(inputs.num_inputs)
 
 
 @pytest.mark.parametrize("of", [

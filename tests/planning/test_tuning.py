@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from structconv import conv
 from structconv.bases.dense import Dense
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import Token
 from structconv.mechanisms import Identity
 from structconv.nn import Conv
 from structconv.ops import plan as plan_of
@@ -225,5 +224,5 @@ def test_a_class_is_the_same_in_every_process(name):
 
 
 def test_classes_tell_functions_apart_by_their_names():
-    keys = [Token.of((dict, ("activation", fn))) for fn in (torch.tanh, torch.relu, torch.nn.functional.silu)]
+    keys = [(dict, ("activation", fn)) for fn in (torch.tanh, torch.relu, torch.nn.functional.silu)]
     assert len({repr(tuning._written((key, 3))) for key in keys}) == 3

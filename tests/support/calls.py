@@ -54,7 +54,7 @@ def _planning_modules() -> list[ModuleType]:
 def _dense_plan(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
     def run(call: Call) -> Tensor:
         x = _joined_inputs(call.x) if image is None else call.x.flatten(-image.axes).mT
-        a = call.basis().dense(x.dtype)
+        a = call.materialized().dense(x.dtype)
         y = torch.einsum("...kmn,...mp,kpq->...nq", a, x, call.theta.dense().to(x.dtype))
         if call.relative is not None:
             y = y + call.theta.join(torch.einsum("...kmn,mnd->...knd", a, _relative(call.relative, *a.shape[-2:])))

@@ -6,7 +6,6 @@ Sizes are a few entries and channels; numbers are float64, drawn anew and alike 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from structconv.bases.base import Basis
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.mechanisms import scores as mechanisms
-from structconv.mechanisms.expression import Inputs, Leaves, Mechanism
+from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.grids import Cuboid
 from structconv.mechanisms.index import (
     Adjacency,
@@ -64,12 +63,9 @@ class Weighed(Mechanism):
     def size(self) -> int:
         return 2
 
-    def forward(self, inputs: Inputs) -> Leaves:
+    def forward(self, inputs: Inputs) -> Basis:
         graph = inputs.structure
-        return graph, self.net(inputs.x)[..., graph.source, :].mT
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
-        return Sparse(next(leaves), next(leaves))
+        return Sparse(graph, self.net(inputs.x)[..., graph.source, :].mT)
 
 
 class Graded(Mechanism):
@@ -83,10 +79,7 @@ class Graded(Mechanism):
     def size(self) -> int:
         return len(self.shifts)
 
-    def forward(self, inputs: Inputs) -> Leaves:
-        return ()
-
-    def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
+    def forward(self, inputs: Inputs) -> Basis:
         first, second = self.factors.values()
         return Shift(Grid(inputs.num_inputs), self.shifts) * (first - second)
 

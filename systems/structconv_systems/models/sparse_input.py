@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -74,6 +73,6 @@ class SparseConv(nn.Module):
         r_KMQ = x_MC.unflatten(-1, (size, channels)).movedim(-2, 0)
         inputs = Inputs(x_MC, x_MC, structure, (r_KMQ, r_KMQ))
         theta = HeadBlocksTheta(weight) if self.concat else FullTheta(weight)
-        call = Call(x_MC.new_empty(()).expand(x_MC.shape[0], words_P), self.mechanism.leaves(inputs), theta, self.bias,
-                    partial(self.mechanism.filled, inputs), r_KMQ)
+        absent = x_MC.new_empty(()).expand(x_MC.shape[0], words_P)
+        call = Call(absent, self.mechanism.evaluate(inputs), theta, self.bias, r_KMQ)
         return cast_call(call, dtype)
