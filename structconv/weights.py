@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from structconv import torch_private as private
 from structconv.errors import ConfigError, ShapeError
-from structconv.roles import ByRole
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.theta import (
     ConcatTheta,
@@ -48,8 +47,6 @@ Energy = float | Tensor | None
 class Weight(nn.Module, abc.ABC):
     """A configuration of Theta; `bound` makes a module with parameters, and calling that module yields Theta."""
 
-    #: What stands before the names of its parameters in the `state_dict` of a layer; nothing where it is empty.
-    role: str = ""
     size: int = 0
     in_channels: int = 0
     out_channels: int = 0
@@ -365,44 +362,51 @@ class EyeBlocks(Eye):
         return EyeBlocksTheta(self.size, self.in_channels)
 
 
-class WeightList(ByRole, Weight):
-    """One weight for each part of a basis `a | b`, in order; the variance is shared in proportion to their K."""
+class WeightList(Weight):
+    """One weight for each part of a basis `a | b`, in order; the variance is shared in proportion to their K.
 
-    nameless = ("weights",)
+    They are its children by their numbers, so that a layer has `weight.0.theta`, `weight.1.theta`, ...
+    """
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__()
         if not weights or not all(isinstance(weight, Weight) for weight in weights):
             raise ConfigError("WeightList", "weights must be one or more Weight modules", repr(weights))
-        self.weights = nn.ModuleList(weights)
+        self._hold(weights)
+
+    def _hold(self, weights: Sequence[Weight]) -> None:
+        for number, weight in enumerate(weights):
+            self.add_module(str(number), weight)
+
+    @property
+    def weights(self) -> list[Weight]:
+        """The weights, in order."""
+        return cast("list[Weight]", list(self._modules.values()))
 
     def _make(self, new: _Maker) -> None:
         if len(new.sizes) != len(self.weights):
             raise ConfigError("WeightList", f"weights must be {len(new.sizes)}, one for each part of the basis",
                               len(self.weights))
-        self.weights = nn.ModuleList(self._bound_parts(new))
+        self._hold(self._bound_parts(new))
 
     def _bound_parts(self, new: _Maker) -> list[Weight]:
         return [weight.bound(size, self.in_channels, self.out_channels, dtype=new.dtype, device=new.device)
-                for weight, size in zip(self._parts(), new.sizes, strict=True)]
-
-    def _parts(self) -> list[Weight]:
-        return cast("list[Weight]", list(self.weights))
+                for weight, size in zip(self.weights, new.sizes, strict=True)]
 
     def _theta(self) -> Theta:
-        parts = tuple(private.called(weight) for weight in self._parts())
+        parts = tuple(private.called(weight) for weight in self.weights)
         return parts[0] if len(parts) == 1 else ConcatTheta(parts)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
         at = 0
-        for weight in self._parts():
+        for weight in self.weights:
             span = slice(at, at + weight.size)
             at += weight.size
             part = energy[(span,) * energy.dim()] if isinstance(energy, Tensor) and energy.dim() else energy
             weight.reset_parameters(part, variance * weight.size / self.size)
 
     def scale_(self, factor: float | Tensor) -> None:
-        for weight in self._parts():
+        for weight in self.weights:
             weight.scale_(factor)
 
 
@@ -419,12 +423,12 @@ class MixtureWeights(WeightList):
         self.channels = tuple(channels)
 
     def _bound_parts(self, new: _Maker) -> list[Weight]:
-        each = zip(self._parts(), new.sizes, self.channels, strict=True)
+        each = zip(self.weights, new.sizes, self.channels, strict=True)
         return [weight.bound(size, channels, self.out_channels, dtype=new.dtype, device=new.device)
                 for weight, size, channels in each]
 
     def _theta(self) -> Theta:
-        return _over(MixtureTheta, {"parts": tuple(private.called(weight) for weight in self._parts())})
+        return _over(MixtureTheta, {"parts": tuple(private.called(weight) for weight in self.weights)})
 
 
 def _over(kind: type[Theta], held: dict[str, Any]) -> Theta:

@@ -447,7 +447,7 @@ def relative(layer, x: Tensor, end: str) -> Tensor:
 
 def shaw_weights(layer, x: Tensor) -> Tensor:
     q = by_heads(x, held(layer, "query.weight"))
-    key_side = torch.einsum("bknd,nmd->bknm", q, relative(layer, x, "1.table"))
+    key_side = torch.einsum("bknd,nmd->bknm", q, relative(layer, x, "relative_key.table"))
     return ((products(layer, x) + key_side) / 8).softmax(-1)
 
 
@@ -526,7 +526,7 @@ def zero_sink(layer, x):
 @reference
 def talking_heads(layer, x, z):
     names = dict(layer.named_parameters())
-    before, after = (names[f"mechanism.held.{step}.mixing"] for step in (0, 1))
+    before, after = (names[f"{name}.mixing"] for name in ("mixing", "mixing_1"))
     scores = torch.einsum("bknm,kj->bjnm", products(layer, x, z, heads=4) / 4, before)
     return attended(layer, x, torch.einsum("bjnm,ji->binm", scores.softmax(-1), after))
 

@@ -9,6 +9,7 @@ import pytest
 from structconv.bases.base import Basis
 from structconv.bases.pairwise import nodes
 from structconv.mechanisms.expression import Mechanism
+from structconv.nn.expressed import Expressed
 from structconv.testing import Setup, suite
 from tests.support.layers import LAYERS
 from tests.support.library import SPECIMENS
@@ -34,7 +35,9 @@ def test_every_basis_and_mechanism_is_in_some_specimen_or_layer():
     subjects = [specimen.subject() for specimen in SPECIMENS.values()]
     used = {type(module) for subject in subjects if isinstance(subject, Setup)
             for module in subject.mechanism.modules()}
-    used |= {type(module) for make in LAYERS.values() for module in make().layer.modules()}
+    layers = [module for make in LAYERS.values() for module in make().layer.modules()]
+    used |= {type(part) for module in layers for part in (
+        module.mechanism.modules() if isinstance(module, Expressed) else [module])}
     used |= {type(node) for specimen in SPECIMENS.values() for node in nodes(specimen.basis())}
     places = ("structconv.bases.", "structconv.mechanisms.")
     there = {cls for base in (Basis, Mechanism) for cls in _subclasses(base)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.layers import LAYERS
 
-FILE = Path(__file__).parents[1] / "tests" / "nn" / "saved" / "by_role.safetensors"
+FILE = Path(__file__).parents[1] / "tests" / "nn" / "saved" / "states.safetensors"
 
 
 def main() -> None:

@@ -40,7 +40,6 @@ class DynamicShifts(Shifts):
         ShapeError: if z has not as many entries as the shifts have outputs.
     """
 
-    role = "dynamic"
     reads_entries = reads_content = True
 
     def __init__(self, offsets: Sequence[Ints], heads: int = 1, padding: str | None = None, *,
@@ -79,7 +78,6 @@ class Deformable(Cuboid):
         ShapeError: if z, by which taps move, has not as many entries as there are outputs.
     """
 
-    role = "deformable"
     reads_entries = reads_content = True
 
     def __init__(self, kernel_size: Ints, stride: Ints = 1, dilation: Ints = 1,

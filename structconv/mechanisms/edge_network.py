@@ -43,8 +43,6 @@ class EdgeNetwork(GraphMechanism):
         structure: the name of the one that it reads, in a call with several.
     """
 
-    role = "edge_network"
-
     def __init__(self, attributes: int, hidden: int | Sequence[int] = 128, *,
                  activation: Callable[[], nn.Module] = nn.ReLU, normalize: str | None = None,
                  structure: str | None = None) -> None:

@@ -50,7 +50,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             `on` names it too, also where a subclass takes no such argument.
     """
 
-    #: What stands before the names of its parameters in the `state_dict` of a layer; nothing where it is empty.
+    #: The name that a layer has for it; that of its class in snake case where it is empty.
     role: str = ""
     #: Whether a softmax over what is built means something.
     has_scores: bool = False

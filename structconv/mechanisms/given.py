@@ -130,7 +130,6 @@ class Learnt(Mechanism):
         ShapeError: in a call with more than M inputs, or more than N outputs.
     """
 
-    role = "learnt"
     has_scores = True
     reads_structure = False
     reads_content = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, cast
 
 import torch
@@ -57,7 +58,7 @@ class Mask(Named, nn.Module):
         kept: whether it says what exists, or what does not.
     """
 
-    role = ""
+    role = "mask"
 
     def __init__(self, mask: Any, kept: bool = True) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Mask(Named, nn.Module):
         self.reads_structure = isinstance(mask, _Structure) or any(getattr(position, "reads_structure", True)
                                                               for position in _positions(mask))
         #: Whether the pairs depend on the numbers in x or z.
-        self.reads_content = bool(self._modules)
+        self.reads_content = self._predicts = bool(self._modules)
 
     @property
     def mask(self) -> Any:
@@ -101,8 +102,9 @@ class Mask(Named, nn.Module):
             mask = self._given(given)
         elif self._buffers:
             mask = self._moved()
-        if self._modules:
-            mask = _at_positions(mask, iter(self._modules.values()), inputs)
+        if self._predicts:
+            mask = _at_positions(mask, iter([getattr(self, f"position{i}") for i in range(len(_positions(mask)))]),
+                                 inputs)
         if isinstance(inputs.structure, Grid):
             mask = _on(mask, inputs.structure)
         sizes = inputs.x.shape[-2], inputs.z.shape[-2]
@@ -133,7 +135,7 @@ class Mask(Named, nn.Module):
         mask = self._given(self._own(inputs.structure)) if isinstance(self._mask, _Structure) else self._moved()
         if not isinstance(mask, Support):
             return None
-        if not self._modules:
+        if not self._predicts:
             mask.check("masked", inputs.num_inputs, inputs.num_outputs)
             _check_batch(mask, inputs)
         return _seen(mask, self._kept)
@@ -154,9 +156,11 @@ class Mask(Named, nn.Module):
         return self._mask
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As any module's, but that missing masks are not missed."""
+        """Load as any module does. Masks that a file lacks stay, and those that it has beside them are left out."""
         own = {prefix + name: buffer for name, buffer in self._buffers.items()}
-        super()._load_from_state_dict({**own, **state_dict}, prefix, *args)
+        given = {key: t for key, t in state_dict.items() if key in own or not re.fullmatch(
+            r"mask\d+", key.removeprefix(prefix))}
+        super()._load_from_state_dict({**own, **given}, prefix, *args)
 
     def __repr__(self) -> str:
         return repr(self._mask if self.structure_name is None or self._mask is not STRUCTURE else self.structure_name)

@@ -22,7 +22,7 @@ class Mixing(nn.Module):
         ShapeError: if it is no matrix of K rows.
     """
 
-    role = ""
+    role = "mixing"
 
     def __init__(self, heads: Any, size: int) -> None:
         super().__init__()

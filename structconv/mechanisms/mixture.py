@@ -19,7 +19,6 @@ from structconv.mechanisms.reading import all_named, by_name, called_on, names_o
 from structconv.mechanisms.visibility import visibility
 from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
-from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place
 from structconv.structures.samples import Samples, same_samples
 
@@ -52,7 +51,7 @@ class InputsOfParts(NamedTuple):
         return tuple([part.num_outputs for part in self.parts])
 
 
-class Mixture(ByRole, Mechanism):
+class Mixture(Mechanism):
     """Heads side by side of parts that read inputs of their own: y = sum_i sum_k A_ik^T x_i Theta_ik.
 
     The rows of its basis are the inputs of all parts, one after the other. Where z is not given, that of a part is the
@@ -65,7 +64,6 @@ class Mixture(ByRole, Mechanism):
         ConfigError: a part whose scores are of x Theta, or with names of several x.
     """
 
-    nameless = ("operands",)
     hands_on = True
     batching = "structure"
     reads_by_name = True

@@ -27,7 +27,6 @@ from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.mechanisms.steps import Step, shown, taken
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
-from structconv.roles import ByRole
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
 __all__ = ["Factor", "Operation", "Step", "operation"]
@@ -76,7 +75,7 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "normalize" and options["kind"] not in NORMALIZATIONS:
         normalisation(options["kind"])
     if name == "softmax_with_sink" and isinstance(others[0], Tensor):
-        return Step(name, tuple(options.items()), True), Factor(others[0])
+        return Step(name, tuple(options.items()), True), Factor(others[0], "sink")
     if name == "softmax_with_sink":
         return Step(name, (("sink", float(others[0])), *options.items())), None
     if name == "mix":
@@ -100,14 +99,16 @@ def _check_scores(owner: str, operand: Mechanism) -> None:
 
 
 class Factor(nn.Module):
-    """A tensor of numbers that moves, saves and loads with its expression; trained only if it was a parameter."""
+    """A tensor of numbers that moves, saves and loads with its expression: a buffer, or a parameter if it was one."""
 
-    role = ""
-
-    def __init__(self, factor: Tensor) -> None:
+    def __init__(self, factor: Tensor, role: str = "scale") -> None:
         super().__init__()
-        own = isinstance(factor, nn.Parameter)
-        self.factor = factor if own else nn.Parameter(factor, requires_grad=False)
+        #: The name that a layer has for it.
+        self.role = role
+        if isinstance(factor, nn.Parameter):
+            self.factor: Tensor = factor
+        else:
+            self.register_buffer("factor", factor)
 
     def forward(self) -> Tensor:
         """The numbers."""
@@ -143,7 +144,7 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
                               "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
 
 
-class Operation(ByRole, Mechanism):
+class Operation(Mechanism):
     """Operators of the algebra: at most one that joins two mechanisms, then steps on what comes of it.
 
     Args:
@@ -152,7 +153,6 @@ class Operation(ByRole, Mechanism):
         held: a module for each step that reads masks, positions or factors, in order.
     """
 
-    nameless = ("operands", "held")
     hands_on = True
     reads_places = True
 
@@ -441,14 +441,6 @@ class Operation(ByRole, Mechanism):
         own = [inputs._replace(projected=(inputs.projected[0][..., start:stop, :, :],
                                           inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]
         return cast(Basis, join(first.evaluate(own[0]), second.evaluate(own[1])))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As any module's, but that masks of a file by modules for which there is no place are left there."""
-        own = {f"{prefix}held.{i}." for i in range(len(self.held))}
-        for key in [key for key in state_dict if key.startswith(f"{prefix}held.")]:
-            if key.rpartition(".")[2].startswith("mask") and not any(map(key.startswith, own)):
-                del state_dict[key]
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _argument(self, step: Step, inputs: Inputs, held: Iterator[Any], pairs: Any) -> Any:
         if step.name == "masked":

@@ -24,9 +24,11 @@ _FIXED = (float, complex, type, enum.Enum, np.generic, FunctionType, MethodType,
 def options(module: nn.Module) -> dict[str, Any]:
     """What the author of a module gave it beside parameters, buffers and submodules, by name.
 
-    A tensor is none: pruning, norms of weights and replicas set one in the place of a parameter, at each call.
+    A tensor is none: pruning, norms of weights and replicas set one in the place of a parameter, at each call. Nor is a
+    module that is a child of another one.
     """
-    return {name: held for name, held in module.__dict__.items() if name not in KEPT and not isinstance(held, Tensor)}
+    return {name: held for name, held in module.__dict__.items()
+            if name not in KEPT and not isinstance(held, Tensor | nn.Module)}
 
 
 def may_change(option: Any) -> bool:

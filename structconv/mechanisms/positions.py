@@ -64,7 +64,7 @@ class RelativeBias(Term):
         structure: the name of the one that it reads, in a call with several.
     """
 
-    role = "relative_bias"
+    role = "position_bias"
     reads_content = False
     batching = "offsets"
     table: nn.Parameter = private.parameter()
@@ -107,7 +107,6 @@ class RelativeKey(Term):
     """
 
     batching = "offsets"
-    role = "relative_key"
 
     def __init__(self, clip: int, heads: int | None = None, *, dim: int | None = None,
                  sinusoidal: bool = False) -> None:
@@ -191,6 +190,7 @@ _SLOPES = Owner()
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
+    role = "alibi"
     reads_content = False
     batching = "offsets"
 
@@ -215,7 +215,6 @@ class EdgeBias(Term):
         structure: the name of the one that it reads, in a call with several.
     """
 
-    role = "edge_bias"
     reads_structure = True
     reads_content = False
     batching = "structure"

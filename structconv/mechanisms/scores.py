@@ -64,6 +64,7 @@ def heads_of(projection: nn.Module, x: Tensor, heads: int) -> Tensor:
 class Score(Mechanism):
     """A content-based mechanism of `heads` heads."""
 
+    role = "attention"
     has_scores = True
     reads_structure = False
 

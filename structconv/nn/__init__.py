@@ -34,10 +34,9 @@ from structconv.nn.prepared import Prepared
 from structconv.nn.recurrent import ConvGRUCell, ConvLSTMCell
 from structconv.nn.relative import RelativeValue
 from structconv.nn.transposed import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from structconv.roles import state_keys
 
 __all__ = ["Attributes", "AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d",
            "ConvGRUCell", "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv",
            "EdgeConditionedConv", "GATConv", "GATv2Conv", "GCNConv", "GraphNetwork", "GraphPool", "GroupPool",
            "Linear", "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv", "RelativeValue",
-           "SeparableConv2d", "StructureBuffer", "compose", "cross_entropy", "state_keys", "to_entries", "to_image"]
+           "SeparableConv2d", "StructureBuffer", "compose", "cross_entropy", "to_entries", "to_image"]

@@ -51,7 +51,6 @@ class MultiheadAttention(Conv):
         ConfigError: heads that do not divide. ShapeError: channels that do not fit.
     """
 
-    reserved = ("bias", "value_bias")
     fixed = Conv.fixed | {"embed_dim", "num_heads", "head_dim", "kdim", "dropout", "shared_by"}
 
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0, bias: bool = True,
@@ -155,7 +154,7 @@ class MultiheadAttention(Conv):
         projections = ((module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
                        if module.in_proj_weight is None else module.in_proj_weight.chunk(3))
         query, key, value = cast("tuple[Tensor, Tensor, Tensor]", projections)
-        dot = next(part for part in self.modules() if isinstance(part, DotProduct))
+        dot = cast(DotProduct, self.attention)
         theta, output, bias = cast(LowRank, self.weight), module.out_proj.weight, module.in_proj_bias
         take(dot.query.weight, query, query)
         take(dot.key.weight, key, key)
@@ -213,7 +212,6 @@ class NonLocalBlock(Layer):
     Images (B, C, *S) with `axes` axes S -> the same shape.
     """
 
-    nameless = ("conv",)
     fixed = frozenset(("zero_init",))
     FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
 

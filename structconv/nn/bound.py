@@ -27,8 +27,8 @@ class Bound:
 
     def __init__(self, layer: Any, run: Step) -> None:
         self._run, self._layer, self._era, self._held = run, layer, era(), (layer.path, layer.max_bytes)
-        self._modules = [(module, module.training) for module in layer.modules()
-                         if not isinstance(module, nn.ModuleList)]
+        self._modules = [(module, module.training) for module in
+                         (*layer.modules(), *layer.mechanism.modules()) if not isinstance(module, nn.ModuleList)]
         self._places = [(module._modules, name, part) for module in layer.modules()
                         for name, part in module._modules.items()]
 

@@ -22,9 +22,10 @@ from structconv.mechanisms.naming import called_with, check_unread
 from structconv.mechanisms.reading import names_of_x
 from structconv.mechanisms.sight import sight
 from structconv.mechanisms.visibility import visibility
+from structconv.nn.expressed import Expressed
 from structconv.nn.images import grid_of, to_entries
 from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
-from structconv.nn.layer import Device, Layer, made_on, move, recorded
+from structconv.nn.layer import Device, made_on, move, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.prepared import Prepared
 from structconv.nn.relative import RelativeValue
@@ -47,7 +48,7 @@ T = TypeVar("T")
 ERRORS = (RuntimeError, AttributeError, IndexError, TypeError)
 
 
-class Conv(Layer):
+class Conv(Expressed):
     """y_n = sum_k sum_m A_kmn x_m Theta_k + b (Andreoli 2019, eq. 8).
 
     The mechanism makes the basis A (K, M, N) of each call: from the structure alone (convolution), or from x and z
@@ -80,8 +81,6 @@ class Conv(Layer):
     """
 
     fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
-    nameless = ("weight", "mechanism")
-    reserved: ClassVar[tuple[str, ...]] = ("bias",)
     bias: nn.Parameter | None = private.parameter()
 
     def __init__(self, mechanism: Mechanism, in_channels: int | Mapping[str, int], out_channels: int, *,
@@ -248,7 +247,7 @@ class Conv(Layer):
         prepared = None
         if type(x) is Prepared:
             prepared, x, structure = x, *self._of_prepared(x, structure, axes)
-        mechanism, relative = modules["mechanism"], modules.get("relative_value")
+        mechanism, relative = self.mechanism, modules.get("relative_value")
         theta, bias = self._constants() if prepared is None else prepared.constants()
         wanted = None
         if type(x) is dict or "_reads" in mechanism.__dict__:
@@ -354,7 +353,7 @@ class Conv(Layer):
             check_leads("Conv", x, z)
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}"
+        return ", ".join([f"{self.in_channels}, {self.out_channels}", *filter(None, [super().extra_repr()])])
 
 
 def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: Tensor | None = None,

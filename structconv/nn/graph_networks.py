@@ -28,7 +28,6 @@ from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, move
 from structconv.nn.linear import Linear
 from structconv.nn.pooling import POOLINGS, GroupPool
-from structconv.roles import ByRole
 from structconv.shapes import check_choice, check_entries, check_tensor
 from structconv.structures.batching import entries_to_samples, num_samples_of
 from structconv.structures.graph import Graph
@@ -214,11 +213,9 @@ class _Part(NamedTuple):
     groups: Callable[[Graph], Graph] | None = None
 
 
-class _Update(ByRole):
+class _Update(nn.Module):
     """A network whose first layer is a `Conv` of parts by name; those with a pool are pooled before, and scores have
     the x named `outputs` for z."""
-
-    nameless = ("first",)
 
     def __init__(self, parts: dict[str, _Part], counts: dict[str, int], widths: Widths,
                  activation: Callable[[], nn.Module], outputs: str | None) -> None:

@@ -164,9 +164,7 @@ def _rooted(mechanism: Mechanism, weight: Weight, root_weight: bool) -> tuple[Me
     """Beside it, if asked for, every node itself, with a matrix of its own."""
     if not root_weight:
         return mechanism, [weight]
-    root = Full()
-    root.role = "root"
-    return mechanism | Identity(), [weight, root]
+    return mechanism | Identity(), [weight, Full()]
 
 
 class EdgeConditionedConv(_GraphLayer):

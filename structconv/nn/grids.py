@@ -16,6 +16,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool
 from structconv.nn.conv import ERRORS, Conv, call_of
+from structconv.nn.expressed import Expressed
 from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.planning import Plan, precision
 from structconv.planning.plan import plan_for
@@ -38,7 +39,6 @@ class OnGrid(Layer):
         ShapeError: an image with other channels or too few axes.
     """
 
-    nameless = ("conv",)
 
     def __init__(self, conv: Conv, ndim: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class OnGrid(Layer):
         return self.conv.basis(image, axes=self.ndim)
 
 
-class _ImageLayer(Layer):
+class _ImageLayer(Expressed):
     """A mechanism and the parameters that torch's layer of the same name has, on images in torch's layout."""
 
     axes: int = 0
@@ -116,8 +116,7 @@ class _ImageLayer(Layer):
         raise NotImplementedError
 
     def _planned(self, image: Tensor) -> tuple[Call, Plan]:
-        mechanism: Any = self._modules["mechanism"]
-        call, sizes = call_of(mechanism, self._theta(image), self.bias, image, axes=self.axes)
+        call, sizes = call_of(self.mechanism, self._theta(image), self.bias, image, axes=self.axes)
         return call, plan_for(call, self.path, self.max_bytes, sizes)
 
     def _check(self, image: Tensor) -> None:
@@ -200,18 +199,6 @@ class _ConvNd(_ImageLayer):
                              tuple(image.shape))
         image = precision.cast(image, precision.autocast_dtype(image))
         check_alike(owner, image, self.weight, name="image", other_name="the layer's weight")
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """As any module's, and from files in which the layer held a `Conv`."""
-        theta, bias = (state_dict.pop(f"{prefix}conv.{name}", None) for name in ("weight.theta", "bias"))
-        if theta is not None:
-            blocks_KGPQ = theta if self.groups > 1 else theta.unsqueeze(1)
-            kernel = blocks_KGPQ.permute(1, 3, 2, 0).flatten(0, 1)
-            whole = kernel.shape[-1] == math.prod(self.kernel_size)
-            state_dict[f"{prefix}weight"] = (kernel.unflatten(-1, self.kernel_size) if whole else kernel).contiguous()
-        if bias is not None:
-            state_dict[f"{prefix}bias"] = bias
-        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "weight" in self._parameters:

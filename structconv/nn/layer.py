@@ -10,18 +10,15 @@ from torch import Tensor, nn
 
 from structconv.arguments import explained
 from structconv.errors import ConfigError
-from structconv.roles import ByRole, state_keys
 
 __all__ = ["Device", "Layer", "kind", "made_on", "move", "recorded", "take"]
 
 Device = torch.device | str | int | None
 
 
-class Layer(ByRole):
+class Layer(nn.Module):
     """A module whose arguments can be read; those that no call reads again cannot be assigned."""
 
-    #: What stands before the names of its parameters in the `state_dict` of a layer that it is a nameless part of.
-    role: str = ""
     #: Attributes that say how the layer was made.
     fixed: ClassVar[frozenset[str]] = frozenset()
 
@@ -35,16 +32,7 @@ class Layer(ByRole):
         if name in self.fixed and name in self.__dict__:
             raise ConfigError(type(self).__name__, f"{name} is fixed once the layer is made", repr(value),
                               "Make a new layer.")
-        if type(value) is Tensor and name not in self._parameters and not hasattr(self, name):
-            self._check_name(name)
         super().__setattr__(name, value)
-
-    def _check_name(self, name: str) -> None:
-        """Refuse a tensor by the name that it has in `state_dict` alone, as of `functional_call(layer, state)`."""
-        found = {key: own for own, key in state_keys(self).items() if own != key}.get(name)
-        if found is not None:
-            raise ConfigError(type(self).__name__, f"{name} is a key of state_dict; as a parameter it is {found}", name,
-                              "functional_call takes the names of named_parameters; see structconv.nn.state_keys.")
 
 
 def recorded(layer: nn.Module, x: Any, *others: Any, **options: Any) -> Any:

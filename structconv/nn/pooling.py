@@ -58,7 +58,6 @@ class GroupPool(Composite):
     """
 
     fixed = frozenset(("channels", "kind", "steps"))
-    nameless = ("conv",)
 
     def __init__(self, channels: int, kind: str = "sum", *, steps: int = 3, device: Device = None,
                  dtype: torch.dtype | None = None) -> None:

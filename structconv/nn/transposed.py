@@ -27,7 +27,6 @@ __all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 class _ConvTransposeNd(Layer):
     """Over the transpose of `Cuboid`, with torch's arguments."""
 
-    nameless = ("conv",)
     axes: int = 0
     fixed = frozenset(("in_channels", "out_channels", "kernel_size", "stride", "padding", "output_padding", "dilation",
                        "groups"))

@@ -108,24 +108,25 @@ def test_learnt_matrices_are_drawn_with_each_layer():
     expression = DotProduct(heads=4, dim=8).mix(6).softmax().mix(torch.eye(6))
     first, second = Conv(expression, 8, 8), Conv(expression, 8, 8)
     assert first.mechanism.size == 6
-    learnt = dict(first.mechanism.named_parameters())["held.0.mixing"]
+    learnt = first.mixing.mixing
     assert learnt.shape == (4, 6)
-    assert not torch.equal(learnt, second.state_dict()["mixing"])
-    assert set(first.state_dict()) == {"theta", "bias", "query.weight", "key.weight", "mixing", "mixing_1"}
-    assert not first.state_dict()["mixing_1"].requires_grad
+    assert not torch.equal(learnt, second.state_dict()["mixing.mixing"])
+    assert set(first.state_dict()) == {
+        "weight.theta", "bias", "attention.query.weight", "attention.key.weight", "mixing.mixing", "mixing_1.mixing"}
+    assert not first.state_dict()["mixing_1.mixing"].requires_grad
     before = learnt.clone()
     first.reset_parameters()
     assert not torch.equal(before, learnt)
-    assert torch.equal(first.state_dict()["mixing_1"], torch.eye(6))
+    assert torch.equal(first.state_dict()["mixing_1.mixing"], torch.eye(6))
 
 
 def test_heads_beside_others_are_mixed_with_them():
     layer = Conv((DotProduct(heads=2, dim=4).softmax() | Shifts([-1, 1]) | Identity()).mix(3), 8, 8).to(F64)
     x = torch.randn(2, 6, 8, dtype=F64)
     parts = (layer.mechanism.mechanisms()[0].basis(x) | Identity().basis(x)).dense()
-    matrix = layer.state_dict()["mixing"]
+    matrix = layer.state_dict()["mixing.mixing"]
     torch.testing.assert_close(layer.basis(x).dense(), torch.einsum("bkmn,kj->bjmn", parts, matrix))
-    expected = torch.einsum("bkmn,kj,bmp,jpq->bnq", parts, matrix, x, layer.state_dict()["theta"]) + layer.bias
+    expected = torch.einsum("bkmn,kj,bmp,jpq->bnq", parts, matrix, x, layer.state_dict()["weight.theta"]) + layer.bias
     torch.testing.assert_close(layer(x), expected)
 
 

@@ -106,7 +106,7 @@ def test_a_sequence_is_interpolated_between_neighbours(periodic):
 
 def test_a_new_layer_is_the_convolution_over_its_window():
     layer, plain = (Conv(kind((3, 2)), P, Q).to(F64) for kind in (Deformable, Cuboid))
-    plain.load_state_dict({name: layer.state_dict()[name] for name in ("theta", "bias")})
+    plain.load_state_dict({name: layer.state_dict()[name] for name in ("weight.theta", "bias")})
     x = numbers(2, 20, P)
     torch.testing.assert_close(layer(x, structure=Grid((4, 5))), plain(x, structure=Grid((4, 5))))
     layer(x, structure=Grid((4, 5))).square().sum().backward()

@@ -46,14 +46,13 @@ def test_a_parameter_is_learnt_and_each_layer_has_its_own():
     table = nn.Parameter(random(2, M, N))
     recipe = Given(table) | Given(random(1, M, N))
     first, second = (Conv(recipe, P, Q).to(F64) for _ in range(2))
-    names = [name for name, _ in first.named_parameters() if "mechanism" in name]
-    assert names == ["mechanism.operands.0.tensor0"]
+    assert [name for name, _ in first.named_parameters() if "given" in name] == ["given.tensor0"]
     first(random(M, P)).sum().backward()
-    assert first.mechanism.operands[0].tensor0.grad.any() and table.grad is None
-    assert second.mechanism.operands[0].tensor0 is not first.mechanism.operands[0].tensor0
-    assert {"tensor0", "tensor0_1"} <= set(first.state_dict())
+    assert first.given.tensor0.grad.any() and table.grad is None
+    assert second.given.tensor0 is not first.given.tensor0
+    assert {"given.tensor0", "given_1.tensor0"} <= set(first.state_dict())
     with torch.no_grad():
-        first.mechanism.operands[0].tensor0.zero_()
+        first.given.tensor0.zero_()
     close(first(x := random(M, P))[..., :], conv(x, first.basis(x), first.weight()) + first.bias)
     assert not first.basis(x).dense()[:2].any()
 
@@ -138,7 +137,7 @@ def test_a_learnt_table_has_outputs_of_its_own():
     layer, x = Conv(Learnt(M, N, size=2), P, Q).to(F64), random(5, 3, P)
     close(layer(x), torch.einsum("kmn,bmp,kpq->bnq", layer.mechanism.table[:, :3], x, layer.weight.theta) + layer.bias)
     assert layer.mechanism.table.shape == (2, M, N)
-    assert set(layer.state_dict()) == {"theta", "bias", "learnt.table"}
+    assert set(layer.state_dict()) == {"weight.theta", "bias", "learnt.table"}
 
 
 def test_a_learnt_table_is_a_term_of_scores_of_others():
@@ -212,7 +211,7 @@ def test_fixed_bases_name_their_sizes():
 def test_a_given_basis_turns_around_with_its_tensors():
     table = nn.Parameter(random(2, M, N))
     layer, x = Conv(Given(table).transpose(), P, Q).to(F64), random(5, N, P)
-    assert [name for name, _ in layer.named_parameters() if "mechanism" in name] == ["mechanism.tensor0"]
+    assert [name for name, _ in layer.named_parameters()] == ["bias", "weight.theta", "given.tensor0"]
     for _ in range(2):
         held = layer.mechanism.tensor0
         close(layer(x), torch.einsum("knm,bmp,kpq->bnq", held, x, layer.weight.theta) + layer.bias)

@@ -262,7 +262,7 @@ def test_weights_of_each_part():
     structure = graph(6, 11)
     x = inputs(structure)
     layer = conv(EDGE_UPDATE, outputs=P, weight=[Eye(), Depthwise(), Full()])
-    assert set(layer.state_dict()) == {"bias", "depthwise", "theta"}
+    assert set(layer.state_dict()) == {"bias", "weight.1.depthwise", "weight.2.theta"}
     wanted = x["nodes"][structure.source] + x["nodes"][structure.target] * layer.weight.weights[1].depthwise.flatten()
     same(layer(x, structure=structure), wanted + x["edges"] @ thetas(layer)[2][0] + layer.bias, "three kinds")
     assert [tuple(theta.shape) for theta in thetas(conv(EDGE_UPDATE, weight=HeadBlocks()))] == [
@@ -318,7 +318,7 @@ def test_a_copy_a_file_and_the_meta_device():
     made.reset_parameters()
     made.load_state_dict(layer.state_dict())
     same(made(x, structure=structure), y, "from meta")
-    assert set(layer.state_dict()) == {"theta", "theta_1", "theta_2", "bias"}
+    assert set(layer.state_dict()) == {"weight.0.theta", "weight.1.theta", "weight.2.theta", "bias"}
 
 
 def test_numbers_are_drawn_for_each_x():
@@ -327,9 +327,9 @@ def test_numbers_are_drawn_for_each_x():
     layer = Conv(EDGE_UPDATE, {"nodes": 64, "edges": 8}, 64, bias=False)
     x = {"nodes": torch.randn(60, 64), "edges": torch.randn(4000, 8)}
     assert 0.7 < layer(x, structure=structure).var() < 1.4
-    before = layer.state_dict()["theta"].clone()
+    before = layer.state_dict()["weight.0.theta"].clone()
     layer.reset_parameters()
-    assert not torch.equal(before, layer.state_dict()["theta"])
+    assert not torch.equal(before, layer.state_dict()["weight.0.theta"])
     layer.calibrate({name: 3 * t for name, t in x.items()}, structure=structure)
     y = layer({name: 3 * t for name, t in x.items()}, structure=structure)
     spread = torch.cat([3 * t.flatten() for t in x.values()]).var()

@@ -312,7 +312,7 @@ def test_set2set_is_its_recurrence():
     pool, x = GraphPool(4, "set2set", steps=2).to(F64), torch.randn(4, 4, dtype=F64)
     gates, both = nn.LSTMCell(8, 4).to(F64), torch.zeros(1, 8, dtype=F64)
     state = torch.zeros(1, 4, dtype=F64), torch.zeros(1, 4, dtype=F64)
-    theta, bias = pool.state_dict()["cell.gates.theta"][0], pool.state_dict()["cell.gates.bias"]
+    theta, bias = pool.state_dict()["cell.gates.weight.theta"][0], pool.state_dict()["cell.gates.bias"]
     with torch.no_grad():
         gates.weight_ih.copy_(theta[:8].mT)
         gates.weight_hh.copy_(theta[8:].mT)

@@ -165,18 +165,6 @@ def test_the_kernel_is_read_as_it_lies(options):
     assert layer.weight.grad.stride() == layer.weight.stride()
 
 
-@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"bias": False}])
-def test_files_of_a_layer_that_held_a_conv_load(options):
-    layer, other = Conv2d(4, 6, (3, 2), **options), Conv2d(4, 6, (3, 2), **options)
-    state = {f"conv.{name}": t for name, t in layer.to_conv().named_parameters()}
-    assert "conv.weight.theta" in state
-    other.load_state_dict(state)
-    torch.testing.assert_close(other.weight, layer.weight, rtol=0, atol=0)
-    state["conv.weight.theta"] = state["conv.weight.theta"][:5]
-    with pytest.raises(RuntimeError, match="size mismatch for weight"):
-        other.load_state_dict(state)
-
-
 def test_compiles_whole():
     layer = Conv2d(3, 4, 3, padding=1)
     x = torch.randn(2, 3, 6, 5)

@@ -1,7 +1,8 @@
-"""Keys of `state_dict`: the same whatever is done to an expression, and files that were written once."""
+"""Names of parameters: the same whatever is done to an expression, and the keys of `state_dict`."""
 
 from __future__ import annotations
 
+import copy
 import pickle
 from functools import cache
 from pathlib import Path
@@ -19,14 +20,16 @@ from structconv.mechanisms import (
     Cuboid,
     DotProduct,
     EdgeBias,
+    GaussianWindow,
     General,
     Identity,
     Mechanism,
+    PredictedPosition,
     RelativeBias,
     RelativeKey,
     Shifts,
 )
-from structconv.nn import Conv, GATConv, MultiheadAttention, OnGrid, RelationalConv, compose, state_keys
+from structconv.nn import Conv, GATConv, MultiheadAttention, OnGrid, RelationalConv, compose
 from structconv.structures import Causal, Padding, Window
 from structconv.weights import Full, LowRank
 from tests.support.layers import LAYERS
@@ -51,23 +54,36 @@ def keys(mechanism, **options):
 
 @pytest.mark.parametrize("name", SAME)
 def test_what_is_done_to_scores_changes_no_key(name):
-    assert keys(SAME[name]) == ["bias", "key.weight", "query.weight", "theta"]
+    assert keys(SAME[name]) == ["attention.key.weight", "attention.query.weight", "bias", "weight.theta"]
 
 
 def test_tensors_of_masks_and_factors_are_beside():
     assert keys(DOT.masked(keep=Padding(KEPT)).softmax() * torch.ones(2)) == [
-        "bias", "factor", "key.weight", "mask0", "query.weight", "theta"]
+        "attention.key.weight", "attention.query.weight", "bias", "mask.mask0", "scale.factor", "weight.theta"]
     masked, plain = Conv(DOT.masked(keep=Padding(KEPT)), P, Q), Conv(DOT.softmax(), P, Q)
     plain.load_state_dict(masked.state_dict())
     masked.load_state_dict(plain.state_dict())
 
 
+def test_a_mask_more_or_less_changes_no_other_name():
+    one, two = (Conv(e.softmax(), P, Q) for e in (DOT.masked(keep=Padding(KEPT)), DOT.masked(
+        keep=Padding(KEPT)).masked(keep=Padding(~KEPT))))
+    assert two.state_dict().keys() - one.state_dict().keys() == {"mask_1.mask0"}
+    one.load_state_dict(two.state_dict())
+    two.load_state_dict(one.state_dict())
+    dense = Conv(DOT.masked(keep=Causal()).softmax(), P, Q)
+    dense.load_state_dict(one.state_dict())  # its mask has no tensors
+    assert isinstance(dense.mask.mask, Causal)
+
+
 def test_terms_have_their_own():
     terms = DOT.scaled() + RelativeKey(2) + RelativeBias(3)
-    expected = ["bias", "key.weight", "query.weight", "relative_bias.table", "relative_key.table", "theta"]
+    expected = ["attention.key.weight", "attention.query.weight", "bias", "position_bias.table", "relative_key.table",
+                "weight.theta"]
     assert keys(terms.softmax()) == expected
-    assert keys(((RelativeBias(3, heads=2) + DOT) + RelativeKey(2, dim=3)).softmax())[-2] == "relative_key.table"
-    assert keys((DOT + EdgeBias(2)).softmax())[1] == "edge_bias.linear.weight"
+    assert keys(((RelativeBias(3, heads=2) + DOT) + RelativeKey(2, dim=3)).softmax()) == expected
+    assert "edge_bias.linear.weight" in keys((DOT + EdgeBias(2)).softmax())
+    assert "sink.factor" in keys(DOT.softmax(sink=torch.zeros(2)))
 
 
 @pytest.mark.parametrize("join", [
@@ -75,15 +91,21 @@ def test_terms_have_their_own():
     lambda a, b, c: (a | Identity()).dropout(0.1) | b | (c.masked(drop=Causal()) | ALiBi(1))])
 def test_equal_roles_are_numbered_by_their_places(join):
     expression = join(DotProduct(2, 3).softmax(), General(), DotProduct(2, 3).softmax())
-    assert keys(expression) == ["bias", "key.weight", "key_1.weight", "key_2.weight", "query.weight",
-                                "query_1.weight", "theta"]
+    assert keys(expression) == ["attention.key.weight", "attention.query.weight", "attention_1.key.weight",
+                                "attention_2.key.weight", "attention_2.query.weight", "bias", "weight.theta"]
+
+
+def test_leaves_without_tensors_are_children_too():
+    layer = Conv((DOT + ALiBi()).masked(keep=Causal()).map(nn.Hardtanh()).softmax() | Identity(), P, Q)
+    assert [name for name, _ in layer.named_children()] == ["weight", "attention", "alibi", "mask", "map", "identity"]
+    assert [name for name, _ in Conv(Cuboid(3), P, Q).named_children()] == ["weight", "cuboid"]
 
 
 def test_weights_of_parts():
     layer = Conv(DOT.softmax() | Shifts([0, 1]), P, Q, weight=[LowRank(3), Full()])
-    assert {"value", "output", "theta"} < set(layer.state_dict())
+    assert {"weight.0.value", "weight.0.output", "weight.1.theta"} < set(layer.state_dict())
     for options in ({}, {"num_bases": 2}, {"aggr": "add"}, {"bias": False}):
-        assert "root.theta" in RelationalConv(P, Q, 3, **options).state_dict()
+        assert "weight.1.theta" in RelationalConv(P, Q, 3, **options).state_dict()
 
 
 class Own(Mechanism):
@@ -100,29 +122,128 @@ class Own(Mechanism):
         return self.inner.evaluate(inputs) * self.bias
 
 
+class Weight(Own):
+    """Its name in snake case is that of a child of the layer."""
+
+
+class Plan(Own):
+    """Its name in snake case is that of a method of the layer."""
+
+
+class Heads(Own):
+    role = "in_channels"
+
+
 def test_names_of_the_layer_are_its_own():
-    names = {bias: state_keys(Conv(Own(), P, Q, bias=bias)) for bias in (True, False)}
-    assert names[True].pop("bias") == "bias"
-    assert names[True] == names[False]
-    assert names[True]["mechanism.bias"] == "bias_1"
-    assert names[True]["mechanism.inner.operands.0.query.weight"] == "inner.query.weight"
+    for bias in (True, False):
+        names = set(Conv(Own(), P, Q, bias=bias).state_dict())
+        assert names == {"own.bias", "own.inner.operands.0.query.weight", "own.inner.operands.0.key.weight",
+                         "weight.theta", *(["bias"] if bias else [])}
+    for kind, name in ((Weight, "weight_1"), (Plan, "plan_1"), (Heads, "in_channels_1")):
+        layer = Conv(kind(), P, Q)
+        assert f"{name}.bias" in layer.state_dict() and layer.mechanism is getattr(layer, name)
 
 
-def test_a_state_handed_to_functional_call_is_refused():
+def test_a_state_goes_to_functional_call():
     layer, x = MultiheadAttention(P, 2), torch.randn(M, P)
-    for state in (layer.state_dict(), {"value": layer.weight.value.detach()}):
-        with pytest.raises((ConfigError, AttributeError), match=r"functional_call takes|no attribute"):
-            functional_call(layer, dict(state), (x,))
-    names = state_keys(layer)
     state = layer.state_dict()
-    given = {name: 2 * state[key] for name, key in names.items()}
+    torch.testing.assert_close(functional_call(layer, state, (x,)), layer(x))
+    given = {name: 2 * t for name, t in state.items()}
     assert not torch.equal(functional_call(layer, given, (x,)), layer(x))
 
 
 def test_layers_that_hold_a_layer():
     layer = OnGrid(Conv(Shifts([0, 1]), P, Q), 1)
-    assert list(layer.state_dict()) == ["bias", "theta"]
-    assert list(compose(layer, OnGrid(Conv(Identity(), Q, Q, bias=False), 1)).state_dict()) == ["bias", "theta"]
+    assert list(layer.state_dict()) == ["conv.bias", "conv.weight.theta"]
+    both = compose(layer, OnGrid(Conv(Identity(), Q, Q, bias=False), 1))
+    assert list(both.state_dict()) == ["conv.bias", "conv.weight.theta"]
+
+
+EXPRESSION = DOT.masked(keep=Padding(KEPT)).softmax().dropout(0.5) | Shifts([0])
+
+
+def test_a_leaf_that_is_replaced_takes_effect():
+    layer, other, x = Conv(EXPRESSION, P, Q).eval(), Conv(EXPRESSION, P, Q).eval(), torch.randn(M, P)
+    other.weight.load_state_dict(layer.weight.state_dict())
+    before = layer(x)
+    layer.attention = other.attention
+    torch.testing.assert_close(layer(x), other(x))
+    assert not torch.equal(layer(x), before)
+    assert layer.mechanism.mechanisms()[0].mechanisms()[0] is other.attention is layer.attention
+    layer.attention = nn.Sequential(layer.attention)
+    with pytest.raises(ConfigError, match="Sequential"):
+        layer(x)
+
+
+def test_a_leaf_that_is_replaced_in_a_replica_is_not_in_the_original():
+    layer, x = Conv(EXPRESSION, P, Q).eval(), torch.randn(M, P)
+    before, nodes = layer(x), layer.mechanism
+    replica = copy.copy(layer)
+    replica._modules = dict(layer._modules)
+    replica.attention = copy.deepcopy(layer.attention)
+    replica.attention.query.weight.data.mul_(-3)
+    assert not torch.equal(replica(x), before)
+    assert torch.equal(layer(x), before) and layer.mechanism is nodes
+    assert replica.mechanism is not nodes
+
+
+def test_copies_and_files_keep_a_leaf_one_module():
+    layer = Conv(EXPRESSION, P, Q)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        root = twin.__dict__["_expression"].root
+        assert root is twin.mechanism and root.mechanisms()[0].mechanisms()[0] is twin.attention
+        assert twin.attention is not layer.attention
+
+
+def test_the_mode_of_a_layer_is_that_of_its_steps():
+    layer, x = Conv(EXPRESSION, P, Q), torch.randn(M, P)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    for module in layer.modules():
+        module.training = True  # as tools do that call no `train`
+    assert not torch.equal(layer(x), layer(x))
+    nn.Sequential(layer).eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_an_expression_can_be_replaced():
+    layer, x = Conv(DOT.softmax(), P, Q), torch.randn(M, P)
+    layer.mechanism = (DotProduct(2, 3) + RelativeBias(2)).masked(keep=Causal()).softmax().bound(P)
+    assert sorted(name for name, _ in layer.named_children()) == ["attention", "mask", "position_bias", "weight"]
+    layer(x)
+    with pytest.raises(ConfigError, match="must be a Mechanism"):
+        layer.mechanism = nn.Identity()
+
+
+def local(centre):
+    return (DOT.masked(keep=Window(2, centre=centre)).softmax() * GaussianWindow(1.0, centre)) | Identity()
+
+
+def test_a_module_that_two_leaves_have_has_one_name():
+    layer, x = Conv(local(PredictedPosition()), P, Q), torch.randn(M, P)
+    assert [key for key in layer.state_dict() if "hidden" in key] == ["mask.position0.hidden.weight"]
+    y = layer(x)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), Conv(layer.mechanism, P, Q)):
+        assert twin.mask.position0 is twin.gaussian_window.centre is not layer.mask.position0
+        assert twin.state_dict().keys() == layer.state_dict().keys()
+    other = copy.deepcopy(layer.mask.position0)
+    other.hidden.weight.data.mul_(-3)
+    layer.mask.position0 = other
+    assert not torch.equal(layer(x), y) and layer.gaussian_window.centre is other
+    layer.mask = copy.deepcopy(layer.mask)
+    layer.reset_parameters()
+    assert layer.gaussian_window.centre is layer.mask.position0 is not other
+    layer.mask = nn.Identity()  # of no use, and an error says so
+    with pytest.raises((ConfigError, TypeError)):
+        layer(x)
+
+
+def test_a_factor_is_a_buffer_unless_it_is_a_parameter():
+    for factor, trained in ((torch.ones(2), False), (nn.Parameter(torch.ones(2)), True)):
+        layer = Conv(DOT.softmax() * factor, P, Q)
+        assert ("scale.factor" in dict(layer.named_parameters())) is trained
+        assert "scale.factor" in layer.state_dict() and layer.double().scale.factor.dtype == torch.float64
 
 
 def test_a_pickled_or_older_torch_state_with_metadata():
@@ -133,33 +254,20 @@ def test_a_pickled_or_older_torch_state_with_metadata():
 
 
 @cache
-def kept(kind):
-    return load_file(Path(__file__).parent / "saved" / f"{kind}.safetensors")
-
-
-def state_of(kind, name):
-    return {key.removeprefix(f"{name}/"): t for key, t in kept(kind).items() if key.startswith(f"{name}/")}
+def kept():
+    return load_file(Path(__file__).parent / "saved" / "states.safetensors")
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_files_load_for_ever(name):
-    """Written when keys named roles, and before, of the same layers: `tools/states.py` adds a new layer's."""
+    """Of a layer in a file that was written once: `tools/states.py` adds a new layer's."""
     use = LAYERS[name]()
-    results = []
-    for kind in ("by_role", "by_module"):
-        state = state_of(kind, name)
-        if not state:  # a layer that is younger than the files, or one without numbers
-            assert kind == "by_module" or not use.layer.state_dict(), f"run tools/states.py for {name}"
-            continue
-        for p in use.layer.parameters():
-            nn.init.constant_(p, torch.nan)
-        use.layer.load_state_dict(state)
-        results.append(use().detach())
-        assert results[-1].isfinite().all()
-        if kind == "by_role":
-            assert state.keys() == use.layer.state_dict().keys()
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], rtol=0, atol=0)
+    state = {key.removeprefix(f"{name}/"): t for key, t in kept().items() if key.startswith(f"{name}/")}
+    assert state.keys() == use.layer.state_dict().keys(), f"run tools/states.py for {name}"
+    for p in use.layer.parameters():
+        nn.init.constant_(p, torch.nan)
+    use.layer.load_state_dict(state)
+    assert use().isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

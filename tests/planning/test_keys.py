@@ -238,7 +238,7 @@ class ByDefault(ByOption):
 def test_an_option_is_taken_away(x):
     layer = Conv(ByDefault(3).softmax(), 4, 4)
     check(layer, x)
-    del layer.mechanism.operands[0].option
+    del layer.by_default.option
     check(layer, x)
 
 
@@ -254,11 +254,11 @@ def test_replaced_parts_of_an_expression(x):
     layer = Conv(DotProduct(2, 3).masked(keep=Window(2)).softmax(), 4, 4)
     layer(x)
     keep = torch.tensor([True] * 5 + [False] * 4)
-    layer.mechanism.held[0] = Conv(DotProduct(2, 3).masked(keep=Padding(keep)).softmax(), 4, 4).mechanism.held[0]
+    layer.mask = Conv(DotProduct(2, 3).masked(keep=Padding(keep)).softmax(), 4, 4).mask
     broken = x.clone()
     broken[:, 8] = torch.nan
     assert layer(broken).isfinite()[:, :8].all()
-    layer.mechanism.operands[0] = BiAffine(2, on="projected").bound(4, 4)
+    layer.attention = BiAffine(2, on="projected").bound(4, 4)
     assert layer(x).shape == x.shape
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from structconv.bases.sparse import Sparse
 from structconv.mechanisms.expression import Inputs, Mechanism
+from structconv.nn.expressed import Expressed
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast, cast_call
@@ -29,7 +30,7 @@ def drop_values(words: Sparse, p: float, training: bool) -> Sparse:
     return Sparse(words.graph, F.dropout(words.values, p))
 
 
-class SparseConv(nn.Module):
+class SparseConv(Expressed):
     """y = sum_k A_k^T X Theta_k for a sparse matrix X (M, P), channels first: X Theta_k, then A_k.
 
     X is passed as a `Sparse` basis of one matrix from the P words to the M entries, so that X Theta is its analysis

@@ -7,30 +7,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structconv.roles import state_keys
+from structconv.mechanisms.mixture import Mixture
+from structconv.mechanisms.operations import Operation
+from structconv.nn.expressed import Expressed
 from structconv.testing.use import Use
 from tests.support.calls import check_now
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import masks, other, trains
 
-__all__: list[str] = []
+__all__ = ["check_names", "named_tensors"]
 
-#: Names that say where in an expression something stands, which a change of the expression changes.
-PLACES = {"mechanism", "operands", "held", "conv", "weights"}
+
+def named_tensors(layer: nn.Module) -> dict[str, Tensor]:
+    """The parameters and persistent buffers of a layer, by all names that they have."""
+    passing = {f"{name}.{key}" if name else key for name, module in layer.named_modules(remove_duplicate=False)
+               for key in module._non_persistent_buffers_set}
+    return {**dict(layer.named_parameters(remove_duplicate=False)),
+            **{name: t for name, t in layer.named_buffers(remove_duplicate=False) if name not in passing}}
+
+
+def check_names(layer: nn.Module) -> None:
+    """Keys of `state_dict` are the names of parameters and persistent buffers, one for each. No node of an expression
+    is a child."""
+    held, state = named_tensors(layer), layer.state_dict(keep_vars=True)
+    assert state.keys() == held.keys(), f"keys of state_dict are not names: {sorted(state.keys() ^ held.keys())}"
+    assert all(t is held[key] for key, t in state.items()), "a state has other tensors"
+    assert len({id(t) for t in state.values()}) == len(state), "a tensor has two names"
+    for name, module in layer.named_modules():
+        if isinstance(module, Expressed):
+            nodes = [own for own, part in module.named_children() if isinstance(part, Operation | Mixture)]
+            assert not nodes, f"{name}: {nodes} are nodes of an expression"
+            assert "mechanism" not in module._modules
 
 
 @mutation()
 def a_state_is_written(use: Use) -> None:
-    """Keys name roles; tensors are those of the layer, contiguous, each once, as safetensors wants them."""
+    """Keys are names; tensors are those of the layer and contiguous, as safetensors wants them."""
     from safetensors.torch import load, save
 
+    check_names(use.layer)
     state = use.layer.state_dict()
-    assert sorted(state) == sorted(set(state_keys(use.layer).values()))
     for key, t in state.items():
-        assert not PLACES & set(key.split(".")), f"{key} says where it stands, and not what it is for"
         assert t.is_contiguous(), f"{key} is not contiguous"
-    held = {t.data_ptr() for t in (*use.layer.parameters(), *use.layer.buffers())}
-    assert {t.data_ptr() for t in state.values()} <= held, "a state has copies"
     expected, written = use.copied(), save(state)
     for p in use.layer.parameters():
         p.data = other(p)
@@ -40,21 +58,18 @@ def a_state_is_written(use: Use) -> None:
 
 @mutation(trains)
 def a_state_within_another_module(use: Use) -> None:
-    """With a prefix, nested, beside another layer; assigned or copied; by roles and by modules."""
+    """With a prefix, nested, beside another layer; assigned or copied."""
     expected, twin = use.copied(), use.copied()
     whole = nn.ModuleDict({"first": use.layer, "inner": nn.Sequential(twin.layer)})
     state = {key: t.clone() for key, t in whole.state_dict().items()}
     assert list(state) == [f"{place}{key}" for place in ("first.", "inner.0.") for key in use.layer.state_dict()]
-    by_modules = {name: t.detach().clone() for name, t in (*whole.named_parameters(remove_duplicate=False),
-                                                           *whole.named_buffers(remove_duplicate=False))}
     for assign in (False, True):
-        for given in (state, by_modules):
-            for p in whole.parameters():
-                p.data = other(p)
-            result: Any = whole.load_state_dict({key: t.clone() for key, t in given.items()}, assign=assign)
-            assert not result.missing_keys and not result.unexpected_keys
-            check_now(use, f"a nested state was loaded, assign={assign}", expected)
-            check_now(twin, f"a nested state was loaded beside it, assign={assign}", expected)
+        for p in whole.parameters():
+            p.data = other(p)
+        result: Any = whole.load_state_dict({key: t.clone() for key, t in state.items()}, assign=assign)
+        assert not result.missing_keys and not result.unexpected_keys
+        check_now(use, f"a nested state was loaded, assign={assign}", expected)
+        check_now(twin, f"a nested state was loaded beside it, assign={assign}", expected)
 
 
 @mutation(trains)
@@ -62,9 +77,7 @@ def a_state_that_does_not_fit(use: Use) -> None:
     """What is missing, left over or of another shape is named as it stands in the file; what fits is loaded."""
     state = {key: t.clone() for key, t in use.layer.state_dict().items()}
     optional = {id(t) for t in masks(use.layer)}
-    keys, held = state_keys(use.layer), dict((*use.layer.named_parameters(), *use.layer.named_buffers()))
-    needed = [key for name, key in keys.items() if name in held and id(held[name]) not in optional]
-    for key in needed:
+    for key in [key for key, t in named_tensors(use.layer).items() if id(t) not in optional]:
         rest = {name: t for name, t in state.items() if name != key}
         told = refused(use.layer, {**rest, "nobodys": torch.zeros(1)})
         assert f'"{key}"' in told and '"nobodys"' in told, told
@@ -74,6 +87,19 @@ def a_state_that_does_not_fit(use: Use) -> None:
         told = refused(use.layer, {**rest, key: torch.zeros(3, 1, 4, 1, 5)})
         assert f"size mismatch for {key}:" in told, told
     check_now(use, "states that do not fit were refused")
+
+
+@mutation(trains)
+def a_state_without_masks_or_with_those_of_others(use: Use) -> None:
+    """Tensors of masks may be missing in a file, or there for masks that a layer has not."""
+    state, optional = use.layer.state_dict(), {id(t) for t in masks(use.layer)}
+    kept = {key: state[key] for key, t in named_tensors(use.layer).items() if id(t) not in optional}
+    use.layer.load_state_dict(kept)
+    for name, module in use.layer.named_modules():
+        if isinstance(module, Expressed):
+            key = f"{name}.mask_9.mask0" if name else "mask_9.mask0"
+            use.layer.load_state_dict({**state, key: torch.ones(3, dtype=torch.bool)})
+    check_now(use, "states with other masks were loaded")
 
 
 def refused(layer: nn.Module, state: dict[str, Tensor]) -> str:

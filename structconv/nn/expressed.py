@@ -1,0 +1,115 @@
+"""`Expressed`: a layer over an expression of mechanisms, whose leaves are its children, named by their roles."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, Self
+
+from torch import nn
+
+from structconv.mechanisms.expression import Mechanism, check_mechanism
+from structconv.mechanisms.leaves import Link, is_node, leaves_of, link, over_leaves, role_of
+from structconv.nn.layer import Layer
+
+__all__ = ["Expressed"]
+
+#: Tensors of masks, which a file may have though the layer has no such mask.
+_OF_MASKS = re.compile(r"(mask(?:_\d+)?)\.mask\d+")
+
+
+class _Expression(NamedTuple):
+    """An expression, its leaves by the names that the layer has for them, what they share, and the mode of its nodes.
+    """
+
+    root: Mechanism
+    leaves: tuple[tuple[str, nn.Module | None], ...]
+    links: tuple[Link, ...]
+    training: bool
+
+
+class Expressed(Layer):
+    """A layer whose parameters are named by what they are for: `attention.query.weight`, `position_bias.table`.
+
+    The leaves of its expression are its children. A leaf's name is its role, with a number where a role occurs twice:
+    `mask`, `mask_1`. So neither dropout, nor a mask, a scale or another term changes the name of what is there already.
+    The nodes of the expression are no children; they are made anew when a leaf is replaced, or the mode changes.
+    """
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The expression over the leaves that are registered now."""
+        own = self.__dict__
+        expression, modules = own["_expression"], own["_modules"]
+        if expression.training is not own["training"]:
+            return self._renewed()
+        for name, leaf in expression.leaves:
+            if modules.get(name) is not leaf:
+                return self._renewed()
+        for shared in expression.links:
+            if not shared.holds(modules):
+                return self._renewed()
+        root: Mechanism = expression.root
+        return root
+
+    @mechanism.setter
+    def mechanism(self, mechanism: Mechanism) -> None:
+        self._express(mechanism)
+
+    def _renewed(self) -> Mechanism:
+        """The same with nodes of its own: those that are there may be another replica's."""
+        own = self.__dict__
+        (root, leaves, links, _), modules, training = own["_expression"], own["_modules"], own["training"]
+        for shared in links:
+            shared.renew(modules)
+        root = over_leaves(root, {id(leaf): modules.get(name) for name, leaf in leaves}, training)
+        own["_expression"] = _Expression(root, tuple((name, modules.get(name)) for name, _ in leaves), links,
+                                         training)
+        return root
+
+    def _express(self, mechanism: Any) -> None:
+        """Take the leaves of an expression as children, in the place of those of the one before."""
+        check_mechanism(type(self).__name__, mechanism)
+        for name, _ in self.__dict__["_expression"].leaves if "_expression" in self.__dict__ else ():
+            self._modules.pop(name, None)
+        named = []
+        for leaf in leaves_of(mechanism):
+            name = self._free_name(role_of(leaf))
+            self.add_module(name, leaf)
+            named.append((name, leaf))
+        self.__dict__["_expression"] = _Expression(mechanism, tuple(named), link(named), not self.training)
+        self._renewed()
+
+    def _free_name(self, role: str) -> str:
+        """The role, with a number if there is something of that name."""
+        name, number = role, 0
+        while (name in self.fixed or name in self.__dict__ or name in self._modules or name in self._parameters
+               or name in self._buffers or hasattr(type(self), name)):
+            number += 1
+            name = f"{role}_{number}"
+        return name
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, also that of the steps of the expression, such as dropout."""
+        super().train(mode)
+        self.mechanism  # noqa: B018 - renewed here rather than in a call, which a compiler may trace
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "mechanism":  # torch would make a module a child, whatever the setter
+            self._express(value)
+            return
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module) and "_expression" in self.__dict__:
+            self.mechanism  # noqa: B018 - renewed here, as by `train`
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Load as any module does. Tensors of masks that are not there any more are left out."""
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            match = _OF_MASKS.fullmatch(key, len(prefix))
+            if match and match[1] not in self._modules:
+                del state_dict[key]
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def extra_repr(self) -> str:
+        """The expression, where it is more than the leaf among the children."""
+        return repr(self.mechanism) if is_node(self.mechanism) else ""

@@ -1,0 +1,283 @@
+"""Tools that go by the names of parameters, over every named layer: each finds the tensors that it asks for.
+
+PEFT, transformers, Accelerate and Lightning are in the extra `tools`; a test is skipped where its package is missing.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils import parametrize, prune
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from structconv.mechanisms import DotProduct, RelativeBias
+from structconv.nn import (
+    Conv,
+    ConvLSTMCell,
+    ConvTranspose1d,
+    GATConv,
+    GraphNetwork,
+    MultiheadAttention,
+    NonLocalBlock,
+    RelationalConv,
+    SeparableConv2d,
+)
+from structconv.structures import Causal, Padding
+from tests.support.layers import LAYERS
+
+#: Layers with a state; pooling has none.
+STATEFUL = [name for name, make in LAYERS.items() if make().layer.state_dict()]
+PROJECTED = [name for name, make in LAYERS.items() if any(
+    isinstance(part, nn.Linear) and path.endswith(("query", "key")) for path, part in make().layer.named_modules())]
+
+
+def cleared(use):
+    """A copy whose parameters are all zero, as those of another program before it loads a file."""
+    twin = use.copied()
+    with torch.no_grad():
+        for parameter in twin.layer.parameters():
+            parameter.zero_()
+    return twin
+
+
+def check(use, expected):
+    torch.testing.assert_close(use().detach(), expected, rtol=1e-9, atol=1e-9)
+
+
+def names_of(module):
+    return {name for name, _ in module.named_parameters(remove_duplicate=False)}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_functional_call_takes_a_state(name):
+    use = LAYERS[name]()
+    expected, state = use().detach(), use.layer.state_dict()
+    twin = cleared(use)
+    found = twin.run(lambda *args, **options: functional_call(twin.layer, state, args, options, strict=True))
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_distributed_checkpoints(name):
+    use = LAYERS[name]()
+    expected, state = use().detach(), get_model_state_dict(use.layer)
+    assert names_of(use.layer) <= state.keys()
+    twin = cleared(use)
+    loaded = set_model_state_dict(twin.layer, copy.deepcopy(state))
+    assert not loaded.missing_keys and not loaded.unexpected_keys
+    check(twin, expected)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_moving_average(name):
+    use = LAYERS[name]()
+    averaged = AveragedModel(use.layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    averaged.update_parameters(use.layer)
+    expected = use().detach()
+    with torch.no_grad():
+        for parameter in use.layer.parameters():
+            parameter.mul_(3)
+    averaged.update_parameters(use.layer)
+    state = {key.removeprefix("module."): t.clone() for key, t in averaged.state_dict().items() if key != "n_averaged"}
+    for key, parameter in use.layer.named_parameters():
+        torch.testing.assert_close(state[key], 2 / 3 * parameter, rtol=1e-9, atol=1e-9)
+    use.layer.load_state_dict({key: t / 2 if key in names_of(use.layer) else t for key, t in state.items()})
+    check(use, expected)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_freezing_by_the_names_of_a_file(name):
+    layer = LAYERS[name]().layer
+    buffers = dict(layer.named_buffers())
+    keys = [key for key in layer.state_dict() if key not in buffers]
+    for key in keys[::2]:
+        layer.get_parameter(key).requires_grad_(False)
+    assert [key for key in keys if not layer.get_parameter(key).requires_grad] == keys[::2]
+
+
+def test_a_stack_of_models():
+    layers = [Conv((DotProduct(2, 3) + RelativeBias(2)).masked(keep=Causal()).softmax(), 4, 4) for _ in range(3)]
+    parameters, buffers = stack_module_state(layers)
+    assert parameters.keys() == layers[0].state_dict().keys()
+    base, x = copy.deepcopy(layers[0]).to("meta"), torch.randn(5, 4)
+    found = vmap(lambda p, b: functional_call(base, (p, b), (x,)))(parameters, buffers)
+    torch.testing.assert_close(found, torch.stack([layer(x) for layer in layers]))
+
+
+def test_parametrizations_and_pruning_by_name():
+    layer, x = MultiheadAttention(4, 2), torch.randn(5, 4)
+    before = layer(x)
+    for key in ("attention.query.weight", "weight.value"):
+        module, name = layer.get_submodule(key.rpartition(".")[0]), key.rpartition(".")[2]
+        prune.identity(module, name)
+        prune.remove(module, name)
+        parametrize.register_parametrization(module, name, nn.Identity())
+    assert {"attention.query.parametrizations.weight.original", "weight.parametrizations.value.original"} <= set(
+        layer.state_dict()) == names_of(layer)
+    torch.testing.assert_close(layer(x), before)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_dynamic_quantization_by_name():
+    layer, x = Conv((DotProduct(2, 4)).softmax(), 8, 8), torch.randn(5, 8)
+    layer.attention.query, projection = nn.Linear(8, 8, bias=False), layer.attention.query
+    layer.attention.query.load_state_dict(projection.state_dict())
+    if torch.backends.quantized.engine == "none":
+        pytest.skip("this torch has no quantized kernels")
+    quantized = torch.ao.quantization.quantize_dynamic(
+        layer, {"attention.query": torch.ao.quantization.default_dynamic_qconfig})
+    assert "quantized" in type(quantized.attention.query).__module__
+    assert 0 < (quantized(x) - layer(x)).abs().max() < 0.1
+
+
+def test_fully_sharded_in_two_processes(tmp_path):
+    script = Path(__file__).parent / "fully_sharded.py"
+    started = [subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path / "store")], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=script.parents[1],
+                                env={"PYTHONPATH": str(script.parents[1]), "OMP_NUM_THREADS": "1"}) for rank in (0, 1)]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    assert said[0].split() == STATEFUL
+
+
+class Holder(nn.Module):
+    """A model with one layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args, **options):
+        return self.layer(*args, **options)
+
+
+@pytest.mark.parametrize("name", PROJECTED)
+def test_peft(name, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")
+    use = LAYERS[name]()
+    use.layer.eval()
+    config = peft.LoraConfig(r=2, target_modules=["query", "key"], init_lora_weights=False)
+    plain, model = use().detach(), peft.get_peft_model(Holder(copy.deepcopy(use.layer)), config)
+    adapted = use.run(model.eval()).detach()
+    assert not torch.allclose(adapted, plain)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    targets = [path for path, part in use.layer.named_modules() if isinstance(part, nn.Linear)
+               and path.rpartition(".")[2] in ("query", "key")]
+    assert saved.keys() == {f"base_model.model.layer.{path}.lora_{side}.weight" for path in targets for side in "AB"}
+    loaded = peft.PeftModel.from_pretrained(Holder(copy.deepcopy(use.layer)), tmp_path)
+    torch.testing.assert_close(use.run(loaded).detach(), adapted, rtol=1e-9, atol=1e-9)
+    merged = loaded.merge_and_unload()
+    assert names_of(merged.layer) == names_of(use.layer)
+    torch.testing.assert_close(use.run(merged).detach(), adapted, rtol=1e-6, atol=1e-6)
+
+
+def test_peft_saves_a_whole_part():
+    peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")
+    layer, x = Conv((DotProduct(2, 3) + RelativeBias(2)).softmax(), 4, 4), torch.randn(5, 4)
+    before, state = layer(x), copy.deepcopy(layer.state_dict())
+    config = peft.LoraConfig(r=2, target_modules=["query"], modules_to_save=["position_bias"])
+    model = peft.get_peft_model(Holder(layer), config).eval()
+    torch.testing.assert_close(model(x), before)
+    (table,) = (p for name, p in model.named_parameters() if "modules_to_save" in name)
+    with torch.no_grad():
+        table.add_(1 + torch.arange(5.0))
+    state["position_bias.table"] = table.detach()
+    plain = Conv((DotProduct(2, 3) + RelativeBias(2)).softmax(), 4, 4)
+    plain.load_state_dict(state)
+    torch.testing.assert_close(model(x), plain(x))
+
+
+def test_accelerate(tmp_path):
+    """One model of all layers; its file fills another, and one without memory."""
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is in the extra `tools`")
+    uses = {name: LAYERS[name]() for name in STATEFUL}
+    expected = {name: use().detach() for name, use in uses.items()}
+    save_file({f"{name}.{key}": t for name, use in uses.items() for key, t in use.layer.state_dict().items()},
+              tmp_path / "model.safetensors")
+    twins = {name: cleared(use) for name, use in uses.items()}
+    accelerate.load_checkpoint_in_model(nn.ModuleDict({name: use.layer for name, use in twins.items()}), tmp_path,
+                                        strict=True)
+    empty = {name: dataclasses.replace(use, layer=copy.deepcopy(use.layer).to("meta")) for name, use in uses.items()}
+    accelerate.load_checkpoint_and_dispatch(nn.ModuleDict({name: use.layer for name, use in empty.items()}), tmp_path,
+                                            device_map={"": "cpu"}, strict=True)
+    for name in STATEFUL:
+        check(twins[name], expected[name])
+        check(empty[name], expected[name])
+
+
+def parts():
+    """One layer of each kind, in float32."""
+    masked = (DotProduct(2, 3) + RelativeBias(2)).masked(keep=Padding(torch.arange(5) < 4)).softmax() * torch.ones(2)
+    return nn.ModuleDict({
+        "masked": Conv(masked, 4, 4), "multihead": MultiheadAttention(4, 2, dropout=0.1), "gat": GATConv(4, 2, 2),
+        "relational": RelationalConv(4, 4, 3), "separable": SeparableConv2d(4, 4, 3),
+        "non_local": NonLocalBlock(4, zero_init=False), "transposed": ConvTranspose1d(4, 4, 3),
+        "lstm": ConvLSTMCell(DotProduct(2, 2).softmax(), 4, 4), "network": GraphNetwork(4, 4, node=4, edge=4)})
+
+
+def call(model):
+    torch.manual_seed(0)
+    return torch.cat([model["masked"](torch.randn(5, 4)), model["multihead"](torch.randn(5, 4))])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is in the extra `tools`")
+
+    class Config(transformers.PretrainedConfig):
+        model_type = "structured"
+
+    class Model(transformers.PreTrainedModel):
+        config_class = Config
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.parts = parts()
+            self.post_init()
+
+    model = Model(Config()).eval()
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert names_of(model) <= saved.keys()
+    loaded, info = Model.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    for key, t in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], t), key
+    torch.testing.assert_close(call(loaded.eval().parts), call(model.parts))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning(tmp_path):
+    lightning = pytest.importorskip("lightning", reason="lightning is in the extra `tools`")
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.parts = parts()
+
+        def training_step(self, batch, index):
+            return call(self.parts).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parts["masked"].parameters(), lr=0.1)
+
+    model = Model()
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path)
+    trainer.fit(model, [torch.zeros(1)])
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    held = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
+    assert names_of(model) <= held.keys()
+    loaded = Model.load_from_checkpoint(tmp_path / "last.ckpt")
+    torch.testing.assert_close(call(loaded.eval().parts), call(model.eval().parts))
