@@ -248,7 +248,9 @@ def _count_key(value: Any, met: list[int]) -> Hashable:
     if isinstance(value, Tensor):
         met.append(id(value))
         return value.dtype, value.requires_grad, *map(size_class, value.shape)
-    return None if value is None else (type(value), *map(size_class, value.shape), value[0].dtype, value[0].requires_grad)
+    if value is None:
+        return None
+    return type(value), value[0].dtype, value[0].requires_grad, *map(size_class, value.shape)
 
 
 #: The fields of each type of basis, and whether they count entries.
