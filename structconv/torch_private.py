@@ -156,8 +156,8 @@ def _intercepted(module: torch.nn.Module) -> bool:
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
 #: Whether a call of a module may do something else than its `forward`, or somebody is to be told of it.
-intercepted: Callable[[torch.nn.Module], bool] = (_intercepted if torch.nn.Module().__dict__.keys() >= _HOOKS
-                                                 else _always)
+_PLAIN_CALLS = torch.nn.Module().__dict__.keys() >= _HOOKS
+intercepted: Callable[[torch.nn.Module], bool] = _intercepted if _PLAIN_CALLS else _always
 
 
 class _Parameter:
@@ -186,7 +186,12 @@ def parameter() -> Any:
 
 def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
     """`module(*args, **options)`, by its `forward` where nobody is to be told of the call."""
-    return module(*args, **options) if intercepted(module) else module.forward(*args, **options)
+    held = module.__dict__
+    if (_PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
+                              or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held)
+            and type(module).__call__ is _CALL and not global_hooks()):
+        return module.forward(*args, **options)
+    return module(*args, **options)
 
 
 def bound_apply(function: Any) -> Callable[..., Any]:

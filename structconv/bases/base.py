@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -179,6 +179,8 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
     #: "inputs" or "outputs" where an entry depends on all others that share its output, or its input.
     normalizes: str = ""
+    #: Whether its `static_key` is that of all calls: for bases without tensors that are made once.
+    keeps_key: ClassVar[bool] = False
     #: Whether the node exchanges the roles of inputs and outputs.
     flips: bool = False
 

@@ -25,6 +25,8 @@ class Pooling(Basis):
         scale: 1 over the number of positions, for the mean.
     """
 
+    keeps_key = True
+
     shift: Shift | ShiftTransposed
     scale: float = 1.0
 

@@ -50,6 +50,8 @@ class Shift(Basis):
         ConfigError: if there are no offsets, they do not have one number an axis, or an option has no meaning.
     """
 
+    keeps_key = True
+
     grid: Grid | GridBatch
     offsets: tuple[Offset, ...]
     padding: str
@@ -244,6 +246,8 @@ class ShiftTransposed(Basis):
 
     Every primitive is one scatter-add of K N C numbers.
     """
+
+    keeps_key = True
 
     shift: Shift
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Hashable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch.func import functional_call
 from structconv.bases.base import Basis
 from structconv.primitives.products import linear, split_heads
 from structconv.structures.graph import Graph
+from structconv.structures.supports import DenseMask, EdgeSupport, Padding
 from structconv.structures.values import (
     EXACT,
     VALUES,
@@ -35,7 +37,7 @@ from structconv.structures.values import (
     structure,
 )
 
-__all__ = ["LAZY", "Function", "Leaf", "Projected", "Term", "filler", "getter", "materialized", "shape_class",
+__all__ = ["LAZY", "Function", "Leaf", "Projected", "Term", "filler", "getter", "itself", "materialized", "shape_class",
            "spec_of", "tensor", "tree_key"]
 
 #: The basis of a call -> a part of it.
@@ -212,49 +214,80 @@ def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
     return *[size_class(size) for size in shape[:-1]], shape[-1]
 
 
-def tree_key(value: Any, met: list[int]) -> Hashable:
-    """What a plan may depend on of a part of a basis: types, options, dtypes and the classes of sizes.
+def tree_key(basis: Any) -> tuple[Hashable, ...]:
+    """What a plan may depend on of a basis: types, options, dtypes, the classes of sizes, and what stands in two places.
 
-    `met` takes the identities of tensors and structures, for a spec has one stand-in for what stands in two places.
+    A walk over the tree in one function: it runs in every call of a layer.
     """
-    kind = type(value)
-    if kind in VALUES:
-        return value if kind is not bool else (kind, value)
-    if isinstance(value, Tensor):
-        met.append(id(value))
-        return value.dtype, value.requires_grad, shape_class(value.shape)
-    if kind in LAZY:
-        x, *others = value
-        return (kind, x.dtype, x.requires_grad, shape_class(x.shape),
-                *[(t.shape, t.dtype, t.requires_grad) if isinstance(t, Tensor) else t for t in others])
-    if kind is tuple:
-        return tuple([(item.size if isinstance(item, Basis) else 0, tree_key(item, met)) for item in value])
-    names = _NODES.get(kind)
-    if names is None:
-        if not isinstance(value, FrozenValue):
-            return key_of(value)
-        if not isinstance(value, Basis) or not field_names(value):
-            met.append(id(value))
-            return value.static_key
-        names = _NODES[kind] = tuple((name, name in kind.ENTRY_COUNTS) for name in field_names(value))
-    held = value.__dict__
-    return (kind, *[_count_key(held[name], met) if counts else tree_key(held[name], met) for name, counts in names])
+    facts: list[Hashable] = []
+    met: list[int] = []
+    pending = [basis]
+    while pending:
+        value = pending.pop()
+        kind = type(value)
+        fields = _NODES.get(kind)
+        if fields is None:
+            fields = _fields(value, facts, met, pending)
+        else:
+            facts.append(kind)
+        held = value.__dict__ if fields else {}
+        for name, counts in fields:
+            part = held[name]
+            kind = type(part)
+            if kind in _PLAIN:
+                facts.append(size_class(part) if counts and kind is int and part > EXACT else part)
+            elif isinstance(part, Tensor):
+                met.append(id(part))
+                shape = part.shape
+                if shape and max(shape) > EXACT:
+                    shape = tuple(map(size_class, shape)) if counts else shape_class(shape)
+                facts += (part.dtype, part.requires_grad, shape)
+            elif kind in LAZY:
+                x, *others = part
+                shape = part.shape if counts else x.shape
+                facts += (kind, x.dtype, x.requires_grad, tuple(map(size_class, shape)) if counts else
+                          shape_class(shape))
+                for other in others:
+                    facts += (other.shape, other.requires_grad) if isinstance(other, Tensor) else (other,)
+            else:
+                facts.append(...)
+                pending.append(part)
+    if len(met) > 1:
+        facts += map(met.index, met)
+    return tuple(facts)
 
 
-def _count_key(value: Any, met: list[int]) -> Hashable:
-    """The same of a number of entries, or of a tensor all of whose axes count entries."""
-    if isinstance(value, int):
-        return size_class(value)
-    if isinstance(value, Tensor):
-        met.append(id(value))
-        return value.dtype, value.requires_grad, *map(size_class, value.shape)
-    if value is None:
-        return None
-    return type(value), value[0].dtype, value[0].requires_grad, *map(size_class, value.shape)
-
-
-#: The fields of each type of basis, and whether they count entries.
+#: Types that are their own key: no two values of them are equal that differ.
+_PLAIN = VALUES - {bool}
+#: Of each type of value that is walked through, the fields, and whether they are numbers of entries, or tensors whose
+#: last axis counts entries too.
 _NODES: dict[type, tuple[tuple[str, bool], ...]] = {}
+
+
+def _fields(value: Any, facts: list[Hashable], met: list[int], pending: list[Any]) -> tuple[tuple[str, bool], ...]:
+    """The fields of a value of a type that is new; none, with its facts noted, if it is not walked through by fields."""
+    kind, names = type(value), field_names(value)
+    if kind in LAZY or isinstance(value, Tensor):
+        met.append(id(value))
+        facts.append(key_of(materialized(value)))
+    elif kind is tuple:
+        facts += (tuple, len(value))
+        for item in value:
+            facts.append(item.size if isinstance(item, Basis) else 0)
+            pending.append(item)
+    elif isinstance(value, Basis) and names and not value.keeps_key:
+        _NODES[kind] = tuple((name, name in value.ENTRY_COUNTS) for name in names)
+        facts.append(kind)
+        return _NODES[kind]
+    elif isinstance(value, Graph | EdgeSupport | Padding | DenseMask):
+        _NODES[kind] = tuple((name, True) for name in names)
+        facts.append(kind)
+        return _NODES[kind]
+    else:
+        if isinstance(value, FrozenValue):
+            met.append(id(value))
+        facts.append(key_of(value))
+    return ()
 
 
 def spec_of(value: Any, get: Get, made: _Made | None = None) -> Any:
@@ -353,7 +386,15 @@ def _item(get: Get, index: int) -> Get:
     return lambda basis: get(basis)[index]
 
 
+def itself(basis: Any) -> Any:
+    """The whole basis of a call."""
+    return basis
+
+
 def _attribute(get: Get, name: str) -> Get:
+    """What finds an attribute; a chain of attributes is one function of C."""
+    if get is itself:
+        return attrgetter(name)
+    if isinstance(get, attrgetter):
+        return attrgetter(f"{get.__reduce__()[1][0]}.{name}")
     return lambda basis: getattr(get(basis), name)
-
-

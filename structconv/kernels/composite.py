@@ -13,14 +13,14 @@ from structconv.bases.base import Basis
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled
 from structconv.bases.mixing import Mixed
 from structconv.bases.mixture import Mixture
-from structconv.bases.spec import filler
+from structconv.bases.spec import filler, itself
 from structconv.kernels.orders import Application, Applied
 from structconv.planning import machine
 from structconv.planning.cost import Cost
 from structconv.planning.fitted import NODE_CALLS
 from structconv.planning.kernel import Kernel, matching, register
 from structconv.planning.plan import Plan, decide
-from structconv.planning.problem import Call, PartInputs, Problem, Run, itself
+from structconv.planning.problem import Call, PartInputs, Problem, Run
 from structconv.structures.values import altered
 from structconv.theta import MixtureTheta, sum_tensors
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import filler, spec_of
+from structconv.bases.spec import filler, itself, spec_of
 from structconv.bases.typed import Typed
 from structconv.memo import derived
 from structconv.planning.cost import Cost
@@ -18,7 +18,7 @@ from structconv.planning.counts import application
 from structconv.planning.fitted import IN_FAVOUR, NARROW
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.plan import Plan, decide
-from structconv.planning.problem import Call, Problem, Run, itself
+from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives import relations
 from structconv.primitives.relations import Blocks, Pairs, blocks_of, relational_product, values_by_block
 from structconv.shapes import alike

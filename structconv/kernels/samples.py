@@ -19,7 +19,7 @@ from torch import Tensor
 from structconv.bases.base import Basis
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.pairwise import BLOCK_ELEMENTS, complete, nodes, reach
-from structconv.bases.spec import Leaf, spec_of
+from structconv.bases.spec import Leaf, itself, spec_of
 from structconv.kernels.composite import Nested
 from structconv.kernels.orders import Application, Applied, Primitives, shares_of
 from structconv.planning import machine
@@ -27,7 +27,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.fitted import SAMPLE_CALLS
 from structconv.planning.kernel import matching, register
 from structconv.planning.plan import Plan, decide, plan_for
-from structconv.planning.problem import Call, Problem, Run, itself
+from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.blocks import recompute_blocks
 from structconv.shapes import broadcast
 from structconv.structures.masks import Transposed, joined_by_and

@@ -137,20 +137,21 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         samples = None if structure is None else getattr(structure, "samples", None)
         moved = inputs.places is not None and self._is_moved(samples)
         if samples is None:
-            basis = self._built(inputs)
+            basis = private.called(self, inputs)
+            if not isinstance(basis, Basis):
+                basis = self._as_basis(basis)
             return placed(basis, cast(Places, inputs.places), inputs.num_outputs) if moved else basis
         if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
             raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
                                  "inputs", repr(samples), "Call it as layer(x, z, structure).")
         if self._asked_apart(samples):
-            basis = BlockDiagonal(tuple([self._built(part) for part in each_sample(inputs)]))
+            basis = BlockDiagonal(tuple([self._as_basis(private.called(self, part)) for part in each_sample(inputs)]))
         else:
-            basis = self._built(inputs)
+            basis = self._as_basis(private.called(self, inputs))
         return left_out(basis, self._pairs_of(structure)) if closed and self._is_open(samples) else basis
 
-    def _built(self, inputs: Inputs) -> Basis:
-        """What `forward` returns, as a basis."""
-        basis = private.called(self, inputs)
+    def _as_basis(self, basis: Any) -> Basis:
+        """What `forward` returned, as a basis."""
         if isinstance(basis, Basis):
             return basis
         if isinstance(basis, Tensor):

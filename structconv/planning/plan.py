@@ -126,7 +126,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     if is_compiling():
         return decide(_problem(call, call.materialized(), max_bytes, image, nominal=True), path)
     x, relative = call.x, call.relative
-    facts = _basis_key(call.basis)
+    facts = [*tree_key(call.basis)]
     for field in call.theta.__dict__.values():
         if isinstance(field, Tensor):
             facts += [field.shape, field.dtype, field.requires_grad]
@@ -155,15 +155,6 @@ def era() -> Hashable:
     return registrations(), Autotuning.enabled, machine.Measured.times
 
 
-def _basis_key(basis: Any) -> list[Hashable]:
-    """What a plan may depend on of a basis; what stands in two places counts once."""
-    met: list[int] = []
-    facts = [tree_key(basis, met)]
-    if len(met) > 1:
-        facts += map(met.index, met)
-    return facts
-
-
 def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
     _check_limits(path, max_bytes)
     if torch.jit.is_tracing():  # where sizes are tensors
@@ -187,7 +178,7 @@ def _check_limits(path: Any, max_bytes: Any) -> None:
 
 def subject(call: Call) -> Hashable:
     """What is static of basis and Theta in a call."""
-    return tuple(_basis_key(call.basis)), type(call.theta), tuple(t.shape for t in call.theta.tensors)
+    return tree_key(call.basis), type(call.theta), tuple(t.shape for t in call.theta.tensors)
 
 
 def decide(problem: Problem, path: str | None = None, call: Call | None = None, key: Hashable = None) -> Plan:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.spec import materialized, spec_of
+from structconv.bases.spec import itself, materialized, spec_of
 from structconv.memo import Reused
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
@@ -19,7 +19,7 @@ from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
 from structconv.structures.places import Places
 from structconv.theta import Theta
 
-__all__ = ["Call", "Image", "PartInputs", "Problem", "Run", "Step", "itself"]
+__all__ = ["Call", "Image", "PartInputs", "Problem", "Run", "Step"]
 
 class PartInputs(NamedTuple):
     """The x of each part of a mixture, (..., M_i, P_i), in the place of the one x of a call."""
@@ -87,11 +87,6 @@ class Call(NamedTuple):
     def spec(self) -> Basis:
         """The spec of the basis."""
         return cast(Basis, spec_of(self.basis, itself))
-
-
-def itself(basis: Any) -> Any:
-    """The whole basis of a call."""
-    return basis
 
 
 #: What a kernel compiles: the call -> y (..., N, Q), b included.
