@@ -215,11 +215,11 @@ def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tree_key(basis: Any) -> tuple[Hashable, ...]:
-    """What a plan may depend on of a basis: types, options, dtypes, the classes of sizes, and what stands in two places.
+    """Compute what a plan may depend on of a basis: types, options, dtypes, classes of sizes, and shared tensors.
 
     A walk over the tree in one function: it runs in every call of a layer.
     """
-    facts: list[Hashable] = []
+    facts: list[Any] = []
     met: list[int] = []
     pending = [basis]
     while pending:
@@ -238,15 +238,16 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
                 facts.append(size_class(part) if counts and kind is int and part > EXACT else part)
             elif isinstance(part, Tensor):
                 met.append(id(part))
-                shape = part.shape
+                shape: tuple[int, ...] = part.shape
                 if shape and max(shape) > EXACT:
                     shape = tuple(map(size_class, shape)) if counts else shape_class(shape)
                 facts += (part.dtype, part.requires_grad, shape)
+            elif kind is float:
+                facts += (kind, part if part and part == part else repr(part))  # 0.0 is not -0.0, and nan is nan
             elif kind in LAZY:
                 x, *others = part
-                shape = part.shape if counts else x.shape
-                facts += (kind, x.dtype, x.requires_grad, tuple(map(size_class, shape)) if counts else
-                          shape_class(shape))
+                shape = x.shape if max(x.shape) <= EXACT else shape_class(x.shape)
+                facts += (kind, x.dtype, x.requires_grad, shape)
                 for other in others:
                     facts += (other.shape, other.requires_grad) if isinstance(other, Tensor) else (other,)
             else:
@@ -264,8 +265,8 @@ _PLAIN = VALUES - {bool}
 _NODES: dict[type, tuple[tuple[str, bool], ...]] = {}
 
 
-def _fields(value: Any, facts: list[Hashable], met: list[int], pending: list[Any]) -> tuple[tuple[str, bool], ...]:
-    """The fields of a value of a type that is new; none, with its facts noted, if it is not walked through by fields."""
+def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) -> tuple[tuple[str, bool], ...]:
+    """The fields of a value of a type that is new; none, with its facts noted, if its fields are not walked through."""
     kind, names = type(value), field_names(value)
     if kind in LAZY or isinstance(value, Tensor):
         met.append(id(value))

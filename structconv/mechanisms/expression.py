@@ -248,10 +248,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         super().__delattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a file has: nothing that is known by the identity of objects."""
+        """What a copy or a file has: nothing that is noted for calls."""
         state: dict[str, Any] = super().__getstate__()
-        state.pop("_options_key", None)
-        return state
+        return {name: value for name, value in state.items() if name != "_options_key" and name[:7] != "_known_"}
 
     def parts(self) -> list[Mechanism]:
         """What `|` joins, in order; itself where there is none."""

@@ -110,6 +110,7 @@ def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], trainin
             made[id(part)] = node
             held = {name: nn.ModuleList(map(over, children)) for name, children in _held(part)}
             node.__dict__.update({**part.__dict__, "_modules": held, "training": training})
+            node.__dict__.pop("_known_facts", None)
         return made[id(part)]
 
     return over(expression)

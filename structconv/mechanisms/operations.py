@@ -25,7 +25,7 @@ from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.mixing import Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
-from structconv.mechanisms.steps import Step, shown, taken
+from structconv.mechanisms.steps import Build, Step, builder, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
@@ -186,11 +186,33 @@ class Operation(Mechanism):
 
     @property
     def sees_projection(self) -> bool:  # type: ignore[override]
-        return True in [operand.sees_projection for operand in self.mechanisms()]
+        return self._facts[0]
 
     @property
     def reads_structure(self) -> bool:  # type: ignore[override]
-        return self._any("reads_structure")
+        return self._facts[1]
+
+    @property
+    def _builders(self) -> tuple[Build, ...]:
+        """What each step does."""
+        found: tuple[Build, ...] | None = self.__dict__.get("_known_builders")
+        if found is None:
+            found = self.__dict__["_known_builders"] = tuple(map(builder, self.steps))
+        return found
+
+    @property
+    def _facts(self) -> tuple[bool, bool, bool]:
+        """Whether a part reads x Theta_k, whether one reads the structure, and whether there is any mask: asked once
+        for each node, of which a layer makes new ones where a part is replaced."""
+        found: tuple[bool, bool, bool] | None = self.__dict__.get("_known_facts")
+        if found is None:
+            operands = self.mechanisms()
+            masked = bool(self._masks()) or True in [part._facts[2] if isinstance(part, Operation)
+                                                     else type(part).hides is not Mechanism.hides for part in operands]
+            found = True in [part.sees_projection for part in operands], self._any("reads_structure"), masked
+            if "_bound" in self.__dict__:
+                self.__dict__["_known_facts"] = found
+        return found
 
     @property
     def reads_content(self) -> bool:  # type: ignore[override]
@@ -224,16 +246,17 @@ class Operation(Mechanism):
         closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
         basis = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].evaluate(inputs, closed)
         if not self._dynamic and samples is None:
-            for step in self.steps:
-                basis = taken(basis, step, None)
+            for build in self._builders:
+                basis = build(basis, None)
             return basis
         held = iter(self._held())
         before = () if samples is None else self._closings(samples)[0]
         pairs = self._pairs_joined(inputs.structure) if samples is not None and (before or self._masks()) else None
+        builders = self._builders
         for i, step in enumerate(self.steps):
             if i in before:
                 basis = left_out(basis, cast(Any, pairs))
-            basis = taken(basis, step, self._argument(step, inputs, held, pairs) if step.dynamic else None)
+            basis = builders[i](basis, self._argument(step, inputs, held, pairs) if step.dynamic else None)
             if pairs is not None and step.name == "transpose":
                 pairs = pairs.transpose()
         return basis
@@ -280,6 +303,8 @@ class Operation(Mechanism):
         return False
 
     def hides(self, structure: Any) -> bool:
+        if not self._facts[2]:
+            return False
         named = type(structure) is NamedStructures
         for held in self._held():
             if isinstance(held, Mask) and held.hides(held._own(structure) if named else structure):

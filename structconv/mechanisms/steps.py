@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
 from structconv.bases.base import OPERATORS, Basis
+from structconv.bases.entrywise import LeakyReLU, Masked, Normalised
+from structconv.bases.linear import Concat, Scaled
+from structconv.bases.scores import Bilinear
+from structconv.bases.spec import Projected
+from structconv.structures.graph import Graph
+from structconv.structures.supports import EdgeSupport
 
-__all__ = ["Step", "shown", "taken"]
+__all__ = ["Build", "Step", "builder", "shown"]
 
 
 class Step(NamedTuple):
@@ -18,44 +25,88 @@ class Step(NamedTuple):
     dynamic: bool = False
 
 
-def _plain(basis: Basis, step: Step, _: Any) -> Basis:
-    return cast(Basis, OPERATORS[step.name](basis, **dict(step.options)))
+#: What a step does: (basis, what the step takes from the call) -> basis.
+Build = Callable[[Basis, Any], Basis]
 
 
-def _masked(basis: Basis, step: Step, mask: Any) -> Basis:
-    if mask is None:
-        return basis
-    return cast(Basis, OPERATORS["masked"](basis, **{"keep" if dict(step.options)["kept"] else "drop": mask}))
+def builder(step: Step) -> Build:
+    """What a step does to a basis, with its argument of the call."""
+    options, operator = dict(step.options), OPERATORS[step.name]
+    if step.name in _OWN:
+        return _OWN[step.name](options, operator)
+    return lambda basis, _: cast(Basis, operator(basis, **options))
 
 
-def _multiplied(basis: Basis, step: Step, factor: Any) -> Basis:
-    return cast(Basis, OPERATORS["multiply"](basis, dict(step.options).get("factor", factor)))
+# The nodes of single bases are built without asking the algebra again what the expression has checked; parts of `|`
+# are left to it.
 
 
-def _dropped(basis: Basis, step: Step, seed: Any) -> Basis:
-    return basis if seed is None else cast(Basis, OPERATORS["dropout"](basis, **dict(step.options), seed=seed))
+def _leaky_relu(options: dict[str, Any], operator: Any) -> Build:
+    slope = float(options["negative_slope"])
+    return lambda basis, _: operator(basis, slope) if type(basis) is Concat else LeakyReLU(basis, slope)
 
 
-def _mapped(basis: Basis, step: Step, module: Any) -> Basis:
-    return cast(Basis, OPERATORS["map"](basis, dict(step.options).get("fn", module)))
+def _normalize(options: dict[str, Any], operator: Any) -> Build:
+    kind, over = options["kind"], options["over"]
+    if kind not in ("softmax", "count", "sigmoid"):
+        return lambda basis, _: cast(Basis, operator(basis, **options))
+    return lambda basis, _: operator(basis, **options) if type(basis) is Concat else Normalised(basis, kind, over)
 
 
-def _mixed(basis: Basis, step: Step, matrix: Any) -> Basis:
-    return cast(Basis, OPERATORS["mix"](basis, matrix))
+def _multiply(options: dict[str, Any], operator: Any) -> Build:
+    if "factor" not in options:
+        return lambda basis, factor: cast(Basis, operator(basis, factor))
+    factor = options["factor"]
+    return lambda basis, _: operator(basis, factor) if type(basis) is Concat else Scaled(basis, factor)
 
 
-def _with_sink(basis: Basis, step: Step, sink: Any) -> Basis:
-    options = {"sink": sink, **dict(step.options)}
-    return cast(Basis, OPERATORS["softmax_with_sink"](basis, **options))
+def _scaled(options: dict[str, Any], operator: Any) -> Build:
+    scale = options["scale"]
+
+    def scaled(basis: Basis, _: Any) -> Basis:
+        if scale is None and type(basis) is Bilinear:
+            query: Any = basis.query  # a product that is still to be computed knows D without being asked for its shape
+            depth = query.weight.shape[0] // query.heads if type(query) is Projected else query.shape[-1]
+            if type(depth) is int:
+                return Scaled(basis, depth ** -0.5)
+        return cast(Basis, operator(basis, scale))
+
+    return scaled
 
 
-_STEPS: dict[str, Any] = {"map": _mapped, "masked": _masked, "multiply": _multiplied, "dropout": _dropped,
-                          "mix": _mixed, "softmax_with_sink": _with_sink}
+def _masked(options: dict[str, Any], operator: Any) -> Build:
+    name = "keep" if options["kept"] else "drop"
+
+    def masked(basis: Basis, mask: Any) -> Basis:
+        if mask is None:
+            return basis
+        if type(mask) is Graph and name == "keep" and type(basis) is not Concat and (
+                mask.num_inputs == basis.num_inputs and mask.num_outputs == basis.num_outputs):
+            return Masked(basis, EdgeSupport(mask))
+        return cast(Basis, operator(basis, **{name: mask}))
+
+    return masked
 
 
-def taken(basis: Basis, step: Step, leaf: Any) -> Basis:
-    """The step on a basis, with its leaf of the call."""
-    return cast(Basis, _STEPS.get(step.name, _plain)(basis, step, leaf))
+def _dropout(options: dict[str, Any], operator: Any) -> Build:
+    return lambda basis, seed: basis if seed is None else cast(Basis, operator(basis, **options, seed=seed))
+
+
+def _map(options: dict[str, Any], operator: Any) -> Build:
+    return lambda basis, module: cast(Basis, operator(basis, options.get("fn", module)))
+
+
+def _mix(options: dict[str, Any], operator: Any) -> Build:
+    return lambda basis, matrix: cast(Basis, operator(basis, matrix))
+
+
+def _with_sink(options: dict[str, Any], operator: Any) -> Build:
+    return lambda basis, sink: cast(Basis, operator(basis, **{"sink": sink, **options}))
+
+
+_OWN: dict[str, Callable[[dict[str, Any], Any], Build]] = {
+    "leaky_relu": _leaky_relu, "normalize": _normalize, "multiply": _multiply, "scaled": _scaled, "masked": _masked,
+    "dropout": _dropout, "map": _map, "mix": _mix, "softmax_with_sink": _with_sink}
 
 
 def shown(text: str, step: Step, held: Any) -> str:

@@ -257,7 +257,7 @@ class Conv(Expressed):
         if prepared is not None and structure is prepared.structure:
             wanted = prepared.wanted
         elif structure is not None and not axes:
-            wanted = self._wanted(structure)
+            wanted = self._wanted(structure, mechanism)
         if type(x) is dict:
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
@@ -274,13 +274,13 @@ class Conv(Expressed):
         prepared.check()
         return prepared.x, prepared.structure if structure is None else structure
 
-    def _wanted(self, structure: Any) -> int | None:
+    def _wanted(self, structure: Any, mechanism: Mechanism) -> int | None:
         """M by a structure of the layer, if it tells."""
-        if not self.mechanism.reads_structure:
+        if not mechanism.reads_structure:
             check_unread(structure)
         if self.relative_value is not None:
             _check_places(structure)
-        return self.mechanism.input_entries(structure)
+        return mechanism.input_entries(structure)
 
     def _constants(self) -> tuple[Theta, Tensor | None]:
         """Theta, and what is added to each output: what depends on no input."""

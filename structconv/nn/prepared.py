@@ -157,7 +157,7 @@ class Prepared:
         check_entries("Conv", x, channels=layer.in_channels)
         self.structure, self.layer = structure, layer
         #: M by the structure, if it tells.
-        self.wanted = None if structure is None else layer._wanted(structure)
+        self.wanted = None if structure is None else layer._wanted(structure, layer.mechanism)
         self._sight, self._dtype = sight, autocast_dtype(x)
         self._mark = [(module._parameters, name, own, None if own is None or own.is_inference() else own._version)
                       for module in layer.modules() for name, own in module._parameters.items()]
