@@ -90,15 +90,15 @@ class Context(Score):
     def _pairs_of(self, structure: Any) -> Samples:
         return super()._pairs_of(structure.samples if type(structure) is NamedStructures else structure)
 
-    def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+    def _existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         if self.score is None:
             return EVERY_INPUT
-        return self.score.existing_inputs(self.score._told(inputs._replace(z=self.query)), masks)
+        return self.score._existing_inputs(self.score._told(inputs._replace(z=self.query)), masks)
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         if self.score is None:
             return [needed]
-        return self.score.needed_inputs(self.score._told(inputs._replace(z=self.query)), masks, needed)
+        return self.score._needed_inputs(self.score._told(inputs._replace(z=self.query)), masks, needed)
 
-    def hides(self, structure: Any) -> bool:
-        return self.score is not None and self.score.hides(self.score._own(structure))
+    def _hides(self, structure: Any) -> bool:
+        return self.score is not None and self.score._hides(self.score._own(structure))

@@ -19,7 +19,7 @@ from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.inputs import Channels, Inputs
 from structconv.mechanisms.mixing import Mixing
 from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
-from structconv.mechanisms.options import may_change, options
+from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks, visibility
@@ -43,7 +43,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     A subclass defines `forward(inputs)`, which returns a `Basis` (or a tensor (..., K, M, N), taken as `Dense`), and
     `size`, if K is not 1. It may compute anything: parameters, submodules and options are read in each call. One with
     parameters creates them in `bind(channels)`, which the layer calls on its own copy, so that an expression is a
-    recipe and may be used for many layers.
+    recipe and may be used for many layers. Options that `__init__` sets are fixed once a layer has bound its copy.
 
     Args:
         structure: the name of the structure that it reads, in calls with several: `layer(x, structure={name: ...})`.
@@ -118,7 +118,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         structure = called_with(self, structure)
         inputs = Inputs(x, x if z is None else z, structure)
         try:
-            if self.hides(structure):
+            if self._hides(structure):
                 visible = visibility(self, inputs)
                 x = visible.cleared(x)[1]
                 inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, kept=visible.values)
@@ -237,7 +237,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return cast(Hashable, found)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("structure_name", "input_name") and "_bound" in self.__dict__:
+        held = self.__dict__
+        if "_bound" in held and name in held and name[0] != "_" and name not in KEPT and not isinstance(value, Tensor):
             raise ConfigError(type(self).__name__, f"{name} is fixed once a layer has bound its mechanism", repr(value),
                               "Make a new layer.")
         self.__dict__.pop("_options_key", None)
@@ -274,19 +275,19 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """The `Samples` whose entries are the outputs of a batch; `None` where those are the samples themselves."""
         return self._leads(structure).samples.of_outputs()
 
-    def hides(self, structure: Any) -> bool:
+    def _hides(self, structure: Any) -> bool:
         """Whether masks may hide inputs in a call with this structure. Cheap: it is asked in each."""
         return False
 
-    def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+    def _existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         """The inputs that are in some existing pair, in the sense of `masked`."""
         return EVERY_INPUT
 
-    def reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+    def _reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         """The inputs whose weights may differ from zero."""
-        return self.existing_inputs(inputs, masks)
+        return self._existing_inputs(inputs, masks)
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         """The inputs that its scores read, where those above it read the scores of `needed`; none if it reads no x."""
         return [needed] if self.reads_content else []
 

@@ -124,7 +124,7 @@ class Mask(Named, nn.Module):
         apart = structures.samples is None or getattr(own, "samples", None) is not None
         return own, inputs._replace(structure=own if apart else structures.samples)
 
-    def hides(self, structure: Any) -> bool:
+    def _hides(self, structure: Any) -> bool:
         """Whether it may leave inputs out for all outputs: by its tensors, or by the support that is the structure."""
         given = isinstance(self._mask, _Structure) and isinstance(structure, Support) and structure.may_hide
         return bool(self._buffers) or given

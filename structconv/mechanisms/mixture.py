@@ -181,7 +181,7 @@ def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | in
 def _told(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
     """What a part is told of its x, and that x as its values count."""
     inputs = Inputs(x, x if z is None else z, structure)
-    if not part.hides(structure):
+    if not part._hides(structure):
         return inputs, x
     visible = visibility(part, inputs)
     values, scores = visible.cleared(x)

@@ -207,8 +207,9 @@ class Operation(Mechanism):
         found: tuple[bool, bool, bool] | None = self.__dict__.get("_known_facts")
         if found is None:
             operands = self.mechanisms()
-            masked = bool(self._masks()) or True in [part._facts[2] if isinstance(part, Operation)
-                                                     else type(part).hides is not Mechanism.hides for part in operands]
+            masked = bool(self._masks()) or True in [
+                part._facts[2] if isinstance(part, Operation) else type(part)._hides is not Mechanism._hides
+                for part in operands]
             found = True in [part.sees_projection for part in operands], self._any("reads_structure"), masked
             if "_bound" in self.__dict__:
                 self.__dict__["_known_facts"] = found
@@ -302,29 +303,29 @@ class Operation(Mechanism):
     def _asked_apart(self, samples: Any) -> bool:
         return False
 
-    def hides(self, structure: Any) -> bool:
+    def _hides(self, structure: Any) -> bool:
         if not self._facts[2]:
             return False
         named = type(structure) is NamedStructures
         for held in self._held():
-            if isinstance(held, Mask) and held.hides(held._own(structure) if named else structure):
+            if isinstance(held, Mask) and held._hides(held._own(structure) if named else structure):
                 return True
         for operand in self.mechanisms():  # noqa: SIM110 - asked in each call, and a generator costs three times as much
-            if operand.hides(operand._own(structure) if named else structure):
+            if operand._hides(operand._own(structure) if named else structure):
                 return True
         return False
 
-    def existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+    def _existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         return self._visible(inputs, masks)[0]
 
-    def reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+    def _reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
         return self._visible(inputs, masks)[1]
 
     def _visible(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         """The inputs in existing pairs, and those whose weights may differ from zero."""
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
-        exist = [operand.existing_inputs(operand._told(inputs), masks) for operand in operands]
-        reached = [operand.reached_inputs(operand._told(inputs), masks) for operand in operands]
+        exist = [operand._existing_inputs(operand._told(inputs), masks) for operand in operands]
+        reached = [operand._reached_inputs(operand._told(inputs), masks) for operand in operands]
         scores = any(part.has_scores for part in operands)
         if self.join == "compose":
             existing, reaching = EVERY_INPUT, reached[0]
@@ -347,7 +348,7 @@ class Operation(Mechanism):
                 reaching = existing
         return existing, reaching
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         for step, held in reversed(self._held_by_step()):
             options = dict(step.options)
             mixes = step.name in ("softmax_with_sink", "log_softmax") or (
@@ -360,15 +361,15 @@ class Operation(Mechanism):
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
             between = [EVERY_INPUT] if second.reads_content else []
-            return [*first.needed_inputs(first._told(inputs), masks, needed), *between]
+            return [*first._needed_inputs(first._told(inputs), masks, needed), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
         found: list[InputSet] = []
         for operand in operands:
             own = needed
             if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where it does for both
                 beside = [part for part in operands if part is not operand]
-                own = own.union(*[part.existing_inputs(part._told(inputs), masks) for part in beside])
-            found += operand.needed_inputs(operand._told(inputs), masks, own)
+                own = own.union(*[part._existing_inputs(part._told(inputs), masks) for part in beside])
+            found += operand._needed_inputs(operand._told(inputs), masks, own)
         return found
 
     def _held_by_step(self) -> list[tuple[Step, nn.Module | None]]:

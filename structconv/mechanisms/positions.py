@@ -134,7 +134,7 @@ class RelativeKey(Term):
             table = sinusoidal(torch.arange(-self.clip, self.clip + 1, dtype=torch.float32), self.dim)
         self.table = nn.Parameter(table, requires_grad=not self.sinusoidal)
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return []  # of z alone
 
     def forward(self, inputs: Inputs) -> Basis:
@@ -173,7 +173,7 @@ class Location(Score):
     def bind(self, channels: Channels) -> None:
         self.table = Projection(channels.others, self.heads, self.length)
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return []  # of z alone
 
     def forward(self, inputs: Inputs) -> Basis:
@@ -282,7 +282,7 @@ class GaussianWindow(Mechanism):
         self.reads_structure = centre is not None and centre.reads_structure
         self.reads_content = centre is not None
 
-    def needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
+    def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return [needed] if self.centre is not None and getattr(self.centre, "reads_x", True) else []
 
     def forward(self, inputs: Inputs) -> Basis:

@@ -261,7 +261,8 @@ class Conv(Expressed):
         if type(x) is dict:
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
-        elif (wanted is not None and wanted != x.shape[-2]) or (z is not None and not self._fit(x, z)):
+        elif (not isinstance(x, Tensor) or (wanted is not None and wanted != x.shape[-2])
+              or (z is not None and not self._fit(x, z))):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, bias, x, z, structure, axes,
                        None if relative is None else private.called(relative), positions, prepared)
@@ -378,7 +379,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism.reads_entries else x
     values = entries
-    if mechanism.hides(structure):
+    if mechanism._hides(structure):
         visible = visibility(mechanism, Inputs(entries, entries if z is None else z, structure))
         kept = visible.values
         if prepared is None:

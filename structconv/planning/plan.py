@@ -31,7 +31,7 @@ from structconv.planning.precision import without_autocast
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run, Step
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
-from structconv.structures.values import EXACT, class_volume, key_of
+from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
 from structconv.theta import wants_grad
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "decide", "era", "plan_for", "subject"]
@@ -157,7 +157,7 @@ def era() -> Hashable:
 
 def _made(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
     _check_limits(path, max_bytes)
-    if torch.jit.is_tracing():  # where sizes are tensors
+    if torch.jit.is_tracing() and any(not (t.dim() or t.is_floating_point()) for t in tensors_in(call.basis)):
         raise ConfigError("plan", "an expression must be exported or compiled", "torch.jit.trace",
                           "Use torch.export.export(layer, (x,)) or torch.compile(layer).")
     problem = _problem(call, call.spec(), max_bytes, image, nominal=False)

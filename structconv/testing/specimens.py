@@ -145,7 +145,9 @@ def _mapped(value: Any, fn: Callable[[Tensor], Tensor], memo: dict[int, Any]) ->
         return fn(value) if value.is_floating_point() else value
     if isinstance(value, (tuple, list)):
         items = [mapped(item, fn, memo) for item in value]
-        return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
+        if all(a is b for a, b in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, nn.Module):
         module = copy.deepcopy(value)
         for part in module.modules():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from operator import itemgetter
 
 import pytest
 import torch
@@ -130,7 +129,7 @@ def with_operands(node, query, key):
 
 def applied(basis, r):
     """The kernel that applies a basis to what the heads have, and what it gives."""
-    call = Call(r.select(-3, 0), (basis,), ApartTheta(basis.size, r.shape[-1]), None, itemgetter(0), r)
+    call = Call(r.select(-3, 0), basis, ApartTheta(basis.size, r.shape[-1]), None, r)
     plan = plan_for(call)
     return plan.kernel, plan.run(call)
 
