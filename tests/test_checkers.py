@@ -196,7 +196,7 @@ class Normed(DotProduct):
     sources = ("keys",)
 
     def forward(self, inputs):
-        return self.queries(inputs.z), inputs.of_x(self.keys)
+        return Bilinear(self.queries(inputs.z), inputs.of_x(self.keys))
 
     def keys(self, x, start=0):
         key = super().keys(x, start)
