@@ -15,12 +15,43 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["NAMES", "any_autocast", "any_requires_grad", "autocast", "backward_task", "below_autograd", "bound_apply",
-           "called", "defers", "dispatch_modes", "flash_attention", "flash_attention_backward", "follows_transforms",
-           "forward_level", "forward_mode", "function_modes", "fused_choice", "global_hooks", "in_a_mode",
-           "intercepted", "is_batched", "is_functional", "is_wrapped", "linear_pointwise", "outside_modes", "parameter",
-           "profiling", "single_level", "tracing", "transforms_active", "version", "watched", "will_run",
-           "without_autocast"]
+__all__ = [
+    "NAMES",
+    "any_autocast",
+    "any_requires_grad",
+    "autocast",
+    "backward_task",
+    "below_autograd",
+    "bound_apply",
+    "called",
+    "calls_forward",
+    "defers",
+    "dispatch_modes",
+    "flash_attention",
+    "flash_attention_backward",
+    "follows_transforms",
+    "forward_level",
+    "forward_mode",
+    "function_modes",
+    "fused_choice",
+    "global_hooks",
+    "in_a_mode",
+    "intercepted",
+    "is_batched",
+    "is_functional",
+    "is_wrapped",
+    "linear_pointwise",
+    "outside_modes",
+    "parameter",
+    "profiling",
+    "single_level",
+    "tracing",
+    "transforms_active",
+    "version",
+    "watched",
+    "will_run",
+    "without_autocast",
+]
 
 T = TypeVar("T")
 
@@ -145,13 +176,15 @@ defers: bool = None not in (backward_task, will_run)
 
 #: How modules are called, unless a tracer has put another way in its place.
 _CALL = torch.nn.Module.__call__
+#: What classes may have as `__call__` for a call to be one of `forward`.
+_PLAIN: list[Any] = [_CALL]
 
 
 def _intercepted(module: torch.nn.Module) -> bool:
     held = module.__dict__
     return bool(held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                 or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held
-                or global_hooks() or type(module).__call__ is not _CALL)
+                or global_hooks() or type(module).__call__ not in _PLAIN)
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
@@ -184,12 +217,18 @@ def parameter() -> Any:
     return _Parameter()
 
 
+def calls_forward(call: Any) -> Any:
+    """Note that this `__call__` of a class does nothing but what torch's does, and convert its result."""
+    _PLAIN.append(call)
+    return call
+
+
 def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
     """`module(*args, **options)`, by its `forward` where nobody is to be told of the call."""
     held = module.__dict__
     if (_PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                               or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held)
-            and type(module).__call__ is _CALL and not global_hooks()):
+            and type(module).__call__ in _PLAIN and not global_hooks()):
         return module.forward(*args, **options)
     return module(*args, **options)
 

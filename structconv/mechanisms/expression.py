@@ -110,6 +110,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """The basis for these inputs."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(inputs), which returns a Basis")
 
+    @private.calls_forward
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """`forward`, as any module's, with all products of the basis computed: whoever calls a mechanism may use its
+        basis at once. A layer calls `evaluate`, and leaves them to the kernel."""
+        return materialized(super().__call__(*args, **options))
+
     def basis(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
         x = called_on(self, x)

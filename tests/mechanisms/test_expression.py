@@ -7,14 +7,14 @@ import copy
 import pytest
 import torch
 
-from structconv.bases import Bilinear, Concat, Identity
+from structconv.bases import Bilinear, Concat, Dense, Identity
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
 from structconv.mechanisms.grids import Shifts
 from structconv.mechanisms.index import Identity as IdentityMechanism
 from structconv.mechanisms.masks import STRUCTURE
-from structconv.mechanisms.scores import Additive, BiAffine, DotProduct, Uniform
+from structconv.mechanisms.scores import Additive, BiAffine, Concatenation, DotProduct, Uniform
 from structconv.nn.conv import Conv
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.weights import HeadBlocks, LowRank
@@ -203,3 +203,22 @@ def test_forward_may_return_a_tensor():
     x = torch.randn(M, P)
     layer = Conv(Wrong(lambda z, x: x @ z.mT), P, P, bias=False)
     torch.testing.assert_close(layer(x), (x @ x.mT).mT @ x @ layer.weight.theta[0])
+
+
+class Squared(Mechanism):
+    """The entries of another mechanism, squared."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs):
+        return Dense(self.inner(inputs).dense().square())
+
+
+@pytest.mark.parametrize("inner", [DotProduct(dim=3), BiAffine(bilinear=False), Concatenation(3)])
+def test_a_mechanism_may_compute_with_the_basis_of_another(inner):
+    x = torch.randn(M, P)
+    layer = Conv(Squared(inner), P, P, bias=False)
+    a = layer.mechanism.inner.basis(x).dense()[0]
+    torch.testing.assert_close(layer(x), a.square().mT @ x @ layer.weight.theta[0])

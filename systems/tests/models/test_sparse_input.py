@@ -37,7 +37,7 @@ def test_it_is_eq_1_with_dense_x(words, graph, make):
     y = layer(words, graph)
     x_MP = words.dense()[0].mT
     r_KMQ = x_MP @ layer.theta
-    dense_KMN = layer.mechanism.evaluate(_setting(r_KMQ, graph)).dense(torch.float64)
+    dense_KMN = layer.mechanism(_setting(r_KMQ, graph)).dense(torch.float64)
     expected = torch.einsum("kmn,mp,kpq->nq", dense_KMN, x_MP, layer.theta) + layer.bias
     assert torch.allclose(y, expected, atol=1e-10)
     weight = torch.randn_like(y)
