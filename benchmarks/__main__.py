@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, metavar="N", help="of torch (default: as torch has it)")
     parser.add_argument("--huge-pages", choices=_PAGES, help="whether torch puts tensors on transparent huge pages, "
                         "in a process of its own (default: both; off with --quick)")
+    parser.add_argument("--keep-memory", action="store_true",
+                        help="keep freed memory of large results for later results, by structconv.keep_memory()")
     parser.add_argument("--plot", metavar="FILE", help="run the swept cases from 10^3 to 10^7 edges, 10^5 with "
                                                        "--quick, and draw their ratios")
     parser.add_argument("--sweep", action="store_true", help="the sizes of --plot without the picture")
@@ -59,7 +61,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     pages = args.huge_pages or ("off" if args.quick else "both")
     settings = Settings(quick=args.quick, repeats=args.repeats, seconds=args.seconds)
     return execute(Session(suites=tuple(args.suite), patterns=tuple(args.case) or ("*",), settings=settings,
-                           threads=args.threads, plot=picture, pages=pages, as_json=args.json))
+                           threads=args.threads, plot=picture, pages=pages, as_json=args.json,
+                           keep_memory=args.keep_memory))
 
 
 def _list(args: argparse.Namespace) -> int:

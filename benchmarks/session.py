@@ -22,6 +22,7 @@ from benchmarks.suites import SUITES, cases
 from structconv.commands.output import print_json
 from structconv.commands.table import print_table
 from structconv.errors import ConfigError
+from structconv.primitives.memory import keep_memory
 
 __all__ = ["Session", "execute"]
 
@@ -44,6 +45,7 @@ class Session:
         plot: where to draw the sweep over sizes; without it there is none.
         pages: "off", "on" or "both": whether tensors lie on transparent huge pages.
         as_json: print an object a line instead of a table.
+        keep_memory: keep freed memory of large results during the run, by `structconv.keep_memory()`.
     """
 
     suites: tuple[str, ...] = ()
@@ -53,6 +55,7 @@ class Session:
     plot: Path | None = None
     pages: str = "off"
     as_json: bool = False
+    keep_memory: bool = False
 
     def chosen(self) -> list[Case | Probe]:
         """The cases; in a quick run the headline ones, unless a pattern names a case in full."""
@@ -79,6 +82,7 @@ class Session:
         words = [word for suite in self.suites for word in ("--suite", suite)]
         words += [word for pattern in self.patterns for word in ("--case", pattern)] + ["--json"]
         words += ["--quick"] if self.settings.quick else []
+        words += ["--keep-memory"] if self.keep_memory else []
         for flag, value in (("--repeats", self.settings.repeats), ("--seconds", self.settings.seconds),
                             ("--threads", self.threads)):
             words += [flag, str(value)] if value is not None else []
@@ -89,6 +93,8 @@ def execute(session: Session) -> int:
     """Run, print, draw; 1 where a peer disagreed or stopped with an error, else 0."""
     if session.threads is not None:
         torch.set_num_threads(session.threads)
+    if session.keep_memory:
+        keep_memory()
     lines: list[Line] = []
     try:
         for line in _lines(session):

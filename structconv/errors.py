@@ -41,6 +41,12 @@ class StructconvError(ValueError):
     def __init__(self, owner: str, expected: str, got: object, remedy: str = "") -> None:
         message = f"{owner}: {expected}; got {_brief(got)}."
         super().__init__(f"{message} {remedy}" if remedy else message)
+        self.owner = owner
+
+    def rename(self, owner: str) -> None:
+        """Name another owner in the message."""
+        self.args = (owner + self.args[0].removeprefix(self.owner),)
+        self.owner = owner
 
 
 class ShapeError(StructconvError):

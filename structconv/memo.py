@@ -2,7 +2,8 @@
 The memos of the package.
 
 They are by identity and version: a tensor that was changed in place is another one. What torch cannot notice, a write
-through `.data`, through NumPy or into an inference tensor, is told by `forget`.
+through `.data` or through NumPy, is told by `forget`. Nothing is remembered of inference tensors, whose changes torch
+does not count: make a structure outside of `torch.inference_mode` to have its layouts remembered within.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T], *, numbers: bool 
         numbers: whether only the numbers of what is derived count, which are the same if a gradient is wanted of the
             owner: for what a kernel reads, never for what is part of an expression.
 
-    Nothing is remembered while a compiler traces, nor when a tensor of the owner requires a gradient or is a stand-in;
-    `build` then runs as it is. O(1) when remembered.
+    Nothing is remembered while a compiler traces, nor when a tensor of the owner requires a gradient, is a stand-in or
+    an inference tensor; `build` then runs anew in each call. O(1) when remembered.
     """
     if is_compiling():
         return build()
@@ -112,8 +113,11 @@ class Reused:
         self._last: tuple[Hashable, tuple[Tensor, ...], Any] = None, (), None
 
     def of(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], T]) -> T:
-        """`build()`, or what it gave before."""
-        state = key, torch.is_grad_enabled(), *[(private.version(t), t.requires_grad) for t in tensors]
+        """`build()`, or what it gave before; of inference tensors always `build()`."""
+        versions = [private.version(t) for t in tensors]
+        if None in versions:
+            return build()
+        state = key, torch.is_grad_enabled(), *[(v, t.requires_grad) for v, t in zip(versions, tensors, strict=True)]
         known, others, value = self._last
         if known != state or not all(map(is_, tensors, others)):
             value = build()

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from structconv import kernels as _kernels  # noqa: F401 - registers the kernels
 from structconv.arguments import explained
-from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators of the algebra
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.shift import Shift

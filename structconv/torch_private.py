@@ -242,8 +242,8 @@ def bound_apply(function: Any) -> Callable[..., Any]:
 
 
 def version(t: Tensor) -> int | None:
-    """How often a tensor was changed in place, 0 where torch does not count (inference); `None` where it never does."""
-    return 0 if t.is_inference() else getattr(t, "_version", None)
+    """How often a tensor was changed in place; `None` if torch does not count, as for inference tensors."""
+    return None if t.is_inference() else getattr(t, "_version", None)
 
 
 def watched() -> bool:

@@ -18,7 +18,7 @@ from structconv.nn.images import to_entries, to_image
 from structconv.structures import Causal, Graph, Grid, KnowledgeGraph, Padding
 from structconv.structures.batching import membership, unbatch
 from structconv.structures.supports import DenseMask, EdgeSupport
-from tests.support.layers import uses
+from tests.support.layers import LAYERS, uses
 
 INDEX = torch.tensor([[0, 1], [1, 2]])
 GRAPH = Graph(INDEX)
@@ -71,6 +71,57 @@ def test_every_layer_answers_bad_inputs_in_one_line(name):
             in_one_line(use.layer, *args, **changed)
             if hasattr(use.layer, "plan"):
                 in_one_line(use.layer.plan, *args, **changed)
+
+
+#: Layers that take any number of channels.
+ANY_CHANNELS = {"pool1d", "pool2d", "pool3d", "pool_padded"}
+IMAGES = (layers.Conv1d, layers.Conv2d, layers.Conv3d, layers.SeparableConv2d, layers.NonLocalBlock,
+          layers.ConvTranspose1d, layers.ConvTranspose2d)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ANY_CHANNELS])
+def test_an_error_of_a_call_names_the_class_that_the_user_wrote(name):
+    use = LAYERS[name]()
+    axis = 1 if isinstance(use.layer, IMAGES) else -1
+    first, *others = use.mapped(lambda t: torch.cat([t, t], axis)).args[:1] + use.args[1:]
+    for call in (use.layer, getattr(use.layer, "plan", None)):
+        if call is not None:
+            with pytest.raises(ShapeError, match=rf"^{type(use.layer).__name__}: "):
+                call(first, *others, **use.kwargs)
+
+
+class MyGCN(sc.GCNConv):
+    pass
+
+
+class MyAttention(sc.Conv):
+    pass
+
+
+@pytest.mark.parametrize(("make", "name"), [
+    (lambda: sc.GCNConv(3, 0), "GCNConv"), (lambda: sc.ChebConv(-1, 3, 2), "ChebConv"),
+    (lambda: sc.Conv2d(2.5, 3, 3), "Conv2d"), (lambda: layers.ConvLSTMCell(sc.Cuboid(3), 2, 0), "ConvLSTMCell"),
+    (lambda: MyGCN(3, 0), "MyGCN"), (lambda: sc.Conv(sc.Adjacency(), 3, 0), "Conv"),
+    (lambda: sc.RelativeValue(-1), "RelativeValue")])
+def test_an_error_of_a_constructor_names_the_class_that_the_user_wrote(make, name):
+    with pytest.raises(ConfigError, match=rf"^{name}: "):
+        make()
+
+
+def test_other_errors_of_a_layer_name_it():
+    samples = sc.Samples([2, 2])
+    nested = torch.nested.as_nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    for call in (lambda: sc.MultiheadAttention(4, 2)(nested, torch.ones(2, 5, 4)),
+                 lambda: sc.MultiheadAttention(4, 2).prepare(torch.ones(2, 5)),
+                 lambda: sc.MultiheadAttention(4, 2)(nested, structure=samples)):
+        with pytest.raises(StructconvError, match=r"^MultiheadAttention: "):
+            call()
+    layer = MyAttention(sc.DotProduct(2, 3).masked(keep="bonds").softmax(), 4, 3)
+    with pytest.raises(StructureError, match=r"^MyAttention: structure must have what the expression names"):
+        layer(torch.ones(2, 4), structure={"bond": GRAPH})
+    with pytest.raises(StructureError, match=r"^RelativeValue: "):
+        sc.Conv(sc.DotProduct(2, 3).softmax(), 4, 3, weight=sc.LowRank(3), relative_value=sc.RelativeValue(2))(
+            torch.ones(4, 4), torch.ones(3, 4), sc.Samples([2, 2], [1, 2]))
 
 
 X, THETA, BASIS = torch.randn(4, 3), torch.randn(2, 3, 5), sc.Dense(torch.randn(2, 4, 4))

@@ -7,12 +7,14 @@ import itertools
 import pytest
 import torch
 
-from structconv.mechanisms import Context, Cuboid, DotProduct, Incidence, RelativeBias
+from structconv.bases import Dense
+from structconv.mechanisms import Context, Cuboid, DotProduct, Given, Incidence, RelativeBias
 from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Grid, Padding, Samples, Window, batch
 from structconv.testing.batches import larger, side_by_side, takes_samples
 from structconv.testing.checks import same
 from structconv.testing.use import Use
+from structconv.weights import Full, LowRank, Separable
 from tests.support import library
 from tests.support.layers import LAYERS, over_specimens, use
 
@@ -91,3 +93,37 @@ def test_one_program_after_the_other_for_samples_of_any_sizes(layer, graphs, dyn
         structure = batch([Grid(n) if grids else Grid(n).graph() for n in sizes]) if graphs else Samples(sizes)
         x = library.random(sum(sizes), P)
         torch.testing.assert_close(compiled(x, structure=structure), made(x, structure=structure))
+
+
+@pytest.mark.parametrize("weight", [
+    lambda: [LowRank(8), Full()], lambda: [Separable(2), LowRank(4)]], ids=["low_rank_full", "separable_low_rank"])
+def test_weights_of_each_part_compile_whole_under_autocast(weight):
+    layer = Conv(DOT.softmax() | RelativeBias(2, heads=2).softmax(), P, Q, weight=weight())
+    x = torch.randn(2, M, P)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = compiled(x), layer(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
+
+
+def test_a_given_basis_of_parts_compiles_whole():
+    given = Dense(library.random(2, M, M)) | Dense(library.random(1, M, M)) @ Dense(library.random(1, M, M))
+    check_compiled(use(Conv(Given(given), P, Q), library.random(2, M, P)))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("mask", "biased", "dtype"), [
+    (Window(64), False, torch.float32), (Window(64), True, torch.float32), (Window(9) & Causal(), True, torch.float32),
+    (Window(5, dilation=3), False, torch.float32), (Window((31,)), True, torch.float32),
+    (Window(64), False, torch.float64), (Blocks(4), False, torch.float64)],
+    ids=["window", "biased", "causal", "dilated", "sized", "listed", "blocks"])
+def test_a_window_exports_for_any_number_of_entries(mask, biased, dtype, strict):
+    scores = DOT + RelativeBias(3) if biased else DOT
+    layer = Conv(scores.masked(keep=mask).softmax(), P, Q).to(dtype)
+    free = {"x": {1: torch.export.Dim("entries", min=2, max=4096)}}
+    program = torch.export.export(layer, (torch.randn(2, 40, P, dtype=dtype),), dynamic_shapes=free, strict=strict)
+    for entries in (2, 10, 64, 66, 150):
+        x = torch.randn(2, entries, P, dtype=dtype)
+        torch.testing.assert_close(program.module()(x), layer(x))

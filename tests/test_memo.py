@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from structconv import memo
 from structconv import torch_private as private
-from structconv.mechanisms import ALiBi, DotProduct, RelativeBias
+from structconv.mechanisms import STRUCTURE, ALiBi, DotProduct, RelativeBias
 from structconv.memo import derived, forget, latest
-from structconv.nn import Conv
+from structconv.nn import Conv, GATConv, GCNConv
 from structconv.structures import EdgeSupport, Graph, KnowledgeGraph, Padding
 
 
@@ -181,10 +181,30 @@ def test_an_error_in_another_thread_is_raised(monkeypatch):
         derived(torch.zeros(1), "a", fail)
 
 
-def test_inference_tensors():
+def test_nothing_is_kept_of_inference_tensors():
+    build, kept = Counter(), memo.Reused()
     with torch.inference_mode():
         graph = Graph(pair(), num_nodes=2)
-        assert graph.by_target() is graph.by_target()
+        assert [derived(graph, "a", build), derived(graph, "a", build)] == [1, 2]
+        assert derived((torch.zeros(1), graph.edge_index), "a", build) == 3
+        assert [kept.of((graph.edge_index,), "a", build), kept.of((graph.edge_index,), "a", build)] == [4, 5]
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: GCNConv(3, 4), lambda: GATConv(3, 4, 2),
+    lambda: Conv(DotProduct(2, 2).masked(keep=STRUCTURE).softmax(), 3, 4)],
+    ids=["gcn", "gat", "attention"])
+@pytest.mark.parametrize("made_in_the_mode", [False, True])
+def test_a_graph_changed_in_place_under_inference_mode_counts(layer, made_in_the_mode):
+    layer, x = layer(), torch.randn(5, 3)
+    before, after = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]), torch.tensor([[4, 0, 0, 2], [0, 0, 1, 1]])
+    with torch.inference_mode(made_in_the_mode):
+        graph = Graph(before.clone(), num_nodes=5)
+    with torch.inference_mode():
+        layer(x, structure=graph)
+        graph.edge_index.copy_(after)
+        y = layer(x, structure=graph)
+    torch.testing.assert_close(y, layer(x, structure=Graph(after, num_nodes=5)).detach())
 
 
 def test_memo_dies_with_its_owner():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators: every basis has them
 from structconv.bases.base import Algebra, Basis, operator, value
 from structconv.bases.cuboid import CuboidSpec, cuboid_offsets
 from structconv.bases.dense import Dense, Identity

@@ -28,11 +28,12 @@ from structconv.structures.values import (
     EXACT,
     VALUES,
     FrozenValue,
-    altered,
+    Structure,
     alterer,
     field_names,
     fields,
     key_of,
+    map_tensors,
     size_class,
     structure,
 )
@@ -188,21 +189,8 @@ def tensor(leaf: Any) -> Any:
 
 
 def materialized(value: Any) -> Any:
-    """The same value with all products computed; itself where there are none."""
-    if type(value) in LAZY:
-        return value.tensor()
-    if isinstance(value, tuple | list):
-        items = [materialized(item) for item in value]
-        same = all(a is b for a, b in zip(items, value, strict=True))
-        return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
-    if not isinstance(value, Basis):
-        return value
-    changed = {}
-    for name, old in zip(field_names(value), fields(value), strict=True):  # compilers trace this loop
-        new = materialized(old)
-        if new is not old:
-            changed[name] = new
-    return altered(value, **changed) if changed else value
+    """The same basis, or tuple of bases, with all products computed; itself where there are none."""
+    return map_tensors(value, tensor, whole=(Structure,), also=(Projected, Term))
 
 
 def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:

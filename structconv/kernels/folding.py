@@ -82,8 +82,8 @@ def folded(graph: Graph, lead: tuple[int, ...], size: int, *, dropout: float = 0
     any number of samples.
     """
     count = math.prod(lead)
-    large = count * max(graph.num_edges, graph.num_inputs, graph.num_outputs) > COPIED
-    several = count > 1 and not large and not dropout and not is_compiling()
+    several = not is_compiling() and count > 1 and not dropout and (
+        count * max(graph.num_edges, graph.num_inputs, graph.num_outputs) <= COPIED)
     return Folding(lead, size, side_by_side(graph, count) if several else graph.layouts(), several)
 
 

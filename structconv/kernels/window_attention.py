@@ -36,6 +36,7 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.native.window import MAX_WINDOW_CHANNELS, window_attention
 from structconv.shapes import broadcast
+from structconv.structures.enumeration import at_most
 from structconv.structures.masks import joined_by_and
 from structconv.structures.samples import Samples
 from structconv.structures.supports import Causal, Support, Window
@@ -56,9 +57,10 @@ class Offsets(NamedTuple):
 
     @classmethod
     def of(cls, window: Window, causal: bool, entries: int) -> Offsets:
-        """Those of a window over so many entries in a row, or on its grid."""
+        """Those of a window over so many entries in a row, or on its grid; in a program for any number of entries all
+        that the window has, of which the kernel leaves out those off the grid."""
         shape = (entries,) if window.grid is None else window.grid.shape
-        below = tuple(min(radius, max(size - 1, 0) // step)
+        below = tuple(at_most(radius, max(size - 1, 0) // step)
                       for (radius, step), size in zip(window.axes(), shape, strict=True))
         return cls(shape, below, (0,) if causal else below, tuple(step for _, step in window.axes()))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
 from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.entrywise import LeakyReLU, Masked, Normalised
 from structconv.bases.linear import Concat, Scaled

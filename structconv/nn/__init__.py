@@ -27,6 +27,7 @@ from structconv.nn.grids import (
     SeparableConv2d,
 )
 from structconv.nn.images import to_entries, to_image
+from structconv.nn.layer import Layer
 from structconv.nn.linear import Linear
 from structconv.nn.losses import cross_entropy
 from structconv.nn.pooling import GraphPool, GroupPool
@@ -38,5 +39,5 @@ from structconv.nn.transposed import ConvTranspose1d, ConvTranspose2d, ConvTrans
 __all__ = ["Attributes", "AvgPool1d", "AvgPool2d", "AvgPool3d", "ChebConv", "Conv", "Conv1d", "Conv2d", "Conv3d",
            "ConvGRUCell", "ConvLSTMCell", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DiffusionConv",
            "EdgeConditionedConv", "GATConv", "GATv2Conv", "GCNConv", "GraphNetwork", "GraphPool", "GroupPool",
-           "Linear", "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv", "RelativeValue",
-           "SeparableConv2d", "StructureBuffer", "compose", "cross_entropy", "to_entries", "to_image"]
+           "Layer", "Linear", "MultiheadAttention", "NonLocalBlock", "OnGrid", "Prepared", "RelationalConv",
+           "RelativeValue", "SeparableConv2d", "StructureBuffer", "compose", "cross_entropy", "to_entries", "to_image"]

@@ -16,7 +16,7 @@ from torch.fx import Proxy
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
 from structconv.bases.base import Basis
-from structconv.errors import ConfigError, ShapeError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_unread
 from structconv.mechanisms.reading import names_of_x
@@ -25,7 +25,7 @@ from structconv.mechanisms.visibility import visibility
 from structconv.nn.expressed import Expressed
 from structconv.nn.images import grid_of, to_entries
 from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
-from structconv.nn.layer import Device, made_on, move, recorded
+from structconv.nn.layer import Device, made_on, move, name_owner, named, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.prepared import Prepared
 from structconv.nn.relative import RelativeValue
@@ -130,6 +130,9 @@ class Conv(Expressed):
             if z is not None and not axes and y.shape[-2] != z.shape[-2]:
                 raise _other_outputs(self.mechanism, x, z, y)
             return (y, plan.weights(call)) if return_weights else y
+        except StructconvError as error:
+            name_owner(self, error)
+            raise
         except ERRORS:
             self._explain(x, z, structure, axes)
             raise
@@ -339,6 +342,7 @@ class Conv(Expressed):
             raise ShapeError("Conv", expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
                              "They have changed places: say layer(keys, queries).")
 
+    @named
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
         if type(x) is Prepared:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from structconv.arguments import explained
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, StructconvError
 
-__all__ = ["Device", "Layer", "kind", "made_on", "move", "recorded", "take"]
+__all__ = ["Device", "Layer", "kind", "made_on", "move", "name_owner", "named", "recorded",
+           "take"]
 
 Device = torch.device | str | int | None
+F = TypeVar("F", bound=Callable[..., Any])
+#: The names of all layers, which shared checks and inner layers give as the owner of an error.
+_NAMES: set[str] = set()
+#: Methods whose errors name the class of the layer.
+_NAMED = frozenset(("forward", "basis", "plan", "plans", "prepare", "calibrate"))
 
 
 class Layer(nn.Module):
@@ -21,18 +29,44 @@ class Layer(nn.Module):
 
     #: Attributes that say how the layer was made.
     fixed: ClassVar[frozenset[str]] = frozenset()
+    #: Whether the user gives it to another layer, whose errors leave its name as it is.
+    is_part: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Arguments of a wrong type are named, whatever they break."""
+        """Arguments of a wrong type are named, whatever they break; errors name the class that the user wrote."""
         super().__init_subclass__(**options)
+        if not cls.is_part:
+            _NAMES.add(cls.__name__)
         if "__init__" in cls.__dict__:
-            cls.__init__ = explained(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = named(explained(cls.__init__))  # type: ignore[method-assign]
+        for method in _NAMED & cls.__dict__.keys():
+            if method != "forward" or not hasattr(cls, "computes"):  # a Conv names its errors without a call between
+                setattr(cls, method, named(cls.__dict__[method]))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.fixed and name in self.__dict__:
             raise ConfigError(type(self).__name__, f"{name} is fixed once the layer is made", repr(value),
                               "Make a new layer.")
         super().__setattr__(name, value)
+
+
+def named(method: F) -> F:
+    """The same method of a layer; an error that names a layer, its base or an inner one, names the layer's class."""
+    @functools.wraps(method)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except StructconvError as error:
+            name_owner(self, error)
+            raise
+
+    return called  # type: ignore[return-value]
+
+
+def name_owner(layer: nn.Module, error: StructconvError) -> None:
+    """Name the class that the user wrote in an error of a layer, where a shared check or an inner layer is named."""
+    if error.owner in _NAMES:
+        error.rename(type(layer).__name__)
 
 
 def recorded(layer: nn.Module, x: Any, *others: Any, **options: Any) -> Any:

@@ -23,6 +23,7 @@ class RelativeValue(Layer):
 
     table: nn.Parameter
     fixed = frozenset(("clip",))
+    is_part = True
 
     def __init__(self, clip: int) -> None:
         super().__init__()

@@ -181,12 +181,13 @@ def _batch_knowledge(graphs: list[KnowledgeGraph]) -> KnowledgeGraph:
     relations = tuple(dict.fromkeys(name for graph in graphs for name in graph.relations))
     number = {name: i for i, name in enumerate(relations)}
     offsets = _offsets([graph.num_entities for graph in graphs])
-    counts = [0] * len(relations)
+    counts: list[int] | None = None if any(graph.counts is None for graph in graphs) else [0] * len(relations)
     moved = []
     for graph, offset in zip(graphs, offsets, strict=False):
         numbers = [number[name] for name in graph.relations]
-        for i, count in zip(numbers, graph.counts, strict=True):
-            counts[i] += count
+        if counts is not None and graph.counts is not None:
+            for i, count in zip(numbers, graph.counts, strict=True):
+                counts[i] += count
         head, relation, tail = graph.triples.unbind(1)
         moved.append(torch.stack([head + offset, relation.new_tensor(numbers)[relation], tail + offset], dim=1))
     return KnowledgeGraph(torch.cat(moved), offsets[-1], relations, counts=counts,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Pairs", "block_count", "block_pairs", "circle_offsets", "circle_pairs", "cross_pairs", "near_pairs",
-           "product_pairs", "ranges", "window_count", "window_pairs"]
+__all__ = ["Pairs", "at_most", "block_count", "block_pairs", "circle_offsets", "circle_pairs", "cross_pairs",
+           "near_pairs", "product_pairs", "ranges", "window_count", "window_pairs"]
 
 Pairs = tuple[Tensor, Tensor]
 
@@ -22,16 +22,26 @@ def ranges(start: Tensor, count: Tensor, step: int, total: int) -> Pairs:
     return start[target] + step * position, target
 
 
+def at_most(count: int, size: int) -> int:
+    """The smaller of a bound and a size; the bound in a program for any size, which must not depend on this one."""
+    return count if torch.compiler.is_compiling() else min(count, size)
+
+
 def window_count(num_inputs: int, num_outputs: int, radius: int, dilation: int) -> int:
-    """How many pairs `window_pairs` lists: the sum over offsets of the outputs whose input exists."""
-    offsets = [dilation * i for i in range(-radius, radius + 1)]
-    return sum(max(0, min(num_outputs, num_inputs - o) - max(0, -o)) for o in offsets)
+    """How many pairs `window_pairs` lists: the sum over offsets of the outputs whose input exists. O(1)."""
+    def behind(size: int) -> int:  # the sum over 0 <= i <= radius of max(size - dilation i, 0)
+        count = min(max(-(-size // dilation), 0), radius + 1)
+        return count * size - dilation * (count * (count - 1) // 2)
+
+    same = min(num_inputs, num_outputs)
+    before = behind(num_outputs) - behind(num_outputs - num_inputs) - same
+    after = behind(num_inputs) - behind(num_inputs - num_outputs) - same
+    return same + max(before, 0) + max(after, 0)  # in this form exporters find that it is at least `same`
 
 
 def window_pairs(num_inputs: int, num_outputs: int, radius: int, dilation: int, device: torch.device | str | None
                  ) -> Pairs:
     """The pairs (n + dilation i, n) with |i| <= radius whose input exists, ordered by n."""
-    radius = min(radius, max(num_inputs, num_outputs))
     n = torch.arange(num_outputs, device=device)
     below = (n // dilation).clamp(max=radius)
     above = torch.div(num_inputs - 1 - n, dilation, rounding_mode="floor").clamp(max=radius)
@@ -63,8 +73,10 @@ def product_pairs(axes: list[Pairs], shape: tuple[int, ...]) -> Pairs:
 
 def block_count(num_inputs: int, num_outputs: int, size: int) -> int:
     """How many pairs `block_pairs` lists: full blocks, and the one where the inputs or the outputs end."""
-    full = min(num_inputs, num_outputs) // size
-    return full * size * size + min(size, num_inputs - full * size) * min(size, num_outputs - full * size)
+    same = min(num_inputs, num_outputs)
+    full = same // size
+    count = full * size * size + min(size, num_inputs - full * size) * min(size, num_outputs - full * size)
+    return same + max(count - same, 0)  # in this form exporters find that it is at least `same`
 
 
 def block_pairs(num_inputs: int, num_outputs: int, size: int, device: torch.device | str | None) -> Pairs:

@@ -28,9 +28,9 @@ class KnowledgeGraph(Structure):
         triples: (T, 3), int32 or int64. A triple that comes twice counts twice.
         num_entities: M = N.
         relations: the names, all different; the relation of a triple is an index into them.
-        entities: names of the entities, or none. They become leaves of the pytree, so leave them out of what enters
-            a compiled or exported program when there are many.
-        counts: how many triples each relation has; counted when not given.
+        entities: names of the entities, or none.
+        counts: how many triples each relation has; counted when not given. `None` in an exported program, whose triples
+            have no values to count.
         samples: of which graph each entity is, a `Samples`, where it is a `batch` of several.
 
     Raises:
@@ -39,12 +39,14 @@ class KnowledgeGraph(Structure):
     """
 
     ENTRY_COUNTS = ("num_entities",)
+    NAMES = ("relations", "entities")
+    FOUND = ("counts",)
 
     triples: Tensor
     num_entities: int
     relations: tuple[str, ...]
     entities: tuple[str, ...]
-    counts: tuple[int, ...]
+    counts: tuple[int, ...] | None
     samples: Any
 
     @explained
@@ -57,7 +59,7 @@ class KnowledgeGraph(Structure):
             sizes = (("num_entities", num_entities), ("num_relations", len(relations)), ("num_entities", num_entities))
             _check_names("relations", relations)
             _check_names("entities", entities)
-            if entities and len(entities) != num_entities:
+            if entities and type(num_entities) is int and len(entities) != num_entities:
                 raise StructureError("KnowledgeGraph", f"entities must have num_entities={num_entities} names",
                                      len(entities))
             check_bounds("KnowledgeGraph", "triples", "triple", triples.T, sizes)
@@ -68,10 +70,8 @@ class KnowledgeGraph(Structure):
             if counts is not None and all(type(count) is int for count in counts) and tuple(counts) != counted:
                 raise StructureError("KnowledgeGraph", f"counts must be {counted}", tuple(counts), "Leave them out.")
             counts = counted if counts is None else counts
-        if counts is None:
-            raise StructureError("KnowledgeGraph", "counts must be given where triples has no values to read", "none")
         fields = {"triples": triples, "num_entities": num_entities, "relations": relations, "entities": entities,
-                  "counts": tuple(counts), "samples": samples}
+                  "counts": None if counts is None else tuple(counts), "samples": samples}
         for name, field in fields.items():
             object.__setattr__(self, name, field)
 
@@ -127,7 +127,7 @@ class KnowledgeGraph(Structure):
         turned = self.triples.flip(1) + self.triples.new_tensor([0, self.num_relations, 0])
         return KnowledgeGraph(torch.cat([self.triples, turned]), self.num_entities,
                               self.relations + tuple(map(_inverted, self.relations)), entities=self.entities,
-                              counts=self.counts * 2, samples=self.samples)
+                              counts=self.counts and self.counts * 2, samples=self.samples)
 
     def to(self, device: torch.device | str) -> KnowledgeGraph:
         """The same knowledge on another device."""
@@ -145,8 +145,12 @@ def _count(triples: Tensor, num_relations: int) -> tuple[int, ...]:
 
 
 def _split(graph: KnowledgeGraph) -> tuple[Graph, ...]:
-    order = torch.argsort(graph.triples[:, 1], stable=True)
-    edges = graph.triples[order][:, ::2].T.split(list(graph.counts), dim=1)
+    relation, pairs = graph.triples[:, 1], graph.triples[:, ::2].T
+    if graph.counts is None:  # a program for any numbers of triples
+        edges = [pairs.index_select(1, (relation == number).nonzero().flatten())
+                 for number in range(graph.num_relations)]
+    else:
+        edges = pairs.index_select(1, torch.argsort(relation, stable=True)).split(list(graph.counts), dim=1)
     return tuple(Graph(part.contiguous(), num_nodes=graph.num_entities, samples=graph.samples) for part in edges)
 
 

@@ -56,7 +56,7 @@ class Blocks(Support):
         return listed(enumeration.block_pairs(num_inputs, num_outputs, self.size, device), num_inputs, num_outputs)
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
-        return num_outputs * min(self.size, num_inputs)
+        return num_outputs * enumeration.at_most(self.size, num_inputs)
 
     @property
     def listed(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import operator
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from structconv.errors import ConfigError
 from structconv.memo import forget, mark
@@ -36,6 +36,10 @@ class FrozenValue:
 
     #: Fields that count entries or edges, or that are tensors without an axis of channels.
     ENTRY_COUNTS: ClassVar[tuple[str, ...]] = ()
+    #: Fields that belong to the kind of a pytree and are no leaves of it: names, of which no program computes anything.
+    NAMES: ClassVar[tuple[str, ...]] = ()
+    #: Fields that the constructor finds from others; they are no part of a pytree.
+    FOUND: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
     def static_key(self) -> Hashable:
@@ -51,8 +55,8 @@ class FrozenValue:
     def changed(self) -> None:
         """Forget what was derived from the tensors of this value: to be called after a write that torch does not count.
 
-        Those are writes through `.data`, through NumPy or another library, and into inference tensors; any other
-        change in place is noticed.
+        Those are writes through `.data`, through NumPy or another library; any other change in place is noticed. Of
+        inference tensors nothing is remembered.
         """
         forget(self)
 
@@ -80,8 +84,8 @@ class Structure(FrozenValue):
     def changed(self) -> None:
         """Forget what was derived from this structure's tensors: to be called after a write that torch does not count.
 
-        Those are writes through `.data`, through NumPy or another library, and into inference tensors; any other
-        change in place is noticed.
+        Those are writes through `.data`, through NumPy or another library; any other change in place is noticed. Of
+        inference tensors nothing is remembered.
         """
         forget(self)
 
@@ -176,20 +180,31 @@ def map_tensors(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...] = 
 
     Values of the types in `whole` stay as they are; to those in `also` fn is applied, as to tensors.
     """
+    return _mapped(value, fn, whole, also)[0]
+
+
+def _mapped(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...], also: tuple[type, ...]) -> tuple[Any, bool]:
+    """The mapped value, and whether it differs: compilers do not compare two tuples by `is`."""
     if isinstance(value, Tensor) or (also and isinstance(value, also)):
-        return fn(value)
+        new = fn(value)
+        return new, new is not value
     if isinstance(value, tuple | list):
-        items = [map_tensors(item, fn, whole, also) for item in value]
-        same = all(a is b for a, b in zip(items, value, strict=True))
-        return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
+        items, differs = [], False
+        for item in value:
+            new, changes = _mapped(item, fn, whole, also)
+            items.append(new)
+            differs = differs or changes
+        if not differs:
+            return value, False
+        return type(value)(items) if not hasattr(value, "_fields") else type(value)(*items), True
     if not isinstance(value, FrozenValue) or isinstance(value, whole):
-        return value
+        return value, False
     changed = {}
     for name, old in zip(field_names(value), fields(value), strict=True):  # compilers trace this loop
-        new = map_tensors(old, fn, whole, also)
-        if new is not old:
+        new, changes = _mapped(old, fn, whole, also)
+        if changes:
             changed[name] = new
-    return altered(value, **changed) if changed else value
+    return (altered(value, **changed), True) if changed else (value, False)
 
 
 def altered(value: Any, **changed: Any) -> Any:
@@ -226,23 +241,60 @@ def alterer(value: Any) -> Callable[[dict[str, Any]], Any]:
 def refreshed(value: Any) -> Any:
     """The same value without what cached properties noted of its tensors, which may have changed; itself without such.
     """
+    return _refreshed(value)[0]
+
+
+def _refreshed(value: Any) -> tuple[Any, bool]:
+    """The refreshed value, and whether it is another one: compilers do not compare two tuples by `is`."""
     if isinstance(value, tuple | list):
-        items = [refreshed(item) for item in value]
-        same = all(map(operator.is_, items, value))
-        return value if same else type(value)(items) if not hasattr(value, "_fields") else type(value)(*items)
+        items = [_refreshed(item) for item in value]
+        if not any(differs for _, differs in items):
+            return value, False
+        made = [item for item, _ in items]
+        return type(value)(made) if not hasattr(value, "_fields") else type(value)(*made), True
     if not isinstance(value, FrozenValue):
-        return value
+        return value, False
     held = dict(zip(field_names(value), fields(value), strict=True))
-    changed = {name: new for name, old in held.items() if (new := refreshed(old)) is not old}
+    changed = {}
+    for name, old in held.items():
+        new, differs = _refreshed(old)
+        if differs:
+            changed[name] = new
     noted = bool(held) and not value.__dict__.keys() <= held.keys() | NOTED
-    return altered(value, **changed) if changed or noted else value
+    return (altered(value, **changed), True) if changed or noted else (value, False)
 
 
 def frozen(cls: type, *, eq: bool, init: bool) -> Any:
     """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`."""
     made: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
-    torch.export.register_dataclass(made, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if made.NAMES or made.FOUND:
+        _register(made, name)
+    else:
+        torch.export.register_dataclass(made, serialized_type_name=name)
     return made
+
+
+def _register(cls: Any, name: str) -> None:
+    """Register a value with names, or with fields that its constructor finds, as `register_dataclass` does others."""
+    leaves = [field for field in cls.__dataclass_fields__ if field not in (*cls.NAMES, *cls.FOUND)]
+
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        present = [field for field in leaves if getattr(value, field) is not None]
+        return [getattr(value, field) for field in present], (
+            tuple(present), tuple(getattr(value, field) for field in cls.NAMES))
+
+    def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
+        parts, context = flatten(value)
+        return [(pytree.GetAttrKey(field), part) for field, part in zip(context[0], parts, strict=True)], context
+
+    def unflatten(parts: Iterable[Any], context: Any) -> Any:
+        held = dict.fromkeys(leaves) | dict(zip(context[0], parts, strict=True))
+        return cls(**held, **dict(zip(cls.NAMES, context[1], strict=True)))
+
+    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=name, to_dumpable_context=list,
+                                from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))),
+                                flatten_with_keys_fn=flatten_with_keys)
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

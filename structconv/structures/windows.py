@@ -108,7 +108,7 @@ class Window(Support):
         sizes = (num_inputs,) if self.grid is None else self.grid.shape
         bound = num_outputs
         for (radius, _), size in zip(self.axes(), sizes, strict=True):
-            bound *= min(2 * radius + 1, size)
+            bound *= enumeration.at_most(2 * radius + 1, size)
         return bound
 
     def _restricted(self, to: Any) -> list[Support] | None:

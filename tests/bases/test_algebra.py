@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -35,6 +38,19 @@ def scores(heads=2, n=N):
 def sparse(values=None):
     edges = torch.tensor([[0, 1, 3, 4], [1, 2, 0, 4]])
     return Sparse(Graph(edges, num_nodes=N), random(4) if values is None else values)
+
+
+@pytest.mark.parametrize("module", ["structconv.bases", "structconv.bases.scores"])
+def test_bases_imported_alone_have_the_operators(module):
+    code = f"""
+import torch
+from {module} import Bilinear
+from structconv.structures import Causal
+scores = Bilinear(torch.ones(2, 4, 3), torch.ones(2, 4, 3))
+print(((0.5 * scores).masked(keep=Causal()).softmax() | scores.transpose()).size)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
 
 
 def close(actual, expected):

@@ -25,12 +25,25 @@ def nothing_kept():
     keep_memory()
     release_memory()
     yield
-    keep_memory()
-    release_memory()
+    keep_memory(0)
 
 
 def large(rows: int = LARGE) -> torch.Tensor:
     return new_empty(MAPPED, (rows,)).fill_(1.0)
+
+
+def test_nothing_is_kept_by_default():
+    code = f"""
+import torch, structconv
+from structconv.primitives.memory import new_empty
+new_empty(torch.empty(0), ({LARGE},)).fill_(1.0)
+print(structconv.kept_memory())
+structconv.keep_memory()
+new_empty(torch.empty(0), ({LARGE},)).fill_(1.0)
+print(structconv.kept_memory())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", str(LEAST)]
 
 
 def test_small_results_are_torchs_own():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
+from structconv.mechanisms import Relation, Relations, Walks
+from structconv.nn import Conv
 from structconv.structures import (
     Blocks,
     Causal,
@@ -122,6 +126,41 @@ def test_knowledge_exports(strict):
     x = torch.rand(3, 2)
     program = torch.export.export(UseRelations(), (knowledge, x), strict=strict)
     torch.testing.assert_close(program.module()(knowledge, x), UseRelations()(knowledge, x))
+
+
+class OnStructure(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, structure):
+        return self.layer(x, structure=structure)
+
+
+FEW = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 1, 2], [2, 0, 3]]), 4, ("a", "b"), entities=("e", "f", "g", "h"))
+MORE = KnowledgeGraph(torch.tensor([[3, 1, 2], [1, 1, 3], [2, 0, 3], [0, 1, 3], [1, 0, 2]]), 4, ("a", "b"),
+                      entities=("e", "f", "g", "h"))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("mechanism", [Relations(2), Relation("b"), Walks(["a.b"])], ids=repr)
+def test_knowledge_exports_with_any_number_of_triples(mechanism, strict):
+    model, x = OnStructure(Conv(mechanism, 3, 2)), torch.rand(4, 3)
+    shapes = {"x": None, "structure": [{0: Dim.DYNAMIC}, None]}
+    program = torch.export.export(model, (x, FEW), dynamic_shapes=shapes, strict=strict)
+    saved = io.BytesIO()
+    torch.export.save(program, saved)
+    saved.seek(0)
+    for made in (program, torch.export.load(saved)):
+        for knowledge in (FEW, MORE):
+            torch.testing.assert_close(made.module()(x, knowledge), model(x, knowledge))
+
+
+def test_names_are_of_the_kind_of_a_pytree():
+    leaves, kind = pytree.tree_flatten(FEW)
+    assert [type(leaf) for leaf in leaves] == [torch.Tensor, int]
+    twin = pytree.tree_unflatten(leaves, pytree.treespec_loads(pytree.treespec_dumps(kind)))
+    assert (twin.relations, twin.entities, twin.counts) == (FEW.relations, FEW.entities, (2, 1))
 
 
 @pytest.mark.parametrize("value", [
