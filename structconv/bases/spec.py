@@ -234,7 +234,7 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
                 facts += (kind, part if part and part == part else repr(part))  # 0.0 is not -0.0, and nan is nan
             elif kind in LAZY:
                 x, *others = part
-                shape = x.shape if max(x.shape) <= EXACT else shape_class(x.shape)
+                shape = shape_class(x.shape) if x.shape and max(x.shape) > EXACT else x.shape
                 facts += (kind, x.dtype, x.requires_grad, shape)
                 for other in others:
                     facts += (other.shape, other.requires_grad) if isinstance(other, Tensor) else (other,)
