@@ -1,4 +1,4 @@
-"""`Mixing`: the matrix by which an expression combines its heads."""
+"""Tensors in an expression as modules: `Mixing` combines heads by a matrix, `Factor` multiplies them by numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from structconv.errors import ConfigError, ShapeError
 from structconv.shapes import check_positive
 
-__all__ = ["Mixing"]
+__all__ = ["Factor", "Mixing"]
 
 
 class Mixing(nn.Module):
@@ -53,3 +53,20 @@ class Mixing(nn.Module):
     def extra_repr(self) -> str:
         """K and J."""
         return f"{self.shape[0]} -> {self.shape[1]}"
+
+
+class Factor(nn.Module):
+    """A tensor of numbers that moves, saves and loads with its expression: a buffer, or a parameter if it was one."""
+
+    def __init__(self, factor: Tensor, role: str = "scale") -> None:
+        super().__init__()
+        #: The name that a layer has for it.
+        self.role = role
+        if isinstance(factor, nn.Parameter):
+            self.factor: Tensor = factor
+        else:
+            self.register_buffer("factor", factor)
+
+    def forward(self) -> Tensor:
+        """The numbers."""
+        return self.factor

@@ -22,14 +22,14 @@ from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
-from structconv.mechanisms.mixing import Mixing
+from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.mechanisms.steps import Build, Step, builder, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
-__all__ = ["Factor", "Operation", "Step", "operation"]
+__all__ = ["Operation", "Step", "operation"]
 
 
 #: Operators of two mechanisms.
@@ -96,23 +96,6 @@ def _check_scores(owner: str, operand: Mechanism) -> None:
     if not operand.has_scores:
         raise ConfigError(owner, "its basis must have scores", _leaves(operand),
                           "Scores come from a content-based mechanism such as DotProduct.")
-
-
-class Factor(nn.Module):
-    """A tensor of numbers that moves, saves and loads with its expression: a buffer, or a parameter if it was one."""
-
-    def __init__(self, factor: Tensor, role: str = "scale") -> None:
-        super().__init__()
-        #: The name that a layer has for it.
-        self.role = role
-        if isinstance(factor, nn.Parameter):
-            self.factor: Tensor = factor
-        else:
-            self.register_buffer("factor", factor)
-
-    def forward(self) -> Tensor:
-        """The numbers."""
-        return self.factor
 
 
 def _adopted(join: str | None, operands: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
