@@ -215,6 +215,11 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
         kind = type(value)
         fields = _NODES.get(kind)
         if fields is None:
+            known = value.__dict__.get("static_key") if isinstance(value, FrozenValue) else None
+            if known is not None:
+                met.append(id(value))
+                facts.append(known)
+                continue
             fields = _fields(value, facts, met, pending)
         else:
             facts.append(kind)
@@ -268,7 +273,7 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
         _NODES[kind] = tuple((name, name in value.ENTRY_COUNTS) for name in names)
         facts.append(kind)
         return _NODES[kind]
-    elif isinstance(value, Graph | EdgeSupport | Padding | DenseMask):
+    elif isinstance(value, EdgeSupport | Padding | DenseMask):
         _NODES[kind] = tuple((name, True) for name in names)
         facts.append(kind)
         return _NODES[kind]
