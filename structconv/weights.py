@@ -38,6 +38,7 @@ from structconv.theta import (
     SharedTheta,
     Theta,
 )
+from structconv.written import written
 
 __all__ = ["Depthwise", "DepthwiseSeparable", "Eye", "EyeBlocks", "Full", "Grouped", "HeadBlocks", "LowRank",
            "MixtureWeights", "Separable", "Shared", "Weight", "WeightList"]
@@ -108,10 +109,7 @@ class Weight(nn.Module, abc.ABC):
 
     def extra_repr(self) -> str:
         sizes = f"K={self.size}, P={self.in_channels}, Q={self.out_channels}"
-        return ", ".join([*self._options(), *([sizes] if self.size else [])])
-
-    def _options(self) -> list[str]:
-        return []
+        return ", ".join(filter(None, [written(self), sizes if self.size else ""]))
 
 
 class _Maker:
@@ -161,9 +159,6 @@ class Grouped(_Whole):
     def _theta(self) -> Theta:
         return _over(GroupedTheta, {"theta": self.theta})
 
-    def _options(self) -> list[str]:
-        return [f"groups={self.groups}"]
-
 
 class Shared(_Whole):
     """One Theta (P, Q) for all k: P Q numbers. Its variance counts the energy of the sum of all matrices."""
@@ -206,9 +201,6 @@ class Separable(Weight):
 
     def scale_(self, factor: float | Tensor) -> None:
         _scale(self.mix, factor)
-
-    def _options(self) -> list[str]:
-        return [f"rank={self.rank}"]
 
 
 class DepthwiseSeparable(Weight):
@@ -263,9 +255,6 @@ class LowRank(Weight):
 
     def scale_(self, factor: float | Tensor) -> None:
         _scale(self.output, factor)
-
-    def _options(self) -> list[str]:
-        return [f"dim={self.dim}", *([f"shared_by={self.shared_by}"] if self.shared_by > 1 else [])]
 
 
 class HeadBlocks(_Whole):
@@ -330,11 +319,6 @@ class Depthwise(Weight):
         if self.normalize == "none":
             _scale(self.depthwise, factor)
 
-    def _options(self) -> list[str]:
-        heads = [] if self.heads is None else [f"heads={self.heads}"]
-        return [f"multiplier={self.multiplier}", *heads,
-                *([] if self.normalize == "none" else [f"normalize={self.normalize!r}"])]
-
 
 class Eye(Weight):
     """Theta_k = the identity, P = Q: nothing to draw, to scale or to train."""
@@ -386,6 +370,9 @@ class WeightList(ByRole, Weight):
         return [weight.bound(size, self.in_channels, self.out_channels, dtype=new.dtype, device=new.device)
                 for weight, size in zip(self._parts(), new.sizes, strict=True)]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}([{', '.join(map(repr, self._parts()))}])"
+
     def _parts(self) -> list[Weight]:
         return cast("list[Weight]", list(self.weights))
 
@@ -417,6 +404,9 @@ class MixtureWeights(WeightList):
     def __init__(self, weights: Weight | Sequence[Weight], channels: Sequence[int]) -> None:
         super().__init__([weights] * len(channels) if isinstance(weights, Weight) else weights)
         self.channels = tuple(channels)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, channels={self.channels})"
 
     def _bound_parts(self, new: _Maker) -> list[Weight]:
         each = zip(self._parts(), new.sizes, self.channels, strict=True)

@@ -116,8 +116,8 @@ def test_other_errors_of_a_layer_name_it():
                  lambda: sc.MultiheadAttention(4, 2)(nested, structure=samples)):
         with pytest.raises(StructconvError, match=r"^MultiheadAttention: "):
             call()
+    layer = MyAttention(sc.DotProduct(2, 3).masked(keep="bonds").softmax(), 4, 3)
     with pytest.raises(StructureError, match=r"^MyAttention: structure must have what the expression names"):
-        layer = MyAttention(sc.DotProduct(2, 3).masked(keep="bonds").softmax(), 4, 3)
         layer(torch.ones(2, 4), structure={"bond": GRAPH})
     with pytest.raises(StructureError, match=r"^RelativeValue: "):
         sc.Conv(sc.DotProduct(2, 3).softmax(), 4, 3, weight=sc.LowRank(3), relative_value=sc.RelativeValue(2))(

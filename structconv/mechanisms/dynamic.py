@@ -64,9 +64,6 @@ class DynamicShifts(Shifts):
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return Taps(next(leaves), next(leaves), inputs.num_inputs)
 
-    def extra_repr(self) -> str:
-        return f"{list(self.offsets)}, heads={self.heads}, padding={self.padding!r}"
-
 
 class Deformable(Cuboid):
     """The window of a `Cuboid` whose taps move, by fractions of an entry: y_n = sum_k x(p_n + p_k + W_k z_n) Theta_k.

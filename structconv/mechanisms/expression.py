@@ -34,6 +34,7 @@ from structconv.structures.entries import show_use
 from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples
 from structconv.structures.values import static, tensors_in
+from structconv.written import written
 
 __all__ = ["Channels", "Inputs", "Leaves", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
@@ -376,9 +377,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return self
 
     def __repr__(self) -> str:
+        own = written(self) if type(self).extra_repr is nn.Module.extra_repr else self.extra_repr()
         named = [] if self.structure_name is None else [f"structure={self.structure_name!r}"]
         of = "" if self.input_name is None else f".of({self.input_name!r})"
-        return f"{type(self).__name__}({', '.join([*filter(None, [self.extra_repr()]), *named])}){of}"
+        return f"{type(self).__name__}({', '.join([*filter(None, [own]), *named])}){of}"
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism.operation(name, *args, **options)
@@ -433,6 +435,9 @@ class Position(nn.Module):
     #: As those of a mechanism; positions are those in the sample of each output.
     reads_structure: bool = True
     batching: str = "apart"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({written(self)})"
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""

@@ -29,6 +29,7 @@ from structconv.structures.batching import entries_to_samples, num_samples_of, s
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
+from structconv.written import written
 
 __all__ = ["Adjacency", "Chebyshev", "GraphMechanism", "Incidence", "MatrixMechanism", "Powers", "Relation",
            "Relations", "Walks"]
@@ -106,10 +107,6 @@ class Adjacency(MatrixMechanism):
         graph = structure.with_self_loops() if self.self_loops else structure
         return adjacency(graph, self.normalize_by, dtype, self.weighted)
 
-    def extra_repr(self) -> str:
-        weighted = "" if self.weighted else ", weighted=False"
-        return f"normalize={self.normalize_by!r}, self_loops={self.self_loops}{weighted}"
-
 
 def _sides(normalize: Sequence[Any]) -> tuple[str | None, str | None]:
     """What the entries of inputs and of outputs are divided by."""
@@ -167,8 +164,9 @@ class Chebyshev(MatrixMechanism):
         return Polynomial(super().fill(inputs, leaves), self.order)
 
     def extra_repr(self) -> str:
-        bound = "'computed'" if self.lambda_max is None else f"{self.lambda_max:g}"
-        return f"order={self.order}, normalize={self.normalize_by!r}, lambda_max={bound}"
+        usual = self.lambda_max == 2.0 and self.normalize_by is not None
+        bound = "computed" if self.lambda_max is None else None if usual else self.lambda_max
+        return written(self, {"lambda_max": bound})
 
 
 class Powers(MatrixMechanism):
@@ -219,10 +217,6 @@ class Powers(MatrixMechanism):
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return Polynomial(super().fill(inputs, leaves), self.order, "monomial", self.first)
 
-    def extra_repr(self) -> str:
-        return (f"order={self.order}, walk={self.walk!r}, normalize={self.normalize_by!r}, "
-                f"self_loops={self.self_loops}, first={self.first}")
-
 
 class Relation(MatrixMechanism):
     """The matrix of one relation of a `KnowledgeGraph`: A[m, n] = the number of triples (m, name, n), normalised.
@@ -243,9 +237,6 @@ class Relation(MatrixMechanism):
 
     def matrix(self, structure: KnowledgeGraph, dtype: torch.dtype) -> Sparse:
         return adjacency(_relation(structure, self.name), self.normalize_by, dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.name!r}, normalize={self.normalize_by!r}"
 
 
 class Relations(GraphMechanism):
@@ -275,9 +266,6 @@ class Relations(GraphMechanism):
                                  knowledge.num_relations, f"Say Relations({knowledge.num_relations}).")
         return derived(knowledge, ("relations", self.normalize_by, dtype),
                        lambda: relational(knowledge, self.normalize_by, dtype))
-
-    def extra_repr(self) -> str:
-        return f"{self.count}, normalize={self.normalize_by!r}"
 
 
 class Walks(GraphMechanism):
@@ -312,7 +300,7 @@ class Walks(GraphMechanism):
             for walk in self.walks)))
 
     def extra_repr(self) -> str:
-        return repr([".".join(walk) for walk in self.walks])
+        return repr([list(walk) if any("." in name for name in walk) else ".".join(walk) for walk in self.walks])
 
 
 class Incidence(GraphMechanism):
@@ -356,9 +344,6 @@ class Incidence(GraphMechanism):
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return Sparse(next(leaves))
-
-    def extra_repr(self) -> str:
-        return repr(self.end)
 
     def _pairs_of(self, structure: Any) -> Samples:
         samples = samples_of(structure)

@@ -51,6 +51,3 @@ class Identity(Mechanism):
 
     def fill(self, inputs: Inputs, leaves: Iterator[Any]) -> Basis:
         return dense.Identity(inputs.num_inputs, self._size, inputs.device)
-
-    def extra_repr(self) -> str:
-        return "" if self._size == 1 else f"size={self._size}"

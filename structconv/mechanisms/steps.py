@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 from structconv.bases.base import OPERATORS, Basis
+from structconv.written import text as as_text
 
 __all__ = ["Step", "shown", "taken"]
 
@@ -65,7 +66,7 @@ def shown(text: str, step: Step, held: Any) -> str:
     if step.name == "masked":
         return f"{text}.masked({'keep' if options['kept'] else 'drop'}={held!r})"
     if step.name == "map":
-        return f"{text}.map({options.get('fn', held)!r})"
+        return f"{text}.map({as_text(options.get('fn', held))})"
     if step.name == "mix":
         return f"{text}.mix({options['heads']})"
     if step.name == "softmax_with_sink":

@@ -35,10 +35,10 @@ from structconv.structures.supports import (
 )
 
 __all__ = ["AnyStructure", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Graph", "Grid", "GridBatch",
-           "KnowledgeGraph", "Padding", "Samples", "Structure", "StructureBatch", "Support", "Window", "batch", "collate",
-           "membership", "unbatch"]
+           "KnowledgeGraph", "Padding", "Samples", "Structure", "StructureBatch", "Support", "Window", "batch",
+           "collate", "membership", "unbatch"]
 
 # What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
 torch.serialization.add_safe_globals([And, At, Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid,
-                                      GridBatch, KnowledgeGraph, Not, Or, Padding, Places, Samples, StructureBatch, Transposed,
-                                      Within, EachWithin, Window])
+                                      GridBatch, KnowledgeGraph, Not, Or, Padding, Places, Samples, StructureBatch,
+                                      Transposed, Within, EachWithin, Window])
