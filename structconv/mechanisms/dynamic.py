@@ -59,9 +59,6 @@ class DynamicShifts(Shifts):
         _check_outputs("DynamicShifts", inputs, table.shape[-1])
         return Taps(table.mT.unsqueeze(0), heads_of(self.taps, inputs.z, self.heads).softmax(-1), inputs.num_inputs)
 
-    def extra_repr(self) -> str:
-        return f"{list(self.offsets)}, heads={self.heads}, padding={self.padding!r}"
-
 
 class Deformable(Cuboid):
     """The window of a `Cuboid` whose taps move, by fractions of an entry: y_n = sum_k x(p_n + p_k + W_k z_n) Theta_k.

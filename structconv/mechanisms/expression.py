@@ -31,6 +31,7 @@ from structconv.structures.named import NamedStructures
 from structconv.structures.places import Places
 from structconv.structures.samples import Samples
 from structconv.structures.values import static
+from structconv.written import written
 
 __all__ = ["Channels", "Inputs", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
@@ -302,9 +303,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return self
 
     def __repr__(self) -> str:
+        own = written(self) if type(self).extra_repr is nn.Module.extra_repr else self.extra_repr()
         named = [] if self.structure_name is None else [f"structure={self.structure_name!r}"]
         of = "" if self.input_name is None else f".of({self.input_name!r})"
-        return f"{type(self).__name__}({', '.join([*filter(None, [self.extra_repr()]), *named])}){of}"
+        return f"{type(self).__name__}({', '.join([*filter(None, [own]), *named])}){of}"
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism.operation(name, *args, **options)
@@ -340,6 +342,9 @@ class Position(nn.Module):
     batching: str = "apart"
     #: Whether it reads x, and not z alone.
     reads_x: bool = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({written(self)})"
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""
