@@ -33,7 +33,8 @@ OF_VALUES = NUMBERS | {"a_layer_goes", "a_scaled_step_in_float16", "autocast_in_
 
 def _cases():
     for number, (name, make) in enumerate(LAYERS.items()):
-        for own, checks in ((name, mutations(make)), (f"{name}_float32", mutations(partial(in_float32, make), NUMBERS))):
+        both = {name: mutations(make), f"{name}_float32": mutations(partial(in_float32, make), NUMBERS)}
+        for own, checks in both.items():
             yield from ((own, check) for check in (checks if EVERY else list(checks)[number % 2::2]))
     for number, (name, make) in enumerate(over_specimens().items()):
         fixed = isinstance(make().layer.mechanism, Given)
