@@ -36,6 +36,7 @@ from structconv.structures.values import (
     map_tensors,
     size_class,
     structure,
+    tensors_in,
 )
 
 __all__ = ["LAZY", "Function", "Leaf", "Projected", "Term", "filler", "getter", "itself", "materialized", "shape_class",
@@ -215,10 +216,10 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
         kind = type(value)
         fields = _NODES.get(kind)
         if fields is None:
-            known = value.__dict__.get("static_key") if isinstance(value, FrozenValue) else None
+            known = value.__dict__.get("_known_key") if isinstance(value, FrozenValue) else None
             if known is not None:
-                met.append(id(value))
-                facts.append(known)
+                met += known[0]
+                facts.append(known[1])
                 continue
             fields = _fields(value, facts, met, pending)
         else:
@@ -278,9 +279,13 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
         facts.append(kind)
         return _NODES[kind]
     else:
+        key = key_of(value)
         if isinstance(value, FrozenValue):
-            met.append(id(value))
-        facts.append(key_of(value))
+            ids = id(value), *map(id, tensors_in(value))
+            met += ids
+            if type(value) is not Function:
+                value.__dict__["_known_key"] = ids, key
+        facts.append(key)
     return ()
 
 

@@ -59,7 +59,7 @@ class Parent(Mechanism):
 
     reads_content = False
 
-    def build(self, inputs):
+    def forward(self, inputs):
         own = torch.nn.functional.one_hot(inputs.structure.parent, inputs.num_inputs)
         return Dense(own.T[None].to(inputs.dtype))
 
