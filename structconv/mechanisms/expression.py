@@ -1,4 +1,14 @@
-"""`Mechanism`: a module that builds a basis from (x, z, structure)."""
+"""`Mechanism`: a module that builds a basis from (x, z, structure).
+
+A call of a layer has four steps:
+
+1. Build: `Mechanism.evaluate(inputs)` calls `forward` and returns the basis, a tree that holds this call's tensors.
+2. Key: `bases.spec.tree_key` reads from the basis what a plan may depend on: types, options, dtypes, classes of sizes.
+3. Plan: `planning.plan.plan_for` finds the plan with this key, or makes it: the cheapest kernel that matches.
+4. Run: the kernel reads the tensors from the basis and computes y.
+
+This module is step 1. Nothing is kept from one call to the next.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +51,10 @@ _BATCHING = ("apart", "structure", "pairs", "offsets")
 class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     """A module that builds a basis: y = sum_k A_k^T x Theta_k with A = mechanism(inputs).
 
-    A subclass defines `forward(inputs)`, which returns a `Basis` (or a tensor (..., K, M, N), taken as `Dense`), and
-    `size`, if K is not 1. It may compute anything: parameters, submodules and options are read in each call. One with
-    parameters creates them in `bind(channels)`, which the layer calls on its own copy, so that an expression is a
-    recipe and may be used for many layers. Options that `__init__` sets are fixed once a layer has bound its copy.
+    A subclass defines one method, `forward(inputs)`, which returns a `Basis` or a tensor (..., K, M, N), and `size`, if
+    K is not 1. `forward` may compute anything: parameters, submodules and options are read in each call. Create
+    parameters in `bind(channels)`. Each layer copies its mechanism and calls `bind` on the copy, so that one mechanism
+    may be used for many layers. Options that `__init__` sets are fixed once a layer has bound its copy.
 
     Args:
         structure: the name of the structure that it reads, in calls with several: `layer(x, structure={name: ...})`.
@@ -53,30 +63,30 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     #: The name that a layer has for it; that of its class in snake case where it is empty.
     role: str = ""
-    #: Whether a softmax over what is built means something.
+    #: Whether its entries are scores, so that a softmax over them is meaningful.
     has_scores: bool = False
-    #: Whether the leaves are made of `inputs.projected`.
+    #: Whether `forward` reads `inputs.projected`.
     sees_projection: bool = False
-    #: Whether the leaves are made of `inputs.sibling`, the mechanism beside this one in a sum or a product.
+    #: Whether `forward` reads `inputs.sibling`, the other operand of a sum or a product.
     reads_sibling: bool = False
-    #: Whether the leaves depend on x or z, or on more of the call than the structure, the dtype and the device.
+    #: Whether the basis depends on x or z, or on more of the call than the structure, the dtype and the device.
     reads_entries: bool = True
-    #: Whether the leaves depend on the numbers in x or z, so that the layer is not linear in x.
+    #: Whether the basis depends on the numbers in x or z, so that the layer is not linear in x.
     reads_content: bool = True
-    #: How it takes a batch of samples. "apart": it is asked for each sample alone. "structure": the structure of the
-    #: batch tells it all. "pairs": an entry depends on its own input and output alone, so that it makes those of the
-    #: whole batch, and pairs of different samples are left out. "offsets": so too, and on how far apart they are.
+    #: What its basis depends on in a batch of samples. "apart": anything; `forward` is called for each sample alone.
+    #: "structure": the structure of the batch. "pairs": an entry depends on its own input and output only; `forward` is
+    #: called once, and pairs of different samples are masked out. "offsets": like "pairs", and also on m - n.
     batching: str = "apart"
-    #: Whether it heeds `inputs.places` itself. Else what it makes by offsets is moved to where the outputs stand, and
-    #: of what it makes by the structure the outputs there are taken.
+    #: Whether `forward` reads `inputs.places`. If not, a basis of offsets is moved to the positions of the outputs, and
+    #: of a basis of the structure the outputs at these positions are selected.
     reads_places: bool = False
-    #: Names of methods (x (..., M, P), place of the first) -> (..., K, M, D) or (..., K, M), a tensor or a lazy leaf,
-    #: whose entry at m comes of input m and its place alone: `forward` asks for them by `inputs.of_x`, and
-    #: `Conv.prepare` ahead.
+    #: Names of methods (x (..., M, P), position of the first) -> (..., K, M, D) or (..., K, M), a tensor or a lazy
+    #: product, whose entry at m depends on input m and its position only. `forward` gets their results by
+    #: `inputs.of_x(method)`, so that `Conv.prepare` can compute them once.
     sources: tuple[str, ...] = ()
-    #: What an operator of the algebra makes of mechanisms (`operations`).
+    #: Applies an operator of the algebra to mechanisms: `operations.operation`.
     operation: ClassVar[Callable[..., Mechanism]]
-    #: Whether its parts read inputs of their own, so that a call gives them by name.
+    #: Whether its parts read different x, which a call passes by name.
     reads_by_name: bool = False
     #: The name of the x that it reads, in a call with several; `of` gives it.
     input_name: str | None = None
@@ -105,7 +115,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return 1
 
     def bind(self, channels: Channels) -> None:
-        """Make the parameters for these channel counts."""
+        """Create the parameters for these channel counts."""
 
     def forward(self, inputs: Inputs) -> Basis | Tensor:
         """The basis for these inputs."""
@@ -335,9 +345,9 @@ def check_bound(owner: str, mechanism: Mechanism) -> None:
 
 
 class Position(nn.Module):
-    """A module that predicts from `Inputs` a position for each output, (..., N): the centre of a window."""
+    """A module that predicts a position for each output, `Inputs` -> (..., N): the center of a window."""
 
-    #: As those of a mechanism; positions are those in the sample of each output.
+    #: The same facts as of a mechanism. Positions count from the first entry of the sample of each output.
     reads_structure: bool = True
     batching: str = "apart"
     #: Whether it reads x, and not z alone.

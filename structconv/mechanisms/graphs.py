@@ -38,7 +38,7 @@ _INVERSE = "^-1"
 
 
 class GraphMechanism(Mechanism):
-    """A mechanism over a `Graph` or a `KnowledgeGraph`: its leaves are derived from it once a dtype."""
+    """A mechanism over a `Graph` or a `KnowledgeGraph`. Its tensors are derived from the graph once for each dtype."""
 
     reads_entries = reads_content = False
     batching = "structure"
@@ -48,7 +48,7 @@ class GraphMechanism(Mechanism):
 
 
 class MatrixMechanism(GraphMechanism):
-    """One matrix over the edges of a graph: the leaves are the edges, and their values or none."""
+    """One matrix over the edges of a graph, with values or with ones."""
 
     def matrix(self, structure: Any, dtype: torch.dtype) -> Sparse:
         """The matrix that this mechanism makes of a structure."""

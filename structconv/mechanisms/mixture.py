@@ -47,7 +47,7 @@ class InputsOfParts(NamedTuple):
 
     @property
     def num_outputs(self) -> tuple[int, ...]:
-        """N as each part is told of it."""
+        """N for each part."""
         return tuple([part.num_outputs for part in self.parts])
 
 
@@ -103,7 +103,7 @@ class Mixture(Mechanism):
         return mixture
 
     def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
-        """What each part is told of a call."""
+        """The inputs of each part in a call."""
         parts, names = self.parts(), self.__dict__["_reads"]
         placed = self._placed(parts, names, structure)
         told = [_told(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
@@ -179,7 +179,7 @@ def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | in
 
 
 def _told(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
-    """What a part is told of its x, and that x as its values count."""
+    """The inputs of a part, and its x with zeros where the weights are zero."""
     inputs = Inputs(x, x if z is None else z, structure)
     if not part._hides(structure):
         return inputs, x

@@ -1,4 +1,4 @@
-"""Names of structures: which of the structures of a call a part of an expression reads, and what else it is told."""
+"""Names of structures: which of the structures of a call a part of an expression reads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Named:
         return structure.named(type(self).__name__, self.structure_name, self.reads_structure)
 
     def _told(self, inputs: Any) -> Any:
-        """What it is told of a call: of several structures its own."""
+        """The inputs of this mechanism: of several structures its own."""
         if type(inputs[2]) is not NamedStructures or self.hands_on:
             return inputs
         return inputs._replace(structure=self._own(inputs[2]))
@@ -93,7 +93,7 @@ def names_structures(mechanism: Any) -> bool:
 
 
 def called_with(mechanism: Any, structure: Any) -> Any:
-    """What a mechanism is told of the structure of a call, or of its structures, a dict of them by name.
+    """Return the structure for a mechanism from that of a call, or from its structures, a dict by name.
 
     Raises:
         StructureError: a name in the expression that the call does not give, or one of the call that nothing reads.

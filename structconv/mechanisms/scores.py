@@ -1,7 +1,7 @@
 """Content-based mechanisms: scores of pairs (m, n) from x (..., M, P) and z (..., N, P').
 
-Each makes one leaf of `bases/scores.py`. What is done to scores afterwards (scale, mask, softmax, ...) is written in
-the algebra: `DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax()`.
+The `forward` of each returns one value of `bases/scores.py`. Scale, mask, softmax, ... are written in the algebra:
+`DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax()`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Projection(nn.Linear):
 
 
 def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
-    """x through a projection as a leaf, head by head (..., K, M, D): still to be made where a call does nothing but
-    multiply and add."""
+    """x through a projection, head by head (..., K, M, D): a lazy `Projected` if the projection only multiplies and
+    adds, else the tensor."""
     weight = projection._parameters.get("weight")
     if (weight is None or type(projection) is not Projection or private.intercepted(projection)
             or torch.compiler.is_compiling()):
@@ -156,7 +156,7 @@ class DotProduct(Score):
         return ("lazy_keys",) if self.projects else ()
 
     def lazy_keys(self, x: Tensor, start: int = 0) -> Tensor | Projected:
-        """`keys`, still to be made where they are projections and nothing else."""
+        """`keys`, as a lazy `Projected` if they are projections and nothing else."""
         return by_heads(self.key, x, self.heads) if self._plain else self.keys(x, start)
 
     def places(self, inputs: Inputs) -> Tensor | None:

@@ -19,7 +19,7 @@ __all__ = ["Build", "Step", "builder", "shown"]
 
 
 class Step(NamedTuple):
-    """An operator on one basis: its name, its options, and whether it takes a leaf of the call."""
+    """An operator on one basis: its name, its options, and whether it reads a mask or a factor in each call."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
