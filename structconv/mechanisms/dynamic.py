@@ -128,4 +128,4 @@ def _check_outputs(owner: str, inputs: Inputs, outputs: int) -> None:
     """Raise `ShapeError` unless z has a row for each output."""
     if not torch.compiler.is_compiling() and inputs.num_outputs != outputs:
         raise ShapeError(owner, f"z must have a row for each of N={outputs} outputs", tuple(inputs.z.shape),
-                         "Call it as layer(x, z, structure).")
+                         "Call it as layer(x, structure, z=z).")

@@ -18,7 +18,7 @@ from structconv.bases.spec import materialized
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.inputs import Channels, Inputs
 from structconv.mechanisms.mixing import Mixing
-from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
+from structconv.mechanisms.naming import Named, called_with, check_name, check_structure, names_structures
 from structconv.mechanisms.options import may_change, options
 from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
@@ -110,8 +110,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """The basis for these inputs."""
         raise NotImplementedError(f"{type(self).__name__} must define forward(inputs), which returns a Basis")
 
-    def basis(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None) -> Basis:
+    def basis(self, x: Tensor, structure: AnyStructure = None, *, z: Tensor | None = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
+        check_structure("basis", structure, "mechanism.basis(x, z=z)")
         x = called_on(self, x)
         dtype = autocast_dtype(x)
         x, z = cast_to(x, dtype), cast_to(z, dtype)
@@ -143,7 +144,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             return placed(basis, cast(Places, inputs.places), inputs.num_outputs) if moved else basis
         if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
             raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
-                                 "inputs", repr(samples), "Call it as layer(x, z, structure).")
+                                 "inputs", repr(samples), "Call it as layer(x, structure, z=z).")
         if self._asked_apart(samples):
             basis = BlockDiagonal(tuple([self._as_basis(private.called(self, part)) for part in each_sample(inputs)]))
         else:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any, Self, cast
 
+from torch import Tensor
+
 from structconv.errors import ConfigError, StructureError
 from structconv.structures.named import NamedStructures, Place, listed_names
 from structconv.structures.samples import Samples
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue
 
-__all__ = ["Named", "called_with", "check_name", "check_unread", "names_structures"]
+__all__ = ["Named", "called_with", "check_name", "check_structure", "check_unread", "names_structures"]
 
 
 class Named:
@@ -111,6 +113,14 @@ def called_with(mechanism: Any, structure: Any) -> Any:
             check_unread(given[name])
     named = NamedStructures.of(given)
     return mechanism._own(mechanism._at_its_place(named) if named.batched else named)
+
+
+def check_structure(owner: str, structure: Any, call: str) -> None:
+    """Raise `ConfigError` if a tensor, such as z, is given in the place of the structure; `call` is how z is given."""
+    if isinstance(structure, Tensor):
+        raise ConfigError(owner, "structure must be a structure, such as a Graph or a Grid",
+                          f"a tensor of shape {tuple(structure.shape)}",
+                          f"The outputs (queries) go by keyword: {call}.")
 
 
 def check_unread(structure: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from structconv.mechanisms.given import Given
+from structconv.nn.attention import MultiheadAttention
 from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Support, batch
 from structconv.testing.checks import same
 from structconv.testing.use import Use
@@ -92,7 +93,9 @@ def side_by_side(first: Use, second: Use) -> Use:
     if not any(isinstance(value, _BATCHED) for value in first.structures):
         index = list(inspect.signature(first.layer.forward).parameters).index("structure")
         sizes = [[t.shape[-2] for t in each.arguments] for each in (first, second)]
-        inputs, outputs = ([each[i] for each in sizes] for i in (0, min(1, len(sizes[0]) - 1)))
+        last = len(sizes[0]) - 1
+        order = (last, 0) if isinstance(first.layer, MultiheadAttention) else (0, min(1, last))
+        inputs, outputs = ([each[i] for each in sizes] for i in order)
         samples = Samples(inputs, None if inputs == outputs else outputs)
         args = (*args[:index], *((samples,) if len(args) > index else ()), *args[index + 1:])
         kwargs = kwargs if len(args) > index else {**kwargs, "structure": samples}
