@@ -97,8 +97,13 @@ class MultiheadAttention(Conv):
         x, z = self._inputs(query, key_value)
         if type(x) is not Tensor and is_nested(x, z):
             return self._nested(x, z, structure, keep=keep, drop=drop, return_weights=return_weights)
-        return super().forward(x, self._pairs(x, z, keep, drop, structure), z=z, positions=positions,
-                               return_weights=return_weights)
+        try:
+            return super().forward(x, self._pairs(x, z, keep, drop, structure), z=z, positions=positions,
+                                   return_weights=return_weights)
+        except ShapeError:
+            if type(x) is Tensor:
+                self._check(x, z, None, 0)  # by the names of its own arguments
+            raise
 
     computes = forward
 
