@@ -118,7 +118,7 @@ def test_nested_tensors_give_nested_tensors():
         assert (x + y).shape == x.shape
         y.values().sum().backward()
     with pytest.raises(ConfigError, match="both be nested"):
-        MultiheadAttention(P, 2).double()(x, own[0])
+        MultiheadAttention(P, 2).double()(own[0], x)
 
 
 @pytest.mark.parametrize("expression", [
@@ -170,7 +170,7 @@ def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name):
     layer = Conv(SCORES[name].masked(keep=STRUCTURE_IF_GIVEN).softmax(), P, P).double()
     z = x.nan_to_num(1.0)
     found = []
-    for call in (lambda: layer(x, z, Padding(keep)), lambda: layer(layer.prepare(x, Padding(keep)), z)):
+    for call in (lambda: layer(x, Padding(keep), z=z), lambda: layer(layer.prepare(x, Padding(keep)), z=z)):
         layer.zero_grad()
         call().sum().backward()
         found.append([parameter.grad for parameter in layer.parameters() if parameter.grad is not None])

@@ -116,11 +116,12 @@ def called_with(mechanism: Any, structure: Any) -> Any:
 
 
 def check_structure(owner: str, structure: Any, call: str) -> None:
-    """Raise `ConfigError` if a tensor, such as z, is given in the place of the structure; `call` is how z is given."""
+    """Raise `StructureError` if a tensor, such as z, is given in the place of the structure; `call` is how to give z.
+    """
     if isinstance(structure, Tensor):
-        raise ConfigError(owner, "structure must be a structure, such as a Graph or a Grid",
-                          f"a tensor of shape {tuple(structure.shape)}",
-                          f"The outputs (queries) go by keyword: {call}.")
+        raise StructureError(owner, "structure must be a structure, such as a Graph or a Grid",
+                             f"a tensor of shape {tuple(structure.shape)}",
+                             f"The outputs (queries) go by keyword: {call}.")
 
 
 def check_unread(structure: Any) -> None:

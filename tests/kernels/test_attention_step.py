@@ -92,8 +92,8 @@ def test_what_is_not_a_number_stays_in_its_sample():
 def test_queries_from_elsewhere():
     layer, x, z = conv(2, 4, 6, others=3), torch.randn(2, 5, 6), torch.randn(2, 1, 3)
     prepared = layer.prepare(x[:, :4])
-    found = layer.step(prepared, x[:, 4:], z)
-    torch.testing.assert_close(found, layer(x, z, positions=4))
+    found = layer.step(prepared, x[:, 4:], z=z)
+    torch.testing.assert_close(found, layer(x, z=z, positions=4))
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ def test_cross_attention_equals_torchs(options):
     theirs = torchs(**options)
     ours = MultiheadAttention.from_torch(theirs)
     x, z = torch.randn(2, 6, options.get("kdim", 12), dtype=F64), torch.randn(2, 4, 12, dtype=F64)
-    close(ours(x, z), theirs(z, x, x, need_weights=False)[0])
+    close(ours(z, x), theirs(z, x, x, need_weights=False)[0])
 
 
 def test_padding_equals_torchs():
@@ -76,7 +76,7 @@ def test_padding_equals_torchs():
     close(ours(x, keep=Padding(keep)), expected)
     close(ours(x, drop=Padding(~keep)), expected)
     poisoned = x.masked_fill(~keep.unsqueeze(-1), torch.nan)
-    assert ours(poisoned, x, keep=Padding(keep)).isfinite().all()
+    assert ours(x, poisoned, keep=Padding(keep)).isfinite().all()
 
 
 def test_a_structure_restricts_beside_the_mask():
@@ -181,7 +181,7 @@ def test_a_new_non_local_block_is_the_identity():
     (ConfigError, lambda: NonLocalBlock(4, function="cosine")),
     (ConfigError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), structure="graph")),
     (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 7))),
-    (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), torch.randn(3, 7))),
+    (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 7), torch.randn(3, 8))),
     (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8, dtype=F64))),
     (StructureError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), keep=torch.ones(4, dtype=torch.bool))),
     (StructureError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), keep=torch.ones(3))),
@@ -203,8 +203,8 @@ def test_a_mask_with_an_axis_of_heads_or_of_another_batch_is_refused(shape, kind
 def test_a_mask_has_the_batch_of_x_or_of_z():
     layer, x, z = MultiheadAttention(12, 3), torch.randn(6, 12), torch.randn(2, 4, 12)
     keep = torch.arange(6) < torch.tensor([[4], [6]])
-    y = layer(x, z, keep=Padding(keep))
-    torch.testing.assert_close(y[0], layer(x[:4], z[0]))
+    y = layer(z, x, keep=Padding(keep))
+    torch.testing.assert_close(y[0], layer(z[0], x[:4]))
     with pytest.raises(StructureError, match="leading dimensions of the mask"):
         layer(x, keep=Padding(keep))
 
