@@ -159,7 +159,7 @@ def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, cha
     x, z = (torch.randn(3, n, c, requires_grad=True) for n, c in ((70, channels), (outputs, 6)))
     wide = [t.detach().double().requires_grad_() for t in (x, z)]
     twin = layer.double()
-    expected = torch.autograd.grad(twin(*wide).cos().sum(), [*wide, *twin.parameters()])
+    expected = torch.autograd.grad(twin(wide[0], z=wide[1]).cos().sum(), [*wide, *twin.parameters()])
     layer = layer.float()
     for found, wanted in zip(torch.autograd.grad(layer(x, z=z).cos().sum(), [x, z, *layer.parameters()]), expected,
                              strict=True):
@@ -297,7 +297,7 @@ def test_copies_go_on_by_themselves_and_a_failed_step_appends_nothing():
         for twin in twins:
             torch.testing.assert_close(layer.step(twin, x[:, 4:6]), layer(x, keep=Causal())[:, 4:6])
         with pytest.raises(ShapeError):
-            layer.step(prepared, x[:, 5:6], z=torch.randn(2, 1, 5))
+            layer.step(prepared, x[:, 5:6], query=torch.randn(2, 1, 5))
         assert prepared.length == 5
         torch.testing.assert_close(layer.step(prepared, x[:, 5:6]), layer(x, keep=Causal())[:, 5:6])
 

@@ -81,7 +81,7 @@ def test_two_sides_that_leaked(expression):
     inputs, outputs = (2, 3), (4, 2)
     layer = Conv(expression, P, P).to(F64)
     x, z = torch.randn(5, P, dtype=F64), torch.randn(6, P, dtype=F64)
-    expected = torch.cat([layer(*pair) for pair in zip(x.split(inputs), z.split(outputs), strict=True)])
+    expected = torch.cat([layer(own, z=other) for own, other in zip(x.split(inputs), z.split(outputs), strict=True)])
     torch.testing.assert_close(layer(x, Samples(inputs, outputs), z=z), expected)
 
 
@@ -132,7 +132,7 @@ def test_a_structure_beside_nested_tensors_keeps_their_samples():
     expected = torch.cat([layer(part, keep=Causal()) for part in x.unbind()])
     for y in (layer(x, structure=Causal()), layer(x, keep=Causal())):
         torch.testing.assert_close(y.values(), expected)
-    with pytest.raises(StructureError, match="samples of x and z"):
+    with pytest.raises(StructureError, match="samples of key_value and query"):
         layer(x, structure=Samples([4, 1]))
     assert "structconv" in str(layer.plan(x))
     Conv(DOT.softmax(), P, P).calibrate(x)

@@ -148,7 +148,7 @@ class MultiheadAttention(Conv):
             return key_value, query
         if self.in_channels != self.other_channels and type(query) is not Prepared:
             raise ShapeError("MultiheadAttention", f"key_value must be given, with shape (..., M, P={self.in_channels})",
-                             "none", f"query has P'={self.other_channels} channels and cannot stand for it.")
+                             "none", f"A query has P'={self.other_channels} channels and cannot stand for it.")
         return query, None
 
     def _with_pairs(self, query: Any, key_value: Any, keep: Any, drop: Any, structure: Any) -> tuple[Any, Any, Any]:

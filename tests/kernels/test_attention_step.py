@@ -24,7 +24,8 @@ def stepped(layer: Conv, x: Tensor, start: int, **options) -> tuple[Tensor, str]
     found = [layer.step(prepared, x[..., t:t + 1, :], **options) for t in range(start, x.shape[-2])]
     prepared.truncate(x.shape[-2] - 1)
     prepared.reserve(x[..., -1:, :])
-    return torch.cat(found, -2), layer.plan(prepared, x[..., -1:, :], positions=x.shape[-2] - 1).kernel
+    args, by_name = layer._arguments(prepared, x[..., -1:, :])
+    return torch.cat(found, -2), layer.plan(*args, **by_name, positions=x.shape[-2] - 1).kernel
 
 
 def conv(heads: int, dim: int, channels: int, others: int | None = None, **options) -> Conv:

@@ -67,6 +67,48 @@ def test_cross_attention_equals_torchs(options):
     close(ours(z, x), theirs(z, x, x, need_weights=False)[0])
 
 
+@pytest.mark.parametrize("options", [{}, {"kdim": 5, "vdim": 5}])
+@pytest.mark.parametrize(("queries", "keys"), [(4, 6), (6, 4), (1, 7), (5, 5)])
+def test_arguments_are_in_torchs_order(queries, keys, options):
+    theirs = torchs(**options)
+    ours = MultiheadAttention.from_torch(theirs)
+    q = torch.randn(2, queries, 12, dtype=F64, requires_grad=True)
+    kv = torch.randn(2, keys, options.get("kdim", 12), dtype=F64, requires_grad=True)
+    expected, weights = theirs(q, kv, kv, average_attn_weights=False)
+    for y in (ours(q, kv), ours(query=q, key_value=kv), ours(q, ours.prepare(kv))):
+        close(y, expected)
+        for own, gradient in zip(torch.autograd.grad(y.cos().sum(), (q, kv)),
+                                 torch.autograd.grad(expected.cos().sum(), (q, kv), retain_graph=True), strict=True):
+            close(own, gradient)
+    close(ours.basis(q, kv).dense(), weights.mT)
+    assert ours.plan(q, kv) is ours.plan(query=q, key_value=kv)
+
+
+def test_prepared_keys_and_values_stand_where_key_value_stands():
+    ours = MultiheadAttention(8, 2).eval().to(F64)
+    x, q = torch.randn(2, 6, 8, dtype=F64), torch.randn(2, 3, 8, dtype=F64)
+    with torch.no_grad():
+        prepared = ours.prepare(x)
+        close(ours(q, prepared), ours(q, x))
+        close(ours(prepared), ours(x))
+        close(ours.step(prepared, x[:, :2], query=q[:, :2]), ours(q[:, :2], torch.cat([x, x[:, :2]], 1)))
+    with pytest.raises(ConfigError, match=r"query must be a tensor; got Prepared.* Say layer\(query, prepared\)"):
+        ours(prepared, q)
+
+
+@pytest.mark.parametrize(("message", "call"), [
+    (r"query must have shape \(..., N, P'=8\); got \(3, 7\)", lambda ours: ours(torch.randn(3, 7), torch.randn(3, 6))),
+    (r"key_value must have shape \(..., M, P=6\); got \(3, 7\)",
+     lambda ours: ours(torch.randn(3, 8), torch.randn(3, 7))),
+    (r"key_value must be given, with shape \(..., M, P=6\)", lambda ours: ours(torch.randn(3, 8))),
+    (r"query must be given, with shape \(..., N, P'=8\)", lambda ours: ours(ours.prepare(torch.randn(3, 6)))),
+    (r"changed places: say layer\(query, key_value\)", lambda ours: ours(torch.randn(3, 6), torch.randn(4, 8))),
+])
+def test_errors_name_query_and_key_value(message, call):
+    with pytest.raises(ShapeError, match=f"MultiheadAttention: .*{message}"):
+        call(MultiheadAttention(8, 2, kdim=6))
+
+
 def test_padding_equals_torchs():
     theirs = torchs()
     ours = MultiheadAttention.from_torch(theirs)

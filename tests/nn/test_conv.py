@@ -435,11 +435,12 @@ def assigned(layer, **attributes):
 
 
 @pytest.mark.parametrize(("message", "call"), [
-    (r"z must be given, with shape \(..., N, P'=8\)", lambda: MultiheadAttention(8, 2, kdim=6)(x_of(2, 5, 6))),
+    (r"key_value must be given, with shape \(..., M, P=6\)", lambda: MultiheadAttention(8, 2, kdim=6)(x_of(2, 5, 8))),
     (r"z must be given, with shape \(..., N, P'=5\)", lambda: Conv(General(), P, Q, other_channels=5)(x_of(M, P))),
     (r"leading dimensions of z must broadcast with those of x, \(2,\); got \(3, 4, 4\)",
      lambda: Conv(ATTENTION, P, Q)(x_of(2, M, P), z=x_of(3, 4, P))),
-    (r"leading dimensions of z must broadcast", lambda: MultiheadAttention(P, 2)(x_of(3, M, P), x_of(2, M, P))),
+    (r"leading dimensions of query must broadcast with those of key_value, \(2,\); got \(3, 4, 4\)",
+     lambda: MultiheadAttention(P, 2)(x_of(3, 4, P), x_of(2, M, P))),
     (r"leading dimensions of the mask must broadcast",
      lambda: MultiheadAttention(P, 2)(x_of(2, M, P), keep=Padding(x_of(3, M) == 0))),
     (r"must broadcast to \(2,\).*; got \(6,\).* goes as DenseMask\(table\)",
@@ -451,13 +452,13 @@ def assigned(layer, **attributes):
     (r"must be bound", lambda: assigned(Conv(ATTENTION, P, Q), mechanism=ATTENTION).basis(x_of(M, P))),
     (r"basis: its mechanism must be bound", lambda: ATTENTION.basis(x_of(M, P))),
     (r"x must have shape \(..., M, P=4\); got \(4,\)", lambda: Conv(ATTENTION, P, Q)(x_of(P))),
-    (r"x must have shape \(..., M, P=4\); got \(4,\)", lambda: MultiheadAttention(P, 2)(x_of(P), keep=Causal())),
+    (r"query must have shape \(..., M, P=4\); got \(4,\)", lambda: MultiheadAttention(P, 2)(x_of(P), keep=Causal())),
     (r"EdgeBias: the graph must have edge_attr", lambda: GATConv(P, Q, edge_dim=2)(x_of(M, P), GRAPH)),
     (r"path must be the name of an order, or None; got \['a'\]",
      lambda: Conv(Identity(), P, Q, path=["a"])(x_of(M, P))),
     *[("max_bytes must be a number of bytes, or None", lambda wrong=wrong: Conv(Identity(), P, Q, max_bytes=wrong)(
         x_of(M, P))) for wrong in ([1], "1MB", float("nan"), -1)],
-    (r"torch's layer\(query, key, value\) is layer\(key, query\)",
+    (r"torch's layer\(query, key, value\) is layer\(query, key_value\)",
      lambda: MultiheadAttention(P, 2)(*[x_of(2, M, P)] * 3)),
     ("GCNConv: the graph must be given once", lambda: GCNConv(P, Q)(x_of(M, P), GRAPH, structure=GRAPH)),
     ("GATConv: the second argument must be a Graph; got NoneType", lambda: GATConv(P, Q)(x_of(M, P))),

@@ -260,7 +260,7 @@ def _several_inputs() -> None:
               Conv(dot.softmax().on("all").of("nodes")
                    | mechanisms.Additive(3).masked(keep="near").softmax().of("others"),
                    {"nodes": P, "others": 2}, Q, other_channels=3),
-              {"nodes": x(), "others": library.random(5, 2)}, library.random(4, 3),
+              {"nodes": x(), "others": library.random(5, 2)}, z=library.random(4, 3),
               structure={"all": graph(outputs=4, edges=5), "near": graph(inputs=5, outputs=4, edges=9)}))
 
 
