@@ -132,7 +132,7 @@ def test_a_structure_beside_nested_tensors_keeps_their_samples():
     expected = torch.cat([layer(part, keep=Causal()) for part in x.unbind()])
     for y in (layer(x, structure=Causal()), layer(x, keep=Causal())):
         torch.testing.assert_close(y.values(), expected)
-    with pytest.raises(StructureError, match="samples of key_value and query"):
+    with pytest.raises(StructureError, match="samples of query"):
         layer(x, structure=Samples([4, 1]))
     assert "structconv" in str(layer.plan(x))
     Conv(DOT.softmax(), P, P).calibrate(x)

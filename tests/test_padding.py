@@ -155,7 +155,7 @@ def test_edges_of_a_batch_of_nested_nodes_are_nested():
 def test_nested_tensors_are_prepared_as_entries_of_samples():
     layer = MultiheadAttention(P, 2).double()
     x = torch.nested.as_nested_tensor(sequences(), layout=torch.jagged)
-    with pytest.raises(ShapeError, match=r"must not be nested.*structure=Samples\(x.offsets\(\).diff\(\)\)"):
+    with pytest.raises(ShapeError, match=r"must not be nested.*structure=Samples\(key_value.offsets\(\).diff\(\)\)"):
         layer.prepare(x)
     prepared = layer.prepare(x.values(), structure=Samples(x.offsets().diff()))
     torch.testing.assert_close(layer(prepared), layer(x).values())

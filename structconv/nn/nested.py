@@ -38,7 +38,7 @@ def unpacked(owner: str, x: Any, z: Any, structure: Any, name: str = "x", other_
                               "without holes", f"one of layout {t.layout}", "Make it by "
                               "torch.nested.as_nested_tensor([...], layout=torch.jagged).")
     samples = Samples(x.offsets().diff(), None if z is None else z.offsets().diff())
-    return x.values(), None if z is None else z.values(), _joined(owner, samples, structure, f"{name} and {other_name}")
+    return x.values(), None if z is None else z.values(), _joined(owner, samples, structure, name if name == other_name else f"{name} and {other_name}")
 
 
 def _joined(owner: str, samples: Samples, structure: Any, names: str) -> Any:
