@@ -20,9 +20,10 @@ $(READY): pyproject.toml systems/pyproject.toml constraints.txt
 	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras test,dev,docs
 	@touch $@
 
-# Triton, 290 MB: without a GPU its interpreter and its compiler test the kernels for one.
+# Triton, 290 MB: without a GPU its interpreter and its compiler test the kernels for one. And the tools that go by the
+# names of parameters (PEFT, transformers, Accelerate, Lightning), for tests/test_tools.py.
 $(READY_TEST): $(READY)
-	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras gpu
+	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extras gpu,tools
 	@touch $@
 
 $(READY_BENCH): $(READY)

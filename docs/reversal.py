@@ -1,4 +1,4 @@
-"""A basis of one's own, the example of `your-own-basis.md`."""
+"""A basis of one's own, the example of `your-own-kernel.md`."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,7 +54,7 @@ def check_tensor(owner: str, name: str, value: object, remedy: str = "") -> None
 
 
 def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels: int | None = None,
-                  name: str = "x", letters: str = "MP") -> None:
+                  name: str = "x", letters: Sequence[str] = "MP") -> None:
     """Raise `ShapeError` unless `x` has shape (..., entries, channels); `None` leaves a size free."""
     fits = x.dim() >= 2
     if fits and channels is not None:
@@ -66,12 +68,13 @@ def check_entries(owner: str, x: Tensor, *, entries: int | None = None, channels
                          "Entries are dim -2, channels dim -1.")
 
 
-def check_leads(owner: str, x: Tensor, z: Tensor) -> None:
+def check_leads(owner: str, x: Tensor, z: Tensor, *, name: str = "x", other_name: str = "z") -> None:
     """Raise `ShapeError` unless the leading dimensions of x and z broadcast."""
     try:
         broadcast(x.shape[:-2], z.shape[:-2])
     except RuntimeError:
-        raise ShapeError(owner, f"leading dimensions of z must broadcast with those of x, {tuple(x.shape[:-2])}",
+        expected = f"leading dimensions of {other_name} must broadcast with those of {name}, {tuple(x.shape[:-2])}"
+        raise ShapeError(owner, expected,
                          tuple(z.shape), "Both are of one batch.") from None
 
 

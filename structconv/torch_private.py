@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 __all__ = [
     "NAMES",
@@ -44,6 +45,7 @@ __all__ = [
     "outside_modes",
     "parameter",
     "profiling",
+    "pytree",
     "single_level",
     "tracing",
     "transforms_active",
@@ -184,7 +186,7 @@ def _intercepted(module: torch.nn.Module) -> bool:
     held = module.__dict__
     return bool(held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                 or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held
-                or global_hooks() or type(module).__call__ not in _PLAIN)
+                or global_hooks() or type(module).__call__ not in _PLAIN or torch.nn.Module.__call__ is not _CALL)
 
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
@@ -228,7 +230,7 @@ def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
     held = module.__dict__
     if (_PLAIN_CALLS and not (held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]
                               or held["_backward_pre_hooks"] or "forward" in held or "_compiled_call_impl" in held)
-            and type(module).__call__ in _PLAIN and not global_hooks()):
+            and type(module).__call__ in _PLAIN and torch.nn.Module.__call__ is _CALL and not global_hooks()):
         return module.forward(*args, **options)
     return module(*args, **options)
 

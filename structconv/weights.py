@@ -37,6 +37,7 @@ from structconv.theta import (
     SharedTheta,
     Theta,
 )
+from structconv.written import written
 
 __all__ = ["Depthwise", "DepthwiseSeparable", "Eye", "EyeBlocks", "Full", "Grouped", "HeadBlocks", "LowRank",
            "MixtureWeights", "Separable", "Shared", "Weight", "WeightList"]
@@ -105,10 +106,7 @@ class Weight(nn.Module, abc.ABC):
 
     def extra_repr(self) -> str:
         sizes = f"K={self.size}, P={self.in_channels}, Q={self.out_channels}"
-        return ", ".join([*self._options(), *([sizes] if self.size else [])])
-
-    def _options(self) -> list[str]:
-        return []
+        return ", ".join(filter(None, [written(self), sizes if self.size else ""]))
 
 
 class _Maker:
@@ -158,9 +156,6 @@ class Grouped(_Whole):
     def _theta(self) -> Theta:
         return _over(GroupedTheta, {"theta": self.theta})
 
-    def _options(self) -> list[str]:
-        return [f"groups={self.groups}"]
-
 
 class Shared(_Whole):
     """One Theta (P, Q) for all k: P Q numbers. Its variance counts the energy of the sum of all matrices."""
@@ -203,9 +198,6 @@ class Separable(Weight):
 
     def scale_(self, factor: float | Tensor) -> None:
         _scale(self.mix, factor)
-
-    def _options(self) -> list[str]:
-        return [f"rank={self.rank}"]
 
 
 class DepthwiseSeparable(Weight):
@@ -260,9 +252,6 @@ class LowRank(Weight):
 
     def scale_(self, factor: float | Tensor) -> None:
         _scale(self.output, factor)
-
-    def _options(self) -> list[str]:
-        return [f"dim={self.dim}", *([f"shared_by={self.shared_by}"] if self.shared_by > 1 else [])]
 
 
 class HeadBlocks(_Whole):
@@ -327,11 +316,6 @@ class Depthwise(Weight):
         if self.normalize == "none":
             _scale(self.depthwise, factor)
 
-    def _options(self) -> list[str]:
-        heads = [] if self.heads is None else [f"heads={self.heads}"]
-        return [f"multiplier={self.multiplier}", *heads,
-                *([] if self.normalize == "none" else [f"normalize={self.normalize!r}"])]
-
 
 class Eye(Weight):
     """Theta_k = the identity, P = Q: nothing to draw, to scale or to train."""
@@ -393,6 +377,9 @@ class WeightList(Weight):
         return [weight.bound(size, self.in_channels, self.out_channels, dtype=new.dtype, device=new.device)
                 for weight, size in zip(self.weights, new.sizes, strict=True)]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}([{', '.join(map(repr, self.weights))}])"
+
     def _theta(self) -> Theta:
         parts = tuple(private.called(weight) for weight in self.weights)
         return parts[0] if len(parts) == 1 else ConcatTheta(parts)
@@ -421,6 +408,9 @@ class MixtureWeights(WeightList):
     def __init__(self, weights: Weight | Sequence[Weight], channels: Sequence[int]) -> None:
         super().__init__([weights] * len(channels) if isinstance(weights, Weight) else weights)
         self.channels = tuple(channels)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, channels={self.channels})"
 
     def _bound_parts(self, new: _Maker) -> list[Weight]:
         each = zip(self.weights, new.sizes, self.channels, strict=True)

@@ -65,8 +65,8 @@ def steps_over_what_was_prepared():
     layer = nn.Conv(Additive(8).softmax(), 6, 4, other_channels=5)
     x, z = torch.randn(2, 30, 6, requires_grad=True), torch.randn(2, 3, 5, requires_grad=True)
     prepared = layer.prepare(x)
-    steps = torch.cat([layer(prepared, z[:, t:t + 1]) for t in range(3)], 1)
-    found, wanted = (torch.autograd.grad(y.sin().sum(), [x, z, *layer.parameters()]) for y in (steps, layer(x, z)))
+    steps = torch.cat([layer(prepared, z=z[:, t:t + 1]) for t in range(3)], 1)
+    found, wanted = (torch.autograd.grad(y.sin().sum(), [x, z, *layer.parameters()]) for y in (steps, layer(x, z=z)))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 

@@ -121,7 +121,7 @@ def test_other_errors_of_a_layer_name_it():
         layer(torch.ones(2, 4), structure={"bond": GRAPH})
     with pytest.raises(StructureError, match=r"^RelativeValue: "):
         sc.Conv(sc.DotProduct(2, 3).softmax(), 4, 3, weight=sc.LowRank(3), relative_value=sc.RelativeValue(2))(
-            torch.ones(4, 4), torch.ones(3, 4), sc.Samples([2, 2], [1, 2]))
+            torch.ones(4, 4), sc.Samples([2, 2], [1, 2]), z=torch.ones(3, 4))
 
 
 X, THETA, BASIS = torch.randn(4, 3), torch.randn(2, 3, 5), sc.Dense(torch.randn(2, 4, 4))

@@ -145,9 +145,9 @@ def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
     x, z = (torch.randn(2, n, c, dtype=torch.float64, requires_grad=True) for n, c in ((20, 4), (3, 6)))
     leaves = [x, z, *layer.parameters()]
     prepared = layer.prepare(x)
-    steps = torch.cat([layer(prepared, z[:, t:t + 1]) for t in range(3)], 1)
+    steps = torch.cat([layer(prepared, z=z[:, t:t + 1]) for t in range(3)], 1)
     for found, wanted in zip(torch.autograd.grad(steps.square().sum(), leaves),
-                             torch.autograd.grad(layer(x, z).square().sum(), leaves), strict=True):
+                             torch.autograd.grad(layer(x, z=z).square().sum(), leaves), strict=True):
         torch.testing.assert_close(found, wanted)
 
 
@@ -159,9 +159,9 @@ def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, cha
     x, z = (torch.randn(3, n, c, requires_grad=True) for n, c in ((70, channels), (outputs, 6)))
     wide = [t.detach().double().requires_grad_() for t in (x, z)]
     twin = layer.double()
-    expected = torch.autograd.grad(twin(*wide).cos().sum(), [*wide, *twin.parameters()])
+    expected = torch.autograd.grad(twin(wide[0], z=wide[1]).cos().sum(), [*wide, *twin.parameters()])
     layer = layer.float()
-    for found, wanted in zip(torch.autograd.grad(layer(x, z).cos().sum(), [x, z, *layer.parameters()]), expected,
+    for found, wanted in zip(torch.autograd.grad(layer(x, z=z).cos().sum(), [x, z, *layer.parameters()]), expected,
                              strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
@@ -175,7 +175,7 @@ def test_sliding_windows_hold_what_a_later_step_sees():
     assert prepared.x.shape[-2] == 4
     assert prepared.dropped == 46
     with pytest.raises(ConfigError, match="positions must be given"):
-        layer(prepared, x[:, :1])
+        layer(prepared, z=x[:, :1])
 
 
 def test_a_window_around_predicted_positions_and_one_without_them_keep_their_places():
@@ -183,7 +183,7 @@ def test_a_window_around_predicted_positions_and_one_without_them_keep_their_pla
     x = torch.randn(2, 9, 8)
     for weights in (GaussianWindow(1.5), GaussianWindow(1.5, PredictedPosition())):
         layer = Conv(DOT.softmax() * weights, 8, 6)
-        torch.testing.assert_close(layer(x, x[:, 4:], positions=4), layer(x)[:, 4:])
+        torch.testing.assert_close(layer(x, z=x[:, 4:], positions=4), layer(x)[:, 4:])
 
 
 @pytest.mark.parametrize(("positions", "error"), [
@@ -192,14 +192,14 @@ def test_a_window_around_predicted_positions_and_one_without_them_keep_their_pla
 def test_positions_that_are_none_are_told(positions, error):
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
     with pytest.raises(error, match="positions"):
-        layer(x, x[:, :2], keep=Causal(), positions=positions)
+        layer(x[:, :2], x, keep=Causal(), positions=positions)
 
 
 def test_what_was_prepared_otherwise_is_refused():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
     prepared = layer.prepare(x)
     with pytest.raises(ConfigError, match="prepared by this layer"):
-        MultiheadAttention(8, 2)(prepared, x)
+        MultiheadAttention(8, 2)(x, prepared)
     with pytest.raises(ShapeError, match=r"m, P=8"):
         prepared.append(x[:1])
     with pytest.raises(ShapeError, match="P=8"):
@@ -211,14 +211,14 @@ def test_what_was_prepared_otherwise_is_refused():
     with torch.no_grad():
         layer.bias.add_(1)
     with pytest.raises(ConfigError, match="Prepare x again"):
-        layer(prepared, x)
+        layer(x, prepared)
 
 
 def test_a_plan_of_prepared_inputs_is_what_runs():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
     prepared = layer.prepare(x)
-    plan = layer.plan(prepared, x[:, :1], positions=4, keep=Causal())
-    assert plan is layer.plan(prepared, x[:, :1], positions=4, keep=Causal())
+    plan = layer.plan(x[:, :1], prepared, positions=4, keep=Causal())
+    assert plan is layer.plan(x[:, :1], prepared, positions=4, keep=Causal())
     assert plan.kernel == "torch.sdpa"
 
 
@@ -261,7 +261,7 @@ def test_inputs_that_are_gone_are_not_made_up():
             layer.step(prepared, x[:, t:t + 1])
         for positions in (3, 6, torch.tensor([3]), torch.tensor([[7], [8]])):
             with pytest.raises(ConfigError, match="inputs that are gone"):
-                layer(prepared, x[:, 8:], positions=positions)
+                layer(prepared, z=x[:, 8:], positions=positions)
         with pytest.raises(ConfigError, match=r"prepared\.copy"):
             prepared.truncate(7)
         attention = MultiheadAttention(8, 2)
@@ -279,13 +279,13 @@ def test_what_is_appended_without_gradients_takes_none_from_what_was_there():
     prepared = layer.prepare(x)
     with torch.no_grad():
         prepared.append(more)
-    found, = torch.autograd.grad(layer(prepared, more, positions=5).square().sum(), x, retain_graph=True)
-    wanted, = torch.autograd.grad(layer(torch.cat([x, more], 1), more, positions=5).square().sum(), x)
+    found, = torch.autograd.grad(layer(prepared, z=more, positions=5).square().sum(), x, retain_graph=True)
+    wanted, = torch.autograd.grad(layer(torch.cat([x, more], 1), z=more, positions=5).square().sum(), x)
     torch.testing.assert_close(found, wanted)
     prepared.truncate(0)
     with torch.no_grad():
         prepared.append(more)
-    assert not torch.autograd.grad(layer(prepared, more).square().sum(), x, allow_unused=True)[0].any()
+    assert not torch.autograd.grad(layer(prepared, z=more).square().sum(), x, allow_unused=True)[0].any()
 
 
 def test_copies_go_on_by_themselves_and_a_failed_step_appends_nothing():
@@ -297,7 +297,7 @@ def test_copies_go_on_by_themselves_and_a_failed_step_appends_nothing():
         for twin in twins:
             torch.testing.assert_close(layer.step(twin, x[:, 4:6]), layer(x, keep=Causal())[:, 4:6])
         with pytest.raises(ShapeError):
-            layer.step(prepared, x[:, 5:6], z=torch.randn(2, 1, 5))
+            layer.step(prepared, x[:, 5:6], query=torch.randn(2, 1, 5))
         assert prepared.length == 5
         torch.testing.assert_close(layer.step(prepared, x[:, 5:6]), layer(x, keep=Causal())[:, 5:6])
 
@@ -313,7 +313,7 @@ def test_autocast_is_as_it_was_prepared():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
     with torch.autocast("cpu", torch.bfloat16):
         prepared = layer.prepare(x)
-        torch.testing.assert_close(layer(prepared, x), layer(x))
+        torch.testing.assert_close(layer(x, prepared), layer(x))
     with pytest.raises(ConfigError, match="autocast"):
         layer.step(prepared, x[:, :1])
 
@@ -339,8 +339,8 @@ def test_what_a_structure_has_for_each_sample_is_reordered_with_it(name, index):
     own = type(structure)(keep[index]) if keep is not None else structure
     if name == "both":
         own = Causal() & Padding(structure.second.keep[index])
-    found = layer(layer.prepare(x, structure).reorder(index), z, positions=4)
-    torch.testing.assert_close(found, layer(x[index], z, structure=own, positions=4))
+    found = layer(z, layer.prepare(x, structure).reorder(index), positions=4)
+    torch.testing.assert_close(found, layer(z, x[index], structure=own, positions=4))
 
 
 def test_weights_of_each_sample_are_reordered_with_it():

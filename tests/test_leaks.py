@@ -81,8 +81,8 @@ def test_two_sides_that_leaked(expression):
     inputs, outputs = (2, 3), (4, 2)
     layer = Conv(expression, P, P).to(F64)
     x, z = torch.randn(5, P, dtype=F64), torch.randn(6, P, dtype=F64)
-    expected = torch.cat([layer(*pair) for pair in zip(x.split(inputs), z.split(outputs), strict=True)])
-    torch.testing.assert_close(layer(x, z, Samples(inputs, outputs)), expected)
+    expected = torch.cat([layer(own, z=other) for own, other in zip(x.split(inputs), z.split(outputs), strict=True)])
+    torch.testing.assert_close(layer(x, Samples(inputs, outputs), z=z), expected)
 
 
 X = torch.randn(5, P)
@@ -94,11 +94,11 @@ CROSSED = batch([TWO_SIDES, TWO_SIDES.reversed()])
 @pytest.mark.parametrize("call", [
     lambda: dataclasses.replace(COMPLETE, edge_index=torch.tensor([[0, 4], [4, 0]])),
     lambda: dataclasses.replace(COMPLETE, num_inputs=7, num_outputs=7),
-    lambda: Conv(DOT.softmax(), P, P, relative_value=RelativeValue(1))(X, torch.randn(6, P), Samples([2, 3], [3, 3])),
-    lambda: GCNConv(P, P)(X, CROSSED), lambda: Conv(Chebyshev(1), P, P)(X, None, CROSSED),
-    lambda: Conv(DOT.masked(keep=Samples([4, 1])).softmax(), P, P)(X, None, Samples([2, 3])),
+    lambda: Conv(DOT.softmax(), P, P, relative_value=RelativeValue(1))(X, Samples([2, 3], [3, 3]), z=torch.randn(6, P)),
+    lambda: GCNConv(P, P)(X, CROSSED), lambda: Conv(Chebyshev(1), P, P)(X, CROSSED),
+    lambda: Conv(DOT.masked(keep=Samples([4, 1])).softmax(), P, P)(X, Samples([2, 3])),
     lambda: MultiheadAttention(P, 2)(X, keep=batch([Graph.complete(4), Graph.complete(1)]), structure=Samples([2, 3])),
-    lambda: Conv(Given(torch.randn(1, 7, 7)), P, P)(torch.randn(14, P), None, Samples([6, 8])),
+    lambda: Conv(Given(torch.randn(1, 7, 7)), P, P)(torch.randn(14, P), Samples([6, 8])),
     lambda: MultiheadAttention(P, 2)(torch.randn(14, P), structure=Samples([3, 6, 5], [5, 6, 3])),
     lambda: ConvLSTMCell(Cuboid(3), P, P, peephole=14)(torch.randn(14, P), None, Samples([3, 6, 5])),
     lambda: Samples([2**62] * 3), lambda: Samples(torch.tensor(3)), lambda: Samples([True, 2])])
@@ -110,8 +110,8 @@ def test_what_cannot_be_had_is_refused(call):
 def test_each_graph_of_two_sides_is_normalised_by_its_own_degrees():
     torch.manual_seed(0)
     layer, z = Conv(Adjacency(), P, P), torch.randn(5, P)
-    expected = torch.cat([layer(X[:2], z[:3], TWO_SIDES), layer(X[2:], z[3:], TWO_SIDES.reversed())])
-    torch.testing.assert_close(layer(X, z, CROSSED), expected)
+    expected = torch.cat([layer(X[:2], TWO_SIDES, z=z[:3]), layer(X[2:], TWO_SIDES.reversed(), z=z[3:])])
+    torch.testing.assert_close(layer(X, CROSSED, z=z), expected)
 
 
 def test_a_number_of_entries_is_no_constant_of_a_plan():
@@ -132,7 +132,7 @@ def test_a_structure_beside_nested_tensors_keeps_their_samples():
     expected = torch.cat([layer(part, keep=Causal()) for part in x.unbind()])
     for y in (layer(x, structure=Causal()), layer(x, keep=Causal())):
         torch.testing.assert_close(y.values(), expected)
-    with pytest.raises(StructureError, match="samples of x and z"):
+    with pytest.raises(StructureError, match="samples of query"):
         layer(x, structure=Samples([4, 1]))
     assert "structconv" in str(layer.plan(x))
     Conv(DOT.softmax(), P, P).calibrate(x)
@@ -147,14 +147,14 @@ def test_other_nested_tensors_are_refused(x):
     with pytest.raises(ConfigError, match="must be a nested tensor"):
         MultiheadAttention(P, 2)(x())
     with pytest.raises(ConfigError, match="both be nested"):
-        MultiheadAttention(P, 2)(torch.randn(2, 3, P), nested(2, 3))
+        MultiheadAttention(P, 2)(nested(2, 3), torch.randn(2, 3, P))
 
 
 def test_samples_are_rebuilt_compiled_and_exported():
     samples = Samples([2, 3])
     assert dataclasses.replace(samples).sizes() == samples.sizes()
     layer = Conv(DOT.scaled().masked(keep=Window(1)).softmax(), P, P)
-    torch.testing.assert_close(torch.compile(layer, backend="eager")(X, None, samples), layer(X, None, samples))
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(X, samples), layer(X, samples))
 
 
 def test_the_backward_of_many_samples_that_are_asked_one_by_one_is_linear_in_their_number():

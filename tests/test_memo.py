@@ -243,6 +243,6 @@ def test_what_a_bias_keeps_does_not_grow_with_the_lengths_that_were_seen(bias):
     with torch.no_grad():
         for lengths in (range(98, 101), range(101, 111)):  # of one class of sizes
             for length in lengths:
-                layer(torch.zeros(1, length, 8), torch.zeros(1, 209 - length, 8))
+                layer(torch.zeros(1, length, 8), z=torch.zeros(1, 209 - length, 8))
             found.append(numbers())
     assert found[1] - found[0] < 3 * 112 * 112

@@ -163,4 +163,4 @@ def test_outputs_at_places_are_asked_for_at_pairs_of_the_same_kind(heads, at):
         a = scores.masked_fill(~seen, -torch.inf).softmax(-2)
         expected = torch.einsum("...kmn,mp,kpq->...nq", a, x, layer.weight().dense()) + layer.bias
         given = at if isinstance(at, int) else places
-        torch.testing.assert_close(layer(x, z, structure=structure, positions=given), expected)
+        torch.testing.assert_close(layer(x, z=z, structure=structure, positions=given), expected)

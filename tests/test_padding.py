@@ -122,7 +122,7 @@ def test_nested_tensors_give_nested_tensors():
         assert (x + y).shape == x.shape
         y.values().sum().backward()
     with pytest.raises(ConfigError, match="both be nested"):
-        MultiheadAttention(P, 2).double()(x, own[0])
+        MultiheadAttention(P, 2).double()(own[0], x)
 
 
 @pytest.mark.parametrize("expression", [
@@ -159,7 +159,7 @@ def test_edges_of_a_batch_of_nested_nodes_are_nested():
 def test_nested_tensors_are_prepared_as_entries_of_samples():
     layer = MultiheadAttention(P, 2).double()
     x = torch.nested.as_nested_tensor(sequences(), layout=torch.jagged)
-    with pytest.raises(ShapeError, match=r"must not be nested.*structure=Samples\(x.offsets\(\).diff\(\)\)"):
+    with pytest.raises(ShapeError, match=r"must not be nested.*structure=Samples\(key_value.offsets\(\).diff\(\)\)"):
         layer.prepare(x)
     prepared = layer.prepare(x.values(), structure=Samples(x.offsets().diff()))
     torch.testing.assert_close(layer(prepared), layer(x).values())
@@ -174,7 +174,7 @@ def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name):
     layer = Conv(SCORES[name].masked(keep=STRUCTURE_IF_GIVEN).softmax(), P, P).double()
     z = x.nan_to_num(1.0)
     found = []
-    for call in (lambda: layer(x, z, Padding(keep)), lambda: layer(layer.prepare(x, Padding(keep)), z)):
+    for call in (lambda: layer(x, Padding(keep), z=z), lambda: layer(layer.prepare(x, Padding(keep)), z=z)):
         layer.zero_grad()
         call().sum().backward()
         found.append([parameter.grad for parameter in layer.parameters() if parameter.grad is not None])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -157,3 +158,42 @@ def test_masks_stay_where_they_are_written():
                 same(layer.basis(x, structure=structure).dense()[:, 0], a, name)
                 expected = torch.einsum("bmn,bmp,pq->bnq", a, x, layer.weight.theta[0])
                 same(layer(x, structure=structure), expected, name)
+
+
+#: Expressions whose hidden inputs no output reads, whatever they hold.
+UNREAD = {
+    "weights over outputs, then shares":
+        lambda d, e, keep: d.masked(keep=keep).softmax(over="outputs").normalize("sum"),
+    "shares of dropped weights": lambda d, e, keep: d.masked(keep=keep).softmax(sink=0.0).normalize("count"),
+    "relu": lambda d, e, keep: d.masked(keep=keep).softmax().relu(),
+    "tanh": lambda d, e, keep: d.masked(keep=keep).softmax().tanh(),
+    "leaky": lambda d, e, keep: d.masked(keep=keep).softmax().leaky_relu(),
+    "softcap": lambda d, e, keep: d.masked(keep=keep).softmax().softcap(3.0),
+    "either of two masks": lambda d, e, keep: d.masked(keep=keep | keep).softmax(),
+    "neither of two masks": lambda d, e, keep: d.masked(drop=~keep & ~keep).softmax()}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_hidden_inputs_hold_does_not_matter(name):
+    torch.manual_seed(0)
+    keep = Padding(torch.tensor([True, True, True, False]))
+    layer = Conv(UNREAD[name](DotProduct(dim=3), None, keep), P, P).double()
+    z, found = torch.randn(2, P, dtype=F64), []
+    for hidden in (0.5, torch.nan):
+        x = torch.randn(4, P, dtype=F64, generator=torch.Generator().manual_seed(1))
+        x[3] = hidden
+        y = layer(x, z=z)
+        found.append([y, *torch.autograd.grad(y.sum(), list(layer.parameters()), materialize_grads=True)])
+    for own, other in zip(*found, strict=True):
+        same(own, other, name)
+
+
+@pytest.mark.parametrize("weights", [lambda e: e.softmax(), lambda e: e.normalize("sigmoid")])
+def test_a_masked_logarithm_times_weights_has_finite_gradients(weights):
+    torch.manual_seed(0)
+    keep = Padding(torch.tensor([True, True, True, False]))
+    for join in (lambda a, b: a * b, lambda a, b: a.outer(b)):
+        expression = join(DotProduct(dim=3).masked(keep=keep).log_softmax(), weights(DotProduct(dim=3)))
+        layer = Conv(expression, P, P).double()
+        layer(torch.randn(4, P, dtype=F64)).sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())

@@ -21,7 +21,7 @@ layer = Conv(DotProduct().softmax() | Identity(), 4, 4)
 """
 RIGHT = """
 layer.forward(x, structure=grid)
-layer.forward(x, None, Samples([1, 2]))
+layer.forward(x, Samples([1, 2]), z=x)
 layer.plan(x, structure={"bonds": graph, "line": grid, "near": Window(1)})
 GCNConv(4, 4).forward(x, graph)
 reveal_type((DotProduct() @ Adjacency()).softmax())
@@ -31,6 +31,7 @@ WRONG = """
 structconv.nope
 DotProduct().sofmax()
 layer.forward(x, structure="bonds")
+layer.forward(x, x)
 layer.plan(x, structure=[graph])
 layer.basis(x, structure={"bonds": 3})
 GCNConv(4, 4).forward(x, structure=3)

@@ -47,7 +47,7 @@ def _rnnsearch(batch: int, length: int, steps: int, entries: int = 512, states: 
 
     def run() -> Tensor:
         prepared = ours.prepare(x)
-        return torch.cat([ours(prepared, z[:, t:t + 1]) for t in range(steps)], 1)
+        return torch.cat([ours(prepared, z=z[:, t:t + 1]) for t in range(steps)], 1)
 
     def run_peer() -> Tensor:
         keys = peer.key(x_peer)

@@ -111,6 +111,8 @@ def add(first: Basis, second: Basis | Tensor | Support | Graph) -> Basis:
         _check_masks_scores(first.has_scores, mask, first)
         first = first if mask is None else masked(first, keep=mask)
         return first if table is None else add(first, Dense(table))
+    if type(first) is not Concat and type(second) is not Concat and (first.has_scores or second.has_scores):
+        return Sum(first, second)  # which checks both
     _check_same_entries("a + b", first, second)
     check_sizes("a + b", first, second)
     return _part_by_part("a + b", Sum if first.has_scores or second.has_scores else _linear_sum, first, second)
@@ -132,6 +134,8 @@ def _linear_sum(first: Basis, second: Basis) -> Basis:
 def multiply(first: Basis, second: Basis | Tensor | float) -> Basis:
     """`a * b` entry by entry, or `c * a` with a number or a tensor of K numbers."""
     if isinstance(second, Basis):
+        if type(first) is not Concat and type(second) is not Concat:
+            return Product(first, second)  # which checks both
         _check_same_entries("a * b", first, second)
         check_sizes("a * b", first, second)
         return _part_by_part("a * b", Product, first, second)

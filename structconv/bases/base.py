@@ -278,7 +278,7 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
     def _static(self) -> Hashable:
         if field_names(self):
-            held = [id(t) for t in tensors_in(self)]  # tensors that are one have one stand-in
+            held = [id(t) for t in tensors_in(self)]  # a tensor held twice has one `Leaf` in a spec
             same = tuple(map(held.index, held)) if len(set(held)) < len(held) else ()
             return self.size, super()._static(), same
         own: list[Any] = [(name, key_of(value)) for name, value in vars(self).items() if name not in NOTED]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -70,6 +71,9 @@ class Unary(Pairwise):
 class Binary(Pairwise):
     """A node over two children with equal M and N."""
 
+    #: How it is written, for errors.
+    written: ClassVar[str] = ""
+
     first: Basis
     second: Basis
 
@@ -103,11 +107,10 @@ class Binary(Pairwise):
         return altered(self, first=first, second=second)
 
     def __post_init__(self) -> None:
-        for name in ("num_inputs", "num_outputs"):
-            if getattr(self.first, name) != getattr(self.second, name):
-                letter = "M" if name == "num_inputs" else "N"
-                raise ShapeError(type(self).__name__, f"both bases must have the same {letter}",
-                                 f"{getattr(self.first, name)} and {getattr(self.second, name)}")
+        first, second = self.first, self.second
+        if first.num_inputs != second.num_inputs or first.num_outputs != second.num_outputs:
+            raise ShapeError(self.written, "both bases must have the same inputs M and outputs N",
+                             " and ".join(f"M={basis.num_inputs}, N={basis.num_outputs}" for basis in (first, second)))
 
 
 def _common_pattern(first: Basis, second: Basis) -> Graph | None:
@@ -135,6 +138,8 @@ def check_sizes(owner: str, first: Basis, second: Basis) -> None:
 class Sum(Binary):
     """a_k + b_k."""
 
+    written = "a + b"
+
     first: Basis
     second: Basis
 
@@ -152,6 +157,8 @@ class Sum(Binary):
 @value
 class Product(Binary):
     """a_k * b_k, entry by entry; evaluated only where the sparser of the two is not zero."""
+
+    written = "a * b"
 
     first: Basis
     second: Basis
@@ -176,6 +183,8 @@ class Product(Binary):
 @value
 class Outer(Binary):
     """a_k' * b_k'', entry by entry, for every pair of heads; k = k' K'' + k''."""
+
+    written = "a.outer(b)"
 
     first: Basis
     second: Basis

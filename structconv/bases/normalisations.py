@@ -226,7 +226,10 @@ class LogSoftmax(GroupWise):
 # -- groups of a block, and of a list of edges --------------------------------------------------------------------
 
 def _by_groups(node: GroupWise, values: Tensor, pairs: Pairs) -> Tensor:
-    """The node's entries at the pairs; exact zeros, without gradients, where a pair is absent or scores -inf."""
+    """The node's entries at the pairs; exact zeros, without gradients, where a pair is absent.
+
+    The logarithm of a weight of zero is -inf where the pair exists.
+    """
     if values.numel() == 0:
         return values
     scores = values.to(sum_dtype(values.dtype))
@@ -238,6 +241,8 @@ def _by_groups(node: GroupWise, values: Tensor, pairs: Pairs) -> Tensor:
     else:
         assert isinstance(pairs, Edges)
         found = _along_edges(node, scores, present, pairs.graph)
+    if node.has_scores and keep is not None:  # finite where a pair is absent: 0 times -inf would be NaN in a gradient
+        return torch.where(present, found, torch.where(keep, -torch.inf, 0.0)).to(values.dtype)
     return torch.where(present, found, -torch.inf if node.has_scores else 0).to(values.dtype)
 
 

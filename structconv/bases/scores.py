@@ -1,7 +1,7 @@
-"""Scores of pairs: the leaves of a content-based expression, as values.
+"""Scores of pairs as values, on which kernels match.
 
-Each holds per-entry tensors (queries, keys, terms, tables) and says how an entry at (m, n) follows from them. What
-produced the tensors, a module with parameters, is of no concern here; kernels match on these types.
+Each holds tensors for its entries (queries, keys, terms, tables) and computes the score of (m, n) from them. The
+mechanisms in `mechanisms/scores.py` compute these tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Te
 
 
 class Score(Pairwise):
-    """A leaf; a softmax over it means something."""
+    """Scores, not computed by an operator from others: a softmax over them is meaningful."""
 
     @property
     def has_scores(self) -> bool:

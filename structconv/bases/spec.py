@@ -1,10 +1,15 @@
-"""Specs: what a plan keeps of a basis.
+"""The key of a basis, and its spec, the form in which a plan keeps it.
 
-A call builds its basis anew: a tree of values that holds the tensors of the call. A *spec* is the same tree with a
-`Leaf` in the place of every tensor, which knows its sizes and how to find its tensor in the basis of another call.
-Kernels match on specs, and what they compile reads bases; nothing of a call stays behind in a plan.
+Each call builds a new basis: a tree of values that holds the tensors of the call. Two things are computed from it:
 
-A basis may hold products that are still to be computed (`Projected`, `Term`), which a kernel may fuse with others.
+- `tree_key(basis)`, in each call: a tuple of types, options, dtypes and classes of sizes, by which a plan is found.
+- `spec_of(basis, itself)`, once for each plan: the same tree with a `Leaf` in place of each tensor. A `Leaf` has a
+  shape, a dtype and a device. Kernels match on the spec, and `getter(part)` finds a part in the basis of any call.
+
+So a plan holds no tensor, and a call passes nothing but its basis.
+
+A basis may hold products that are not computed yet (`Projected`, `Term`), which a kernel may fuse with others.
+`materialized(basis)` computes them.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from structconv.structures.values import (
     map_tensors,
     size_class,
     structure,
+    tensors_in,
 )
 
 __all__ = ["LAZY", "Function", "Leaf", "Projected", "Term", "filler", "getter", "itself", "materialized", "shape_class",
@@ -43,12 +49,12 @@ __all__ = ["LAZY", "Function", "Leaf", "Projected", "Term", "filler", "getter", 
 
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
-#: What there is a stand-in for already, by its identity, and that.
+#: Values whose part of the spec is made already, by identity, each with that part.
 _Made = dict[int, tuple[Any, Any]]
 
 
 class Projected(NamedTuple):
-    """x weight^T + bias by heads, still to be made: (..., M, P), (K D, P) and (K D) or none -> (..., K, M, D).
+    """x weight^T + bias by heads, not computed yet: (..., M, P), (K D, P) and (K D) or none -> (..., K, M, D).
 
     A kernel that takes several projections of one x makes them in one product.
     """
@@ -70,7 +76,7 @@ class Projected(NamedTuple):
 
 
 class Term(NamedTuple):
-    """<vector_k, x_km> for each entry, still to be made: (..., K or 1, M, C) and (K, C) -> (..., K, M).
+    """<vector_k, x_km> for each entry, not computed yet: (..., K or 1, M, C) and (K, C) -> (..., K, M).
 
     A kernel that reads the rows of x anyway makes it as it passes.
     """
@@ -137,7 +143,7 @@ class Function(FrozenValue):
 
 
 class Leaf:
-    """Stands in a spec for a tensor of a call: its sizes, dtype and device, and how to `get` it from a basis."""
+    """The part of a spec for a tensor: its shape, dtype and device, and a function that gets it from a basis."""
 
     __slots__ = ("device", "dtype", "get", "lazy", "requires_grad", "shape")
     dtype: torch.dtype
@@ -184,7 +190,7 @@ class Leaf:
 
 
 def tensor(leaf: Any) -> Any:
-    """The tensor, computed if it was still to be computed."""
+    """Return the tensor; compute it if it is a lazy product."""
     return leaf.tensor() if type(leaf) in LAZY else leaf
 
 
@@ -215,6 +221,11 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
         kind = type(value)
         fields = _NODES.get(kind)
         if fields is None:
+            known = value.__dict__.get("_known_key") if isinstance(value, FrozenValue) else None
+            if known is not None:
+                met += known[0]
+                facts.append(known[1])
+                continue
             fields = _fields(value, facts, met, pending)
         else:
             facts.append(kind)
@@ -268,21 +279,25 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
         _NODES[kind] = tuple((name, name in value.ENTRY_COUNTS) for name in names)
         facts.append(kind)
         return _NODES[kind]
-    elif isinstance(value, Graph | EdgeSupport | Padding | DenseMask):
+    elif isinstance(value, EdgeSupport | Padding | DenseMask):
         _NODES[kind] = tuple((name, True) for name in names)
         facts.append(kind)
         return _NODES[kind]
     else:
+        key = key_of(value)
         if isinstance(value, FrozenValue):
-            met.append(id(value))
-        facts.append(key_of(value))
+            ids = id(value), *map(id, tensors_in(value))
+            met += ids
+            if type(value) is not Function:
+                value.__dict__["_known_key"] = ids, key
+        facts.append(key)
     return ()
 
 
 def spec_of(value: Any, get: Get, made: _Made | None = None) -> Any:
-    """The value with a `Leaf` in the place of each tensor; `get` finds the value in the basis of a call.
+    """Return the value with a `Leaf` in place of each tensor; `get` finds the value in the basis of a call.
 
-    What it holds in two places has one stand-in.
+    A part that the value holds twice has one part in the spec.
     """
     made = {} if made is None else made
     if id(value) not in made:
@@ -308,7 +323,7 @@ def _stand_in(value: Any, get: Get, made: _Made) -> Any:
 
 
 def _spec_over(value: Any, changed: dict[str, Any], get: Get, made: _Made) -> Any:
-    """The stand-in for a value with other numbers, which `get` finds."""
+    """The spec of a value with some fields changed; `get` finds the value in a basis."""
     spec = object.__new__(_GraphSpec) if type(value) is Graph else copy.copy(value)
     held = dict(zip(field_names(value), fields(value), strict=True)) if field_names(value) else vars(value)
     for name, field in {**held, **changed}.items():
@@ -318,9 +333,9 @@ def _spec_over(value: Any, changed: dict[str, Any], get: Get, made: _Made) -> An
 
 
 def getter(value: Any) -> Get:
-    """What finds, in the basis of a call, the thing that this part of a spec stands for.
+    """Return the function (basis of a call) -> the value that this part of a spec describes.
 
-    Where a program is traced specs are the values themselves, and so is what is found.
+    While a program is traced, a spec is the basis itself, and the function returns the given part.
     """
     if isinstance(value, Leaf):
         return value.get
@@ -329,7 +344,7 @@ def getter(value: Any) -> Get:
 
 
 def filler(spec: Any) -> Get:
-    """(basis) -> the value itself of a part of a spec, all products computed."""
+    """Return the function (basis of a call) -> the value that this part of a spec describes, all products computed."""
     if is_compiling():
         return lambda basis: spec
     known = spec.get if isinstance(spec, Leaf) else _own(spec)
@@ -346,14 +361,13 @@ def filler(spec: Any) -> Get:
 
 
 def _own(value: Any) -> Get | None:
-    """What finds a part that stands for a value in the basis of a call."""
+    """The function that finds the value of a part of a spec in the basis of a call; `None` if it has none."""
     noted = isinstance(value, FrozenValue) and not is_compiling()
     return value.__dict__.get("_get") if noted else None
 
 
 def _holds(spec: Any, lazy: bool = False) -> bool:
-    """Whether a part of a spec holds what is found in the basis of a call, or a product that is still to be computed.
-    """
+    """Return True if a part of a spec holds a `Leaf`, or with `lazy` one of a product that is not computed yet."""
     if isinstance(spec, Leaf):
         return spec.lazy or not lazy
     if not lazy and _own(spec) is not None:
@@ -362,7 +376,7 @@ def _holds(spec: Any, lazy: bool = False) -> bool:
 
 
 class _GraphSpec(Graph):
-    """Stands in a spec for a graph."""
+    """The part of a spec for a graph."""
 
     def reversed(self) -> Graph:
         get = self.__dict__["_get"]
@@ -381,7 +395,7 @@ def itself(basis: Any) -> Any:
 
 
 def _attribute(get: Get, name: str) -> Get:
-    """What finds an attribute; a chain of attributes is one function of C."""
+    """The function that gets an attribute; a chain of attributes is one `attrgetter`, which is faster."""
     if get is itself:
         return attrgetter(name)
     if isinstance(get, attrgetter):

@@ -234,7 +234,7 @@ _COSTS: dict[str, Callable[[Problem, Structure], Cost]] = {
 # -- what serves every basis --------------------------------------------------------------------------------------
 
 class Primitives(Applied):
-    """The basis itself, filled with a call's leaves, by its own primitives."""
+    """The basis of the call, with all products computed, by its own primitives."""
 
     name = "primitives"
 

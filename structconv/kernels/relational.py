@@ -144,7 +144,7 @@ class MixedFirst(Kernel):
     name, types, orders = "one matrix a filter", (Typed,), ("mixed_first",)
 
     def match(self, problem: Problem) -> Problem | None:
-        """The problem over the mixed matrices, whose leaves are their edges and their values."""
+        """The problem over the mixed matrices, which hold edges and values."""
         if not isinstance(problem.theta, SeparableTheta | SharedTheta | EyeTheta):
             return None
         basis, filters = cast(Typed, problem.basis), _filters(problem.theta)

@@ -1,4 +1,4 @@
-"""Sums of scores as lists of leaves with factors: those that are products as one query and one key, and the others as
+"""Sums of scores as lists of terms with factors: those that are products as one query and one key, and the others as
 what depends on the offset m - n alone and what depends on the output too."""
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PRODUCTS = (Bilinear, Affine)
 
 Factor = float | Tensor
 Term = tuple[Basis, Factor]
-#: A leaf of a spec, and its factors.
+#: A term in a spec, and its factors.
 Summand = tuple[Basis, tuple[Any, ...]]
 
 
 def summands(node: Basis, factors: tuple[Any, ...] = ()) -> tuple[Summand, ...] | None:
-    """The leaves of a sum of products and of relative terms, with their factors; `None` where there is another."""
+    """The terms of a sum, with their factors; `None` if one is neither a product nor a relative term."""
     if isinstance(node, Masked):
         return summands(node.child, factors)
     if isinstance(node, Scaled):

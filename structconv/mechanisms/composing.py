@@ -1,4 +1,4 @@
-"""Composition of two mechanisms: what the second is told of the entries to which the first leads."""
+"""Composition of two mechanisms: the inputs of the second are the outputs of the first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["behind_first"]
 
 
 def behind_first(first: Mechanism, second: Mechanism, basis: Callable[[], Basis], inputs: Inputs) -> Inputs:
-    """What the second of two composed mechanisms sees: it leads on from the outputs of the first.
+    """Return the inputs of the second of two composed mechanisms: its x are the outputs of the first.
 
-    These are the entries of x, or of z, and have their content; others have none, and the second sees their number and
-    their structure.
+    If these are the entries of x or of z, they have their content. Other outputs have no content, only a number and a
+    structure.
 
     Raises:
-        StructureError: such others where the second reads content.
+        StructureError: the outputs have no content, and the second mechanism reads it.
     """
     x, z, structure, projected, *_ = inputs
     own = first._own(structure)

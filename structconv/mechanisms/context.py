@@ -14,6 +14,7 @@ from structconv.memo import derived
 from structconv.shapes import check_positive
 from structconv.structures.named import NamedStructures, Place
 from structconv.structures.samples import Samples
+from structconv.written import written
 
 __all__ = ["Context"]
 
@@ -38,6 +39,9 @@ class Context(Score):
                               f"{score!r} and heads={heads}")
         self.score = score
         self.batching = "pairs" if score is None else "apart"
+
+    def extra_repr(self) -> str:
+        return written(self, {"heads": self.heads if self.score is None else 1})
 
     @property
     def operands(self) -> tuple[Mechanism, ...]:

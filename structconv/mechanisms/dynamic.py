@@ -59,9 +59,6 @@ class DynamicShifts(Shifts):
         _check_outputs("DynamicShifts", inputs, table.shape[-1])
         return Taps(table.mT.unsqueeze(0), heads_of(self.taps, inputs.z, self.heads).softmax(-1), inputs.num_inputs)
 
-    def extra_repr(self) -> str:
-        return f"{list(self.offsets)}, heads={self.heads}, padding={self.padding!r}"
-
 
 class Deformable(Cuboid):
     """The window of a `Cuboid` whose taps move, by fractions of an entry: y_n = sum_k x(p_n + p_k + W_k z_n) Theta_k.
@@ -128,4 +125,4 @@ def _check_outputs(owner: str, inputs: Inputs, outputs: int) -> None:
     """Raise `ShapeError` unless z has a row for each output."""
     if not torch.compiler.is_compiling() and inputs.num_outputs != outputs:
         raise ShapeError(owner, f"z must have a row for each of N={outputs} outputs", tuple(inputs.z.shape),
-                         "Call it as layer(x, z, structure).")
+                         "Call it as layer(x, structure, z=z).")

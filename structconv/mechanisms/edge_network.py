@@ -20,6 +20,7 @@ from structconv.mechanisms.graphs import GraphMechanism
 from structconv.memo import derived, is_plain
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.graph import Graph
+from structconv.written import written
 
 __all__ = ["EdgeNetwork"]
 
@@ -93,7 +94,7 @@ class EdgeNetwork(GraphMechanism):
         return graph
 
     def extra_repr(self) -> str:
-        return f"{self.attributes}, {self.hidden}, normalize={self.normalize_by!r}"
+        return written(self, {"hidden": self.hidden[0] if len(self.hidden) == 1 else self.hidden})
 
 
 def _by_channels(attributes: Tensor) -> Tensor:

@@ -1,4 +1,14 @@
-"""`Mechanism`: a module that builds a basis from (x, z, structure)."""
+"""`Mechanism`: a module that builds a basis from (x, z, structure).
+
+A call of a layer has four steps:
+
+1. Build: `Mechanism.evaluate(inputs)` calls `forward` and returns the basis, a tree that holds this call's tensors.
+2. Key: `bases.spec.tree_key` reads from the basis what a plan may depend on: types, options, dtypes, classes of sizes.
+3. Plan: `planning.plan.plan_for` finds the plan with this key, or makes it: the cheapest kernel that matches.
+4. Run: the kernel reads the tensors from the basis and computes y.
+
+This module is step 1. Nothing is kept from one call to the next.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +28,7 @@ from structconv.bases.spec import materialized
 from structconv.errors import ConfigError, StructureError
 from structconv.mechanisms.inputs import Channels, Inputs
 from structconv.mechanisms.mixing import Mixing
-from structconv.mechanisms.naming import Named, called_with, check_name, names_structures
+from structconv.mechanisms.naming import Named, called_with, check_name, check_structure, names_structures
 from structconv.mechanisms.options import KEPT, may_change, options
 from structconv.mechanisms.reading import called_on, names_of_x
 from structconv.mechanisms.samples import each_sample, left_out
@@ -31,6 +41,7 @@ from structconv.structures.named import NamedStructures
 from structconv.structures.places import Places
 from structconv.structures.samples import Samples
 from structconv.structures.values import static
+from structconv.written import written
 
 __all__ = ["Channels", "Inputs", "Mechanism", "Position", "check_bound", "check_mechanism"]
 
@@ -40,10 +51,10 @@ _BATCHING = ("apart", "structure", "pairs", "offsets")
 class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     """A module that builds a basis: y = sum_k A_k^T x Theta_k with A = mechanism(inputs).
 
-    A subclass defines `forward(inputs)`, which returns a `Basis` (or a tensor (..., K, M, N), taken as `Dense`), and
-    `size`, if K is not 1. It may compute anything: parameters, submodules and options are read in each call. One with
-    parameters creates them in `bind(channels)`, which the layer calls on its own copy, so that an expression is a
-    recipe and may be used for many layers. Options that `__init__` sets are fixed once a layer has bound its copy.
+    A subclass defines one method, `forward(inputs)`, which returns a `Basis` or a tensor (..., K, M, N), and `size`, if
+    K is not 1. `forward` may compute anything: parameters, submodules and options are read in each call. Create
+    parameters in `bind(channels)`. Each layer copies its mechanism and calls `bind` on the copy, so that one mechanism
+    may be used for many layers. Options that `__init__` sets are fixed once a layer has bound its copy.
 
     Args:
         structure: the name of the structure that it reads, in calls with several: `layer(x, structure={name: ...})`.
@@ -52,30 +63,30 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     #: The name that a layer has for it; that of its class in snake case where it is empty.
     role: str = ""
-    #: Whether a softmax over what is built means something.
+    #: Whether its entries are scores, so that a softmax over them is meaningful.
     has_scores: bool = False
-    #: Whether the leaves are made of `inputs.projected`.
+    #: Whether `forward` reads `inputs.projected`.
     sees_projection: bool = False
-    #: Whether the leaves are made of `inputs.sibling`, the mechanism beside this one in a sum or a product.
+    #: Whether `forward` reads `inputs.sibling`, the other operand of a sum or a product.
     reads_sibling: bool = False
-    #: Whether the leaves depend on x or z, or on more of the call than the structure, the dtype and the device.
+    #: Whether the basis depends on x or z, or on more of the call than the structure, the dtype and the device.
     reads_entries: bool = True
-    #: Whether the leaves depend on the numbers in x or z, so that the layer is not linear in x.
+    #: Whether the basis depends on the numbers in x or z, so that the layer is not linear in x.
     reads_content: bool = True
-    #: How it takes a batch of samples. "apart": it is asked for each sample alone. "structure": the structure of the
-    #: batch tells it all. "pairs": an entry depends on its own input and output alone, so that it makes those of the
-    #: whole batch, and pairs of different samples are left out. "offsets": so too, and on how far apart they are.
+    #: What its basis depends on in a batch of samples. "apart": anything; `forward` is called for each sample alone.
+    #: "structure": the structure of the batch. "pairs": an entry depends on its own input and output only; `forward` is
+    #: called once, and pairs of different samples are masked out. "offsets": like "pairs", and also on m - n.
     batching: str = "apart"
-    #: Whether it heeds `inputs.places` itself. Else what it makes by offsets is moved to where the outputs stand, and
-    #: of what it makes by the structure the outputs there are taken.
+    #: Whether `forward` reads `inputs.places`. If not, a basis of offsets is moved to the positions of the outputs, and
+    #: of a basis of the structure the outputs at these positions are selected.
     reads_places: bool = False
-    #: Names of methods (x (..., M, P), place of the first) -> (..., K, M, D) or (..., K, M), a tensor or a lazy leaf,
-    #: whose entry at m comes of input m and its place alone: `forward` asks for them by `inputs.of_x`, and
-    #: `Conv.prepare` ahead.
+    #: Names of methods (x (..., M, P), position of the first) -> (..., K, M, D) or (..., K, M), a tensor or a lazy
+    #: product, whose entry at m depends on input m and its position only. `forward` gets their results by
+    #: `inputs.of_x(method)`, so that `Conv.prepare` can compute them once.
     sources: tuple[str, ...] = ()
-    #: What an operator of the algebra makes of mechanisms (`operations`).
+    #: Applies an operator of the algebra to mechanisms: `operations.operation`.
     operation: ClassVar[Callable[..., Mechanism]]
-    #: Whether its parts read inputs of their own, so that a call gives them by name.
+    #: Whether its parts read different x, which a call passes by name.
     reads_by_name: bool = False
     #: The name of the x that it reads, in a call with several; `of` gives it.
     input_name: str | None = None
@@ -104,7 +115,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return 1
 
     def bind(self, channels: Channels) -> None:
-        """Make the parameters for these channel counts."""
+        """Create the parameters for these channel counts."""
 
     def forward(self, inputs: Inputs) -> Basis | Tensor:
         """The basis for these inputs."""
@@ -116,8 +127,9 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         basis at once. A layer calls `evaluate`, and leaves them to the kernel."""
         return materialized(super().__call__(*args, **options))
 
-    def basis(self, x: Tensor, z: Tensor | None = None, structure: AnyStructure = None) -> Basis:
+    def basis(self, x: Tensor, structure: AnyStructure = None, *, z: Tensor | None = None) -> Basis:
         """The basis for inputs x (..., M, P), outputs z (..., N, P') (x itself if absent) and a structure."""
+        check_structure("basis", structure, "mechanism.basis(x, z=z)")
         x = called_on(self, x)
         dtype = autocast_dtype(x)
         x, z = cast_to(x, dtype), cast_to(z, dtype)
@@ -149,7 +161,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             return placed(basis, cast(Places, inputs.places), inputs.num_outputs) if moved else basis
         if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
             raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
-                                 "inputs", repr(samples), "Call it as layer(x, z, structure).")
+                                 "inputs", repr(samples), "Call it as layer(x, structure, z=z).")
         if self._asked_apart(samples):
             basis = BlockDiagonal(tuple([self._as_basis(private.called(self, part)) for part in each_sample(inputs)]))
         else:
@@ -302,9 +314,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         return self
 
     def __repr__(self) -> str:
+        own = written(self) if type(self).extra_repr is nn.Module.extra_repr else self.extra_repr()
         named = [] if self.structure_name is None else [f"structure={self.structure_name!r}"]
         of = "" if self.input_name is None else f".of({self.input_name!r})"
-        return f"{type(self).__name__}({', '.join([*filter(None, [self.extra_repr()]), *named])}){of}"
+        return f"{type(self).__name__}({', '.join([*filter(None, [own]), *named])}){of}"
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
         return Mechanism.operation(name, *args, **options)
@@ -327,19 +340,24 @@ def check_mechanism(owner: str, module: Any) -> None:
 
 def check_bound(owner: str, mechanism: Mechanism) -> None:
     """Raise `ConfigError` where a mechanism, which may lack its parameters, was never given channel counts."""
-    if "_bound" not in mechanism.__dict__:
-        raise ConfigError(owner, "its mechanism must be bound to channel counts", repr(mechanism),
+    unbound = next((part for part in mechanism.modules()
+                    if isinstance(part, Mechanism) and "_bound" not in part.__dict__), None)
+    if unbound is not None:
+        raise ConfigError(owner, "its mechanism must be bound to channel counts", repr(unbound),
                           "Make a new layer with it, or bind it: mechanism.bound(in_channels, out_channels).")
 
 
 class Position(nn.Module):
-    """A module that predicts from `Inputs` a position for each output, (..., N): the centre of a window."""
+    """A module that predicts a position for each output, `Inputs` -> (..., N): the center of a window."""
 
-    #: As those of a mechanism; positions are those in the sample of each output.
+    #: The same facts as of a mechanism. Positions count from the first entry of the sample of each output.
     reads_structure: bool = True
     batching: str = "apart"
     #: Whether it reads x, and not z alone.
     reads_x: bool = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({written(self)})"
 
     def bind(self, channels: Channels) -> None:
         """Make the parameters for these channel counts."""

@@ -29,6 +29,7 @@ from structconv.structures.batching import entries_to_samples, num_samples_of, s
 from structconv.structures.graph import Graph
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
+from structconv.written import written
 
 __all__ = ["Adjacency", "Chebyshev", "GraphMechanism", "Incidence", "MatrixMechanism", "Powers", "Relation",
            "Relations", "Walks"]
@@ -37,7 +38,7 @@ _INVERSE = "^-1"
 
 
 class GraphMechanism(Mechanism):
-    """A mechanism over a `Graph` or a `KnowledgeGraph`: its leaves are derived from it once a dtype."""
+    """A mechanism over a `Graph` or a `KnowledgeGraph`. Its tensors are derived from the graph once for each dtype."""
 
     reads_entries = reads_content = False
     batching = "structure"
@@ -47,7 +48,7 @@ class GraphMechanism(Mechanism):
 
 
 class MatrixMechanism(GraphMechanism):
-    """One matrix over the edges of a graph: the leaves are the edges, and their values or none."""
+    """One matrix over the edges of a graph, with values or with ones."""
 
     def matrix(self, structure: Any, dtype: torch.dtype) -> Sparse:
         """The matrix that this mechanism makes of a structure."""
@@ -102,10 +103,6 @@ class Adjacency(MatrixMechanism):
     def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
         graph = structure.with_self_loops() if self.self_loops else structure
         return adjacency(graph, self.normalize_by, dtype, self.weighted)
-
-    def extra_repr(self) -> str:
-        weighted = "" if self.weighted else ", weighted=False"
-        return f"normalize={self.normalize_by!r}, self_loops={self.self_loops}{weighted}"
 
 
 def _sides(normalize: Sequence[Any]) -> tuple[str | None, str | None]:
@@ -164,8 +161,9 @@ class Chebyshev(MatrixMechanism):
         return Polynomial(super().forward(inputs), self.order)
 
     def extra_repr(self) -> str:
-        bound = "'computed'" if self.lambda_max is None else f"{self.lambda_max:g}"
-        return f"order={self.order}, normalize={self.normalize_by!r}, lambda_max={bound}"
+        usual = self.lambda_max == 2.0 and self.normalize_by is not None
+        bound = "computed" if self.lambda_max is None else None if usual else self.lambda_max
+        return written(self, {"lambda_max": bound})
 
 
 class Powers(MatrixMechanism):
@@ -216,10 +214,6 @@ class Powers(MatrixMechanism):
     def forward(self, inputs: Inputs) -> Basis:
         return Polynomial(super().forward(inputs), self.order, "monomial", self.first)
 
-    def extra_repr(self) -> str:
-        return (f"order={self.order}, walk={self.walk!r}, normalize={self.normalize_by!r}, "
-                f"self_loops={self.self_loops}, first={self.first}")
-
 
 class Relation(MatrixMechanism):
     """The matrix of one relation of a `KnowledgeGraph`: A[m, n] = the number of triples (m, name, n), normalised.
@@ -240,9 +234,6 @@ class Relation(MatrixMechanism):
 
     def matrix(self, structure: KnowledgeGraph, dtype: torch.dtype) -> Sparse:
         return adjacency(_relation(structure, self.name), self.normalize_by, dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.name!r}, normalize={self.normalize_by!r}"
 
 
 class Relations(GraphMechanism):
@@ -272,9 +263,6 @@ class Relations(GraphMechanism):
                                  knowledge.num_relations, f"Say Relations({knowledge.num_relations}).")
         return derived(knowledge, ("relations", self.normalize_by, dtype),
                        lambda: relational(knowledge, self.normalize_by, dtype))
-
-    def extra_repr(self) -> str:
-        return f"{self.count}, normalize={self.normalize_by!r}"
 
 
 class Walks(GraphMechanism):
@@ -309,7 +297,7 @@ class Walks(GraphMechanism):
             for walk in self.walks)))
 
     def extra_repr(self) -> str:
-        return repr([".".join(walk) for walk in self.walks])
+        return repr([list(walk) if any("." in name for name in walk) else ".".join(walk) for walk in self.walks])
 
 
 class Incidence(GraphMechanism):
@@ -350,9 +338,6 @@ class Incidence(GraphMechanism):
         graph = _graph(self, inputs.structure)
         key = ("incidence", self.end, graph.num_inputs, graph.num_outputs)
         return Sparse(derived(graph.edge_index, key, lambda: self._incidence(graph)))
-
-    def extra_repr(self) -> str:
-        return repr(self.end)
 
     def _pairs_of(self, structure: Any) -> Samples:
         samples = samples_of(structure)

@@ -20,6 +20,7 @@ from structconv.shapes import check_choice
 from structconv.structures.batching import GridBatch
 from structconv.structures.grid import Grid
 from structconv.structures.samples import Samples
+from structconv.written import one_or_each, written
 
 __all__ = ["AnyGrid", "Cuboid", "GridMechanism", "Pool", "Shifts", "grids_of"]
 
@@ -133,7 +134,8 @@ class Shifts(GridMechanism):
         return self.offsets, self.padding, self.stride, None
 
     def extra_repr(self) -> str:
-        return f"{list(self.offsets)}, padding={self.padding!r}, stride={self.stride}"
+        offsets = [offset[0] if self.ndim == 1 else offset for offset in self.offsets]
+        return written(self, {"offsets": offsets, "stride": one_or_each(self.stride)})
 
 
 class Cuboid(GridMechanism):
@@ -191,8 +193,10 @@ class Cuboid(GridMechanism):
         return self._options
 
     def extra_repr(self) -> str:
-        return (f"{self.kernel_size}, stride={self.stride}, dilation={self.dilation}, padding={self.padding}, "
-                f"padding_mode={self.padding_mode!r}, offset={self.offset}")
+        own = {name: one_or_each(getattr(self, name)) for name in ("stride", "dilation", "offset")}
+        same, bare = self.padding == self._amounts("same"), self.padding_mode == "none"
+        padding = "valid" if bare and (any(self.offset) or not same) else None if same else self.padding
+        return written(self, {**own, "padding": padding, "padding_mode": None if bare else self.padding_mode})
 
     def _reach(self) -> list[int]:
         """dilation (kernel_size - 1) on each axis."""
@@ -253,4 +257,6 @@ class Pool(GridMechanism):
         return Pooling(shift, 1 / shift.size)
 
     def extra_repr(self) -> str:
-        return f"{self.window}, stride={self.stride}" + (f", padding={self.padding}" if any(self.padding) else "")
+        window = one_or_each(self.window) if self.ndim is None else self.window
+        stride = None if self.stride == self.window else one_or_each(self.stride)
+        return written(self, {"window": window, "stride": stride, "padding": one_or_each(self.padding)})

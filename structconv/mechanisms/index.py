@@ -47,6 +47,3 @@ class Identity(Mechanism):
 
     def forward(self, inputs: Inputs) -> Basis:
         return dense.Identity(inputs.num_inputs, self._size, inputs.device)
-
-    def extra_repr(self) -> str:
-        return "" if self._size == 1 else f"size={self._size}"

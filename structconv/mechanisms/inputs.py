@@ -1,4 +1,4 @@
-"""What mechanisms are told: channel counts when they are bound, and their inputs in each call."""
+"""`Channels` and `Inputs`: the arguments of `Mechanism.bind` and of `Mechanism.forward`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Channels", "Inputs"]
 
 @dataclass(frozen=True)
 class Channels:
-    """Channel counts that a layer gives to its mechanism: P of x, P' of z, Q of y."""
+    """The channel counts of a layer, for `Mechanism.bind`: P of x, P' of z, Q of y."""
 
     inputs: int
     others: int
@@ -26,13 +26,17 @@ class Channels:
 
 
 class Inputs(NamedTuple):
-    """What a mechanism is told of its call: x (..., M, P), z (..., N, P'), its structure, and x and z after Theta.
+    """The arguments of one call of a mechanism. Most mechanisms read x, z, the structure and the sizes only.
 
-    `projected` holds x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q) where some mechanism asks for them,
-    `sibling` the other operand of a sum or a product for one that reads it, `kept` (..., M) which inputs some output
-    sees, where a mask leaves any out, `places` where the outputs stand among the inputs, where output n does not stand
-    at input n, and `prepared` what was made of x before. A mechanism that reads no entries may get images (..., P, *S)
-    for x and z.
+    Args:
+        x: (..., M, P). z: (..., N, P'), x itself if the call has no z. For a mechanism that reads no entries
+            (`reads_entries = False`) both may be images (..., P, *S).
+        structure: the structure of the call, or `None`.
+        projected: x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q), if a mechanism reads them.
+        sibling: the other operand of a sum or a product, for a mechanism that reads it.
+        kept: (..., M) booleans, the inputs that some output reads; `None` if masks hide none.
+        places: the positions of the outputs among the inputs; `None` if output n is at input n.
+        prepared: results computed from x in an earlier call.
     """
 
     x: Tensor
@@ -70,9 +74,10 @@ class Inputs(NamedTuple):
         return self.z.shape[-2]
 
     def of_x(self, function: Callable[[Tensor, int], Any], unread: bool = False) -> Any:
-        """function(x, 0), one of a mechanism's `sources`; of a prepared x it is made already.
+        """Compute function(x, 0), one of a mechanism's `sources`; for a prepared x, return the stored result.
 
-        With `unread` it may be that of the last entries it is still to be made: for what is a leaf as it is.
+        With `unread` the result of the last entries may not be computed yet. Use it only if the result goes into the
+        basis as it is.
         """
         return function(self.x, 0) if self.prepared is None else self.prepared.of(function, unread)
 

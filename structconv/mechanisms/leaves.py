@@ -1,7 +1,7 @@
 """The leaves of an expression: the modules that hold its parameters, their roles, and others in their places.
 
-An expression is a tree of nodes (`Operation`, `Mixture`), which have no parameters, over leaves, which may: mechanisms,
-masks, factors, mixings and modules of `map`.
+An expression is a tree. Its nodes (`Operation`, `Mixture`) have no parameters. Its leaves may have some: mechanisms,
+masks, factors, mixings and the modules of `map`. A layer registers the leaves as its own children, named by role.
 """
 
 from __future__ import annotations

@@ -219,6 +219,9 @@ def _seen(mask: Support, kept: bool) -> Tensor | None:
         sides = [_seen(mask.first, kept), _seen(mask.second, kept)]
         known = [seen for seen in sides if seen is not None]
         return torch.stack(torch.broadcast_tensors(*known)).all(0) if known else None
+    if isinstance(mask, And | Or):
+        first, second = _seen(mask.first, kept), _seen(mask.second, kept)
+        return None if first is None or second is None else first | second
     if kept:
         return mask.kept_inputs()
     if isinstance(mask, Padding):

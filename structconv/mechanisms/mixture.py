@@ -47,7 +47,7 @@ class InputsOfParts(NamedTuple):
 
     @property
     def num_outputs(self) -> tuple[int, ...]:
-        """N as each part is told of it."""
+        """N for each part."""
         return tuple([part.num_outputs for part in self.parts])
 
 
@@ -103,13 +103,13 @@ class Mixture(Mechanism):
         return mixture
 
     def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
-        """What each part is told of a call."""
+        """The inputs of each part in a call."""
         parts, names = self.parts(), self.__dict__["_reads"]
         placed = self._placed(parts, names, structure)
         told = [_told(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
         return InputsOfParts(tuple([own for own, _ in told]), z, structure, None, tuple([own for _, own in told]))
 
-    def basis(self, x: Any, z: Tensor | None = None, structure: Any = None) -> Basis:
+    def basis(self, x: Any, structure: Any = None, *, z: Tensor | None = None) -> Basis:
         """The basis for inputs x (..., M_i, P_i) by name; see `Mechanism.basis`."""
         x = called_on(self, x)
         dtype = autocast_dtype(next(iter(x.values())))
@@ -179,7 +179,7 @@ def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | in
 
 
 def _told(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
-    """What a part is told of its x, and that x as its values count."""
+    """The inputs of a part, and its x with zeros where the weights are zero."""
     inputs = Inputs(x, x if z is None else z, structure)
     if not part._hides(structure):
         return inputs, x

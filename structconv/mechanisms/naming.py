@@ -1,9 +1,11 @@
-"""Names of structures: which of the structures of a call a part of an expression reads, and what else it is told."""
+"""Names of structures: which of the structures of a call a part of an expression reads."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, Self, cast
+
+from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
 from structconv.structures.named import NamedStructures, Place, listed_names
@@ -11,7 +13,7 @@ from structconv.structures.samples import Samples
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue
 
-__all__ = ["Named", "called_with", "check_name", "check_unread", "names_structures"]
+__all__ = ["Named", "called_with", "check_name", "check_structure", "check_unread", "names_structures"]
 
 
 class Named:
@@ -46,7 +48,7 @@ class Named:
         return structure.named(type(self).__name__, self.structure_name, self.reads_structure)
 
     def _told(self, inputs: Any) -> Any:
-        """What it is told of a call: of several structures its own."""
+        """The inputs of this mechanism: of several structures its own."""
         if type(inputs[2]) is not NamedStructures or self.hands_on:
             return inputs
         return inputs._replace(structure=self._own(inputs[2]))
@@ -93,7 +95,7 @@ def names_structures(mechanism: Any) -> bool:
 
 
 def called_with(mechanism: Any, structure: Any) -> Any:
-    """What a mechanism is told of the structure of a call, or of its structures, a dict of them by name.
+    """Return the structure for a mechanism from that of a call, or from its structures, a dict by name.
 
     Raises:
         StructureError: a name in the expression that the call does not give, or one of the call that nothing reads.
@@ -111,6 +113,15 @@ def called_with(mechanism: Any, structure: Any) -> Any:
             check_unread(given[name])
     named = NamedStructures.of(given)
     return mechanism._own(mechanism._at_its_place(named) if named.batched else named)
+
+
+def check_structure(owner: str, structure: Any, call: str) -> None:
+    """Raise `StructureError` if a tensor, such as z, is given in the place of the structure; `call` is how to give z.
+    """
+    if isinstance(structure, Tensor):
+        raise StructureError(owner, "structure must be a structure, such as a Graph or a Grid",
+                             f"a tensor of shape {tuple(structure.shape)}",
+                             f"The outputs (queries) go by keyword: {call}.")
 
 
 def check_unread(structure: Any) -> None:

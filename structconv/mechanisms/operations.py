@@ -1,7 +1,7 @@
-"""Expressions of mechanisms: what `a | b`, `a @ b`, `a + b`, `a.softmax()`, ... become, for modules.
+"""Expressions of mechanisms: `a | b`, `a @ b`, `a + b`, `a.softmax()`, ... as modules.
 
-An expression mirrors the tree of values in `bases/`: it applies to the bases of its operands the very function that the
-algebra of values registers under its name.
+The `forward` of an expression evaluates its operands, which gives bases, and applies the same operator of the algebra
+to these bases. So the basis of a call is a tree with the shape of the expression: one node for each operator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ENTRYWISE_JOINS = (None, "add", "multiply")
 #: Operators on scores alone.
 _OF_SCORES = ("softmax_with_sink", "log_softmax")
 #: Steps that keep a weight of zero.
-_LEAVING_ZEROS = frozenset(("multiply", "scaled", "dropout", "mix"))
+_LEAVING_ZEROS = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
@@ -128,12 +128,14 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
 
 
 class Operation(Mechanism):
-    """Operators of the algebra: at most one that joins two mechanisms, then steps on what comes of it.
+    """Operators of the algebra: at most one that joins two mechanisms, then a chain of steps on one basis.
+
+    For example `(a + b).masked(keep=mask).softmax()` has the join "add" and the steps "masked" and "normalize".
 
     Args:
-        join: "concat", "compose", "add", "multiply" or "outer" of two operands; none for one operand.
-        steps: what is done to the basis of the operands, in order.
-        held: a module for each step that reads masks, positions or factors, in order.
+        join: "concat", "compose", "add", "multiply" or "outer" of two operands; `None` for one operand.
+        steps: the operators on the joined basis, in order.
+        held: the modules that steps read (masks, factors, mixings, functions), in the order of their steps.
     """
 
     hands_on = True
@@ -215,12 +217,11 @@ class Operation(Mechanism):
         return list(self._modules["held"]._modules.values())  # type: ignore[union-attr, arg-type]
 
     def _any(self, flag: str) -> bool:
-        """Whether an operand, or a mask, has this flag; what stands in the place of one has it, for all that is known.
-        """
+        """Return True if an operand or a mask has this flag. A foreign module in place of one counts as having it."""
         return True in [getattr(part, flag, True) for part in (*self._masks(), *self.mechanisms())]
 
     def _masks(self) -> list[nn.Module]:
-        """The masks, or what stands in their places."""
+        """The masks, or the modules that replaced them."""
         readers = [step.name for step in self.steps if step.dynamic and step.name != "dropout"]
         return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
@@ -325,9 +326,10 @@ class Operation(Mechanism):
             if isinstance(held, Mask):
                 kept = masks.keeps(held, inputs)
                 existing, reaching = existing | kept, reaching | kept
-            elif step.name in NORMALISING:  # what did not exist is a zero that does
-                existing, reaching = EVERY_INPUT, existing
-            elif step.name not in _LEAVING_ZEROS:
+            elif step.name in NORMALISING:  # what did not exist is a zero that does; shares of zero are zero
+                shares = dict(step.options).get("kind") in ("sum", "count")
+                existing, reaching = EVERY_INPUT, existing | reaching if shares else existing
+            elif not (step.name in _LEAVING_ZEROS or dict(step.options).get("fn") in (torch.relu, torch.tanh)):
                 reaching = existing
         return existing, reaching
 
@@ -472,7 +474,7 @@ class Operation(Mechanism):
 
 
 def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
-    """What an operand is told that may read the other one."""
+    """The inputs of an operand, with the other operand if it reads that."""
     return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
 
 

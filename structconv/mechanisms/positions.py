@@ -24,6 +24,7 @@ from structconv.memo import Owner, derived, is_plain
 from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
+from structconv.written import written
 
 __all__ = ["ALiBi", "ClippedShifts", "EdgeBias", "GaussianWindow", "Location", "PredictedPosition", "RelativeBias",
            "RelativeKey", "Term"]
@@ -226,6 +227,9 @@ class EdgeBias(Term):
         self.attributes = None if isinstance(attributes, nn.Module) else check_positive("EdgeBias", "attributes",
                                                                                        attributes)
         self.bias = bias
+
+    def extra_repr(self) -> str:
+        return written(self, {"attributes": self.module if self.attributes is None else self.attributes})
 
     def bind(self, channels: Channels) -> None:
         if self.attributes is not None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from structconv.errors import ConfigError
 from structconv.shapes import check_choice
+from structconv.written import written
 
 __all__ = ["Rotary"]
 
@@ -99,7 +100,7 @@ class Rotary(nn.Module):
         return max(math.floor(fast), 0), min(math.ceil(slow), turned - 1)
 
     def extra_repr(self) -> str:
-        return f"base={self.base:g}, layout={self.layout!r}"
+        return written(self)
 
 
 def _ramp(low: float, high: float, count: int, device: torch.device) -> Tensor:

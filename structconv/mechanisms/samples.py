@@ -1,4 +1,4 @@
-"""How mechanisms take a batch: which pairs of different samples are left out, and the call of each sample alone."""
+"""Mechanisms over a batch: mask out pairs of different samples, and call a mechanism for each sample alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["NORMALISING", "closings", "each_sample", "left_out", "positions", "w
 
 
 def each_sample(inputs: Any) -> list[Any]:
-    """What a mechanism is told of each sample alone."""
+    """The inputs of each sample alone."""
     all_x, all_z, given, of_entries, sibling, exists, *_ = inputs
     samples: Samples = given.samples
     sources, targets = samples.sizes()

@@ -1,7 +1,7 @@
 """Content-based mechanisms: scores of pairs (m, n) from x (..., M, P) and z (..., N, P').
 
-Each makes one leaf of `bases/scores.py`. What is done to scores afterwards (scale, mask, softmax, ...) is written in
-the algebra: `DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax()`.
+The `forward` of each returns one value of `bases/scores.py`. Scale, mask, softmax, ... are written in the algebra:
+`DotProduct(heads=8, dim=64).scaled().masked(keep=Causal()).softmax()`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.places import at_places
 from structconv.structures.supports import Window
 from structconv.structures.values import FrozenValue, structure
+from structconv.written import written
 
 __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
            "General", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn", "heads_of"]
@@ -46,8 +47,8 @@ class Projection(nn.Linear):
 
 
 def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
-    """x through a projection as a leaf, head by head (..., K, M, D): still to be made where a call does nothing but
-    multiply and add."""
+    """x through a projection, head by head (..., K, M, D): a lazy `Projected` if the projection only multiplies and
+    adds, else the tensor."""
     weight = projection._parameters.get("weight")
     if (weight is None or type(projection) is not Projection or private.intercepted(projection)
             or torch.compiler.is_compiling()):
@@ -76,9 +77,6 @@ class Score(Mechanism):
     def size(self) -> int:
         return self.heads
 
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}"
-
 
 class DotProduct(Score):
     """a_kmn = <W^q_k z_n, W^k_k x_m>; without arguments <z_n, x_m> (Luong et al. 2015, "dot").
@@ -101,7 +99,7 @@ class DotProduct(Score):
                  on: str = "entries") -> None:
         super().__init__(1 if heads is None else heads)
         check_choice("DotProduct", "on", on, ("entries", "projected"))
-        self.sees_projection = on == "projected"
+        self._on, self.sees_projection = on, on == "projected"
         if self.sees_projection and (dim is not None or shared_by != 1 or bias):
             raise ConfigError("DotProduct(on='projected')", "dim, shared_by and bias must be left out, for there is no "
                               "projection but Theta_k", f"dim={dim}, shared_by={shared_by}, bias={bias}")
@@ -125,6 +123,10 @@ class DotProduct(Score):
             self.dim = max(1, channels.inputs // self.heads)
         self.query = Projection(channels.others, self.heads, self.dim, self.bias)
         self.key = Projection(channels.inputs, self.key_heads, self.dim, self.bias)
+
+    def extra_repr(self) -> str:
+        only = self.heads == 1 and (not self.projects or self.dim is not None)
+        return written(self, {"heads": None if only else self.heads})
 
     def queries(self, z: Tensor, positions: Tensor | None = None) -> Tensor:
         """(..., N, P') at these places, or at 0, 1, ... -> (..., K, N, D)."""
@@ -154,7 +156,7 @@ class DotProduct(Score):
         return ("lazy_keys",) if self.projects else ()
 
     def lazy_keys(self, x: Tensor, start: int = 0) -> Tensor | Projected:
-        """`keys`, still to be made where they are projections and nothing else."""
+        """`keys`, as a lazy `Projected` if they are projections and nothing else."""
         return by_heads(self.key, x, self.heads) if self._plain else self.keys(x, start)
 
     def places(self, inputs: Inputs) -> Tensor | None:
@@ -213,7 +215,7 @@ class BiAffine(Score):
             raise ConfigError("BiAffine", "at least one part must be there", "none")
         self.bilinear, self.source, self.target, self.constant = bilinear, source, target, constant
         self.rank = None if rank is None else check_positive("BiAffine", "rank", rank)
-        self.sees_projection = on == "projected"
+        self._on, self.sees_projection = on, on == "projected"
 
     def bind(self, channels: Channels) -> None:
         outputs = channels.outputs
@@ -292,7 +294,7 @@ class Additive(Score):
                  on: str = "entries") -> None:
         super().__init__(heads)
         check_choice("Additive", "on", on, ("entries", "projected"))
-        self.sees_projection = on == "projected"
+        self._on, self.sees_projection = on, on == "projected"
         if (dim is None) != self.sees_projection:
             raise ConfigError("Additive", "dim must be given with on='entries', and only there",
                               f"{dim} with on={on!r}")
@@ -367,6 +369,7 @@ class Channelwise(Score):
 
     def __init__(self, channels: int) -> None:
         super().__init__(check_positive("Channelwise", "channels", channels))
+        self.channels = channels
 
     def bind(self, channels: Channels) -> None:
         if channels.inputs != self.heads:
@@ -409,8 +412,11 @@ class Pair(Score):
 
     def __init__(self, module: nn.Module | None = None, heads: int = 1, *, hidden: int = 32) -> None:
         super().__init__(heads)
-        self.module = module
+        self.module, self.default_module = module, module is None
         self.hidden = check_positive("Pair", "hidden", hidden)
+
+    def extra_repr(self) -> str:
+        return written(self, {"module": None if self.default_module else self.module})
 
     def bind(self, channels: Channels) -> None:
         if self.module is None:
@@ -448,10 +454,10 @@ class Uniform(Score):
 
     def __init__(self, window: int | tuple[int, ...] | None = None) -> None:
         super().__init__()
-        self.window = None if window is None else Window(window)
+        self.window, self.support = window, None if window is None else Window(window)
 
     def forward(self, inputs: Inputs) -> Basis:
-        places, window = inputs.places, self.window
+        places, window = inputs.places, self.support
         sizes = inputs.num_inputs, inputs.num_outputs
         uniform = values.Uniform(inputs.x.new_ones(()), *sizes)
         window = window if places is None else at_places(window, places, *sizes)

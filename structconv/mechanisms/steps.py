@@ -13,12 +13,13 @@ from structconv.bases.spec import Projected
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport
+from structconv.written import text as as_text
 
 __all__ = ["Build", "Step", "builder", "shown"]
 
 
 class Step(NamedTuple):
-    """An operator on one basis: its name, its options, and whether it takes a leaf of the call."""
+    """An operator on one basis: its name, its options, and whether it reads a mask or a factor in each call."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -118,7 +119,7 @@ def shown(text: str, step: Step, held: Any) -> str:
     if step.name == "masked":
         return f"{text}.masked({'keep' if options['kept'] else 'drop'}={held!r})"
     if step.name == "map":
-        return f"{text}.map({options.get('fn', held)!r})"
+        return f"{text}.map({as_text(options.get('fn', held))})"
     if step.name == "mix":
         return f"{text}.mix({options['heads']})"
     if step.name == "softmax_with_sink":

@@ -10,14 +10,14 @@ from torch.fx import Proxy
 
 from structconv.bases.algebra import Sizes, as_support
 from structconv.bases.base import Basis
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.memo import derived
-from structconv.nn.conv import ERRORS, Conv
+from structconv.nn.conv import ERRORS, CallNames, Conv
 from structconv.nn.layer import Device, Layer, kind, recorded, take
-from structconv.nn.nested import is_nested, unpacked
+from structconv.nn.nested import is_nested
 from structconv.nn.prepared import Prepared
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
@@ -32,25 +32,29 @@ __all__ = ["MultiheadAttention", "NonLocalBlock"]
 class MultiheadAttention(Conv):
     """y_n = sum_k sum_m softmax_m(<W^q_k z_n, W^k_k x_m> / sqrt(D)) x_m V_k O_k + b (Vaswani et al. 2017, sec. 3.2).
 
-    In the paper's words x gives keys and values and z the queries: `layer(x)` is self-attention, `layer(x, z)` is
-    torch's `layer(query=z, key=x, value=x)`. The output has an entry for each entry of z.
+    `layer(query)` is self-attention, `layer(query, key_value)` is torch's `layer(query, key_value, key_value)`: one
+    tensor gives keys and values. In the formula the query is z and key_value is x. The output has an entry for each
+    entry of the query.
 
     Args:
-        embed_dim: P' of z and Q of y, split among the heads.
+        embed_dim: P' of the query and Q of y, split among the heads.
         num_heads: K; D = embed_dim / num_heads.
         dropout: on the weights, when training.
         bias: on queries, keys, values and output. That of the values is added once to each output, which is what
             attention to it amounts to where the weights sum to one.
-        kdim: P of x; embed_dim where absent.
+        kdim: P of key_value; embed_dim where absent.
         num_kv_heads: heads of keys and values, each shared by num_heads / num_kv_heads queries (grouped queries,
             Ainslie et al. 2023); num_heads where absent.
 
-    x (..., M, P), z (..., N, P') -> (..., N, Q), batch first. O(M N Q) flops, O(N Q) memory beside the arguments.
+    query (..., N, P'), key_value (..., M, P) -> (..., N, Q), batch first. O(M N Q) flops, O(N Q) memory beside the
+    arguments.
 
     Raises:
         ConfigError: heads that do not divide. ShapeError: channels that do not fit.
     """
 
+    call_names = CallNames("MultiheadAttention", "key_value", "query", "layer(query, key_value)",
+                           "layer(query, structure=graph)")
     fixed = Conv.fixed | {"embed_dim", "num_heads", "head_dim", "kdim", "dropout", "shared_by"}
 
     def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0, bias: bool = True,
@@ -69,46 +73,98 @@ class MultiheadAttention(Conv):
         values = torch.zeros(num_heads // shared_by, dim, device=device, dtype=dtype)
         self.value_bias = nn.Parameter(values) if bias else None
 
-    def forward(self, x: Tensor | Prepared, z: Tensor | None = None, *others: Any,  # type: ignore[override]
-                keep: Any = None, drop: Any = None, structure: Graph | Support | None = None,
+    def forward(self, query: Tensor | Prepared, key_value: Tensor | Prepared | None = None,  # type: ignore[override]
+                *others: Any, keep: Any = None, drop: Any = None, structure: Graph | Support | None = None,
                 positions: int | Tensor | None = None, return_weights: bool = False) -> Any:
         """y, or (y, weights (..., K, M, N); (..., K, E) where the pairs are listed).
 
         Args:
-            x: keys and values come from it. z: queries come from it; x itself where absent.
+            query: the queries come from it, (..., N, P').
+            key_value: the keys and values come from it, (..., M, P), or from what `prepare` made of it; without it the
+                query attends to itself. `layer(prepared)` is the self-attention of all prepared entries.
             keep, drop: the pairs (m, n) that exist, or that do not: a `Support` such as `Causal()`, a `Graph`, or
-                booleans (..., M) of the inputs, as `Padding`; a table of pairs goes as `DenseMask(table_MN)`.
+                booleans (..., M) of the keys, as `Padding`; a table of pairs goes as `DenseMask(table_MN)`.
             structure: a `Graph`, a `Support`, or a batch, outside which no pair exists, beside the mask.
             positions: where the queries stand among the keys; see `Conv.forward`.
             return_weights: give the weights too.
         """
-        if type(x) is Proxy:
-            return recorded(self, x, z, *others, keep=keep, drop=drop, structure=structure, positions=positions,
-                            return_weights=return_weights)
+        if type(query) is Proxy:
+            return recorded(self, query, key_value, *others, keep=keep, drop=drop, structure=structure,
+                            positions=positions, return_weights=return_weights)
         if others:
-            raise ConfigError("MultiheadAttention", "the arguments must be x, for keys and values, and z, for queries",
-                              f"{2 + len(others)} arguments", "torch's layer(query, key, value) is layer(key, query).")
+            raise ConfigError("MultiheadAttention", "the arguments must be query and key_value",
+                              f"{2 + len(others)} arguments",
+                              "torch's layer(query, key, value) is layer(query, key_value): one tensor gives both.")
+        x, z = self._inputs(query, key_value)
         if type(x) is not Tensor and is_nested(x, z):
             return self._nested(x, z, structure, keep=keep, drop=drop, return_weights=return_weights)
-        return super().forward(x, z, self._pairs(x, z, keep, drop, structure), positions=positions,
-                               return_weights=return_weights)
+        try:
+            return super().forward(x, self._pairs(x, z, keep, drop, structure), z=z, positions=positions,
+                                   return_weights=return_weights)
+        except ShapeError:
+            if type(x) is Tensor:
+                self._check(x, z, None, 0)  # by the names of its own arguments
+            raise
 
     computes = forward
 
-    def plan(self, x: Tensor | Prepared, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
-             drop: Any = None, structure: Graph | Support | None = None, positions: int | Tensor | None = None) -> Plan:
+    def plan(self, query: Tensor | Prepared, key_value: Tensor | Prepared | None = None, *,  # type: ignore[override]
+             keep: Any = None, drop: Any = None, structure: Graph | Support | None = None,
+             positions: int | Tensor | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""
-        if is_nested(x, z):
-            x, z, structure = unpacked("MultiheadAttention", x, z, structure)
-        return super().plan(x, z, self._pairs(x, z, keep, drop, structure), positions=positions)
+        x, z, pairs = self._with_pairs(query, key_value, keep, drop, structure)
+        return super().plan(x, pairs, z=z, positions=positions)
 
-    def basis(self, x: Tensor | Prepared, z: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
-              drop: Any = None, structure: Graph | Support | None = None, positions: int | Tensor | None = None
-              ) -> Basis:
+    def basis(self, query: Tensor | Prepared, key_value: Tensor | Prepared | None = None, *,  # type: ignore[override]
+              keep: Any = None, drop: Any = None, structure: Graph | Support | None = None,
+              positions: int | Tensor | None = None) -> Basis:
         """The basis that such a call would apply."""
+        x, z, pairs = self._with_pairs(query, key_value, keep, drop, structure)
+        return super().basis(x, pairs, z=z, positions=positions)
+
+    def prepare(self, key_value: Tensor, structure: Any = None) -> Prepared:
+        """Make the keys and values of key_value (..., M, P), for calls `layer(query, prepared)` that equal
+        `layer(query, key_value)`, and for `step`; see `Conv.prepare`."""
+        return super().prepare(key_value, structure)
+
+    def step(self, prepared: Prepared, x: Tensor, *, query: Tensor | None = None,
+             **options: Any) -> Any:
+        """Append entries x (..., m, P) to the prepared keys and values, and compute the outputs that stand there: those
+        of `query`, or of x."""
+        return super().step(prepared, x, z=query, **options)
+
+    def calibrate(self, query: Tensor, key_value: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
+                  drop: Any = None, structure: Graph | Support | None = None) -> MultiheadAttention:
+        """Scale Theta so that the output's variance equals that of the keys and values; see `Conv.calibrate`."""
+        x, z, pairs = self._with_pairs(query, key_value, keep, drop, structure)
+        super().calibrate(cast(Tensor, x), pairs, z=z)
+        return self
+
+    def _inputs(self, query: Any, key_value: Any) -> tuple[Any, Any]:
+        """x and z of a call: the entries attended to, and those that attend, if they are others."""
+        if key_value is not None:
+            if type(query) is Prepared:
+                raise ConfigError("MultiheadAttention", "query must be a tensor", repr(query),
+                                  "Say layer(query, prepared).")
+            return key_value, query
+        if self.in_channels != self.other_channels and type(query) is not Prepared:
+            expected = f"key_value must be given, with shape (..., M, P={self.in_channels})"
+            raise ShapeError("MultiheadAttention", expected, "none",
+                             f"A query has P'={self.other_channels} channels and cannot stand for it.")
+        return query, None
+
+    def _with_pairs(self, query: Any, key_value: Any, keep: Any, drop: Any, structure: Any) -> tuple[Any, Any, Any]:
+        """x, z and the pairs that exist; of nested tensors their entries."""
+        x, z = self._inputs(query, key_value)
         if is_nested(x, z):
-            x, z, structure = unpacked("MultiheadAttention", x, z, structure)
-        return super().basis(x, z, self._pairs(x, z, keep, drop, structure), positions=positions)
+            x, z, structure = self._unpacked(x, z, structure)
+        return x, z, self._pairs(x, z, keep, drop, structure)
+
+    def _arguments(self, x: Any, z: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return ((x,) if z is None else (z, x)), {}
+
+    def _names(self, z: Any) -> CallNames:
+        return self.call_names._replace(x="query") if z is None else self.call_names
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -142,7 +198,7 @@ class MultiheadAttention(Conv):
             if isinstance(getattr(module, unsupported), Tensor) or getattr(module, unsupported) is True:
                 raise ConfigError(cls.__name__, f"module must be without {unsupported}", "one that has it")
         if module.kdim != module.vdim:
-            raise ConfigError(cls.__name__, "kdim and vdim must be equal, because x gives keys and values",
+            raise ConfigError(cls.__name__, "kdim and vdim must be equal, because one tensor gives keys and values",
                               f"{module.kdim} and {module.vdim}")
         layer = cls(module.embed_dim, module.num_heads, dropout=module.dropout, bias=module.in_proj_bias is not None,
                     kdim=module.kdim)

@@ -16,16 +16,27 @@ from torch.fx import Proxy
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
 from structconv import torch_private as private
 from structconv.bases.base import Basis
-from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
+from structconv.errors import ConfigError, ShapeError, StructconvError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
-from structconv.mechanisms.naming import called_with, check_unread
+from structconv.mechanisms.naming import called_with, check_structure, check_unread
 from structconv.mechanisms.reading import names_of_x
 from structconv.mechanisms.sight import sight
 from structconv.mechanisms.visibility import visibility
 from structconv.nn.expressed import Expressed
 from structconv.nn.images import grid_of, to_entries
-from structconv.nn.inputs import Several, channels_of, check_by_name, check_options, fits, told_x, variance_of
-from structconv.nn.layer import Device, made_on, move, name_owner, named, recorded
+from structconv.nn.inputs import (
+    CallNames,
+    Several,
+    channels_of,
+    check_by_name,
+    check_options,
+    check_places,
+    fits,
+    other_outputs,
+    told_x,
+    variance_of,
+)
+from structconv.nn.layer import Device, copy_parameters, made_on, move, name_owner, named, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
 from structconv.nn.prepared import Prepared
 from structconv.nn.relative import RelativeValue
@@ -69,6 +80,8 @@ class Conv(Expressed):
     `|` have for them, `layer({"nodes": x, "edges": e}, structure=graph)`; see `Mechanism.of`. Each part then has a
     Theta of its own, z stands for all, and without it a part's z is the x that it reads.
 
+    z goes by keyword, as `layer(x, z=z)` and `layer(x, graph, z=z)`.
+
     Shapes: x (..., M, P), z (..., N, P') or none for z = x, y (..., N, Q); with `axes` images (..., P, *S) and
     (..., Q, *S'). A layer takes float64, float32, bfloat16 or float16; under `torch.autocast` its products are taken
     in, and y has, the dtype of autocast, as those of torch's layers. A new layer keeps the variance of x where each
@@ -82,6 +95,8 @@ class Conv(Expressed):
 
     fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
     bias: nn.Parameter | None = private.parameter()
+    #: In errors: whose call it is, and the arguments that are x and z, with the call that gives both.
+    call_names: ClassVar[CallNames] = CallNames("Conv", "x", "z", "layer(x, z=z)", "layer(x, graph)")
 
     def __init__(self, mechanism: Mechanism, in_channels: int | Mapping[str, int], out_channels: int, *,
                  weight: Weight | Sequence[Weight] | None = None, bias: bool = True,
@@ -104,7 +119,7 @@ class Conv(Expressed):
         self.path, self.max_bytes = path, max_bytes
         move(self, device, dtype)
 
-    def forward(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
+    def forward(self, x: Several | Prepared, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
                 positions: int | Tensor | None = None, return_weights: bool = False) -> Any:
         """Compute y, and with `return_weights` the pair (y, A).
 
@@ -118,7 +133,7 @@ class Conv(Expressed):
         what `prepare` made of it.
         """
         if type(x) is Proxy:
-            return recorded(self, x, z, structure, axes=axes, positions=positions, return_weights=return_weights)
+            return recorded(self, x, structure, z=z, axes=axes, positions=positions, return_weights=return_weights)
         try:
             if type(x) is not Tensor and is_nested(x, z):
                 return self._nested(x, z, structure, return_weights=return_weights)
@@ -128,7 +143,7 @@ class Conv(Expressed):
             if call.pending is not None:
                 x.bind(plan, call, structure)  # type: ignore[union-attr]
             if z is not None and not axes and y.shape[-2] != z.shape[-2]:
-                raise _other_outputs(self.mechanism, x, z, y)
+                raise other_outputs(self.mechanism, x, z, y)
             return (y, plan.weights(call)) if return_weights else y
         except StructconvError as error:
             name_owner(self, error)
@@ -140,19 +155,20 @@ class Conv(Expressed):
     #: `forward` of which a call gives what the plan gives: a step is bound to a plan where no other has its place.
     computes: ClassVar[Any] = forward
 
-    def basis(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
+    def basis(self, x: Several | Prepared, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
               positions: int | Tensor | None = None) -> Basis:
         """The basis that the layer would apply; the arguments are those of a call."""
         return self._told(lambda call, _: call.materialized(), x, z, structure, axes, positions)
 
-    def plan(self, x: Several | Prepared, z: Tensor | None = None, structure: AnyStructure = None, *, axes: int = 0,
+    def plan(self, x: Several | Prepared, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
              positions: int | Tensor | None = None) -> Plan:
         """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
         with torch.random.fork_rng([]):
             return self._planned(x, z, structure, axes, positions)[1]
 
     def prepare(self, x: Tensor, structure: Any = None) -> Prepared:
-        """What the layer makes of x (..., M, P) alone, for calls `layer(prepared, z)` that equal `layer(x, z)`.
+        """What the layer makes of x (..., M, P) alone, for calls `layer(prepared, z=z)` that equal `layer(x,
+        z=z)`.
 
         Those are keys, values, and whatever else `Mechanism.sources` names, and the structure, for calls that give
         none. `prepared.append` and `step` put entries behind. Where windows leave out what is far behind (`Window`,
@@ -172,26 +188,27 @@ class Conv(Expressed):
             x = visible.cleared(x)[0] if visible.values is visible.scores else x
         return Prepared(self, x, structure, sight(self.mechanism, structure))
 
-    def step(self, prepared: Prepared, x: Tensor, z: Tensor | None = None, **options: Any) -> Any:
+    def step(self, prepared: Prepared, x: Tensor, *, z: Tensor | None = None, **options: Any) -> Any:
         """Append entries x (..., m, P) to the prepared ones and compute the outputs that stand there, of z or x."""
         first = prepared.length
         x = prepared.reserve(x)
         try:
             if z is None and not options and (y := prepared.stepped()) is not None:
                 return y
-            return private.called(self, prepared, x if z is None else z, positions=first, **options)
+            args, by_name = self._arguments(prepared, x if z is None else z)
+            return private.called(self, *args, **by_name, positions=first, **options)
         except BaseException:
             prepared._cut(first)
             raise
 
     @torch.no_grad()
-    def calibrate(self, x: Several, z: Tensor | None = None, structure: AnyStructure = None) -> Conv:
+    def calibrate(self, x: Several, structure: AnyStructure = None, *, z: Tensor | None = None) -> Conv:
         """Scale Theta so that the output's variance equals that of x, for this x and structure: one forward pass.
 
         The bias is left out. A weight without numbers (`Eye`) cannot be scaled, and stays.
         """
         if is_nested(x, z):
-            x, z, structure = unpacked(type(self).__name__, x, z, structure)
+            x, z, structure = self._unpacked(x, z, structure)
         call, plan = self._planned(x, z, structure, 0, None)
         variance = plan.run(call._replace(bias=None)).var()
         if variance > 0:
@@ -213,20 +230,35 @@ class Conv(Expressed):
             reset: Any = None if isinstance(part, Mechanism) else getattr(part, "reset_parameters", None)
             if reset is not None:
                 reset()
-        _copy(drawn, self.mechanism)
+        copy_parameters(drawn, self.mechanism)
         if self.relative_value is not None:
-            _copy(self.relative_value.bound(self.weight()), self.relative_value)
+            copy_parameters(self.relative_value.bound(self.weight()), self.relative_value)
 
     def _nested(self, x: Any, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
-        entries, others, structure = unpacked(type(self).__name__, x, z, structure)
+        entries, others, structure = self._unpacked(x, z, structure)
         told = _structures(self.mechanism, structure, 0)
         if type(structure) is dict:
             check_named(type(self).__name__, x, told)
-        y = self.forward(entries, others, structure=structure, **options)
+        args, by_name = self._arguments(entries, others)
+        y = self.forward(*args, **{**by_name, "structure": structure, **options})
         own, *weights = y if isinstance(y, tuple) else (y,)
         found = packed(own, x if z is None else z, self.mechanism._samples_of_outputs(told))
         return (found, *weights) if weights else found
+
+    def _arguments(self, x: Any, z: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """x and z, if there is one, as `forward` takes them."""
+        return (x,), {} if z is None else {"z": z}
+
+    def _unpacked(self, x: Any, z: Any, structure: Any) -> tuple[Tensor, Tensor | None, Any]:
+        """The entries of nested tensors; see `unpacked`."""
+        check_structure(type(self).__name__, structure, self.call_names.call)
+        names = self._names(z)
+        return unpacked(type(self).__name__, x, z, structure, names.x, names.z)
+
+    def _names(self, z: Any) -> CallNames:
+        """How errors name the arguments of a call with this z, or without any."""
+        return self.call_names
 
     def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any) -> tuple[Call, Plan]:
         return self._told(lambda call, image: (call, plan_for(call, self.path, self.max_bytes, image)),
@@ -237,7 +269,7 @@ class Conv(Expressed):
         """What `use` makes of a call, with nested tensors unpacked and errors explained."""
         try:
             if is_nested(x, z):
-                x, z, structure = unpacked(type(self).__name__, x, z, structure)
+                x, z, structure = self._unpacked(x, z, structure)
             return use(*self._call(x, z, structure, axes, positions))
         except ERRORS:
             self._explain(x, z, structure, axes)
@@ -248,6 +280,10 @@ class Conv(Expressed):
         """Whatever the plan and its kernel see of this call, read anew."""
         modules: Any = self._modules
         prepared = None
+        if structure is not None and isinstance(structure, Tensor):
+            if not isinstance(x, dict | Prepared):
+                check_tensor(type(self).__name__, self.call_names.x, x)
+            check_structure(type(self).__name__, structure, self.call_names.call)
         if type(x) is Prepared:
             prepared, x, structure = x, *self._of_prepared(x, structure, axes)
         mechanism, relative = self.mechanism, modules.get("relative_value")
@@ -273,8 +309,9 @@ class Conv(Expressed):
     def _of_prepared(self, prepared: Prepared, structure: Any, axes: int) -> tuple[Tensor, Any]:
         """x, and the structure of the call, or that for which it was prepared."""
         if prepared.layer.__dict__ is not self.__dict__ or axes:  # torch.export has several proxies of one module
-            raise ConfigError(type(self).__name__, "x must be prepared by this layer, as entries", repr(prepared),
-                              "Prepare it by layer.prepare(x).")
+            name = self.call_names.x
+            raise ConfigError(type(self).__name__, f"{name} must be prepared by this layer, as entries", repr(prepared),
+                              f"Prepare it by layer.prepare({name}).")
         prepared.check()
         return prepared.x, prepared.structure if structure is None else structure
 
@@ -283,7 +320,7 @@ class Conv(Expressed):
         if not mechanism.reads_structure:
             check_unread(structure)
         if self.relative_value is not None:
-            _check_places(structure)
+            check_places(structure)
         return mechanism.input_entries(structure)
 
     def _constants(self) -> tuple[Theta, Tensor | None]:
@@ -313,24 +350,25 @@ class Conv(Expressed):
             check_by_name(self, x, z, structure, axes)
             return
         if any(isinstance(t, Tensor) and t.is_nested for t in (x, z)):
-            unpacked(type(self).__name__, x, z, structure)
-        check_tensor("Conv", "x", x)
+            self._unpacked(x, z, structure)
+        owner, of_x, of_z, _, structured = self._names(z)
+        hint = f"Give the structure after it: {structured}." if isinstance(x, FrozenValue) else ""
+        check_tensor(owner, of_x, x, hint)
         if axes:
             x, structure = to_entries(x, axes)
         dtype = autocast_dtype(x)
         x = cast(x, dtype)
         if z is not None:
-            check_tensor("Conv", "z", z, "A structure goes by keyword: layer(x, structure=graph)."
-                         if isinstance(z, FrozenValue) else "")
+            check_tensor(owner, of_z, z)
             self._check_order(x, z, structure)
-        check_entries("Conv", x, entries=self.mechanism.input_entries(structure), channels=self.in_channels)
+        check_entries(owner, x, entries=self.mechanism.input_entries(structure), channels=self.in_channels, name=of_x)
         if z is not None:
-            check_entries("Conv", z, channels=self.other_channels, name="z", letters="NP")
-            check_alike("Conv", x, cast(z, dtype), other_name="z")
+            check_entries(owner, z, channels=self.other_channels, name=of_z, letters=("N", "P'"))
+            check_alike(owner, x, cast(z, dtype), name=of_x, other_name=of_z)
         numbers = next(iter(self.weight.parameters()), None)
         numbers = next(self.parameters(), None) if numbers is None else numbers
         if numbers is not None:
-            check_alike("Conv", x, cast(numbers, dtype), other_name="the layer's parameters")
+            check_alike(owner, x, cast(numbers, dtype), name=of_x, other_name="the layer's parameters")
 
     def _check_order(self, x: Tensor, z: Tensor, structure: Any) -> None:
         """Say that x and z have changed places, where each fits that of the other."""
@@ -338,9 +376,11 @@ class Conv(Expressed):
         outputs = self.mechanism.output_entries(structure), self.other_channels
         right = _fits(x, inputs) and _fits(z, outputs)
         if not right and _fits(x, outputs) and _fits(z, inputs):
-            expected = f"x must be the inputs (keys), with P={inputs[1]} channels, and z the outputs (queries)"
-            raise ShapeError("Conv", expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
-                             "They have changed places: say layer(keys, queries).")
+            owner, of_x, of_z, call, _ = self._names(z)
+            expected = (f"{of_x} must be the inputs (keys), with P={inputs[1]} channels, and {of_z} the outputs "
+                        f"(queries), with P'={outputs[1]}")
+            raise ShapeError(owner, expected, f"{tuple(x.shape)} and {tuple(z.shape)}",
+                             f"They have changed places: say {call}.")
 
     @named
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
@@ -351,11 +391,12 @@ class Conv(Expressed):
         x = x if is_nested(x, z) else told_x(self, x)
         self._check(x, z, _structures(self.mechanism, structure, axes), axes)
         check_bound(type(self).__name__, self.mechanism)
+        owner, of_x, of_z, *_ = self._names(z)
         if z is None and self.other_channels != self.in_channels:
-            raise ShapeError("Conv", f"z must be given, with shape (..., N, P'={self.other_channels})", "none",
-                             f"x has P={self.in_channels} channels and cannot stand for it.")
+            raise ShapeError(owner, f"{of_z} must be given, with shape (..., N, P'={self.other_channels})", "none",
+                             f"{of_x} has P={self.in_channels} channels and cannot stand for it.")
         if z is not None and not axes and isinstance(x, Tensor):
-            check_leads("Conv", x, z)
+            check_leads(owner, x, z, name=of_x, other_name=of_z)
 
     def extra_repr(self) -> str:
         return ", ".join([f"{self.in_channels}, {self.out_channels}", *filter(None, [super().extra_repr()])])
@@ -434,33 +475,9 @@ def _autocast(mechanism: Mechanism, theta: Theta, x: Tensor) -> torch.dtype | No
     return autocast_dtype(x) if learnt else None
 
 
-def _copy(drawn: nn.Module, module: nn.Module) -> None:
-    """Put the parameters of one module in those of another of the same names."""
-    held, new = dict(module.named_parameters()), dict(drawn.named_parameters())
-    if held.keys() != new.keys():
-        raise ConfigError("reset_parameters", "parameters must be those that the layer was made with",
-                          ", ".join(sorted(held.keys() ^ new.keys())), "Make a new layer.")
-    for name, parameter in held.items():
-        parameter.copy_(new[name])
-
-
 def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:
     """Whether entries are of this number, if it is known, and have so many channels."""
     return entries.dim() > 1 and sizes[0] in (None, entries.shape[-2]) and sizes[1] == entries.shape[-1]
-
-
-def _other_outputs(mechanism: Mechanism, x: Any, z: Tensor, y: Tensor) -> ShapeError:
-    """What is wrong where the outputs are not the entries of z."""
-    return ShapeError("Conv", f"z must have N={y.shape[-2]} entries, the outputs to which {mechanism!r} leads from the "
-                      f"M={x.shape[-2]} entries of x", tuple(z.shape), "Leave z out: nothing reads it."
-                      if not mechanism.reads_content else "Give the outputs of the mechanism as z.")
-
-
-def _check_places(structure: Any) -> None:
-    """Raise `StructureError` where relative values would take places in the batch for those in a sample."""
-    samples = getattr(structure, "samples", None)
-    if samples is not None and not samples.square:
-        raise StructureError("RelativeValue", "each sample must have as many outputs as inputs", repr(samples))
 
 
 def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:

@@ -248,7 +248,7 @@ class _Update(nn.Module):
             given[f"pooled {name}"] = pool(x[part.x], cast(Callable[[Graph], Graph], part.groups)(graph))
         structure = graph if self._told_structure else None
         z = None if self._outputs is None else x[self._outputs]
-        y: Tensor = self.rest(self.first({name: given[name] for name in self._reads}, z, structure=structure))
+        y: Tensor = self.rest(self.first({name: given[name] for name in self._reads}, structure, z=z))
         return y
 
 

@@ -41,16 +41,16 @@ class _GraphLayer(Conv):
         """x (..., M, P) and a graph, which may be called the structure as in `Conv` -> (..., N, Q)."""
         if type(x) is Proxy:
             return cast(Tensor, recorded(self, x, graph, structure=structure))
-        y: Tensor = super().forward(x, None, _checked(self, graph, structure))
+        y: Tensor = super().forward(x, _checked(self, graph, structure))
         return y
 
     def plan(self, x: Tensor, graph: AnyStructure = None, *, structure: AnyStructure = None) -> Plan:  # type: ignore[override]
         """The plan that computes such a call; `print` it."""
-        return super().plan(x, None, _checked(self, graph, structure))
+        return super().plan(x, _checked(self, graph, structure))
 
     def basis(self, x: Tensor, graph: AnyStructure = None, *, structure: AnyStructure = None) -> Basis:  # type: ignore[override]
         """The basis that such a call would apply."""
-        return super().basis(x, None, _checked(self, graph, structure))
+        return super().basis(x, _checked(self, graph, structure))
 
 
 def _checked(layer: Any, graph: Any, structure: Any) -> Any:
@@ -217,7 +217,7 @@ class _AttentionLayer(Conv):
                          bias=bias, device=device, dtype=dtype)
         self.heads, self.concat, self.dropout, self.add_self_loops = heads, concat, dropout, add_self_loops
 
-    def forward(self, x: Tensor, graph: Graph | None = None, z: Tensor | None = None, *,  # type: ignore[override]
+    def forward(self, x: Tensor, graph: Graph | None = None, *, z: Tensor | None = None,  # type: ignore[override]
                 structure: Graph | None = None, return_weights: bool = False,
                 return_attention_weights: bool = False) -> Any:
         """y; (y, weights (..., K, E')); or, as other libraries return them, (y, (edge_index, alpha (..., E', K))).
@@ -226,24 +226,24 @@ class _AttentionLayer(Conv):
         dropout, after it. They cost one pass over the edges.
         """
         if type(x) is Proxy:
-            return recorded(self, x, graph, z, structure=structure, return_weights=return_weights,
+            return recorded(self, x, graph, z=z, structure=structure, return_weights=return_weights,
                             return_attention_weights=return_attention_weights)
         graph = self._looped(graph, structure)
         if not (return_weights or return_attention_weights):
-            return super().forward(x, z, graph)
-        y, weights = super().forward(x, z, graph, return_weights=True)
+            return super().forward(x, graph, z=z)
+        y, weights = super().forward(x, graph, z=z, return_weights=True)
         weights = weights if self.concat else weights * self.heads
         return (y, (graph.edge_index, weights.mT)) if return_attention_weights else (y, weights)
 
-    def plan(self, x: Tensor, graph: Graph | None = None, z: Tensor | None = None, *,  # type: ignore[override]
+    def plan(self, x: Tensor, graph: Graph | None = None, *, z: Tensor | None = None,  # type: ignore[override]
              structure: Graph | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""
-        return super().plan(x, z, self._looped(graph, structure))
+        return super().plan(x, self._looped(graph, structure), z=z)
 
-    def basis(self, x: Tensor, graph: Graph | None = None, z: Tensor | None = None, *,  # type: ignore[override]
+    def basis(self, x: Tensor, graph: Graph | None = None, *, z: Tensor | None = None,  # type: ignore[override]
               structure: Graph | None = None) -> Basis:
         """The basis that such a call would apply."""
-        return super().basis(x, z, self._looped(graph, structure))
+        return super().basis(x, self._looped(graph, structure), z=z)
 
     def _looped(self, graph: Graph | None, structure: Graph | None) -> Graph:
         found: Graph = _checked(self, graph, structure)

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism, check_mechanism
 from structconv.mechanisms.reading import all_named, by_name, called_on, names_of_x
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 
-__all__ = ["Several", "channels_of", "check_by_name", "check_options", "fits", "told_x", "variance_of"]
+__all__ = ["CallNames", "Several", "channels_of", "check_by_name", "check_options", "check_places", "fits",
+           "other_outputs", "told_x", "variance_of"]
 
 
 #: x, or several by name.
 Several = Tensor | dict[str, Tensor]
+
+
+class CallNames(NamedTuple):
+    """How errors name a layer, what it calls x and z, a call with both, and one with a structure."""
+
+    owner: str
+    x: str
+    z: str
+    call: str
+    structured: str
 
 
 def channels_of(mechanism: Mechanism, given: Any) -> Any:
@@ -127,3 +138,17 @@ def _parts(mixture: Mechanism, structure: Any) -> list[tuple[Mechanism, str, Any
 def variance_of(x: Several) -> Tensor:
     """The variance of all numbers of an input, or of all inputs."""
     return x.var() if isinstance(x, Tensor) else torch.cat([t.flatten() for t in x.values()]).var()
+
+
+def other_outputs(mechanism: Mechanism, x: Any, z: Tensor, y: Tensor) -> ShapeError:
+    """What is wrong where the outputs are not the entries of z."""
+    return ShapeError("Conv", f"z must have N={y.shape[-2]} entries, the outputs to which {mechanism!r} leads from the "
+                      f"M={x.shape[-2]} entries of x", tuple(z.shape), "Leave z out: nothing reads it."
+                      if not mechanism.reads_content else "Give the outputs of the mechanism as z.")
+
+
+def check_places(structure: Any) -> None:
+    """Raise `StructureError` where relative values would take places in the batch for those in a sample."""
+    samples = getattr(structure, "samples", None)
+    if samples is not None and not samples.square:
+        raise StructureError("RelativeValue", "each sample must have as many outputs as inputs", repr(samples))

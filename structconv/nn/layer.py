@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from structconv.arguments import explained
 from structconv.errors import ConfigError, StructconvError
 
-__all__ = ["Device", "Layer", "kind", "made_on", "move", "name_owner", "named", "recorded",
-           "take"]
+__all__ = ["Device", "Layer", "copy_parameters", "kind", "made_on", "move", "name_owner", "named", "recorded", "take"]
 
 Device = torch.device | str | int | None
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,3 +99,14 @@ def take(parameter: Tensor | None, numbers: Tensor | None, like: Tensor | None) 
 def kind(module: Any) -> str:
     """The class of an object with the package that it is from, as an error names it."""
     return f"{type(module).__module__.split('.')[0]}'s {type(module).__name__}"
+
+
+@torch.no_grad()
+def copy_parameters(drawn: nn.Module, module: nn.Module) -> None:
+    """Put the parameters of one module in those of another of the same names."""
+    held, new = dict(module.named_parameters()), dict(drawn.named_parameters())
+    if held.keys() != new.keys():
+        raise ConfigError("reset_parameters", "parameters must be those that the layer was made with",
+                          ", ".join(sorted(held.keys() ^ new.keys())), "Make a new layer.")
+    for name, parameter in held.items():
+        parameter.copy_(new[name])

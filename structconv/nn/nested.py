@@ -19,34 +19,37 @@ def is_nested(*tensors: Any) -> bool:
     return any(type(t) is not Tensor and isinstance(t, Tensor) and t.is_nested for t in tensors)
 
 
-def unpacked(owner: str, x: Any, z: Any, structure: Any) -> tuple[Tensor, Tensor | None, Any]:
-    """The entries of all sequences, and the structure whose samples they are.
+def unpacked(owner: str, x: Any, z: Any, structure: Any, name: str = "x", other_name: str = "z"
+             ) -> tuple[Tensor, Tensor | None, Any]:
+    """The entries of all sequences, and the structure whose samples they are; errors name x and z so.
 
     Raises:
         ConfigError: one of x and z is not nested, or not as (B, entries, channels) without holes.
         StructureError: a structure of other samples.
     """
-    for name, t in (("x", x), ("z", x if z is None else z)):
+    for own, t in ((name, x), (other_name, x if z is None else z)):
         if not (isinstance(t, Tensor) and t.is_nested):
-            raise ConfigError(owner, "x and z must both be nested tensors, or neither", f"{name} is not")
+            raise ConfigError(owner, f"{name} and {other_name} must both be nested tensors, or neither",
+                              f"{own} is not")
         ragged: Any = t
         plain = t.layout == torch.jagged and t.dim() == 3 and type(t.shape[1]) is not int and ragged.lengths() is None
         if not plain:
-            raise ConfigError(owner, f"{name} must be a nested tensor (B, entries, channels) of layout torch.jagged, "
+            raise ConfigError(owner, f"{own} must be a nested tensor (B, entries, channels) of layout torch.jagged, "
                               "without holes", f"one of layout {t.layout}", "Make it by "
                               "torch.nested.as_nested_tensor([...], layout=torch.jagged).")
     samples = Samples(x.offsets().diff(), None if z is None else z.offsets().diff())
-    return x.values(), None if z is None else z.values(), _joined(owner, samples, structure)
+    both = name if name == other_name else f"{name} and {other_name}"
+    return x.values(), None if z is None else z.values(), _joined(owner, samples, structure, both)
 
 
-def _joined(owner: str, samples: Samples, structure: Any) -> Any:
+def _joined(owner: str, samples: Samples, structure: Any, names: str) -> Any:
     if type(structure) is dict:  # whose samples `check_named` compares
         return structure
     own = getattr(structure, "samples", None)
     if structure is None or (own is None and isinstance(structure, Support)):
         return samples if structure is None else samples & structure
     if own is None or not same_samples(own, samples):
-        expected = f"structure must be a batch of the samples of x and z, {samples!r}"
+        expected = f"structure must be a batch of the samples of {names}, {samples!r}"
         raise StructureError(owner, expected, repr(structure))
     return structure
 

@@ -90,11 +90,11 @@ class GroupPool(Composite):
             return _largest(x, groups)
         start = x.new_zeros(*x.shape[:-2], groups.num_outputs, self.channels)
         if self.kind != "set2set":
-            return cast(Tensor, self.conv(x, start if self.kind == "softmax" else None, structure=groups))
+            return cast(Tensor, self.conv(x, groups, z=start if self.kind == "softmax" else None))
         q = c = r = start
         for _ in range(self.steps):
             q, c = self.cell(torch.cat([q, r], -1), (q, c))
-            r = self.conv(x, q, structure=groups)
+            r = self.conv(x, groups, z=q)
         return torch.cat([q, r], -1)
 
     def extra_repr(self) -> str:

@@ -145,7 +145,7 @@ class Pending:
 
 
 class Prepared:
-    """x as a layer has prepared it: `layer(prepared, z)` is `layer(x, z)`, without what depends on x alone.
+    """x as a layer has prepared it: `layer(prepared, z=z)` is `layer(x, z=z)`, without what depends on x alone.
 
     Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`; it is of
     that layer, and of its parameters as they were: a call says so where they have been changed since, unless through
@@ -153,8 +153,9 @@ class Prepared:
     """
 
     def __init__(self, layer: Any, x: Tensor, structure: Any, sight: int | None) -> None:
-        check_tensor("Conv", "x", x)
-        check_entries("Conv", x, channels=layer.in_channels)
+        names = layer.call_names
+        check_tensor(names.owner, names.x, x)
+        check_entries(names.owner, x, channels=layer.in_channels, name=names.x)
         self.structure, self.layer = structure, layer
         #: M by the structure, if it tells.
         self.wanted = None if structure is None else layer._wanted(structure, layer.mechanism)

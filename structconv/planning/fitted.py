@@ -19,7 +19,7 @@ DENSE_CALLS = 3
 SPARSE_CALLS = 8
 #: Calls that handing x to every head takes, or adding up what the heads make of it.
 REPEAT_CALLS = 2
-#: Calls that a node of an expression takes, where it is filled with a call's leaves and evaluated by itself.
+#: Calls that a node of an expression takes, if it is rebuilt from the basis of a call and evaluated by itself.
 NODE_CALLS = 15
 #: Calls that a product with Theta takes.
 CHANNEL_CALLS = 4

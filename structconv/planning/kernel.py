@@ -5,8 +5,8 @@ A kernel is one class with three methods, in one file, and one line that registe
     class GridConvolution(Kernel):
         name, types, before = "torch.conv", (Shift,), ("structconv.slices",)
 
-        def match(self, problem): ...                  # once a plan: what is recognised in the spec, or None
-        def cost(self, match, problem, path): ...      # flops and bytes, forward and backward, and what is held
+        def match(self, problem): ...                  # once for each plan: what it recognizes in the spec, or None
+        def cost(self, match, problem, path): ...      # flops and bytes, forward and backward, and bytes held
         def compile(self, match, problem, path): ...   # (call) -> y, b included
 
     register(GridConvolution())
@@ -36,7 +36,8 @@ __all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "r
 class Kernel(abc.ABC):
     """One way to compute eq. 8, or several orders of it.
 
-    What `compile` returns must hold no tensor and no object of a call: it reads them from the call that it is given.
+    The function that `compile` returns must hold no tensor and no object of a call. It reads them from its argument:
+    `call.basis`, by `bases.spec.getter` of a part of the spec, or `call.materialized()`, with all products computed.
     """
 
     name: ClassVar[str]

@@ -1,9 +1,15 @@
-"""`Plan`: in which order eq. 8 is computed, by which kernel, and why; it is what computes it.
+"""`Plan`: in which order eq. 8 is computed, by which kernel, and why. A plan is also the function that computes it.
 
-A plan is made from what is static: types, options, dtypes, classes of sizes. It is found again by that, whatever layer
-or function asks, and holds no tensor. While `torch.compile` or `torch.export` trace, nothing is remembered and every
-number of entries is taken for a nominal one: the choice then depends on K, P, Q and D, and the traced program holds for
-any number of entries.
+`plan_for(call)` is steps 2 and 3 of a call (build, key, plan, run):
+
+- The key of a call has the types, options, dtypes and classes of sizes of basis, Theta and x, and no numbers.
+- If a plan with this key exists, it is returned. Otherwise each kernel matches the problem, those that match state a
+  cost, and the cheapest is compiled (`decide`). Layers share plans.
+
+`plan.run(call)` is step 4. A plan holds no tensor: its kernel reads them from the call.
+
+While `torch.compile` or `torch.export` trace, no plan is remembered, and numbers of entries count as nominal ones. The
+choice then depends on K, P, Q and D only, and the traced program holds for any number of entries.
 """
 
 from __future__ import annotations
@@ -45,7 +51,7 @@ FORGET.append(_PLANS.clear)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A path that was weighed: its cost, its predicted time, why it was left, if it was, and its time if measured."""
+    """A path that was considered: its cost, its predicted time, why it was rejected, and its time if measured."""
 
     path: str
     kernel: str
@@ -57,18 +63,17 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A choice among the paths of eq. 8, and the function that takes it; `str(plan)` is a table of all that were
-    weighed.
+    """The chosen path of eq. 8 and the function that computes it; `str(plan)` is a table of all paths considered.
 
     Args:
         run: the call -> y.
-        weights: the call -> the entries of the basis where they count.
+        weights: the call -> the entries of the basis, (..., K, E) along edges or (..., K, M, N).
         reason: why it was chosen.
         candidates: every path that applies, the chosen one first.
         problem: the sizes that the plan was made for, in words; it serves all of the same quarter octave.
         parts: plans of the parts of `a | b`, where each has its own.
-        subject: what is static of basis and Theta in the calls that it is for.
-        bind: the call of a step -> what computes the steps behind it, or none; see `Kernel.bind`.
+        subject: the key of basis and Theta in the calls that it serves.
+        bind: the call of a step -> the function that computes the following steps, or `None`; see `Kernel.bind`.
     """
 
     run: Run = dataclasses.field(repr=False)
@@ -113,7 +118,7 @@ class Plan:
 
 
 def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
-    """The plan of a call: found by what is static in it, or made.
+    """Return the plan of a call: find it by the key of the call, or make it.
 
     Args:
         path: take this order, whatever it costs.
@@ -151,7 +156,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
 
 
 def era() -> Hashable:
-    """What changes when plans that were made may not be those that would be made now."""
+    """A value that changes whenever earlier plans may differ from those that would be made now."""
     return registrations(), Autotuning.enabled, machine.Measured.times
 
 
@@ -177,12 +182,12 @@ def _check_limits(path: Any, max_bytes: Any) -> None:
 
 
 def subject(call: Call) -> Hashable:
-    """What is static of basis and Theta in a call."""
+    """The key of basis and Theta in a call."""
     return tree_key(call.basis), type(call.theta), tuple(t.shape for t in call.theta.tensors)
 
 
 def decide(problem: Problem, path: str | None = None, call: Call | None = None, key: Hashable = None) -> Plan:
-    """Weigh the kernels that match a problem and choose the cheapest; see `plan_for`.
+    """Compare the kernels that match a problem and choose the cheapest; see `plan_for`.
 
     With `key`, the class of the problem, those within `tuning.LIMIT` of the cheapest are timed on `call`, and the
     fastest is taken.

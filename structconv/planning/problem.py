@@ -1,4 +1,7 @@
-"""`Call`: what one call hands to a plan; `Problem`: what a plan is made for."""
+"""`Call`: the arguments with which a plan is run. `Problem`: the facts from which a plan is made.
+
+A call holds tensors, a problem their shapes and types. Kernels match and cost a problem once, and run each call.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,11 @@ class PartInputs(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arguments of a plan: what eq. 8 is computed of in one call.
+    """The arguments of a plan: the tensors from which one call computes eq. 8.
 
     Args:
         x: (..., M, P), or an image (..., P, *S) where the problem says so, or `PartInputs`.
-        basis: the basis of this call; products that it holds may be still to be computed.
+        basis: the basis of this call. It may hold products that are not computed yet; see `materialized`.
         theta, bias: Theta, and b (Q) or none.
         projected: x Theta_k by heads (..., K, M, D), where scores read it and it is computed already.
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
@@ -75,7 +78,7 @@ class Call(NamedTuple):
     part: Callable[[Any], Any] | None = None
 
     def materialized(self) -> Basis:
-        """The basis, or the part that is meant, with all products computed."""
+        """Return the basis, or its part that `part` finds, with all products computed."""
         self.settle()
         return cast(Basis, materialized(self.basis if self.part is None else self.part(self.basis)))
 
@@ -91,7 +94,7 @@ class Call(NamedTuple):
 
 #: What a kernel compiles: the call -> y (..., N, Q), b included.
 Run = Callable[[Call], Tensor]
-#: What a step is bound to: the entry -> y; `None` where it must be planned again.
+#: The function of a bound step: the entry -> y; `None` if it must be planned again.
 Step = Callable[[Tensor], Tensor | None]
 
 
@@ -110,7 +113,7 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What matching and costs may see: types, sizes and which gradients are wanted. Never values.
+    """The facts from which kernels match and compute costs: types, sizes, and which gradients are needed. No numbers.
 
     Args:
         basis: the spec, or the basis itself while a program is traced.

@@ -163,7 +163,7 @@ def _work(run: Run, call: Call) -> Callable[[], None]:
 
 
 def _detached(t: Tensor) -> Tensor:
-    """A leaf of its own for a tensor that wants a gradient; others stay, with what is known of them."""
+    """A leaf of autograd for a tensor that requires a gradient; others stay as they are."""
     return t.detach().requires_grad_() if t.requires_grad else t
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from structconv.structures.batching import AnyStructure, GridBatch, Structure, batch, membership, unbatch
+from structconv.structures.batching import (
+    AnyStructure,
+    GridBatch,
+    Structure,
+    StructureBatch,
+    batch,
+    membership,
+    unbatch,
+)
 from structconv.structures.collating import collate
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
@@ -27,10 +35,10 @@ from structconv.structures.supports import (
 )
 
 __all__ = ["AnyStructure", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Graph", "Grid", "GridBatch",
-           "KnowledgeGraph", "Padding", "Samples", "Structure", "Support", "Window", "batch", "collate", "membership",
-           "unbatch"]
+           "KnowledgeGraph", "Padding", "Samples", "Structure", "StructureBatch", "Support", "Window", "batch",
+           "collate", "membership", "unbatch"]
 
 # What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
 torch.serialization.add_safe_globals([And, At, Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid,
-                                      GridBatch, KnowledgeGraph, Not, Or, Padding, Places, Samples, Transposed, Within,
-                                      EachWithin, Window])
+                                      GridBatch, KnowledgeGraph, Not, Or, Padding, Places, Samples, StructureBatch,
+                                      Transposed, Within, EachWithin, Window])

@@ -20,8 +20,8 @@ from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, structure
 
-__all__ = ["AnyStructure", "GridBatch", "Structure", "batch", "entries_to_samples", "membership", "num_samples_of",
-           "parts_of", "samples_of", "unbatch"]
+__all__ = ["AnyStructure", "GridBatch", "Structure", "StructureBatch", "batch", "entries_to_samples", "is_batchable",
+           "membership", "num_samples_of", "parts_of", "samples_of", "unbatch"]
 
 
 @structure(eq=True)
@@ -57,7 +57,35 @@ class GridBatch(FrozenValue):
         return f"GridBatch({', '.join(map(repr, self.grids))})"
 
 
-Structure = Grid | Graph | KnowledgeGraph | GridBatch | Samples
+@structure()
+class StructureBatch(FrozenValue):
+    """Structures of a class of your own side by side, entries of one after entries of the other.
+
+    A mechanism is asked for each of them alone. `batch` makes it where the class has no method `batched`.
+    """
+
+    parts: tuple[FrozenValue, ...]
+
+    @property
+    def num_inputs(self) -> int:
+        """M, over all structures."""
+        return self.samples.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        """N, over all structures."""
+        return self.samples.num_outputs
+
+    @property
+    def samples(self) -> Samples:
+        """Of which structure each entry is."""
+        return derived(self, "samples", lambda: Samples(*map(list, zip(*map(_counts_of, self.parts), strict=True))))
+
+    def __repr__(self) -> str:
+        return f"StructureBatch({', '.join(map(repr, self.parts))})"
+
+
+Structure = Grid | Graph | KnowledgeGraph | GridBatch | StructureBatch | Samples
 #: What a call takes as its structure: one, a filter of pairs, several by name, or none.
 AnyStructure = Structure | Support | Mapping[str, Structure | Support] | None
 
@@ -77,6 +105,11 @@ def batch(structures: Sequence[Any]) -> Structure:
     `KnowledgeGraph` with the relations of all (equal names are one relation; names of entities are dropped), grids a
     `GridBatch`. O(sum E).
 
+    Structures of a class of your own, made by `@structure`, join a batch if they have `num_entries`, or `num_inputs`
+    and `num_outputs`. They give a `StructureBatch`, or what the classmethod `batched(structures)` of their class
+    returns: a structure with `samples`, the `Samples` of the batch, and `parts`, a tuple of the structures, which
+    mechanisms need that are asked for each sample alone.
+
     Raises:
         StructureError: an empty list, different kinds, or graphs of which only some have weights or attributes, or
             whose dtypes or devices differ.
@@ -84,10 +117,43 @@ def batch(structures: Sequence[Any]) -> Structure:
     parts = list(structures)
     kinds = {type(part) for part in parts}
     names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "an empty list"
-    if len(kinds) != 1 or not kinds <= set(_BATCHERS):
+    if len(kinds) != 1 or not is_batchable(parts[0]):
+        own = ("A structure of your own is made by @structure() and has num_entries, or num_inputs and num_outputs."
+               if len(kinds) == 1 else "")
         raise StructureError("batch", "structures must be graphs, knowledge graphs, grids or samples, all of one kind",
-                             names)
-    return _BATCHERS[kinds.pop()](parts)
+                             names, own)
+    kind = kinds.pop()
+    return _BATCHERS[kind](parts) if kind in _BATCHERS else _batch_own(kind, parts)
+
+
+def is_batchable(value: Any) -> bool:
+    """Whether `batch` takes a value: a graph, a grid, samples, or a structure of the user's that counts its entries."""
+    if type(value) in _BATCHERS:
+        return True
+    own = isinstance(value, FrozenValue) and value.is_structure and not isinstance(value, Support | GridBatch)
+    return own and (hasattr(value, "num_entries") or (hasattr(value, "num_inputs") and hasattr(value, "num_outputs")))
+
+
+def _batch_own(kind: Any, parts: list[Any]) -> Any:
+    """Structures of the user's as their class has it, or each by itself."""
+    if not hasattr(kind, "batched"):
+        if any(num_samples_of(part) != 1 or getattr(part, "samples", None) is not None for part in parts):
+            raise StructureError("batch", f"{kind.__name__} must have a classmethod batched(structures), for its "
+                                 "structures are batches", "none")
+        return StructureBatch(tuple(parts))
+    made = kind.batched(parts)
+    if not isinstance(getattr(made, "samples", None), Samples):
+        raise StructureError(f"{kind.__name__}.batched", "the batch must have samples, its Samples",
+                             type(made).__name__)
+    return made
+
+
+def _counts_of(structure: Any) -> tuple[int, int]:
+    """M and N."""
+    if hasattr(structure, "num_inputs"):
+        return structure.num_inputs, structure.num_outputs
+    count = structure.num_entities if isinstance(structure, KnowledgeGraph) else structure.num_entries
+    return count, count
 
 
 @explained
@@ -121,11 +187,14 @@ def parts_of(structure: Structure) -> tuple[Any, ...]:
         return (None,) * structure.num_samples
     if isinstance(structure, GridBatch):
         return structure.grids
+    if isinstance(parts := getattr(structure, "parts", None), tuple):
+        return parts
     if isinstance(structure, KnowledgeGraph):
         return derived(structure, "parts", lambda: _knowledge_parts(structure))
     if not isinstance(structure, Graph):
         raise StructureError("batch", "structure must be a batch of graphs or grids, or Samples, where a mechanism is "
-                             "asked for each sample alone", repr(structure))
+                             "asked for each sample alone", repr(structure), "A batch of structures of your own has "
+                             "parts, a tuple of them.")
     return derived(structure, "parts", lambda: _graph_parts(structure))
 
 
@@ -227,12 +296,11 @@ def samples_of(structure: Any) -> Samples:
     samples: Samples | None = getattr(structure, "samples", None)
     if samples is not None:
         return samples
-    if isinstance(structure, Graph):
-        return Samples([structure.num_inputs], [structure.num_outputs])
-    if not isinstance(structure, KnowledgeGraph | Grid):
+    if not is_batchable(structure):
         raise StructureError("batch", "structure must be a batch, or Samples", type(structure).__name__,
                              "Call it as layer(x, structure=batch(graphs)).")
-    return Samples(_output_sizes([structure]))
+    inputs, outputs = _counts_of(structure)
+    return Samples([inputs], [outputs])
 
 
 def num_samples_of(structure: Any) -> int:
@@ -280,9 +348,7 @@ def _check_alike(name: str, tensors: list[Tensor]) -> None:
 
 
 def _output_sizes(parts: Sequence[Structure | int]) -> list[int]:
-    return [part.num_outputs if isinstance(part, Graph) else part.num_entities if isinstance(part, KnowledgeGraph)
-            else part.num_entries if isinstance(part, (Grid, GridBatch)) else part.output_count
-            if isinstance(part, Samples) else part for part in parts]
+    return [_counts_of(part)[1] if isinstance(part, FrozenValue) else part for part in parts]
 
 
 def _offsets(sizes: Sequence[int]) -> tuple[int, ...]:

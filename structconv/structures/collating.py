@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from structconv.errors import StructureError
-from structconv.structures.batching import batch
-from structconv.structures.graph import Graph
-from structconv.structures.grid import Grid
-from structconv.structures.relations import KnowledgeGraph
+from structconv.structures.batching import batch, is_batchable
+from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, fields
 
 __all__ = ["collate"]
 
-_BATCHED = Graph | KnowledgeGraph | Grid
 _SIZES = ("num_inputs", "num_outputs", "num_edges", "num_entities", "num_triples", "num_entries")
 
 
@@ -54,10 +51,10 @@ def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shar
 def _collated(items: list[Any], counts: list[dict[str, int]], stacked: frozenset[Any], shared: frozenset[Any]) -> Any:
     """The items that stand at one place of the samples as one."""
     first = items[0]
-    if any(isinstance(item, _BATCHED) != isinstance(first, _BATCHED) for item in items):
+    if any(_is_batched(item) != _is_batched(first) for item in items):
         raise StructureError("collate", "samples must be of one kind", ", ".join(
             sorted({type(item).__name__ for item in items})))
-    if isinstance(first, _BATCHED):
+    if _is_batched(first):
         return batch(items)
     if isinstance(first, Tensor):
         rows = -2 if first.dim() > 1 else 0
@@ -74,6 +71,10 @@ def _collated(items: list[Any], counts: list[dict[str, int]], stacked: frozenset
         parts = [of(place, list(column)) for place, column in enumerate(zip(*items, strict=True))]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return torch.utils.data.default_collate(items)
+
+
+def _is_batched(item: Any) -> bool:
+    return is_batchable(item) and not isinstance(item, Samples)
 
 
 def _the_one(place: Any, items: list[Any]) -> Any:
@@ -112,7 +113,7 @@ def _counts(samples: list[Any], shared: frozenset[Any]) -> list[dict[str, int]]:
 
 
 def _structures(sample: Any, shared: frozenset[Any]) -> Iterator[Any]:
-    if isinstance(sample, _BATCHED):
+    if _is_batched(sample):
         yield sample
     parts = sample.items() if isinstance(sample, Mapping) else enumerate(
         sample if isinstance(sample, tuple | list) else ())

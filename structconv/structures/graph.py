@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Hashable
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,7 @@ from structconv.memo import derived, is_plain
 from structconv.primitives.layout import Csr, check_bounds, layouts
 from structconv.shapes import check_choice
 from structconv.structures.exchange import Exchange
-from structconv.structures.values import Structure, structure
+from structconv.structures.values import Structure, key_of, size_class, structure
 
 __all__ = ["Graph", "check_index_tensor", "check_samples", "check_size", "distinct", "edge_axis"]
 
@@ -51,6 +52,11 @@ class Graph(Exchange, Structure):
     edge_weight: Tensor | None
     edge_attr: Tensor | None
     samples: Any
+
+    def _static(self) -> Hashable:
+        held = [key_of(t) if isinstance(t, Tensor) else t for t in (self.edge_index, self.edge_weight, self.edge_attr)]
+        samples = self.samples if self.samples is None else self.samples.static_key
+        return type(self), size_class(self.num_inputs), size_class(self.num_outputs), *held, samples
 
     def __init__(self, edge_index: Tensor, *, num_nodes: int | None = None, edge_weight: Tensor | None = None,
                  edge_attr: Tensor | None = None, num_inputs: int | None = None,

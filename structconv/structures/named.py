@@ -7,11 +7,8 @@ from typing import Any, NamedTuple, Self
 
 from structconv.errors import StructureError
 from structconv.memo import derived
-from structconv.structures.batching import batch, parts_of
-from structconv.structures.graph import Graph
-from structconv.structures.grid import Grid
+from structconv.structures.batching import batch, is_batchable, parts_of
 from structconv.structures.masks import Support
-from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples, same_samples
 from structconv.structures.values import FrozenValue
 
@@ -159,7 +156,7 @@ def _for_each(name: str, structure: Any, count: int) -> Any:
     """A structure beside batches of so many samples."""
     if _is_batch(structure) or isinstance(structure, Support):
         return structure
-    if not isinstance(structure, Graph | Grid | KnowledgeGraph):
+    if not is_batchable(structure):
         raise StructureError("structure", f"{name!r} must be a batch, as others are", type(structure).__name__)
     copies: list[Any] = [structure] * count
     return derived(structure, ("of each sample", count), lambda: batch(copies))

@@ -7,15 +7,15 @@ import enum
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from structconv.errors import ConfigError
 from structconv.memo import forget, mark
+from structconv.torch_private import pytree
 
 __all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "class_volume", "frozen", "key_of", "map_tensors",
            "size_class", "static", "structure", "tensors_in"]
@@ -23,7 +23,7 @@ __all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "class_volume", "froze
 C = TypeVar("C", bound=type)
 #: Names under which something is noted beside the fields of a value: what is static of it, what it is known by in the
 #: memo, and which leaf of a call it stands for (`bases.spec`).
-NOTED = frozenset(("static_key", "_content", "_get", "_reversed"))
+NOTED = frozenset(("static_key", "_known_key", "_content", "_get", "_reversed"))
 #: Types whose values never change and are known by themselves.
 VALUES = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, BuiltinFunctionType,
                     MethodDescriptorType, WrapperDescriptorType))
@@ -34,6 +34,8 @@ EXACT = 64
 class FrozenValue:
     """A frozen dataclass: what it holds never changes, so that what is noted beside its fields stays true."""
 
+    #: Whether the class was made by `@structure`.
+    is_structure: ClassVar[bool] = False
     #: Fields that count entries or edges, or that are tensors without an axis of channels.
     ENTRY_COUNTS: ClassVar[tuple[str, ...]] = ()
     #: Fields that belong to the kind of a pytree and are no leaves of it: names, of which no program computes anything.
@@ -306,4 +308,8 @@ def structure(*, eq: bool = False, init: bool = True) -> Callable[[C], C]:
     constructors check plain tensors and plain integers only. `eq=False` compares by identity: right for a value that
     holds tensors.
     """
-    return lambda cls: frozen(cls, eq=eq, init=init)
+    def made(cls: C) -> C:
+        cls.is_structure = True  # type: ignore[attr-defined]
+        return cast("C", frozen(cls, eq=eq, init=init))
+
+    return made

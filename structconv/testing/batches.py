@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from structconv.mechanisms.given import Given
+from structconv.nn.attention import MultiheadAttention
 from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Support, batch
+from structconv.structures.batching import is_batchable
 from structconv.testing.checks import same
 from structconv.testing.use import Use
 
 __all__ = ["check_samples", "larger", "side_by_side", "takes_samples"]
 
-_BATCHED = Graph | KnowledgeGraph | Grid | Samples
 _SIZES = ("num_inputs", "num_outputs", "num_entities", "num_entries", "num_edges")
 
 
@@ -85,14 +86,16 @@ def side_by_side(first: Use, second: Use) -> Use:
         if isinstance(one, dict):
             return {name: of(structure, other[name]) for name, structure in one.items()}
         pair: list[Any] = [one, other]
-        return batch(pair) if isinstance(one, _BATCHED) else one
+        return batch(pair) if is_batchable(one) else one
 
     args = tuple(of(*pair) for pair in zip(first.args, second.args, strict=True))
     kwargs = {name: of(value, second.kwargs[name]) for name, value in first.kwargs.items()}
-    if not any(isinstance(value, _BATCHED) for value in first.structures):
+    if not any(is_batchable(value) for value in first.structures):
         index = list(inspect.signature(first.layer.forward).parameters).index("structure")
         sizes = [[t.shape[-2] for t in each.arguments] for each in (first, second)]
-        inputs, outputs = ([each[i] for each in sizes] for i in (0, min(1, len(sizes[0]) - 1)))
+        last = len(sizes[0]) - 1
+        order = (last, 0) if isinstance(first.layer, MultiheadAttention) else (0, min(1, last))
+        inputs, outputs = ([each[i] for each in sizes] for i in order)
         samples = Samples(inputs, None if inputs == outputs else outputs)
         args = (*args[:index], *((samples,) if len(args) > index else ()), *args[index + 1:])
         kwargs = kwargs if len(args) > index else {**kwargs, "structure": samples}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.nn.attention import MultiheadAttention
 from structconv.nn.conv import Conv
 from structconv.testing.checks import same, same_gradients
 from structconv.testing.use import Use
@@ -32,31 +33,47 @@ def check_positions(use: Use) -> None:
     Raises:
         ConfigError, StructureError: the layer refuses to be told.
     """
-    layer = use.layer.eval()
-    given = inspect.signature(layer.forward).bind(*use.args, **use.kwargs).arguments
-    x, z = given.pop("x"), given.pop("z", None)
+    layer: Any = use.layer.eval()
+    x, z, given = _parted(use)
     given.pop("return_weights", None)
     z = x if z is None else z
-    whole, outputs = layer(x, z, **given), z.shape[-2]
-    for first in range(1, outputs, max(outputs - 2, 1)):
-        own = layer(x, z[..., first:, :], **given, positions=first)
+
+    def of(outputs: Tensor, **options: Any) -> Any:
+        args, by_name = layer._arguments(x, outputs)
+        return layer(*args, **by_name, **given, **options)
+
+    whole, count = of(z), z.shape[-2]
+    for first in range(1, count, max(count - 2, 1)):
+        own = of(z[..., first:, :], positions=first)
         same(own, whole[..., first:, :], f"the outputs from {first} on")
-    turned = torch.arange(outputs - 1, -1, -1)
-    same(layer(x, z.flip(-2), **given, positions=turned), whole.flip(-2), "the outputs in turned order")
+    turned = torch.arange(count - 1, -1, -1)
+    same(of(z.flip(-2), positions=turned), whole.flip(-2), "the outputs in turned order")
 
 
 def check_prepared(use: Use) -> None:
     """A call of prepared inputs gives what the call gives, the second one too, gradients included."""
-    layer: Any
-    layer, (x, *others) = use.layer, use.args
+    layer: Any = use.layer
+    x, z, given = _parted(use)
     expected = use()
 
+    def of(prepared: Any) -> Use:
+        args, by_name = layer._arguments(prepared, z)
+        return dataclasses.replace(use, args=args, kwargs={**by_name, **given})
+
     def run() -> Tensor:
-        return use.run(lambda *args, **kwargs: layer(layer.prepare(x), *others, **use.kwargs))
+        return use.run(lambda *args, **kwargs: of(layer.prepare(x))())
 
     for turn in ("", ", again"):
         same_gradients(run(), expected, use.variables, f"prepared{turn}")
     prepared = layer.prepare(x)
     for turn in ("first", "second"):
-        again: Any = dataclasses.replace(use, args=(prepared, *others))
-        same(again(), expected, f"the {turn} call of one prepared")
+        same(of(prepared)(), expected, f"the {turn} call of one prepared")
+
+
+def _parted(use: Use) -> tuple[Any, Any, dict[str, Any]]:
+    """x and z of a call of a `Conv`, by whichever names its layer has for them, and the other arguments."""
+    given: dict[str, Any] = dict(inspect.signature(use.layer.forward).bind(*use.args, **use.kwargs).arguments)
+    if isinstance(use.layer, MultiheadAttention):
+        x, z = use.layer._inputs(given.pop("query"), given.pop("key_value", None))
+        return x, z, given
+    return given.pop("x"), given.pop("z", None), given

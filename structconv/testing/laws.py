@@ -76,7 +76,8 @@ def check_permutation(specimen: Specimen) -> None:
 
 
 def relabelled(structure: Any, source: Tensor, target: Tensor) -> Any:
-    """The structure after entry source[i] has become entry i, and output target[j] output j."""
+    """The structure after entry source[i] has become entry i, and output target[j] output j; a class of the user's
+    says so by its method `relabelled(source, target)`."""
     rows, columns = source.argsort(), target.argsort()
     if isinstance(structure, Graph):
         moved = torch.stack([rows[structure.source.long()], columns[structure.target.long()]])
@@ -87,8 +88,10 @@ def relabelled(structure: Any, source: Tensor, target: Tensor) -> Any:
         head, relation, tail = structure.triples.unbind(1)
         return KnowledgeGraph(torch.stack([rows[head], relation, columns[tail]], 1), structure.num_entities,
                               structure.relations)
-    assert structure is None, f"no way to relabel a {type(structure).__name__}"
-    return None
+    own = getattr(structure, "relabelled", None)
+    assert structure is None or own is not None, (
+        f"no way to relabel a {type(structure).__name__}: give its class a method relabelled(source, target)")
+    return None if own is None else own(source, target)
 
 
 def check_translation(specimen: Specimen) -> None:

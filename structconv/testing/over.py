@@ -71,7 +71,7 @@ def layer_over(specimen: Specimen) -> Use:
     subject = specimen.subject()
     if isinstance(subject, Setup):
         other = None if subject.z is None else subject.z.shape[-1]
-        conv = Conv(subject.mechanism, P, Q, other_channels=other)
-        return use(conv, subject.x, subject.z, subject.structure)
+        conv = Conv(subject.mechanism, subject.x.shape[-1], Q, other_channels=other)
+        return use(conv, subject.x, subject.structure, **({} if subject.z is None else {"z": subject.z}))
     lead = torch.broadcast_shapes((2,), subject.batch_shape)
     return use(Conv(Given(mapped(subject, nn.Parameter)), P, Q), torch.randn(*lead, subject.num_inputs, P, dtype=F64))

@@ -125,7 +125,7 @@ class Analysis(nn.Module):
 
     def forward(self, x: Tensor, z: Tensor | None = None, structure: Any = None) -> Tensor:
         """(..., K, N, P)."""
-        return self.mechanism.basis(x, z, structure).analysis(x)
+        return self.mechanism.basis(x, structure, z=z).analysis(x)
 
 
 def larger(setup: Setup) -> list[Setup]:

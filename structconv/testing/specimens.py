@@ -58,7 +58,7 @@ class Setup:
 
     def basis(self) -> Basis:
         """The basis that the mechanism makes."""
-        return self.mechanism.basis(self.x, self.z, self.structure)
+        return self.mechanism.basis(self.x, self.structure, z=self.z)
 
 
 Subject = Basis | Setup

@@ -41,12 +41,12 @@ def test_every_layer_is_counted(name):
 
 GRAPH = a_graph()
 KNOWN = {
-    "GCN": (Conv(Adjacency(self_loops=False), 16, 8), (None, GRAPH), 2 * NODES * 16 * 8 + 2 * EDGES * 8),
-    "Chebyshev": (Conv(Chebyshev(4), 16, 128), (None, GRAPH), 2 * 5 * NODES * 16 * 128 + 2 * 4 * EDGES * 16),
+    "GCN": (Conv(Adjacency(self_loops=False), 16, 8), (GRAPH,), 2 * NODES * 16 * 8 + 2 * EDGES * 8),
+    "Chebyshev": (Conv(Chebyshev(4), 16, 128), (GRAPH,), 2 * 5 * NODES * 16 * 128 + 2 * 4 * EDGES * 16),
     "GAT": (GATConv(16, 8, 2), (GRAPH,), 2 * NODES * 16 * 16 + 2 * (EDGES + NODES + 2 * NODES) * 16),
     "filters": (EdgeConditionedConv(16, 8, 3, 5), (GRAPH,),
                 2 * EDGES * 3 * 5 + 2 * 6 * 16 * (EDGES + NODES * 8) + 2 * NODES * 16 * 8),
-    "window": (Conv(DotProduct(2, 8).masked(keep=Window(1)).softmax(), 16, 16), (None, Grid((NODES,))),
+    "window": (Conv(DotProduct(2, 8).masked(keep=Window(1)).softmax(), 16, 16), (Grid((NODES,)),),
                2 * 2 * NODES * 16 * 2 * 16 + 2 * 2 * (3 * NODES - 2) * (8 + 16)),
 }
 

@@ -24,7 +24,8 @@ def stepped(layer: Conv, x: Tensor, start: int, **options) -> tuple[Tensor, str]
     found = [layer.step(prepared, x[..., t:t + 1, :], **options) for t in range(start, x.shape[-2])]
     prepared.truncate(x.shape[-2] - 1)
     prepared.reserve(x[..., -1:, :])
-    return torch.cat(found, -2), layer.plan(prepared, x[..., -1:, :], positions=x.shape[-2] - 1).kernel
+    args, by_name = layer._arguments(prepared, x[..., -1:, :])
+    return torch.cat(found, -2), layer.plan(*args, **by_name, positions=x.shape[-2] - 1).kernel
 
 
 def conv(heads: int, dim: int, channels: int, others: int | None = None, **options) -> Conv:
@@ -92,8 +93,8 @@ def test_what_is_not_a_number_stays_in_its_sample():
 def test_queries_from_elsewhere():
     layer, x, z = conv(2, 4, 6, others=3), torch.randn(2, 5, 6), torch.randn(2, 1, 3)
     prepared = layer.prepare(x[:, :4])
-    found = layer.step(prepared, x[:, 4:], z)
-    torch.testing.assert_close(found, layer(x, z, positions=4))
+    found = layer.step(prepared, x[:, 4:], z=z)
+    torch.testing.assert_close(found, layer(x, z=z, positions=4))
 
 
 @torch.no_grad()

@@ -247,7 +247,7 @@ def test_samples_without_any_pair_give_zeros(preferred):
     layer = layers()["sink"].double()
     x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
     z = torch.randn(2, 8, dtype=torch.float64)
-    y = layer(x, z, Samples([3, 0], [0, 2]))
+    y = layer(x, Samples([3, 0], [0, 2]), z=z)
     torch.testing.assert_close(y, layer.bias.expand(2, 8))
     y.sum().backward()
     assert x.grad is not None

@@ -106,7 +106,7 @@ def layer_and_inputs(mechanism, weight, other=None, path="between", dtype=torch.
 
 def alone(layer, graph, x, z):
     """What the layer computes, with queries, keys and values each by their own product."""
-    return conv(x, layer.basis(x, z, graph), layer.weight()) + layer.bias
+    return conv(x, layer.basis(x, graph, z=z), layer.weight()) + layer.bias
 
 
 @pytest.mark.parametrize("other", [None, 12])
@@ -115,7 +115,7 @@ def alone(layer, graph, x, z):
                                        DotProduct(4, 8, bias=True) + EdgeBias(3)], ids=repr)
 def test_projections_of_the_same_entries_are_one_product(mechanism, weight, other, tables):
     layer, graph, x, z = layer_and_inputs(mechanism, weight, other)
-    y, expected = layer(x, z, structure=graph), alone(layer, graph, x, z)
+    y, expected = layer(x, z=z, structure=graph), alone(layer, graph, x, z)
     depth = next(part for part in layer.modules() if isinstance(part, DotProduct)).dim
     assert tables == [(30, 4 * (8 + (2 if z is None else 1) * depth))]
     torch.testing.assert_close(y, expected)
@@ -132,7 +132,7 @@ def test_the_weights_of_a_joint_product_are_those_of_its_parts(tables):
     layer, graph, x, _ = layer_and_inputs(DotProduct(4, 8).scaled(), HeadBlocks())
     y, weights = layer(x, structure=graph, return_weights=True)
     assert len(tables) == 1
-    torch.testing.assert_close(weights, weights_at(layer.basis(x, None, graph), x.dtype))
+    torch.testing.assert_close(weights, weights_at(layer.basis(x, graph), x.dtype))
     torch.testing.assert_close(y, alone(layer, graph, x, None))
 
 

@@ -150,7 +150,7 @@ def test_a_bias_on_a_grid_compiles_whole(window):
 def test_a_bias_for_two_axes_needs_a_grid_with_two(structure, given):
     mechanism = (DotProduct(heads=2, dim=3) + RelativeBias((1, 2), grid=given)).softmax().bound(4)
     with pytest.raises(StructureError, match="RelativeBias"):
-        mechanism.basis(torch.randn(6, 4), None, structure)
+        mechanism.basis(torch.randn(6, 4), structure)
     with pytest.raises(ConfigError, match="buckets"):
         RelativeBias((1, 2), buckets="log")
 

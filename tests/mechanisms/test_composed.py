@@ -32,11 +32,11 @@ def scores():
 @pytest.mark.parametrize("outputs", [5, 6, 7])
 def test_behind_scores_are_the_entries_of_z_however_many_there_are(outputs):
     a, b, x, z = scores(), scores(), entries(6), entries(outputs, 1)
-    expected = a.basis(x, z).dense() @ b.basis(z, z).dense()
-    torch.testing.assert_close((a @ b).basis(x, z).dense(), expected, rtol=0, atol=1e-12)
+    expected = a.basis(x, z=z).dense() @ b.basis(z, z=z).dense()
+    torch.testing.assert_close((a @ b).basis(x, z=z).dense(), expected, rtol=0, atol=1e-12)
     layer = Conv(DotProduct(dim=3).softmax() @ DotProduct(dim=3).softmax(), 4, 4).double()
-    torch.testing.assert_close(layer(x, z), torch.einsum(
-        "kmn,mp,kpq->nq", layer.basis(x, z).dense(), x, layer.weight().dense()) + layer.bias, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer(x, z=z), torch.einsum(
+        "kmn,mp,kpq->nq", layer.basis(x, z=z).dense(), x, layer.weight().dense()) + layer.bias, rtol=0, atol=1e-12)
 
 
 def test_behind_scores_of_x_alone_are_the_entries_of_x():
@@ -50,8 +50,8 @@ def test_behind_scores_of_x_alone_are_the_entries_of_x():
 @pytest.mark.parametrize("outputs", [5, 6])
 def test_what_keeps_entries_leads_to_those_of_x(first, structure, outputs):
     first, b, x, z = drawn(first), scores(), entries(6), entries(outputs, 1)
-    expected = (first.basis(x, structure=structure).dense(F64).unsqueeze(1) @ b.basis(x, z).dense()).flatten(0, 1)
-    torch.testing.assert_close((first @ b).basis(x, z, structure).dense(), expected, rtol=0, atol=1e-12)
+    expected = (first.basis(x, structure=structure).dense(F64).unsqueeze(1) @ b.basis(x, z=z).dense()).flatten(0, 1)
+    torch.testing.assert_close((first @ b).basis(x, structure, z=z).dense(), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("first, structure", [
@@ -77,7 +77,7 @@ def test_behind_incidence_are_the_edges():
 def test_a_batch_leads_to_the_entries_of_z_of_each_sample():
     composed, x, z = drawn(DotProduct(dim=3).softmax() @ DotProduct(dim=3).softmax()), entries(9), entries(8, 1)
     parts = zip(x.split([4, 5]), z.split([6, 2]), strict=True)
-    alone = torch.block_diag(*(composed.basis(own, other).dense()[0] for own, other in parts))
+    alone = torch.block_diag(*(composed.basis(own, z=other).dense()[0] for own, other in parts))
     both = batch([Graph(torch.zeros(2, 1, dtype=torch.long), num_inputs=m, num_outputs=n) for m, n in ((4, 6), (5, 2))])
     for structure in (Samples([4, 5], outputs=[6, 2]), both):
-        torch.testing.assert_close(composed.basis(x, z, structure).dense()[0], alone, rtol=0, atol=1e-12)
+        torch.testing.assert_close(composed.basis(x, structure, z=z).dense()[0], alone, rtol=0, atol=1e-12)

@@ -61,9 +61,9 @@ def test_taps_are_predicted_from_z_where_it_is_given():
     taps = (z @ layer.mechanism.taps.weight.mT).unflatten(-1, (2, 2)).softmax(-1)
     before = torch.cat([torch.zeros(1, P, dtype=F64), x[:-1]])
     heads = [(taps[:, h, :1] * x + taps[:, h, 1:] * before) @ layer.weight.theta[h] for h in range(2)]
-    same(layer(x, z), torch.cat(heads, -1) + layer.bias, [x, z, *layer.parameters()])
+    same(layer(x, z=z), torch.cat(heads, -1) + layer.bias, [x, z, *layer.parameters()])
     with pytest.raises(ShapeError, match="DynamicShifts: z must have a row for each of N=5 outputs"):
-        layer(x, numbers(4, 3))
+        layer(x, z=numbers(4, 3))
 
 
 @pytest.mark.parametrize(("stride", "dilation", "padding"), [(1, 1, "same"), (1, 2, "same"), (2, 1, 1), (1, 1, 0)])
@@ -84,7 +84,7 @@ def test_a_window_of_moving_taps_is_sampled_as_torchvision_does(stride, dilation
         expected = expected + sampled.squeeze(2).mT @ layer.weight.theta[k]
     given = None if z is x else z
     leaves = [x, *layer.parameters()] if z is x else [x, z, *layer.parameters()]
-    same(layer(x, given, structure=Grid(size)), expected, leaves)
+    same(layer(x, z=given, structure=Grid(size)), expected, leaves)
 
 
 @pytest.mark.parametrize("periodic", [False, True])

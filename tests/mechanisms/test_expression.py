@@ -69,8 +69,8 @@ def test_the_structure_of_the_call_is_named_in_the_expression():
     m = DotProduct(dim=3).masked(keep=STRUCTURE).softmax().bound(P)
     x = torch.randn(M, P)
     graph = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=M)
-    assert int((m.basis(x, None, graph).dense() != 0).sum()) == 2
-    assert int((m.basis(x, None, Causal()).dense() != 0).sum()) == M * (M + 1) // 2
+    assert int((m.basis(x, graph).dense() != 0).sum()) == 2
+    assert int((m.basis(x, Causal()).dense() != 0).sum()) == M * (M + 1) // 2
     with pytest.raises(StructureError, match="called with a Graph or a Support; got NoneType"):
         m.basis(x)
     assert copy.deepcopy(STRUCTURE) is STRUCTURE and repr(STRUCTURE) == "STRUCTURE"

@@ -75,7 +75,7 @@ def test_what_does_not_fit():
     with pytest.raises(ShapeError, match=r"M=6"):
         layer(random(M + 1, P))
     with pytest.raises(ShapeError, match=r"z must have N=4 entries"):
-        layer(random(M, P), random(N + 1, P))
+        layer(random(M, P), z=random(N + 1, P))
     for wrong in (torch.ones(2, 2, dtype=torch.int64), torch.ones(3)):
         with pytest.raises(ShapeError, match="floating tensor"):
             Given(wrong)
@@ -144,8 +144,8 @@ def test_a_learnt_table_is_a_term_of_scores_of_others():
     layer = Conv((DOT + Learnt(M, size=2)).softmax(), P, Q, other_channels=5).to(F64)
     x, z = random(4, P), random(3, 5)
     dot, learnt = layer.mechanism.mechanisms()
-    scores = dot.basis(x, z).dense() + learnt.table[:, :4, :3]
-    close(layer.basis(x, z).dense(), scores.softmax(-2))
+    scores = dot.basis(x, z=z).dense() + learnt.table[:, :4, :3]
+    close(layer.basis(x, z=z).dense(), scores.softmax(-2))
 
 
 def test_samples_of_a_learnt_table_begin_at_its_first_row():
@@ -158,9 +158,9 @@ def test_sizes_beyond_a_learnt_table_are_named():
     with pytest.raises(ShapeError, match=r"Learnt: x must have at most M=6 entries; got 7\. .*Learnt\(7, size=2\)"):
         Conv(Learnt(M, size=2), P, Q)(torch.randn(7, P))
     with pytest.raises(ShapeError, match=r"Learnt: z must have at most N=6 entries; got 8\. .*Learnt\(6, 8\)"):
-        Conv(Learnt(M), P, Q)(torch.randn(4, P), torch.randn(8, P))
+        Conv(Learnt(M), P, Q)(torch.randn(4, P), z=torch.randn(8, P))
     with pytest.raises(ShapeError, match=r"N=4"):
-        Conv(Learnt(M, N), P, Q)(torch.randn(3, P), torch.randn(5, P))
+        Conv(Learnt(M, N), P, Q)(torch.randn(3, P), z=torch.randn(5, P))
     for wrong in ((0,), (3, 0), (2.5,)):
         with pytest.raises(ConfigError, match="Learnt"):
             Learnt(*wrong)

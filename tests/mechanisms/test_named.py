@@ -229,7 +229,7 @@ def test_every_mechanism_of_a_structure_takes_its_name():
         with pytest.raises(ConfigError, match="must be the name of a structure"):
             Adjacency(structure=text)
     assert repr(Adjacency(structure="bonds").masked(keep="roads")) == (
-        "Adjacency(normalize='sym', self_loops=False, structure='bonds').masked(keep='roads')")
+        "Adjacency(structure='bonds').masked(keep='roads')")
 
 
 class Own(Mechanism):

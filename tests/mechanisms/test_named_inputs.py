@@ -221,17 +221,17 @@ def test_keys_of_a_named_x_and_queries_that_are_given():
     one, two = layer.mechanism.parts()
     wanted = layer.bias
     for part, name, theta in zip((one, two), COUNTS, thetas(layer), strict=True):
-        a = part.basis(x[name] if part.input_name else {name: x[name]}, z).dense(F64)
+        a = part.basis(x[name] if part.input_name else {name: x[name]}, z=z).dense(F64)
         wanted = wanted + torch.einsum("kmn,mp,kpq->nq", a, x[name], theta)
-    same(layer(x, z), wanted, "queries given")
+    same(layer(x, z=z), wanted, "queries given")
     with pytest.raises(ShapeError, match="z must be given"):
         layer(x)
     with pytest.raises(ConfigError, match=r"other_channels must be given .*P'=2 for \[3, 4\]"):
-        conv(attention.of("nodes") | attention.of("edges"))(x, z)
+        conv(attention.of("nodes") | attention.of("edges"))(x, z=z)
     alone = conv(attention.of("nodes") | TO_NODES)
-    same(alone(x, x["nodes"], structure), alone(x, structure=structure), "z is the x that is read")
+    same(alone(x, structure, z=x["nodes"]), alone(x, structure=structure), "z is the x that is read")
     with pytest.raises(ShapeError, match=r"same outputs N; got N=5 of .* and N=6 of Incidence"):
-        alone(x, x["nodes"][:5], structure)
+        alone(x, structure, z=x["nodes"][:5])
 
 
 def test_padding_of_one_input_leaves_the_others():

@@ -136,7 +136,7 @@ def test_predicted_positions_are_luongs_equation_9_and_shared():
 
 def test_windows_around_predicted_positions_are_of_the_line_whatever_the_grid():
     m = General().masked(keep=Window(2, centre=PredictedPosition())).softmax().bound(P).to(F64)
-    close(m.basis(X, None, Grid((1, M))).dense(F64), m.basis(X).dense(F64))
+    close(m.basis(X, Grid((1, M))).dense(F64), m.basis(X).dense(F64))
 
 
 def test_edge_bias():
@@ -144,11 +144,11 @@ def test_edge_bias():
     m = EdgeBias(2, heads=3, bias=True).bound(P).to(F64)
     expected = torch.zeros(3, M, M, dtype=F64)
     expected[:, graph.source, graph.target] = m.linear(graph.edge_attr).mT
-    close(m.basis(X, None, graph).dense(F64), expected)
+    close(m.basis(X, graph).dense(F64), expected)
     with pytest.raises(StructureError, match="must be called with a Graph; got NoneType"):
         m.basis(X)
     with pytest.raises(StructureError, match=r"A=2 channels; got \(3,\)"):
-        m.basis(X, None, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
+        m.basis(X, Graph(graph.edge_index, num_nodes=M, edge_attr=torch.zeros(3)))
 
 
 def test_edge_bias_by_any_module():
@@ -158,11 +158,11 @@ def test_edge_bias_by_any_module():
     assert m.module is not net
     expected = torch.zeros(3, M, M, dtype=F64)
     expected[:, graph.source, graph.target] = m.module(graph.edge_attr).mT
-    close(m.basis(X, None, graph).dense(F64), expected)
-    m.basis(X, None, graph).dense(F64).sum().backward()
+    close(m.basis(X, graph).dense(F64), expected)
+    m.basis(X, graph).dense(F64).sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in m.parameters())
     with pytest.raises(ShapeError, match=r"of shape \(3, 2\); got \(3, 3\)"):
-        EdgeBias(net, heads=2).bound(P).to(F64).basis(X, None, graph)
+        EdgeBias(net, heads=2).bound(P).to(F64).basis(X, graph)
 
 
 def test_edge_bias_by_a_module_has_the_heads_of_the_scores_beside_it():

@@ -35,7 +35,7 @@ def bound(mechanism, other=R):
 
 
 def close(mechanism, expected, x=X, z=Z):
-    torch.testing.assert_close(mechanism.basis(x, z).dense(F64), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(mechanism.basis(x, z=z).dense(F64), expected, rtol=0, atol=1e-12)
 
 
 def heads(linear, t, count):
@@ -106,7 +106,7 @@ def test_biaffine_has_the_parts_it_is_asked_for(parts, rank):
     if constant:
         nn.init.normal_(m.offset)
         a = a + m.offset.view(3, 1, 1)
-    torch.testing.assert_close(m.basis(X, Z).dense(F64).expand_as(a), a, rtol=0, atol=1e-12)
+    torch.testing.assert_close(m.basis(X, z=Z).dense(F64).expand_as(a), a, rtol=0, atol=1e-12)
 
 
 def test_additive():
@@ -117,11 +117,11 @@ def test_additive():
 
 def test_location_reads_z_alone():
     m = bound(Location(9, heads=2))
-    a = m.basis(X, Z).dense()
-    torch.testing.assert_close(a, m.basis(torch.randn_like(X), Z).dense())
+    a = m.basis(X, z=Z).dense()
+    torch.testing.assert_close(a, m.basis(torch.randn_like(X), z=Z).dense())
     assert a.shape == (B, 2, M, N) and not torch.allclose(a[..., 0, :], a[..., 1, :])
     with pytest.raises(ShapeError, match="at most length=9 entries"):
-        m.basis(torch.zeros(B, 10, P, dtype=F64), Z)
+        m.basis(torch.zeros(B, 10, P, dtype=F64), z=Z)
 
 
 def test_concatenation():
@@ -145,7 +145,7 @@ def test_pair(module):
     m = bound(Pair(module, heads=2))
     pair = torch.cat([X.unsqueeze(-2).expand(B, M, N, P), Z.unsqueeze(-3).expand(B, M, N, R)], -1)
     close(m, m.module(pair).movedim(-1, 1))
-    assert EDGE_BLOCK_ELEMENTS >= 1 and m.basis(X, Z).width == m.hidden + P + R
+    assert EDGE_BLOCK_ELEMENTS >= 1 and m.basis(X, z=Z).width == m.hidden + P + R
 
 
 def test_context_has_outputs_of_its_own():
@@ -169,7 +169,7 @@ def test_uniform_is_average_pooling_over_its_window():
 def test_scores_of_unit_variance_content_are_of_moderate_variance(make):
     torch.manual_seed(0)
     m = make().bound(64)
-    variance = m.basis(torch.randn(40, 64), torch.randn(40, 64)).dense().var().item()
+    variance = m.basis(torch.randn(40, 64), z=torch.randn(40, 64)).dense().var().item()
     assert 0.05 < variance < 100
 
 

@@ -64,7 +64,49 @@ def test_cross_attention_equals_torchs(options):
     theirs = torchs(**options)
     ours = MultiheadAttention.from_torch(theirs)
     x, z = torch.randn(2, 6, options.get("kdim", 12), dtype=F64), torch.randn(2, 4, 12, dtype=F64)
-    close(ours(x, z), theirs(z, x, x, need_weights=False)[0])
+    close(ours(z, x), theirs(z, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 5, "vdim": 5}])
+@pytest.mark.parametrize(("queries", "keys"), [(4, 6), (6, 4), (1, 7), (5, 5)])
+def test_arguments_are_in_torchs_order(queries, keys, options):
+    theirs = torchs(**options)
+    ours = MultiheadAttention.from_torch(theirs)
+    q = torch.randn(2, queries, 12, dtype=F64, requires_grad=True)
+    kv = torch.randn(2, keys, options.get("kdim", 12), dtype=F64, requires_grad=True)
+    expected, weights = theirs(q, kv, kv, average_attn_weights=False)
+    for y in (ours(q, kv), ours(query=q, key_value=kv), ours(q, ours.prepare(kv))):
+        close(y, expected)
+        for own, gradient in zip(torch.autograd.grad(y.cos().sum(), (q, kv)),
+                                 torch.autograd.grad(expected.cos().sum(), (q, kv), retain_graph=True), strict=True):
+            close(own, gradient)
+    close(ours.basis(q, kv).dense(), weights.mT)
+    assert ours.plan(q, kv) is ours.plan(query=q, key_value=kv)
+
+
+def test_prepared_keys_and_values_stand_where_key_value_stands():
+    ours = MultiheadAttention(8, 2).eval().to(F64)
+    x, q = torch.randn(2, 6, 8, dtype=F64), torch.randn(2, 3, 8, dtype=F64)
+    with torch.no_grad():
+        prepared = ours.prepare(x)
+        close(ours(q, prepared), ours(q, x))
+        close(ours(prepared), ours(x))
+        close(ours.step(prepared, x[:, :2], query=q[:, :2]), ours(q[:, :2], torch.cat([x, x[:, :2]], 1)))
+    with pytest.raises(ConfigError, match=r"query must be a tensor; got Prepared.* Say layer\(query, prepared\)"):
+        ours(prepared, q)
+
+
+@pytest.mark.parametrize(("message", "call"), [
+    (r"query must have shape \(..., N, P'=8\); got \(3, 7\)", lambda ours: ours(torch.randn(3, 7), torch.randn(3, 6))),
+    (r"key_value must have shape \(..., M, P=6\); got \(3, 7\)",
+     lambda ours: ours(torch.randn(3, 8), torch.randn(3, 7))),
+    (r"key_value must be given, with shape \(..., M, P=6\)", lambda ours: ours(torch.randn(3, 8))),
+    (r"query must be given, with shape \(..., N, P'=8\)", lambda ours: ours(ours.prepare(torch.randn(3, 6)))),
+    (r"changed places: say layer\(query, key_value\)", lambda ours: ours(torch.randn(3, 6), torch.randn(4, 8))),
+])
+def test_errors_name_query_and_key_value(message, call):
+    with pytest.raises(ShapeError, match=f"MultiheadAttention: .*{message}"):
+        call(MultiheadAttention(8, 2, kdim=6))
 
 
 def test_padding_equals_torchs():
@@ -76,7 +118,7 @@ def test_padding_equals_torchs():
     close(ours(x, keep=Padding(keep)), expected)
     close(ours(x, drop=Padding(~keep)), expected)
     poisoned = x.masked_fill(~keep.unsqueeze(-1), torch.nan)
-    assert ours(poisoned, x, keep=Padding(keep)).isfinite().all()
+    assert ours(x, poisoned, keep=Padding(keep)).isfinite().all()
 
 
 def test_a_structure_restricts_beside_the_mask():
@@ -181,7 +223,7 @@ def test_a_new_non_local_block_is_the_identity():
     (ConfigError, lambda: NonLocalBlock(4, function="cosine")),
     (ConfigError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), structure="graph")),
     (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 7))),
-    (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), torch.randn(3, 7))),
+    (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 7), torch.randn(3, 8))),
     (ShapeError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8, dtype=F64))),
     (StructureError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), keep=torch.ones(4, dtype=torch.bool))),
     (StructureError, lambda: MultiheadAttention(8, 2)(torch.randn(3, 8), keep=torch.ones(3))),
@@ -203,8 +245,8 @@ def test_a_mask_with_an_axis_of_heads_or_of_another_batch_is_refused(shape, kind
 def test_a_mask_has_the_batch_of_x_or_of_z():
     layer, x, z = MultiheadAttention(12, 3), torch.randn(6, 12), torch.randn(2, 4, 12)
     keep = torch.arange(6) < torch.tensor([[4], [6]])
-    y = layer(x, z, keep=Padding(keep))
-    torch.testing.assert_close(y[0], layer(x[:4], z[0]))
+    y = layer(z, x, keep=Padding(keep))
+    torch.testing.assert_close(y[0], layer(z[0], x[:4]))
     with pytest.raises(StructureError, match="leading dimensions of the mask"):
         layer(x, keep=Padding(keep))
 

@@ -138,8 +138,8 @@ def test_options_and_other_outputs_go_the_whole_way():
     assert weights.shape[-2] == 6
     torch.testing.assert_close(y, steps.expected(), rtol=1e-4, atol=1e-5)
     z = torch.randn(2, 1, 8)
-    found = steps.layer.step(steps.prepared, steps.x[:, 6:7], z)
-    torch.testing.assert_close(found, steps.layer(steps.x[:, :7], z), rtol=1e-4, atol=1e-5)
+    found = steps.layer.step(steps.prepared, steps.x[:, 6:7], query=z)
+    torch.testing.assert_close(found, steps.layer(z, steps.x[:, :7]), rtol=1e-4, atol=1e-5)
     steps.at += 1
     keep = Padding(torch.rand(2, 8) < 0.7)
     torch.testing.assert_close(steps.step(keep=keep), steps.layer(steps.x[:, :8], keep=keep)[:, -1:], rtol=1e-4,

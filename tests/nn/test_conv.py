@@ -139,7 +139,7 @@ def test_the_mechanism_may_see_the_projection():
     layer = Conv(BiAffine(2, on="projected").softmax(), P, Q, weight=HeadBlocks()).to(F64)
     x, z = torch.randn(M, P, dtype=F64), torch.randn(3, P, dtype=F64)
     score = layer.mechanism.operands[0]
-    for k, out in enumerate(layer(x, z).chunk(2, -1)):
+    for k, out in enumerate(layer(x, z=z).chunk(2, -1)):
         h, g = x @ layer.weight.theta[k], z @ layer.weight.theta[k]
         scores = h @ score.weight[k] @ g.mT + (h @ score.vector_source[k])[:, None] + g @ score.vector_target[k]
         close(out, scores.softmax(0).mT @ h)
@@ -159,8 +159,8 @@ def test_relative_value_is_an_outer_product_with_clipped_shifts():
 def test_returned_weights():
     x = torch.randn(2, M, P)
     layer = Conv(ATTENTION, P, Q)
-    y, a = layer(x, x[:, :3], return_weights=True)
-    torch.testing.assert_close(y, layer(x, x[:, :3]))
+    y, a = layer(x, z=x[:, :3], return_weights=True)
+    torch.testing.assert_close(y, layer(x, z=x[:, :3]))
     assert a.shape == (2, 2, M, 3)
     torch.testing.assert_close(a.sum(-2), torch.ones(2, 2, 3))
     layer = Conv(DotProduct(heads=2, dim=3).masked(keep=STRUCTURE).softmax(), P, Q)
@@ -187,10 +187,10 @@ def test_nan_in_a_masked_out_input_does_not_leak(scores):
     layer = Conv(scores.masked(keep=Padding(keep)).softmax(), P, Q).to(F64)
     z = torch.randn(3, P, dtype=F64)
     x = torch.randn(M, P, dtype=F64)
-    clean = layer(x, z)
+    clean = layer(x, z=z)
     x[4:] = torch.nan
     x.requires_grad_()
-    y = layer(x, z)
+    y = layer(x, z=z)
     close(y, clean)
     y.sum().backward()
     assert x.grad[:4].isfinite().all() and not x.grad[4:].any()
@@ -204,7 +204,7 @@ def test_masks_of_inputs_do_not_reach_through_products_and_transposes():
     x, z = torch.randn(M, P, dtype=F64), torch.randn(3, P, dtype=F64)
     plain, flipped = Conv(scores, P, Q).to(F64), Conv(scores.transpose(), P, Q).to(F64)
     flipped.load_state_dict(plain.state_dict())
-    close(flipped.mechanism.basis(z, x).dense(F64), plain.mechanism.basis(z, x).dense(F64).mT)
+    close(flipped.mechanism.basis(z, z=x).dense(F64), plain.mechanism.basis(z, z=x).dense(F64).mT)
     layer = Conv(Pool(2) @ scores, P, Q).to(F64)
     assert visibility(layer.mechanism, Inputs(x, x, None)).values is None
 
@@ -332,8 +332,8 @@ def x_of(*shape: int, **options) -> torch.Tensor:
     (ShapeError, lambda: Conv(Adjacency(), P, Q)(x_of(M + 1, P), structure=GRAPH)),
     (ShapeError, lambda: Conv(Cuboid((3, 3)), P, Q)(x_of(M + 1, P), structure=Grid((2, 3)))),
     (ShapeError, lambda: Conv(Incidence("sender").transpose(), P, Q)(x_of(M, P), structure=GRAPH)),
-    (ShapeError, lambda: Conv(ATTENTION, P, Q)(x_of(M, P), x_of(M, P + 1))),
-    (ShapeError, lambda: Conv(ATTENTION, P, Q)(x_of(M, P), x_of(M, P, dtype=F64))),
+    (ShapeError, lambda: Conv(ATTENTION, P, Q)(x_of(M, P), z=x_of(M, P + 1))),
+    (ShapeError, lambda: Conv(ATTENTION, P, Q)(x_of(M, P), z=x_of(M, P, dtype=F64))),
     (ShapeError, lambda: Conv(Identity(), P, Q)(x_of(M, P, dtype=F64))),
     (ShapeError, lambda: Conv(Identity(), P, Q)(x_of(M, P, device="meta"))),
     (StructureError, lambda: Conv(Adjacency(), P, Q)(x_of(M, P))),
@@ -417,7 +417,7 @@ def test_every_layer_with_numbers_is_told_where_they_are():
     classes = [getattr(layers, name) for name in layers.__all__]
     without = {layer.__name__ for layer in classes if isinstance(layer, type)
                and not {"device", "dtype"} <= set(inspect.signature(layer).parameters)}
-    assert without == {"AvgPool1d", "AvgPool2d", "AvgPool3d",  # no numbers
+    assert without == {"Layer", "AvgPool1d", "AvgPool2d", "AvgPool3d",  # no numbers
                        "OnGrid", "RelativeValue",
                        "Prepared", "StructureBuffer",  # those of a layer that is given, or that is made later
                        "Attributes"}  # what a layer returns
@@ -435,11 +435,12 @@ def assigned(layer, **attributes):
 
 
 @pytest.mark.parametrize(("message", "call"), [
-    (r"z must be given, with shape \(..., N, P'=8\)", lambda: MultiheadAttention(8, 2, kdim=6)(x_of(2, 5, 6))),
+    (r"key_value must be given, with shape \(..., M, P=6\)", lambda: MultiheadAttention(8, 2, kdim=6)(x_of(2, 5, 8))),
     (r"z must be given, with shape \(..., N, P'=5\)", lambda: Conv(General(), P, Q, other_channels=5)(x_of(M, P))),
     (r"leading dimensions of z must broadcast with those of x, \(2,\); got \(3, 4, 4\)",
-     lambda: Conv(ATTENTION, P, Q)(x_of(2, M, P), x_of(3, 4, P))),
-    (r"leading dimensions of z must broadcast", lambda: MultiheadAttention(P, 2)(x_of(2, M, P), x_of(3, M, P))),
+     lambda: Conv(ATTENTION, P, Q)(x_of(2, M, P), z=x_of(3, 4, P))),
+    (r"leading dimensions of query must broadcast with those of key_value, \(2,\); got \(3, 4, 4\)",
+     lambda: MultiheadAttention(P, 2)(x_of(3, 4, P), x_of(2, M, P))),
     (r"leading dimensions of the mask must broadcast",
      lambda: MultiheadAttention(P, 2)(x_of(2, M, P), keep=Padding(x_of(3, M) == 0))),
     (r"must broadcast to \(2,\).*; got \(6,\).* goes as DenseMask\(table\)",
@@ -451,13 +452,13 @@ def assigned(layer, **attributes):
     (r"must be bound", lambda: assigned(Conv(ATTENTION, P, Q), mechanism=ATTENTION).basis(x_of(M, P))),
     (r"basis: its mechanism must be bound", lambda: ATTENTION.basis(x_of(M, P))),
     (r"x must have shape \(..., M, P=4\); got \(4,\)", lambda: Conv(ATTENTION, P, Q)(x_of(P))),
-    (r"x must have shape \(..., M, P=4\); got \(4,\)", lambda: MultiheadAttention(P, 2)(x_of(P), keep=Causal())),
+    (r"query must have shape \(..., M, P=4\); got \(4,\)", lambda: MultiheadAttention(P, 2)(x_of(P), keep=Causal())),
     (r"EdgeBias: the graph must have edge_attr", lambda: GATConv(P, Q, edge_dim=2)(x_of(M, P), GRAPH)),
     (r"path must be the name of an order, or None; got \['a'\]",
      lambda: Conv(Identity(), P, Q, path=["a"])(x_of(M, P))),
     *[("max_bytes must be a number of bytes, or None", lambda wrong=wrong: Conv(Identity(), P, Q, max_bytes=wrong)(
         x_of(M, P))) for wrong in ([1], "1MB", float("nan"), -1)],
-    (r"torch's layer\(query, key, value\) is layer\(key, query\)",
+    (r"torch's layer\(query, key, value\) is layer\(query, key_value\)",
      lambda: MultiheadAttention(P, 2)(*[x_of(2, M, P)] * 3)),
     ("GCNConv: the graph must be given once", lambda: GCNConv(P, Q)(x_of(M, P), GRAPH, structure=GRAPH)),
     ("GATConv: the second argument must be a Graph; got NoneType", lambda: GATConv(P, Q)(x_of(M, P))),
@@ -509,7 +510,7 @@ def test_learnt_queries_are_scored_by_any_function(score):
             parameter.copy_(number)
         plain.weight.theta.copy_(layer.weight.theta)
     x = torch.randn(2, 7, 4, dtype=torch.float64)
-    expected = plain(x, context.query.expand(2, 3, 4))
+    expected = plain(x, z=context.query.expand(2, 3, 4))
     assert expected.shape == (2, 3, 6)
     for _ in range(2):
         torch.testing.assert_close(layer(x), expected)
@@ -525,11 +526,11 @@ def test_scores_by_location_are_for_any_length_up_to_theirs(size):
     for m in (10, size):
         x, z = torch.randn(2, m, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
         raw = layer.mechanism.operands[0].table(z).unflatten(-1, (2, 10)).permute(0, 2, 3, 1)[:, :, :m]
-        torch.testing.assert_close(layer.basis(x, z).dense(), raw.softmax(-2))
-        torch.testing.assert_close(layer(x, z), torch.einsum("bkmn,bmp,kpq->bnq", raw.softmax(-2), x,
+        torch.testing.assert_close(layer.basis(x, z=z).dense(), raw.softmax(-2))
+        torch.testing.assert_close(layer(x, z=z), torch.einsum("bkmn,bmp,kpq->bnq", raw.softmax(-2), x,
                                                              layer.weight.theta) + layer.bias)
     with pytest.raises(ShapeError, match="at most length=10"):
-        layer(torch.randn(11, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64))
+        layer(torch.randn(11, 4, dtype=torch.float64), z=torch.randn(3, 4, dtype=torch.float64))
 
 
 def test_dot_products_of_projections():
@@ -538,7 +539,7 @@ def test_dot_products_of_projections():
     x, z = torch.randn(2, 5, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
     keys, queries = layer.weight().heads(x), layer.weight().heads(z)
     attention = (queries @ keys.mT / 6**0.5).softmax(-1)
-    torch.testing.assert_close(layer(x, z), (attention @ keys).sum(1) + layer.bias)
+    torch.testing.assert_close(layer(x, z=z), (attention @ keys).sum(1) + layer.bias)
     for wrong in ({"dim": 3}, {"shared_by": 2}, {"bias": True}, {"on": "x"}):
         with pytest.raises(ConfigError, match="DotProduct"):
             DotProduct(2, **{"on": "projected", **wrong})

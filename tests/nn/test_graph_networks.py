@@ -218,7 +218,7 @@ def test_receivers_attend_to_senders():
     block = GraphNetwork(4, node=6, node_reads=("neighbours",), neighbours=attention, bipartite=True).to(F64)
     senders, receivers = torch.randn(3, 4, dtype=F64), torch.randn(2, 4, dtype=F64)
     first = block.node.first
-    found = first.basis({"nodes": senders}, receivers, graph).dense()[0]
+    found = first.basis({"nodes": senders}, graph, z=receivers).dense()[0]
     scores = next(part for part in block.modules() if isinstance(part, DotProduct))
     expected = scores.key(senders) @ scores.query(receivers).mT
     expected[[1, 2], 0] = -torch.inf

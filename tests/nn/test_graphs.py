@@ -174,7 +174,7 @@ def test_gat_on_a_bipartite_graph(x):
     layer = GATConv(P, Q, heads=2, add_self_loops=False).to(F64)
     z = torch.randn(3, P, dtype=F64)
     edges = torch.tensor([[0, 1, 5, 2], [0, 0, 2, 1]])
-    y = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z)
+    y = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z=z)
     score = next(module for module in layer.modules() if hasattr(module, "vector_source"))
     for k in range(2):
         h, g = x @ layer.weight.theta[k], z @ layer.weight.theta[k]
@@ -325,7 +325,7 @@ def test_gatv2_equals_pytorch_geometrics(x, concat):
 def test_gatv2_weights_and_bipartite_graphs(x):
     layer, z = GATv2Conv(P, Q, heads=2, add_self_loops=False).to(F64), torch.randn(3, P, dtype=F64)
     edges = torch.tensor([[0, 1, 5, 2], [0, 0, 2, 1]])
-    y, weights = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z, return_weights=True)
+    y, weights = layer(x, Graph(edges, num_inputs=M, num_outputs=3), z=z, return_weights=True)
     score = next(module for module in layer.modules() if hasattr(module, "vector"))
     for k in range(2):
         h, target = x @ layer.weight.theta[k], score.target(z)[:, k * Q:(k + 1) * Q]

@@ -40,10 +40,10 @@ class Decoder:
 
     def steps(self, prepared=None):
         prepared = self.layer.prepare(self.x, self.structure) if prepared is None else prepared
-        return [self.layer(prepared, self.z[..., t:t + 1, :]) for t in range(STEPS)]
+        return [self.layer(prepared, z=self.z[..., t:t + 1, :]) for t in range(STEPS)]
 
     def wanted(self, loss=lambda y: y.cos().sum()):
-        return torch.autograd.grad(loss(self.layer(self.x, self.z, structure=self.structure)), self.leaves)
+        return torch.autograd.grad(loss(self.layer(self.x, z=self.z, structure=self.structure)), self.leaves)
 
 
 def loss_of(steps):
@@ -85,7 +85,7 @@ def padded(heads=1, dtype=torch.float32):
 @pytest.mark.parametrize("heads", [1, 2])
 def test_gradients_of_padded_samples_are_those_of_the_whole_call(heads, taken):
     decoder = padded(heads)
-    steps, whole = decoder.steps(), decoder.layer(decoder.x, decoder.z, structure=decoder.structure)
+    steps, whole = decoder.steps(), decoder.layer(decoder.x, z=decoder.z, structure=decoder.structure)
     close([torch.cat(steps, 1)], [whole])
     close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.wanted())
     assert len(taken) == STEPS
@@ -96,10 +96,10 @@ def test_padded_samples_in_another_order():
     with torch.no_grad():
         decoder.x[~decoder.structure.keep] = torch.nan
         prepared = decoder.layer.prepare(decoder.x, decoder.structure)
-        decoder.layer(prepared, decoder.z[:, :1])
-        found = decoder.layer(prepared.reorder(order), decoder.z[:, 1:2])
+        decoder.layer(prepared, z=decoder.z[:, :1])
+        found = decoder.layer(prepared.reorder(order), z=decoder.z[:, 1:2])
         own = Padding(decoder.structure.keep[order])
-        torch.testing.assert_close(found, decoder.layer(decoder.x[order], decoder.z[:, 1:2], structure=own))
+        torch.testing.assert_close(found, decoder.layer(decoder.x[order], z=decoder.z[:, 1:2], structure=own))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -172,7 +172,7 @@ def test_functional_gradients():
 
     def loss(x, z):
         prepared = layer.prepare(x)
-        return loss_of([layer(prepared, z[:, t:t + 1]) for t in range(STEPS)])
+        return loss_of([layer(prepared, z=z[:, t:t + 1]) for t in range(STEPS)])
 
     close(torch.func.grad(loss, (0, 1))(decoder.x, decoder.z), decoder.wanted()[:2])
 
@@ -185,7 +185,7 @@ def test_checkpoints_around_steps(reentrant, prepared_within):
 
     def run(x, z):
         prepared = layer.prepare(x) if held is None else held
-        return torch.cat([layer(prepared, z[:, t:t + 1]) for t in range(z.shape[1])], 1)
+        return torch.cat([layer(prepared, z=z[:, t:t + 1]) for t in range(z.shape[1])], 1)
 
     parts = [checkpoint(run, decoder.x, z, use_reentrant=reentrant) for z in decoder.z.split(2, 1)]
     torch.cat(parts, 1).cos().sum().backward()
@@ -202,7 +202,7 @@ def test_a_pass_within_a_pass_keeps_to_itself():
 
     def within(_):
         with torch.enable_grad():
-            loss = loss_of([decoder.layer(prepared, decoder.z[:, :1])])
+            loss = loss_of([decoder.layer(prepared, z=decoder.z[:, :1])])
         inner.append(torch.autograd.grad(loss, leaves))
 
     steps = decoder.steps(prepared)
@@ -232,7 +232,7 @@ def test_what_is_frozen_later():
 
 def test_modes_of_gradients_in_turn():
     decoder, no_grad = Decoder(), torch.no_grad()
-    prepared, whole = decoder.layer.prepare(decoder.x), decoder.layer(decoder.x, decoder.z)
+    prepared, whole = decoder.layer.prepare(decoder.x), decoder.layer(decoder.x, z=decoder.z)
     with no_grad:
         close(decoder.steps(prepared), whole.split(1, 1))
     close(torch.autograd.grad(loss_of(decoder.steps(prepared)), decoder.leaves), decoder.wanted())
@@ -241,7 +241,7 @@ def test_modes_of_gradients_in_turn():
     for _ in range(2):
         with no_grad:
             close(decoder.steps(held), whole.split(1, 1))
-        expected, = torch.autograd.grad(decoder.layer(decoder.x, decoder.z).cos().sum(), decoder.z)
+        expected, = torch.autograd.grad(decoder.layer(decoder.x, z=decoder.z).cos().sum(), decoder.z)
         close(torch.autograd.grad(loss_of(decoder.steps(held)), decoder.z), [expected])
 
 
@@ -251,8 +251,8 @@ def test_entries_appended_between_steps():
     prepared = layer.prepare(x[:, :20])
     steps, whole = [], []
     for t in range(STEPS):
-        steps.append(layer(prepared, z[:, t:t + 1]))
-        whole.append(layer(x[:, :20 + 2 * t], z[:, t:t + 1]))
+        steps.append(layer(prepared, z=z[:, t:t + 1]))
+        whole.append(layer(x[:, :20 + 2 * t], z=z[:, t:t + 1]))
         prepared.append(x[:, 20 + 2 * t:22 + 2 * t])
     close(torch.autograd.grad(loss_of(steps), decoder.leaves), torch.autograd.grad(loss_of(whole), decoder.leaves))
 
@@ -261,13 +261,13 @@ def test_samples_in_another_order_and_entries_taken_back():
     decoder = Decoder()
     layer, x, z = decoder.layer, decoder.x, decoder.z
     prepared, order = layer.prepare(x), torch.tensor([2, 2, 0])
-    steps, whole = [layer(prepared, z[:, :1])], [layer(x, z[:, :1])]
+    steps, whole = [layer(prepared, z=z[:, :1])], [layer(x, z=z[:, :1])]
     prepared.reorder(order)
-    steps.append(layer(prepared, z[:, 1:2]))
-    whole.append(layer(x[order], z[:, 1:2]))
+    steps.append(layer(prepared, z=z[:, 1:2]))
+    whole.append(layer(x[order], z=z[:, 1:2]))
     prepared.truncate(7)
-    steps.append(layer(prepared, z[:, 2:3]))
-    whole.append(layer(x[order, :7], z[:, 2:3]))
+    steps.append(layer(prepared, z=z[:, 2:3]))
+    whole.append(layer(x[order, :7], z=z[:, 2:3]))
     close(torch.autograd.grad(loss_of(steps), decoder.leaves), torch.autograd.grad(loss_of(whole), decoder.leaves))
 
 
@@ -275,9 +275,9 @@ def test_samples_in_another_order_and_entries_taken_back():
 def test_copies(twin_of):
     decoder = Decoder()
     prepared = decoder.layer.prepare(decoder.x)
-    first = decoder.layer(prepared, decoder.z[:, :1])
+    first = decoder.layer(prepared, z=decoder.z[:, :1])
     twin = twin_of(prepared)
-    rest = [decoder.layer(twin if t % 2 else prepared, decoder.z[:, t:t + 1]) for t in range(1, STEPS)]
+    rest = [decoder.layer(twin if t % 2 else prepared, z=decoder.z[:, t:t + 1]) for t in range(1, STEPS)]
     close(torch.autograd.grad(loss_of([first, *rest]), decoder.leaves), decoder.wanted())
 
 
@@ -343,7 +343,7 @@ def test_numbers_of_which_no_factor_is_made(scale, of):
     decoder = Decoder()
     with torch.no_grad():
         getattr(decoder, of)[0, :2] *= scale
-    expected = decoder.layer(decoder.x, decoder.z)
+    expected = decoder.layer(decoder.x, z=decoder.z)
     steps = torch.cat(decoder.steps(), 1)
     torch.testing.assert_close(steps, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     found = torch.autograd.grad(steps.cos().sum(), decoder.leaves[:2])
@@ -355,7 +355,7 @@ def test_numbers_of_which_no_factor_is_made(scale, of):
 def test_several_outputs_a_step(outputs):
     decoder = Decoder()
     prepared = decoder.layer.prepare(decoder.x)
-    steps = [decoder.layer(prepared, part) for part in decoder.z.split(outputs, 1)]
+    steps = [decoder.layer(prepared, z=part) for part in decoder.z.split(outputs, 1)]
     close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.wanted())
 
 
@@ -364,21 +364,21 @@ def test_outputs_of_more_dimensions_than_the_inputs():
     z = torch.randn(2, 3, 4, 10, requires_grad=True)
     prepared = decoder.layer.prepare(decoder.x)
     leaves = [decoder.x, z]
-    steps = [decoder.layer(prepared, z[..., t:t + 1, :]) for t in range(4)]
+    steps = [decoder.layer(prepared, z=z[..., t:t + 1, :]) for t in range(4)]
     close(torch.autograd.grad(loss_of(steps), leaves),
-          torch.autograd.grad(decoder.layer(decoder.x, z).cos().sum(), leaves))
+          torch.autograd.grad(decoder.layer(decoder.x, z=z).cos().sum(), leaves))
 
 
 def test_a_projection_of_other_sizes_is_refused():
     decoder = Decoder()
     prepared = decoder.layer.prepare(decoder.x)
-    decoder.layer(prepared, decoder.z[:, :1])
+    decoder.layer(prepared, z=decoder.z[:, :1])
     module = next(part for part in decoder.layer.modules() if isinstance(part, Additive))
     module.target.weight = torch.nn.Parameter(torch.randn(16, 10))
     module.target.bias = torch.nn.Parameter(torch.randn(16))
     prepared = decoder.layer.prepare(decoder.x)
     with pytest.raises(ShapeError):
-        decoder.layer(prepared, decoder.z[:, :1])
+        decoder.layer(prepared, z=decoder.z[:, :1])
 
 
 @pytest.mark.parametrize("of", ["x", "z"])

@@ -19,23 +19,30 @@ ATTENTION = DotProduct(2, 3).masked(keep=STRUCTURE).softmax()
 
 
 @pytest.mark.parametrize(("error", "message", "call"), [
-    (ConfigError, r"z must be a tensor; got Graph. .*structure=", lambda: Conv(ATTENTION, 4, 3)(X, GRAPH)),
-    (ConfigError, r"z must be a tensor; got Grid. .*structure=", lambda: Conv(Cuboid(3), 4, 3)(X, Grid(6))),
-    (ConfigError, r"z must be a tensor; got Graph", lambda: layers.MultiheadAttention(4, 2)(X, GRAPH)),
-    (ConfigError, r"z must be a tensor; got Graph", lambda: layers.GATConv(4, 3)(X, GRAPH, GRAPH)),
+    *[(StructureError, r"structure must be a structure.*; got a tensor of shape \(5, 4\). .*by keyword: .*z=z", call)
+      for call in (lambda: Conv(ATTENTION, 4, 3)(X, Z), lambda: Conv(ATTENTION, 4, 3).plan(X, Z),
+                   lambda: Conv(ATTENTION, 4, 3).basis(X, Z), lambda: Conv(ATTENTION, 4, 3).calibrate(X, Z),
+                   lambda: Conv(Cuboid(3), 4, 3)(X, Z), lambda: Conv(DotProduct().softmax(), 4, 3)(X, Z),
+                   lambda: DotProduct(2, 3).bound(4).basis(X, Z))],
+    (ConfigError, r"z must be a tensor; got Graph", lambda: Conv(ATTENTION, 4, 3)(X, z=GRAPH)),
+    (ConfigError, r"z must be a tensor; got Grid", lambda: Conv(Cuboid(3), 4, 3)(X, z=Grid(6))),
+    (ConfigError, r"key_value must be a tensor; got Graph. .*structure=", lambda: layers.MultiheadAttention(4, 2)(
+        X, GRAPH)),
+    (ConfigError, r"query must be a tensor; got Graph", lambda: layers.MultiheadAttention(4, 2)(GRAPH)),
+    (ConfigError, r"z must be a tensor; got Graph", lambda: layers.GATConv(4, 3)(X, GRAPH, z=GRAPH)),
     (ConfigError, r"x must be a tensor; got Graph", lambda: Conv(ATTENTION, 4, 3)(GRAPH, X)),
     (StructureError, r"second argument must be a Graph; got Tensor", lambda: layers.GCNConv(4, 3)(GRAPH, X)),
-    (StructureError, r"second argument must be a Graph; got Tensor", lambda: layers.GATConv(4, 3)(X, X, GRAPH)),
+    (StructureError, r"second argument must be a Graph; got Tensor", lambda: layers.GATConv(4, 3)(X, X)),
     (ConfigError, r"h must be a tensor; got Graph. .*structure=",
      lambda: layers.ConvGRUCell(Adjacency(), 4, 3)(X, GRAPH)),
     (ConfigError, r"pair \(h, c\); got Graph", lambda: layers.ConvLSTMCell(Adjacency(), 4, 3)(X, GRAPH)),
     (ConfigError, r"pair \(h, c\); got Tensor", lambda: layers.ConvLSTMCell(Adjacency(), 4, 3)(X, X)),
     (ShapeError, r"changed places", lambda: layers.MultiheadAttention(4, 2, kdim=5)(
-        torch.randn(2, 7, 4), torch.randn(2, 6, 5))),
+        torch.randn(2, 6, 5), torch.randn(2, 7, 4))),
     (ShapeError, r"changed places", lambda: Conv(DotProduct(2, 3).softmax(), 4, 3, other_channels=5)(
-        torch.randn(6, 5), torch.randn(6, 4))),
-    (ShapeError, r"changed places", lambda: Conv(ATTENTION, 4, 3)(Z, X, TWO_SIDES)),
-    (ShapeError, r"changed places", lambda: layers.GATConv(4, 3, add_self_loops=False)(Z, TWO_SIDES, X)),
+        torch.randn(6, 5), z=torch.randn(6, 4))),
+    (ShapeError, r"changed places", lambda: Conv(ATTENTION, 4, 3)(Z, TWO_SIDES, z=X)),
+    (ShapeError, r"changed places", lambda: layers.GATConv(4, 3, add_self_loops=False)(Z, TWO_SIDES, z=X)),
 ])
 def test_swapped_arguments(error, message, call):
     with pytest.raises(error, match=message):
@@ -44,8 +51,8 @@ def test_swapped_arguments(error, message, call):
 
 def test_arguments_in_their_places():
     layer = Conv(ATTENTION, 4, 3)
-    assert layer(X, Z, TWO_SIDES).shape == (5, 3) and layer(X, X, GRAPH).shape == (6, 3)
-    assert Conv(DotProduct(2, 3).softmax(), 4, 3)(X, Z).shape == (5, 3)
+    assert layer(X, TWO_SIDES, z=Z).shape == (5, 3) and layer(X, GRAPH, z=X).shape == (6, 3)
+    assert Conv(DotProduct(2, 3).softmax(), 4, 3)(X, z=Z).shape == (5, 3)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -62,5 +69,5 @@ def test_a_z_of_other_entries_than_the_outputs_is_refused_and_not_ignored(expres
     layer = Conv(expression, 4, 3)
     own = layer(X, structure=structure)
     with pytest.raises(ShapeError, match=rf"z must have N={own.shape[-2]} entries.* M=6 entries of x; got \(5, 4\)"):
-        layer(X, Z, structure)
-    torch.testing.assert_close(layer(X, X[:own.shape[-2]], structure), own)
+        layer(X, structure, z=Z)
+    torch.testing.assert_close(layer(X, structure, z=X[:own.shape[-2]]), own)

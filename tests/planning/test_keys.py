@@ -32,12 +32,12 @@ from structconv.structures import Causal, Graph, Grid, Padding, Window
 
 
 def reference(layer, x, z=None, structure=None):
-    a = layer.basis(x, z, structure).dense()
+    a = layer.basis(x, structure, z=z).dense()
     return torch.einsum("...kmn,...mp,kpq->...nq", a, x, layer.weight().dense()) + layer.bias
 
 
 def check(layer, x, z=None, structure=None):
-    torch.testing.assert_close(layer(x, z, structure), reference(layer, x, z, structure), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer(x, structure, z=z), reference(layer, x, z, structure), rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture

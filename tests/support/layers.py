@@ -126,7 +126,7 @@ def _graphs() -> None:
           gat_mean=lambda: use(layers.GATConv(P, Q, 2, concat=False), x(), graph()),
           gat_edges=lambda: use(layers.GATConv(P, Q, 2, edge_dim=2), x(), graph(attributes=2)),
           gat_two_sides=lambda: use(layers.GATConv(P, Q, 2, add_self_loops=False), x(), graph(outputs=5, edges=9),
-                                    library.random(5, P)),
+                                    z=library.random(5, P)),
           gat_dropout=lambda: use(layers.GATConv(P, Q, 2, dropout=0.5), x(), graph()),
           gatv2=lambda: use(layers.GATv2Conv(P, Q, 2), x(), graph()),
           gatv2_mean=lambda: use(layers.GATv2Conv(P, Q, 2, concat=False), x(), graph()))
@@ -134,7 +134,7 @@ def _graphs() -> None:
 
 def _attention() -> None:
     mha = layers.MultiheadAttention
-    named(mha=lambda: use(mha(P, 2), xs()), mha_cross=lambda: use(mha(P, 2, kdim=5), library.random(2, 7, 5), xs()),
+    named(mha=lambda: use(mha(P, 2), xs()), mha_cross=lambda: use(mha(P, 2, kdim=5), xs(), library.random(2, 7, 5)),
           mha_grouped=lambda: use(mha(P, 4, num_kv_heads=2), xs()),
           mha_dropout=lambda: use(mha(P, 2, dropout=0.5), xs()),
           mha_causal=lambda: use(mha(P, 2), xs(), keep=Causal()),
@@ -260,7 +260,7 @@ def _several_inputs() -> None:
               Conv(dot.softmax().on("all").of("nodes")
                    | mechanisms.Additive(3).masked(keep="near").softmax().of("others"),
                    {"nodes": P, "others": 2}, Q, other_channels=3),
-              {"nodes": x(), "others": library.random(5, 2)}, library.random(4, 3),
+              {"nodes": x(), "others": library.random(5, 2)}, z=library.random(4, 3),
               structure={"all": graph(outputs=4, edges=5), "near": graph(inputs=5, outputs=4, edges=9)}))
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from structconv.errors import ShapeError
 from structconv.mechanisms import Mechanism
 from structconv.mechanisms.encodings import LearntEncoding, sinusoidal
-from structconv.nn import Conv, Linear, Prepared
+from structconv.nn import Conv, Linear, MultiheadAttention, Prepared
 from structconv.shapes import check_choice
 from structconv.structures import Support
 from structconv.weights import LowRank
@@ -35,6 +35,13 @@ class Cache(NamedTuple):
 
     own: Prepared
     source: Prepared | None
+
+
+def attend(layer: Conv, query: Tensor, key_value: Any, **options: Any) -> Tensor:
+    """Attention of queries to keys and values, by `MultiheadAttention` or by a `Conv`."""
+    if isinstance(layer, MultiheadAttention):
+        return cast(Tensor, layer(query, key_value, **options))
+    return cast(Tensor, layer(key_value, z=query, **options))
 
 
 class Block(nn.Module):
@@ -69,7 +76,7 @@ class Block(nn.Module):
                 pairs: Support | None = None) -> Tensor:
         """Entries (..., N, C), and those of the source (..., M, C) with the pairs of both -> (..., N, C)."""
         return self._of(x, lambda h: self.attention(h, structure=structure),
-                        lambda h: cast(Conv, self.source)(source, h, structure=pairs))
+                        lambda h: attend(cast(Conv, self.source), h, source, structure=pairs))
 
     def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> Cache:
         """For steps behind entries x (B, N, C), of no number perhaps."""
@@ -79,7 +86,7 @@ class Block(nn.Module):
     def step(self, cache: Cache, x: Tensor) -> Tensor:
         """One entry more, (B, 1, C) -> (B, 1, C)."""
         return self._of(x, lambda h: self.attention.step(cache.own, h),
-                        lambda h: cast(Conv, self.source)(cache.source, h))
+                        lambda h: attend(cast(Conv, self.source), h, cache.source))
 
     def _of(self, x: Tensor, attend: Callable[[Tensor], Tensor], look: Callable[[Tensor], Tensor]) -> Tensor:
         layers: list[Any] = [attend, self.network] if self.source is None else [attend, look, self.network]

@@ -82,7 +82,7 @@ class Luong(nn.Module):
 
     def attentional(self, prepared: Prepared, state: Tensor, first: int) -> Tensor:
         """a_t (B, N, H) of h_t, the first of which is at this place of the target."""
-        context = self.context(prepared, state, positions=first if self.by_place else None)
+        context = self.context(prepared, z=state, positions=first if self.by_place else None)
         return torch.tanh(context + self.own(state))
 
     def logits(self, attentional: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Luong(nn.Module):
             return self.alignment(source.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
         decoding = self.begin(source)
         states, _ = decoding.advanced(target)
-        return self.context.basis(decoding.context, states).dense().squeeze(1).mT
+        return self.context.basis(decoding.context, z=states).dense().squeeze(1).mT
 
 
 class LuongDecoding:

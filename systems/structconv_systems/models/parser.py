@@ -63,8 +63,8 @@ class Parser(nn.Module):
         states = self.perceptrons(shared_dropout(states, self.dropout, self.training))
         made = shared_dropout(F.leaky_relu(states, 0.1), self.dropout, self.training)
         head, word, head_of, word_of = made.split(self.sizes, -1)
-        arcs = self.arcs.basis(head, word[:, 1:]).dense().squeeze(1)
-        labels = self.labels.basis(head_of, word_of[:, 1:]).dense()
+        arcs = self.arcs.basis(head, z=word[:, 1:]).dense().squeeze(1)
+        labels = self.labels.basis(head_of, z=word_of[:, 1:]).dense()
         return arcs.masked_fill(~exist.unsqueeze(-1), -torch.inf), labels
 
     def loss(self, words: Tensor, tags: Tensor, heads: Tensor, relations: Tensor, letters: Tensor | None = None

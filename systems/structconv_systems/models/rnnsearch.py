@@ -95,7 +95,7 @@ class RNNsearch(nn.Module):
         first = decoding.state.unsqueeze(1)
         states, _ = decoding.advanced(target)
         before = torch.cat([first, states[:, :-1]], 1)
-        return self.context.basis(decoding.context, before).dense().squeeze(1).mT
+        return self.context.basis(decoding.context, z=before).dense().squeeze(1).mT
 
 
 class RNNsearchDecoding:
@@ -113,7 +113,7 @@ class RNNsearchDecoding:
         """Go on to s_i, by what a word brings (B, .); returns what it and the context bring to the maxout."""
         model, context = self.model, self.context
         if model.attention:
-            context = model.context(context, self.state.unsqueeze(1)).squeeze(1)
+            context = model.context(context, z=self.state.unsqueeze(1)).squeeze(1)
         gates, pairs = (word + context).split(model.sizes, -1)
         self.state = gated(gates, model.state(self.state), self.state)
         return pairs

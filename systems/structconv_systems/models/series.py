@@ -127,8 +127,8 @@ class Forecaster(nn.Module):
         for place in range(states.shape[1], states.shape[1] + self.steps):
             query = state.unsqueeze(1)
             if look:
-                seen.append(self.context.basis(prepared, query, positions=place).dense())
-            context = states[:, -1] if prepared is None else self.context(prepared, query, positions=place).squeeze(1)
+                seen.append(self.context.basis(prepared, z=query, positions=place).dense())
+            context = states[:, -1] if prepared is None else self.context(prepared, z=query, positions=place).squeeze(1)
             state = self.decoder(torch.cat([changes[-1], context], -1), state)
             changes.append(self.readout(self.dropout(torch.cat([state, context], -1))))
         y = history.filled[:, -1:] + cast(Tensor, self.deviation) * torch.cat(changes[1:], -1)

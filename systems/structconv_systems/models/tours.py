@@ -65,8 +65,8 @@ class TourModel(nn.Module):
         backwards = nodes.gather(1, tours.flip(-1).unsqueeze(-1).expand_as(nodes))
         first = backwards[:, -1:].expand(-1, nodes.shape[1] - 1, -1)
         ends = torch.cat([torch.cat([backwards[:, 1:], first], -1), self.before.expand(nodes.shape[0], 1, -1)], 1)
-        glimpses = self.glimpse(backwards, _context(nodes.mean(1, keepdim=True), ends), structure=Causal())
-        log_p = self.pointer.basis(backwards, glimpses).masked(keep=Causal()).log_softmax().dense()
+        glimpses = self.glimpse(backwards, Causal(), z=_context(nodes.mean(1, keepdim=True), ends))
+        log_p = self.pointer.basis(backwards, z=glimpses).masked(keep=Causal()).log_softmax().dense()
         return log_p.squeeze(1).diagonal(dim1=-2, dim2=-1).flip(-1)
 
     @torch.no_grad()
@@ -92,8 +92,8 @@ class TourDecoding:
         """The newest nodes (B,) -> the logits (B, N) of the next ones, -inf of those that were visited."""
         self.left = self.left & (torch.arange(self.left.shape[1], device=tokens.device) != tokens.unsqueeze(-1))
         context = _context(self.mean, self._ends(tokens).unsqueeze(1))
-        glimpse = self.model.glimpse(self.seen, context, structure=Padding(self.left))
-        logits = self.model.pointer.basis(self.choice, glimpse).dense()
+        glimpse = self.model.glimpse(self.seen, Padding(self.left), z=context)
+        logits = self.model.pointer.basis(self.choice, z=glimpse).dense()
         return logits.flatten(1).masked_fill(~self.left, -torch.inf)
 
     def reorder(self, samples: Tensor) -> None:

@@ -71,7 +71,7 @@ def test_alignments_are_those_of_the_contexts():
     model, (source, target) = made(), pairs()
     decoding = model.begin(source)
     states = decoding.context.x
-    y = model.context(decoding.context, decoding.state.unsqueeze(1)).squeeze(1)
+    y = model.context(decoding.context, z=decoding.state.unsqueeze(1)).squeeze(1)
     mean = (model.alignment(source, target)[:, :1] @ states).squeeze(1)
     theta = model.context.weight().dense()[0]
     torch.testing.assert_close(y, mean @ theta + model.context.bias, rtol=1e-5, atol=1e-5)

@@ -159,7 +159,7 @@ def test_steps_run_in_one_kernel(name):
         prepared = layer.prepare(x[:, :4])
         first = prepared.length
         prepared.reserve(x[:, 4:])
-        assert layer.plan(prepared, x[:, 4:], positions=first).kernel == "structconv.attention_step"
+        assert layer.plan(prepared, z=x[:, 4:], positions=first).kernel == "structconv.attention_step"
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": "post", "positions": "learnt"}, {"tied": False, "recompute": True},

@@ -145,15 +145,15 @@ def an_index_out_of_range(use: Use) -> None:
 @mutation(lambda use: type(use.layer) is Conv and of_the_package(use.layer))
 def structures_that_nothing_reads(use: Use) -> None:
     """A support counts or is refused, whatever the expression; what is no structure is refused."""
-    x, z = (*use.args, None)[:2]
+    x, z = use.args[0], use.kwargs.get("z")
     nothing = Padding(torch.zeros(use.arguments[0].shape[-2], dtype=torch.bool))
     for structure in (nothing, torch.ones(3), "a graph"):
         try:
-            y = joined(use.layer(x, z, structure))
+            y = joined(use.layer(x, structure, z=z))
         except StructureError:
             continue
         assert structure is nothing, f"{structure!r} was taken for a structure"
-        everything = joined(use.layer(x, z, Padding(~nothing.keep)))
+        everything = joined(use.layer(x, Padding(~nothing.keep), z=z))
         assert not torch.equal(y, everything), "a support was not read"
 
 

@@ -1,0 +1,59 @@
+"""`written`: the arguments that make a module again, as text for its `repr`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["one_or_each", "text", "written"]
+
+_MODULES = {"torch": torch, "torch.nn": torch.nn, "torch.nn.functional": torch.nn.functional}
+_ABSENT = object()
+
+
+def written(module: torch.nn.Module, others: Mapping[str, Any] | None = None) -> str:
+    """The arguments of a module's constructor: those without a default, and those that differ from theirs.
+
+    An argument is the attribute of its name, of its name with `_by` behind it, or with `_` before it. One that is none
+    of these is left out.
+
+    Args:
+        others: arguments that no attribute of such a name has.
+    """
+    found, held, by_name = [], {**vars(module), **module._modules, **(others or {})}, False
+    for name, parameter in inspect.signature(type(module)).parameters.items():
+        value = next((held[own] for own in (name, f"{name}_by", f"_{name}") if own in held), _ABSENT)
+        if others is not None and name in others:
+            value = others[name]
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name == "structure":
+            continue
+        if value is _ABSENT or _same(value, parameter.default):
+            by_name = True
+            continue
+        by_name = by_name or parameter.default is not parameter.empty or parameter.kind is parameter.KEYWORD_ONLY
+        found.append(f"{name}={text(value)}" if by_name else text(value))
+    return ", ".join(found)
+
+
+def text(value: Any) -> str:
+    """The value as Python text; torch's functions and classes by the names that they have there."""
+    name = getattr(value, "__name__", None)
+    for home, names in _MODULES.items():
+        if name is not None and getattr(names, name, None) is value:
+            return f"{home}.{name}"
+    return repr(value)
+
+
+def one_or_each(sizes: tuple[Any, ...]) -> Any:
+    """The number that stands for all axes, if it does."""
+    return sizes[0] if len(set(sizes)) == 1 else sizes
+
+
+def _same(value: Any, default: Any) -> bool:
+    if value is default:
+        return True
+    return type(value) is type(default) and not isinstance(value, Tensor) and bool(value == default)

@@ -1,0 +1,165 @@
+"""A structure of the user's: in batches and loaders, and under the laws of the suite."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from structconv import Conv, Dense, DotProduct, Mechanism, Samples, batch, collate, unbatch
+from structconv.errors import StructureError
+from structconv.structures import StructureBatch, membership
+from structconv.structures.values import FrozenValue, structure
+from structconv.testing import Setup, Specimen, suite
+
+F64 = torch.float64
+
+
+@structure()
+class Tree(FrozenValue):
+    """The parent of each node; that of the root is the root itself."""
+
+    parent: Tensor
+
+    @property
+    def num_entries(self):
+        return self.parent.shape[0]
+
+    def relabelled(self, source, target):
+        return Tree(source.argsort()[self.parent[source]])
+
+
+@structure()
+class Forest(FrozenValue):
+    """Trees that make their batches themselves."""
+
+    parent: Tensor
+    sizes: tuple[int, ...] = ()
+
+    num_inputs = num_outputs = property(lambda self: self.parent.shape[0])
+    samples = property(lambda self: Samples(self.sizes) if self.sizes else None)
+
+    @classmethod
+    def batched(cls, structures):
+        sizes = tuple(tree.num_inputs for tree in structures)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return cls(torch.cat([tree.parent + start for tree, start in zip(structures, starts, strict=True)]), sizes)
+
+    @property
+    def parts(self):
+        starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
+        return tuple(Forest(part - start) for part, start in zip(self.parent.split(self.sizes), starts, strict=True))
+
+
+class Parent(Mechanism):
+    """To each node its parent."""
+
+    reads_content = False
+
+    def forward(self, inputs):
+        own = torch.nn.functional.one_hot(inputs.structure.parent, inputs.num_inputs)
+        return Dense(own.T[None].to(inputs.dtype))
+
+
+class ParentOfAll(Parent):
+    """The same, of a batch at once."""
+
+    batching = "structure"
+
+
+PARENTS = [torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1]), torch.tensor([2, 0, 2])]
+EXPRESSIONS = {
+    "alone": Parent, "beside attention": lambda: Parent() | DotProduct(2, 3).scaled().softmax(),
+    "times scores": lambda: (DotProduct(1, 3) * Parent()).normalize("count"), "composed": lambda: Parent() @ Parent(),
+    "named": lambda: Parent().on("tree")}
+
+
+@pytest.mark.parametrize("kind", [Tree, Forest])
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_a_batch_equals_single_calls(name, kind):
+    layer = Conv(EXPRESSIONS[name](), 4, 3, dtype=F64)
+    trees, xs = [kind(parent) for parent in PARENTS], [torch.randn(len(parent), 4, dtype=F64) for parent in PARENTS]
+
+    def called(x, tree):
+        return layer(x, structure={"tree": tree} if name == "named" else tree)
+
+    together = batch(trees)
+    for found, x, tree in zip(unbatch(called(torch.cat(xs), together), trees), xs, trees, strict=True):
+        torch.testing.assert_close(found, called(x, tree))
+    assert isinstance(together, StructureBatch if kind is Tree else Forest)
+    assert together.samples.sizes() == ([4, 2, 3], [4, 2, 3])
+    assert membership(trees).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2]
+
+
+def test_a_mechanism_may_read_the_batch_that_the_class_made():
+    layer, forests = Conv(ParentOfAll(), 4, 3, dtype=F64), [Forest(parent) for parent in PARENTS]
+    xs = [torch.randn(len(parent), 4, dtype=F64) for parent in PARENTS]
+    y = layer(torch.cat(xs), structure=batch(forests))
+    torch.testing.assert_close(y, torch.cat([layer(x, structure=one) for x, one in zip(xs, forests, strict=True)]))
+
+
+@pytest.mark.parametrize("kind", [Tree, Forest])
+def test_a_loader_makes_batches(kind):
+    samples = [(torch.randn(len(parent), 4), kind(parent), torch.tensor(i)) for i, parent in enumerate(PARENTS)]
+    (x, together, label), = DataLoader(samples, batch_size=3, collate_fn=collate)
+    assert x.shape == (9, 4) and together.num_inputs == 9 and label.tolist() == [0, 1, 2]
+
+
+def test_a_batch_moves_and_is_copied():
+    together = batch([Tree(parent) for parent in PARENTS])
+    for twin in (together.to("cpu"), copy.deepcopy(together)):
+        assert twin.samples.sizes() == together.samples.sizes() and repr(twin).startswith("StructureBatch(")
+
+
+def setup():
+    torch.manual_seed(0)
+    return Setup((Parent() | DotProduct(2, 3).softmax()).bound(4, 3).to(F64), torch.randn(4, 4, dtype=F64), None,
+                 Tree(PARENTS[0]))
+
+
+@pytest.mark.parametrize("check", [check for _, check in suite(Specimen("tree", setup, {"permutes", "blockwise"}))],
+                         ids=str)
+def test_the_suite_takes_it(check):
+    check()
+
+
+@structure()
+class Uncounted(FrozenValue):
+    number: int
+
+
+@structure()
+class Batches(FrozenValue):
+    number: int
+    num_entries = property(lambda self: self.number)
+    samples = property(lambda self: Samples([self.number]))
+
+
+@structure()
+class WithoutSamples(FrozenValue):
+    number: int
+    num_entries = property(lambda self: self.number)
+
+    @classmethod
+    def batched(cls, structures):
+        return structures[0]
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    (Uncounted(3), "got Uncounted. A structure of your own is made by @structure"),
+    (Batches(3), "Batches must have a classmethod batched"),
+    (WithoutSamples(3), "WithoutSamples.batched: the batch must have samples")])
+def test_what_cannot_join_a_batch_is_told(value, message):
+    with pytest.raises(StructureError, match=message):
+        batch([value, value])
+
+
+def test_a_structure_that_cannot_be_relabelled_is_told():
+    made = Specimen("forest", lambda: Setup(Parent().bound(4, 3), torch.randn(4, 4, dtype=F64), None,
+                                            Forest(PARENTS[0])), {"permutes"})
+    check = dict(suite(made))["forest: permutation"]
+    with pytest.raises(AssertionError, match=r"give its class a method relabelled\(source, target\)"):
+        check()
