@@ -43,6 +43,8 @@ class HaarTransform(Mechanism):
     size = property(lambda self: self.scales)
 
     def forward(self, inputs):
+        if inputs.num_inputs != 1 << (self.scales - 1):
+            raise ShapeError("HaarTransform", f"x must have M={1 << (self.scales - 1)} entries", inputs.num_inputs)
         return Haar(inputs.num_inputs)
 
 

@@ -193,7 +193,8 @@ class Operation(Mechanism):
         if found is None:
             operands = self.mechanisms()
             masked = bool(self._masks()) or True in [
-                part._facts[2] if isinstance(part, Operation) else type(part)._hides is not Mechanism._hides
+                part._facts[2] if isinstance(part, Operation)
+                else getattr(type(part), "_hides", None) is not Mechanism._hides  # what stands in the place of one may
                 for part in operands]
             found = True in [part.sees_projection for part in operands], self._any("reads_structure"), masked
             if "_bound" in self.__dict__:
