@@ -248,7 +248,7 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
                 shape = shape_class(x.shape) if x.shape and max(x.shape) > EXACT else x.shape
                 facts += (kind, x.dtype, x.requires_grad, shape)
                 for other in others:
-                    facts += (other.shape, other.requires_grad) if isinstance(other, Tensor) else (other,)
+                    facts += (other.shape, other.dtype, other.requires_grad) if isinstance(other, Tensor) else (other,)
             else:
                 facts.append(...)
                 pending.append(part)

@@ -94,10 +94,11 @@ class Context(Score):
     def _pairs_of(self, structure: Any) -> Samples:
         return super()._pairs_of(structure.samples if type(structure) is NamedStructures else structure)
 
-    def _existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
+    def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         if self.score is None:
-            return EVERY_INPUT
-        return self.score._existing_inputs(self.score._told(inputs._replace(z=self.query)), masks)
+            return EVERY_INPUT, EVERY_INPUT
+        existing = self.score._visible_inputs(self.score._told(inputs._replace(z=self.query)), masks)[0]
+        return existing, existing
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         if self.score is None:

@@ -297,13 +297,10 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """Whether masks may hide inputs in a call with this structure. Cheap: it is asked in each."""
         return False
 
-    def _existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
-        """The inputs that are in some existing pair, in the sense of `masked`."""
-        return EVERY_INPUT
-
-    def _reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
-        """The inputs whose weights may differ from zero."""
-        return self._existing_inputs(inputs, masks)
+    def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
+        """The inputs that are in some existing pair, in the sense of `masked`, and those whose weights may differ from
+        zero."""
+        return EVERY_INPUT, EVERY_INPUT
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         """The inputs that its scores read, where those above it read the scores of `needed`; none if it reads no x."""

@@ -32,8 +32,6 @@ from structconv.structures.named import NamedStructures, Place, agreed, behind
 __all__ = ["Operation", "Step", "operation"]
 
 
-#: Operators of two mechanisms.
-_JOINING = ("concat", "compose", "add", "multiply", "outer")
 #: What joins pair by pair.
 _ENTRYWISE_JOINS = (None, "add", "multiply")
 #: Operators on scores alone.
@@ -300,17 +298,10 @@ class Operation(Mechanism):
                 return True
         return False
 
-    def _existing_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
-        return self._visible(inputs, masks)[0]
-
-    def _reached_inputs(self, inputs: Inputs, masks: Masks) -> InputSet:
-        return self._visible(inputs, masks)[1]
-
-    def _visible(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
-        """The inputs in existing pairs, and those whose weights may differ from zero."""
+    def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
-        exist = [operand._existing_inputs(operand._told(inputs), masks) for operand in operands]
-        reached = [operand._reached_inputs(operand._told(inputs), masks) for operand in operands]
+        visible = [operand._visible_inputs(operand._told(inputs), masks) for operand in operands]
+        exist, reached = [existing for existing, _ in visible], [reaching for _, reaching in visible]
         scores = any(part.has_scores for part in operands)
         if self.join == "compose":
             existing, reaching = EVERY_INPUT, reached[0]
@@ -354,7 +345,7 @@ class Operation(Mechanism):
             own = needed
             if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where it does for both
                 beside = [part for part in operands if part is not operand]
-                own = own.union(*[part._existing_inputs(part._told(inputs), masks) for part in beside])
+                own = own.union(*[part._visible_inputs(part._told(inputs), masks)[0] for part in beside])
             found += operand._needed_inputs(operand._told(inputs), masks, own)
         return found
 

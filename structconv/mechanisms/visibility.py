@@ -86,7 +86,8 @@ def visibility(mechanism: Any, inputs: Any) -> Visibility:
         StructureError: masks of other than M inputs.
     """
     masks = Masks()
-    reached, needed = mechanism._reached_inputs(inputs, masks), mechanism._needed_inputs(inputs, masks, EVERY_INPUT)
+    _, reached = mechanism._visible_inputs(inputs, masks)
+    needed = mechanism._needed_inputs(inputs, masks, EVERY_INPUT)
     values, scores = masks.tensor(reached), masks.tensor(masks.any(needed) if needed else reached)
     for kept in (values, scores):
         if kept is not None and kept.shape[-1] != inputs.num_inputs:
