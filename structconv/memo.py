@@ -62,12 +62,12 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T], *, numbers: bool 
     elif isinstance(owner, tuple):
         tensors = owner
     else:
-        tensors, rest = _content(owner)
+        tensors, rest = owner.__dict__.get("_content") or _content(owner)
         key = (rest, key)
     first: Any = tensors[0] if tensors else owner
     entry = _ENTRIES.get(id(first))
     if entry is not None and entry.ref() is first and (not tensors or (
-            entry.version == private.version(tensors[0]) and (numbers or not tensors[0].requires_grad))):
+            entry.version == private.known_version(tensors[0]) and (numbers or not tensors[0].requires_grad))):
         known = entry.values.get(key)
         if known is not None and (len(tensors) < 2 if not known[0] else _same(known[0], tensors[1:], numbers)):
             return known[1]
@@ -177,9 +177,7 @@ class _Rest:
 
 def _content(value: Any) -> tuple[tuple[Tensor, ...], _Rest]:
     """The tensors of a value in the order of its fields, and the rest; noted beside its fields, which are frozen."""
-    found = value.__dict__.get("_content")
-    if found is None:
-        found = value.__dict__["_content"] = tuple(_tensors(value)), _Rest(_rest(value))
+    found = value.__dict__["_content"] = tuple(_tensors(value)), _Rest(_rest(value))
     return found
 
 
@@ -212,6 +210,6 @@ def _same(marks: tuple[Any, ...], others: tuple[Tensor, ...], numbers: bool) -> 
     if len(marks) != len(others):
         return False
     for (ref, version), t in zip(marks, others, strict=True):
-        if ref() is not t or version != private.version(t) or (t.requires_grad and not numbers):
+        if ref() is not t or version != private.known_version(t) or (t.requires_grad and not numbers):
             return False
     return True

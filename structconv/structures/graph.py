@@ -160,7 +160,8 @@ class Graph(Exchange, Structure):
         if isinstance(attr, str):
             check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
         attr = 0.0 if self.edge_attr is None else attr
-        self._check_square("with_self_loops", "Only a graph with M = N, whose inputs are its outputs, has self-loops.")
+        if self.num_inputs != self.num_outputs:
+            self._check_square("with_self_loops", "Only a graph whose inputs are its outputs, M = N, has self-loops.")
         return derived(self, ("self-loops", weight, attr), lambda: _with_self_loops(self, weight, attr))
 
     def select(self, keep: Tensor) -> Graph:
