@@ -69,7 +69,7 @@ class Attended(NamedTuple):
         outputs, inputs, values = query.shape[-2], key.shape[-2], r
         if not (len(lead) == 1 and r.shape[-3] == self.size and query.shape[:-2] == key.shape[:-2] == r.shape[:-2]):
             lead = broadcast(lead, query.shape[:-3], key.shape[:-3])
-            query, key, values = (_batch(t, lead, self.size) for t in (query, key, r))
+            query, key, values = [_batch(t, lead, self.size) for t in (query, key, r)]
         mask = existing.table(basis, lead, inputs, outputs, r.device) if masked else None
         if causal and inputs > outputs:
             key, values = key[..., :outputs, :], values[..., :outputs, :]
