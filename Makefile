@@ -57,7 +57,7 @@ docs: $(READY) ## build the docs in docs/_build/html and run their examples
 systems: $(READY) ## run the quick preset of every recipe; DATA=DIR is the folder with the data
 	$(BIN)/structconv reproduce --all --preset quick --data "$(DATA)" --out runs/systems
 
-results: $(READY) ## run the digits anew and write the README's table of them
+results: $(READY) ## run the digits anew and write the table of docs/seven-structures.md
 	rm -rf runs/results
 	$(BIN)/structconv compare digits --out runs/results
 	$(BIN)/python tools/results.py runs/results

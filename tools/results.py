@@ -1,4 +1,4 @@
-"""The README's table of results, written from the run that measured them.
+"""The table of docs/seven-structures.md, written from the run that measured them.
 
     python tools/results.py RUN    records a finished run of `structconv compare digits`, and writes the table
     python tools/results.py        writes the table of the run that is recorded
@@ -14,10 +14,10 @@ from typing import Any
 
 from structconv_systems.report.comparison import table_rows
 
-__all__ = ["README", "RECORDED", "block", "record", "written"]
+__all__ = ["PAGE", "RECORDED", "block", "record", "written"]
 
 ROOT = Path(__file__).parents[1]
-README, RECORDED, IMAGES = ROOT / "README.md", ROOT / "docs" / "results" / "digits.json", ROOT / "docs" / "images"
+PAGE, RECORDED, IMAGES = ROOT / "docs" / "seven-structures.md", ROOT / "docs" / "results" / "digits.json", ROOT / "docs" / "images"
 BEGIN, END = "<!-- results: written by tools/results.py -->\n", "<!-- end of results -->\n"
 #: Pictures of a run that the pages show.
 PICTURES = ("accuracy.png", "basis-mixed.png")
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
     for run in arguments:
         record(Path(run))
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
-    README.write_text(written(README.read_text(encoding="utf-8"), recorded), encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), recorded), encoding="utf-8")
 
 
 if __name__ == "__main__":

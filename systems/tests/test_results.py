@@ -16,7 +16,7 @@ RESULTS = json.loads(results.RECORDED.read_text(encoding="utf-8"))
 
 
 def test_the_readme_has_the_table_of_the_recorded_run():
-    text = results.README.read_text(encoding="utf-8")
+    text = results.PAGE.read_text(encoding="utf-8")
     assert results.written(text, RESULTS) == text
     assert text.count(results.block(RESULTS)) == 1
 
