@@ -17,7 +17,7 @@ from torch import Tensor
 from structconv import Adjacency, Cuboid, DotProduct, Graph, Grid
 
 mpl.use("agg")
-from matplotlib import pyplot  # noqa: E402 - after the backend is chosen
+from matplotlib import pyplot
 
 OUT = Path(__file__).parent.parent / "docs" / "images" / "idea.png"
 INK, ARROW, TARGET = "#808080", "#3b7dd8", "#d8703b"

@@ -17,7 +17,8 @@ from structconv_systems.report.comparison import table_rows
 __all__ = ["PAGE", "RECORDED", "block", "record", "written"]
 
 ROOT = Path(__file__).parents[1]
-PAGE, RECORDED, IMAGES = ROOT / "docs" / "seven-structures.md", ROOT / "docs" / "results" / "digits.json", ROOT / "docs" / "images"
+DOCS = ROOT / "docs"
+PAGE, RECORDED, IMAGES = DOCS / "seven-structures.md", DOCS / "results" / "digits.json", DOCS / "images"
 BEGIN, END = "<!-- results: written by tools/results.py -->\n", "<!-- end of results -->\n"
 #: Pictures of a run that the pages show.
 PICTURES = ("accuracy.png", "basis-mixed.png")

@@ -47,7 +47,7 @@ def test_a_run_is_recorded_and_replaces_the_table(tmp_path, monkeypatch):
         (run / "pictures" / name).write_bytes(name.encode())
     page = tmp_path / "README.md"
     page.write_text(f"before\n{results.BEGIN}old\n{results.END}after\n")
-    for name, place in {"README": page, "RECORDED": tmp_path / "kept" / "run.json", "IMAGES": tmp_path}.items():
+    for name, place in {"PAGE": page, "RECORDED": tmp_path / "kept" / "run.json", "IMAGES": tmp_path}.items():
         monkeypatch.setattr(results, name, place)
     results.main([str(run)])
     text = page.read_text()
