@@ -43,7 +43,7 @@ from structconv.structures.samples import Samples
 from structconv.structures.values import static
 from structconv.written import written
 
-__all__ = ["Channels", "Inputs", "Mechanism", "Position", "check_bound", "check_mechanism"]
+__all__ = ["Channels", "Inputs", "Mechanism", "Position"]
 
 _BATCHING = ("apart", "structure", "pairs", "offsets")
 

@@ -19,7 +19,7 @@ from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, field_names, fields, map_tensors, refreshed, tensors_in
 
-__all__ = ["Given", "Learnt", "added"]
+__all__ = ["Given", "Learnt"]
 
 
 class Given(Mechanism):

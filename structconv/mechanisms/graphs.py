@@ -31,8 +31,7 @@ from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.written import written
 
-__all__ = ["Adjacency", "Chebyshev", "GraphMechanism", "Incidence", "MatrixMechanism", "Powers", "Relation",
-           "Relations", "Walks"]
+__all__ = ["Adjacency", "Chebyshev", "Incidence", "Powers", "Relation", "Relations", "Walks"]
 
 _INVERSE = "^-1"
 

@@ -22,7 +22,7 @@ from structconv.structures.grid import Grid
 from structconv.structures.samples import Samples
 from structconv.written import one_or_each, written
 
-__all__ = ["AnyGrid", "Cuboid", "GridMechanism", "Pool", "Shifts", "grids_of"]
+__all__ = ["Cuboid", "GridMechanism", "Pool", "Shifts"]
 
 AnyGrid = Grid | GridBatch
 _MODES = ("zeros", "circular", "reflect", "replicate")

@@ -7,20 +7,9 @@ from typing import Any
 from structconv.bases import dense
 from structconv.bases.base import Basis
 from structconv.mechanisms.expression import Inputs, Mechanism
-from structconv.mechanisms.graphs import (
-    Adjacency,
-    Chebyshev,
-    Incidence,
-    Powers,
-    Relation,
-    Relations,
-    Walks,
-)
-from structconv.mechanisms.grids import Cuboid, Pool, Shifts
 from structconv.shapes import check_positive
 
-__all__ = ["Adjacency", "Chebyshev", "Cuboid", "Identity", "Incidence", "Pool", "Powers", "Relation", "Relations",
-           "Shifts", "Walks"]
+__all__ = ["Identity"]
 
 
 class Identity(Mechanism):

@@ -16,13 +16,14 @@ from structconv.memo import derived
 from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
+from structconv.structures.masks import And, Not, Or
 from structconv.structures.named import NamedStructures
 from structconv.structures.places import at_places
 from structconv.structures.samples import Samples
-from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
+from structconv.structures.supports import DenseMask, Padding, Support, Window
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 
-__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "Mask"]
+__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN"]
 
 
 class _Structure:

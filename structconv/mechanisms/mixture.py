@@ -22,7 +22,7 @@ from structconv.planning.precision import cast as cast_to
 from structconv.structures.named import NamedStructures, Place
 from structconv.structures.samples import Samples, same_samples
 
-__all__ = ["InputsOfParts", "Mixture", "mixed"]
+__all__ = ["Mixture"]
 
 
 class InputsOfParts(NamedTuple):

@@ -29,7 +29,7 @@ from structconv.mechanisms.steps import Build, Step, builder, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
-__all__ = ["Operation", "Step", "operation"]
+__all__ = ["Operation"]
 
 
 #: What joins pair by pair.

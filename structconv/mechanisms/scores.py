@@ -31,7 +31,7 @@ from structconv.structures.values import FrozenValue, structure
 from structconv.written import written
 
 __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
-           "General", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn", "heads_of"]
+           "General", "Pair", "Projection", "Score", "Uniform"]
 
 class Projection(nn.Linear):
     """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.

@@ -52,7 +52,7 @@ from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, MixtureWeights, Weight, WeightList
 
-__all__ = ["Conv", "call_of"]
+__all__ = ["Conv"]
 
 T = TypeVar("T")
 #: What torch and Python raise where arguments do not fit.
