@@ -13,6 +13,7 @@ from structconv.mechanisms.masks import *
 from structconv.mechanisms.mixture import *
 from structconv.mechanisms.operations import *
 from structconv.mechanisms.positions import *
+from structconv.mechanisms.projections import *
 from structconv.mechanisms.rotary import *
 from structconv.mechanisms.scores import *
 from structconv.public_names import public_names

@@ -17,8 +17,9 @@ from structconv.bases.scores import EdgeScore
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
+from structconv.mechanisms.projections import Projection, heads_of
 from structconv.mechanisms.samples import positions
-from structconv.mechanisms.scores import DotProduct, Projection, Score, heads_of
+from structconv.mechanisms.scores import DotProduct, Score
 from structconv.mechanisms.visibility import InputSet, Masks
 from structconv.memo import Owner, derived, is_plain
 from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into

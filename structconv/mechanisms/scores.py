@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from structconv import torch_private as private
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
@@ -22,8 +21,9 @@ from structconv.bases.spec import Function, Projected, Term, tensor
 from structconv.errors import ConfigError
 from structconv.mechanisms.activations import as_function
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
+from structconv.mechanisms.projections import Projection, by_heads, drawn, heads_of
 from structconv.mechanisms.rotary import Rotary
-from structconv.primitives.products import expand_heads, linear, split_heads
+from structconv.primitives.products import expand_heads
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.places import at_places
 from structconv.structures.supports import Window
@@ -31,35 +31,7 @@ from structconv.structures.values import FrozenValue, structure
 from structconv.written import written
 
 __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
-           "General", "Pair", "Projection", "Score", "Uniform"]
-
-class Projection(nn.Linear):
-    """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.
-
-    Any module of the same shapes may take its place, a quantised linear layer or one with an update of low rank.
-    """
-
-    def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:
-        super().__init__(channels, heads * dim, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
-    """x through a projection, head by head (..., K, M, D): a lazy `Projected` if the projection only multiplies and
-    adds, else the tensor."""
-    weight = projection._parameters.get("weight")
-    if (weight is None or type(projection) is not Projection or private.intercepted(projection)
-            or torch.compiler.is_compiling()):
-        return heads_of(projection, x, heads)
-    return Projected(x, weight, projection._parameters["bias"], heads)
-
-
-def heads_of(projection: nn.Module, x: Tensor, heads: int) -> Tensor:
-    """x through a projection, head by head: (..., M, P) -> (..., K, M, D)."""
-    y: Tensor = projection(x)
-    return split_heads(y, heads, y.shape[-1] // heads)
+           "General", "Pair", "Score", "Uniform"]
 
 
 class Score(Mechanism):
@@ -469,12 +441,6 @@ def _projected(owner: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
     if inputs.projected is None:
         raise ConfigError(f"{owner}(on='projected')", "a layer must provide x Theta", "none", "Use it inside Conv.")
     return inputs.projected
-
-
-def drawn(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
-    """Uniform with variance 1 / fan_in, so that a term of unit-variance channels has unit variance."""
-    bound = (3.0 / fan_in) ** 0.5
-    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 def _term(entries: Tensor, vector: Tensor | None, heads: int) -> Tensor | Term:
