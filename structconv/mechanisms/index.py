@@ -19,8 +19,7 @@ class Identity(Mechanism):
         size: K.
     """
 
-    reads_structure = False
-    reads_content = False
+    reads = ()
     batching = "structure"
 
     def __init__(self, size: int = 1) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.naming import Named
+from structconv.mechanisms.naming import Named, reads_of
 from structconv.mechanisms.samples import positions, within
 from structconv.memo import derived
 from structconv.shapes import broadcast, goes_into
@@ -59,12 +60,12 @@ class Mask(Named, nn.Module):
         kept: whether it says what exists, or what does not.
     """
 
-    role = "mask"
+    _role = "mask"
 
     def __init__(self, mask: Any, kept: bool = True) -> None:
         super().__init__()
         if isinstance(mask, str):
-            mask, self.structure_name = STRUCTURE, mask
+            mask, self._structure_name = STRUCTURE, mask
         if isinstance(mask, Tensor):
             if mask.dtype != torch.bool:
                 raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
@@ -77,10 +78,9 @@ class Mask(Named, nn.Module):
             self.register_buffer(f"mask{i}", tensor.contiguous())
         for i, position in enumerate(_positions(mask)):
             self.add_module(f"position{i}", position)
-        self.reads_structure = isinstance(mask, _Structure) or any(getattr(position, "reads_structure", True)
-                                                              for position in _positions(mask))
-        #: Whether the pairs depend on the numbers in x or z.
-        self.reads_content = self._predicts = bool(self._modules)
+        self._predicts = bool(self._modules)
+        self.reads: Collection[str] = {fact for position in _positions(mask) for fact in reads_of(position)} | {
+            *(["structure"] if isinstance(mask, _Structure) else []), *(["content"] if self._predicts else [])}
 
     @property
     def mask(self) -> Any:
@@ -164,7 +164,7 @@ class Mask(Named, nn.Module):
         super()._load_from_state_dict({**own, **given}, prefix, *args)
 
     def __repr__(self) -> str:
-        return repr(self._mask if self.structure_name is None or self._mask is not STRUCTURE else self.structure_name)
+        return repr(self._mask if self._structure_name is None or self._mask is not STRUCTURE else self._structure_name)
 
 
 def _check_batch(mask: Support, inputs: Any) -> None:

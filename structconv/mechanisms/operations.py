@@ -6,7 +6,7 @@ to these bases. So the basis of a call is a tree with the shape of the expressio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,7 @@ from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
+from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.mechanisms.steps import Build, Step, builder, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
@@ -120,7 +121,7 @@ def _size(join: str | None, sizes: list[int]) -> int:
 def _check_own_heads(operands: list[Mechanism], size: int) -> None:
     """Raise `ConfigError` where an operand scores x Theta_k, of which there are others than it has heads."""
     for operand in operands:
-        if operand.sees_projection and operand.size != size:
+        if "projected" in operand.reads and operand.size != size:
             raise ConfigError("on='projected'", "each head must have a Theta_k of its own, so that the other operand "
                               "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
 
@@ -136,8 +137,7 @@ class Operation(Mechanism):
         held: the modules that steps read (masks, factors, mixings, functions), in the order of their steps.
     """
 
-    hands_on = True
-    reads_places = True
+    _hands_on = True
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  held: list[nn.Module] | None = None) -> None:
@@ -168,12 +168,12 @@ class Operation(Mechanism):
         return not normalised and self.join != "compose" and any(operand.has_scores for operand in self.mechanisms())
 
     @property
-    def sees_projection(self) -> bool:  # type: ignore[override]
+    def reads(self) -> Collection[str]:  # type: ignore[override]
         return self._facts[0]
 
     @property
-    def reads_structure(self) -> bool:  # type: ignore[override]
-        return self._facts[1]
+    def _reads_sizes(self) -> bool:  # type: ignore[override]
+        return bool(self.held) or any(operand._reads_sizes for operand in self.mechanisms())
 
     @property
     def _builders(self) -> tuple[Build, ...]:
@@ -184,28 +184,21 @@ class Operation(Mechanism):
         return found
 
     @property
-    def _facts(self) -> tuple[bool, bool, bool]:
-        """Whether a part reads x Theta_k, whether one reads the structure, and whether there is any mask: asked once
-        for each node, of which a layer makes new ones where a part is replaced."""
-        found: tuple[bool, bool, bool] | None = self.__dict__.get("_known_facts")
+    def _facts(self) -> tuple[frozenset[str], bool]:
+        """What its parts read, and whether there is any mask: asked once for each node, of which a layer makes new ones
+        where a part is replaced."""
+        found: tuple[frozenset[str], bool] | None = self.__dict__.get("_known_facts")
         if found is None:
             operands = self.mechanisms()
             masked = bool(self._masks()) or True in [
-                part._facts[2] if isinstance(part, Operation)
+                part._facts[1] if isinstance(part, Operation)
                 else getattr(type(part), "_hides", None) is not Mechanism._hides  # what stands in the place of one may
                 for part in operands]
-            found = True in [part.sees_projection for part in operands], self._any("reads_structure"), masked
+            reads = {fact for part in (*self._masks(), *operands) for fact in reads_of(part)} - {"sibling"}
+            found = frozenset((*reads, "positions")), masked
             if "_bound" in self.__dict__:
                 self.__dict__["_known_facts"] = found
         return found
-
-    @property
-    def reads_content(self) -> bool:  # type: ignore[override]
-        return self._any("reads_content")
-
-    @property
-    def reads_entries(self) -> bool:  # type: ignore[override]
-        return bool(self.held) or any(operand.reads_entries for operand in self.mechanisms())
 
     def mechanisms(self) -> list[Mechanism]:
         """The operands."""
@@ -214,10 +207,6 @@ class Operation(Mechanism):
     def _held(self) -> list[nn.Module]:
         """What steps read."""
         return list(self._modules["held"]._modules.values())  # type: ignore[union-attr, arg-type]
-
-    def _any(self, flag: str) -> bool:
-        """Return True if an operand or a mask has this flag. A foreign module in place of one counts as having it."""
-        return True in [getattr(part, flag, True) for part in (*self._masks(), *self.mechanisms())]
 
     def _masks(self) -> list[nn.Module]:
         """The masks, or the modules that replaced them."""
@@ -287,7 +276,7 @@ class Operation(Mechanism):
         return False
 
     def _hides(self, structure: Any) -> bool:
-        if not self._facts[2]:
+        if not self._facts[1]:
             return False
         named = type(structure) is NamedStructures
         for held in self._held():
@@ -337,7 +326,7 @@ class Operation(Mechanism):
         operands = self.mechanisms()
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
-            between = [EVERY_INPUT] if second.reads_content else []
+            between = [EVERY_INPUT] if "content" in second.reads else []
             return [*first._needed_inputs(first._told(inputs), masks, needed), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
         found: list[InputSet] = []
@@ -354,10 +343,10 @@ class Operation(Mechanism):
         held = iter(self._held())
         return [(step, next(held) if step.dynamic and step.name != "dropout" else None) for step in self.steps]
 
-    def input_entries(self, structure: Any) -> int | None:
+    def _input_entries(self, structure: Any) -> int | None:
         return self._entries(structure, self._turned)
 
-    def output_entries(self, structure: Any) -> int | None:
+    def _output_entries(self, structure: Any) -> int | None:
         return self._entries(structure, not self._turned)
 
     def _entries(self, structure: Any, outputs: bool) -> int | None:
@@ -366,10 +355,10 @@ class Operation(Mechanism):
             return self._entries_by_name(structure, outputs)
         first, *others = self.mechanisms()
         if not outputs:
-            return first.input_entries(structure)
+            return first._input_entries(structure)
         if self.join == "compose":
-            return others[0].output_entries(first.output_structure(structure))
-        return first.output_entries(structure)
+            return others[0]._output_entries(first.output_structure(structure))
+        return first._output_entries(structure)
 
     def _entries_by_name(self, structure: NamedStructures, outputs: bool) -> int | None:
         """The same by the first part that tells it."""
@@ -377,7 +366,7 @@ class Operation(Mechanism):
         asked = [first, *others]
         if self.join == "compose":
             asked, structure = (others, first._leads(structure)) if outputs else ([first], structure)
-        counts = [(part.output_entries if outputs else part.input_entries)(part._own(structure)) for part in asked]
+        counts = [(part._output_entries if outputs else part._input_entries)(part._own(structure)) for part in asked]
         return next((count for count in counts if count is not None), None)
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
@@ -424,10 +413,10 @@ class Operation(Mechanism):
     def _keeps_entries(self) -> bool:
         return all(operand._keeps_entries() for operand in self.mechanisms())
 
-    def parts(self) -> list[Mechanism]:
+    def _branches(self) -> list[Mechanism]:
         if self.join != "concat" or self.steps:
             return [self]
-        return [part for operand in self.mechanisms() for part in operand.parts()]
+        return [part for operand in self.mechanisms() for part in operand._branches()]
 
     def _joined(self, inputs: Inputs, closed: bool) -> Basis:
         """Both operands, joined; each part of a `|` reads what its own heads project."""
@@ -467,7 +456,7 @@ class Operation(Mechanism):
 
 def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
     """The inputs of an operand, with the other operand if it reads that."""
-    return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
+    return inputs._replace(sibling=sibling) if "sibling" in operand.reads else inputs
 
 
 def _leaves(mechanism: Mechanism) -> str:
@@ -475,4 +464,4 @@ def _leaves(mechanism: Mechanism) -> str:
                      if isinstance(part, Mechanism) and not isinstance(part, Operation))
 
 
-Mechanism.operation = operation
+Mechanism._operation = operation
