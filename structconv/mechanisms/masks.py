@@ -133,12 +133,16 @@ class Mask(Named, nn.Module):
     def kept_inputs(self, inputs: Any) -> Tensor | None:
         """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.
         """
-        mask = self._given(self._own(inputs.structure)) if isinstance(self._mask, _Structure) else self._moved()
+        given = self._own(inputs.structure)
+        if isinstance(self._mask, _Structure) and given is None:
+            return None  # of what is still to be prepared, or of a call that is refused
+        mask = self._given(given) if isinstance(self._mask, _Structure) else self._moved()
         if not isinstance(mask, Support):
             return None
-        if not self._predicts:
-            mask.check("masked", inputs.num_inputs, inputs.num_outputs)
-            _check_batch(mask, inputs)
+        if not self._predicts:  # `prepare` asks before there is any z
+            mask.check("masked", inputs.num_inputs, mask.num_outputs if inputs.z is None else inputs.num_outputs)
+            if inputs.z is not None:
+                _check_batch(mask, inputs)
         return _seen(mask, self._kept)
 
     def _given(self, structure: Any) -> Graph | Support | None:

@@ -47,7 +47,6 @@ from structconv.planning.problem import Call, Image, PartInputs
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
 from structconv.structures.places import Places
-from structconv.structures.supports import Padding
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, MixtureWeights, Weight, WeightList
@@ -182,10 +181,12 @@ class Conv(Expressed):
         if self.mechanism._reads_by_name or "_reads" in self.mechanism.__dict__:
             raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
-        if isinstance(structure, Padding):
+        told = None if structure is None else _structures(self.mechanism, structure, 0)
+        no_z: Any = None
+        if self.mechanism._hides(told):
             check_tensor("Conv", "x", x)
-            visible = visibility(self.mechanism, Inputs(x, x, structure))
-            x = visible.cleared(x)[0] if visible.values is visible.scores else x
+            visible = visibility(self.mechanism, Inputs(x, no_z, told))
+            x = visible.outputs(x) if visible.values is visible.scores else x
         return Prepared(self, x, structure, sight(self.mechanism, structure))
 
     def step(self, prepared: Prepared, x: Tensor, *, z: Tensor | None = None, **options: Any) -> Any:
