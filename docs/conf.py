@@ -35,6 +35,7 @@ html_title = f"structconv {release}"
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
+add_module_names = False  # a page says from where its names are imported
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False  # what an override does is said where it is declared: once, in the base class

@@ -17,44 +17,30 @@ from typing import Any
 
 import torch
 
-from structconv import (
+from structconv.bases import fourier_basis, haar_basis
+from structconv.mechanisms import (
     STRUCTURE,
     Additive,
     Adjacency,
     ALiBi,
     BiAffine,
-    Causal,
     Channelwise,
     Chebyshev,
     Concatenation,
     Context,
-    Conv,
-    ConvGRUCell,
-    ConvLSTMCell,
     Cuboid,
     Deformable,
-    Depthwise,
-    DepthwiseSeparable,
     DotProduct,
     DynamicShifts,
     EmbeddedGaussian,
-    Eye,
-    EyeBlocks,
-    Full,
     Gaussian,
     GaussianWindow,
     General,
     Given,
-    Global,
-    Graph,
-    Grid,
-    HeadBlocks,
     Identity,
     Incidence,
-    KnowledgeGraph,
     Learnt,
     Location,
-    LowRank,
     Pool,
     Powers,
     PredictedPosition,
@@ -62,16 +48,14 @@ from structconv import (
     Relations,
     RelativeBias,
     RelativeKey,
-    RelativeValue,
     Rotary,
-    Separable,
     Shifts,
     Uniform,
     Walks,
-    Window,
-    fourier_basis,
-    haar_basis,
 )
+from structconv.nn import Conv, ConvGRUCell, ConvLSTMCell, RelativeValue
+from structconv.structures import Causal, Global, Graph, Grid, KnowledgeGraph, Window
+from structconv.weights import Depthwise, DepthwiseSeparable, Eye, EyeBlocks, Full, HeadBlocks, LowRank, Separable
 
 P, Q = 16, 24
 D, T = 4, 5  # half of a window, learnt outputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConfigError", "DataError", "ShapeError", "StructconvError", "StructureError", "nearest"]
+__all__ = ["ConfigError", "DataError", "ShapeError", "StructconvError", "StructureError"]
 
 
 _MOST_LETTERS = 400

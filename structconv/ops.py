@@ -19,7 +19,7 @@ from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
 from structconv.theta import ByHeadTheta, EyeTheta, FullTheta, Theta, as_theta
 
-__all__ = ["apply", "compose_pairs", "conv", "decompose", "factorise", "plan"]
+__all__ = ["conv", "decompose", "factorise", "plan"]
 
 Pair = tuple[Basis, Theta | Tensor]
 

@@ -102,7 +102,7 @@ class MyAttention(sc.Conv):
     (lambda: sc.GCNConv(3, 0), "GCNConv"), (lambda: sc.ChebConv(-1, 3, 2), "ChebConv"),
     (lambda: sc.Conv2d(2.5, 3, 3), "Conv2d"), (lambda: layers.ConvLSTMCell(sc.Cuboid(3), 2, 0), "ConvLSTMCell"),
     (lambda: MyGCN(3, 0), "MyGCN"), (lambda: sc.Conv(sc.Adjacency(), 3, 0), "Conv"),
-    (lambda: sc.RelativeValue(-1), "RelativeValue")])
+    (lambda: layers.RelativeValue(-1), "RelativeValue")])
 def test_an_error_of_a_constructor_names_the_class_that_the_user_wrote(make, name):
     with pytest.raises(ConfigError, match=rf"^{name}: "):
         make()
@@ -120,7 +120,7 @@ def test_other_errors_of_a_layer_name_it():
     with pytest.raises(StructureError, match=r"^MyAttention: structure must have what the expression names"):
         layer(torch.ones(2, 4), structure={"bond": GRAPH})
     with pytest.raises(StructureError, match=r"^RelativeValue: "):
-        sc.Conv(sc.DotProduct(2, 3).softmax(), 4, 3, weight=sc.LowRank(3), relative_value=sc.RelativeValue(2))(
+        sc.Conv(sc.DotProduct(2, 3).softmax(), 4, 3, weight=sc.LowRank(3), relative_value=layers.RelativeValue(2))(
             torch.ones(4, 4), sc.Samples([2, 2], [1, 2]), z=torch.ones(3, 4))
 
 
@@ -143,8 +143,8 @@ CALLS = {
     "DenseMask": (DenseMask, {"keep": torch.ones(3, 3, dtype=torch.bool)}),
     "EdgeSupport": (EdgeSupport, {"graph": GRAPH}),
     "Window": (sc.Window, {"radius": 2, "dilation": 1}),
-    "Blocks": (sc.Blocks, {"size": 2}),
-    "Global": (sc.Global, {"entries": 2}),
+    "Blocks": (sc.structures.Blocks, {"size": 2}),
+    "Global": (sc.structures.Global, {"entries": 2}),
     "batch": (sc.batch, {"structures": [GRAPH, GRAPH]}),
     "unbatch": (unbatch, {"y": X, "parts": [2, 2]}),
     "membership": (membership, {"parts": [2, 2]}),
@@ -154,8 +154,9 @@ CALLS = {
     "compose layers": (sc.compose, {"first": sc.Conv(sc.Adjacency(), 3, 3, bias=False),
                                     "second": sc.Conv(sc.Adjacency(), 3, 3)}),
     "compose_pairs": (ops.compose_pairs, {"first": PAIR, "second": (BASIS, torch.randn(2, 5, 3))}),
-    "decompose": (sc.decompose, {"phi": torch.randn(4, 4, 3, 2), "basis": BASIS}),
-    "factorise": (sc.factorise, {"phi": torch.randn(4, 4, 3, 2), "size": 1, "axes": None, "method": "auto", "seed": 0}),
+    "decompose": (ops.decompose, {"phi": torch.randn(4, 4, 3, 2), "basis": BASIS}),
+    "factorise": (ops.factorise, {"phi": torch.randn(4, 4, 3, 2), "size": 1, "axes": None, "method": "auto",
+                                  "seed": 0}),
     "to_entries": (to_entries, {"image": torch.randn(2, 3, 4), "ndim": 1}),
     "to_image": (to_image, {"entries": torch.randn(2, 6, 4), "grid": Grid((2, 3))}),
     "ravel": (tensors.ravel, {"index": torch.tensor([[0, 1]]), "shape": (2, 3)}),
@@ -165,23 +166,24 @@ CALLS = {
     "unflatten": (tensors.unflatten, {"b": X.flatten(), "shape": (4, 3), "groups": [[0, 1]], "bijections": None}),
     "outer": (tensors.outer, {"a": X, "b": X, "batch": 0}),
     "tensors.compose": (tensors.compose, {"a": torch.randn(4, 4), "b": torch.randn(4, 4), "axes": 1, "batch": 0}),
-    "cuboid_offsets": (sc.cuboid_offsets, {"kernel_size": (3, 3), "dilation": 1, "offset": 0}),
+    "cuboid_offsets": (sc.bases.cuboid_offsets, {"kernel_size": (3, 3), "dilation": 1, "offset": 0}),
     "Conv": (sc.Conv, {"mechanism": sc.Adjacency(), **CHANNELS, "weight": None, "bias": True, "other_channels": None,
                        "relative_value": None, "path": None, "max_bytes": None}),
     "GCNConv": (sc.GCNConv, {**CHANNELS, "normalize": True}),
     "ChebConv": (sc.ChebConv, {**CHANNELS, "K": 2, "normalize": "sym", "lambda_max": None}),
-    "DiffusionConv": (sc.DiffusionConv, {**CHANNELS, "K": 2}),
-    "EdgeConditionedConv": (sc.EdgeConditionedConv, {**CHANNELS, "edge_channels": 2, "hidden": 3, "aggr": "mean"}),
+    "DiffusionConv": (layers.DiffusionConv, {**CHANNELS, "K": 2}),
+    "EdgeConditionedConv": (layers.EdgeConditionedConv, {**CHANNELS, "edge_channels": 2, "hidden": 3, "aggr": "mean"}),
     "RelationalConv": (sc.RelationalConv, {**CHANNELS, "num_relations": 2, "num_bases": None, "num_blocks": None,
                                            "aggr": "mean"}),
     "GATConv": (sc.GATConv, {**CHANNELS, "heads": 2, "negative_slope": 0.2, "dropout": 0.0, "edge_dim": None}),
     "GATv2Conv": (sc.GATv2Conv, {**CHANNELS, "heads": 2, "negative_slope": 0.2, "dropout": 0.0}),
     "MultiheadAttention": (sc.MultiheadAttention, {"embed_dim": 4, "num_heads": 2, "dropout": 0.0, "kdim": None,
                                                    "num_kv_heads": None}),
-    "NonLocalBlock": (sc.NonLocalBlock, {"channels": 4, "inner": 2, "function": "gaussian", "axes": 2}),
+    "NonLocalBlock": (layers.NonLocalBlock, {"channels": 4, "inner": 2, "function": "gaussian", "axes": 2}),
     "Conv2d": (sc.Conv2d, {"in_channels": 4, "out_channels": 4, "kernel_size": 3, "stride": 1, "padding": 1,
                            "dilation": 1, "groups": 1, "padding_mode": "zeros"}),
-    "SeparableConv2d": (sc.SeparableConv2d, {**CHANNELS, "kernel_size": 3, "stride": 1, "padding": 1, "dilation": 1}),
+    "SeparableConv2d": (layers.SeparableConv2d, {**CHANNELS, "kernel_size": 3, "stride": 1, "padding": 1,
+                                                  "dilation": 1}),
     "AvgPool2d": (layers.AvgPool2d, {"kernel_size": 2, "stride": 2}),
     "ConvGRUCell": (sc.ConvGRUCell, {"mechanism": sc.Adjacency(), "in_channels": 3, "hidden_channels": 2,
                                      "weight": None, "reset": "before"}),
@@ -216,7 +218,8 @@ NAMED = {
     "a graph of a sparse matrix": (lambda: Graph(torch.eye(2).to_sparse()), StructureError, "from_torch_sparse"),
     "too many nodes": (lambda: Graph(INDEX, num_nodes=2 ** 70), StructureError,
                        "below 2.63; got 1180591620717411303424"),
-    "too many offsets": (lambda: sc.cuboid_offsets(2 ** 70), ConfigError, "kernel_size must have at most 4194304"),
+    "too many offsets": (lambda: sc.bases.cuboid_offsets(2 ** 70), ConfigError,
+                         "kernel_size must have at most 4194304"),
     "a window of a grid's size": (lambda: sc.Cuboid((2 ** 12, 2 ** 12)), ConfigError, "must have at most 4194304"),
     "weights as an array": (lambda: Graph(INDEX, edge_weight=np.ones(2)), StructureError,
                             "edge_weight must be a tensor; got ndarray"),

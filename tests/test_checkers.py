@@ -183,7 +183,7 @@ class Broken(Mechanism):
 
     def __init__(self, fn):
         super().__init__()
-        self.fn, self.reads_content = fn, fn is not by_content
+        self.fn, self.reads = fn, ("content",) if fn is not by_content else ()
         self.linear = nn.Linear(3, 3, dtype=F64)
 
     def forward(self, inputs):
@@ -218,7 +218,7 @@ def by_position(mechanism, inputs):
 
 def by_content(mechanism, inputs):
     """Reads x, and says that it does not."""
-    mechanism.reads_content = False
+    mechanism.reads = ("structure",)
     return Dense(torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype) * inputs.x.sum())
 
 

@@ -27,7 +27,7 @@ PACKAGES = {
 TOP = 11
 FLOORS = {
     "errors": 0, "arguments": 0, "cache_folder": 0, "files": 0, "shapes": 0, "pictures": 0, "torch_private": 0,
-    "written": 0,
+    "written": 0, "public_names": 0,
     "structures": 1, "primitives": 1, "tensors": 1, "memo": 1,
     "bases": 2, "theta": 2,
     "planning": 3,

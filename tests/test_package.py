@@ -27,6 +27,16 @@ def test_every_public_name_is_there(name):
     assert name in dir(structconv)
 
 
+def test_the_most_common_names_are_few():
+    assert len(structconv.__all__) <= 60
+
+
+def test_a_name_of_a_package_is_told():
+    with pytest.raises(AttributeError, match=r"^Walks is a name of structconv.mechanisms, not of structconv$"):
+        _ = structconv.Walks
+    assert structconv.mechanisms.Walks is not None
+
+
 def test_a_star_import_binds_them_all():
     names: dict[str, object] = {}
     exec("from torch import nn; from structconv import *", names)
@@ -40,6 +50,9 @@ def test_modules_spell_out_their_names(home):
     module = import_module(f"structconv.{home}")
     assert len(set(module.__all__)) == len(module.__all__)
     assert all(hasattr(module, name) for name in module.__all__)
+    names: dict[str, object] = {}
+    exec(f"from structconv.{home} import *", names)
+    assert names.keys() - {"__builtins__"} == set(module.__all__)
 
 
 def test_names_are_sought_as_they_are_declared():

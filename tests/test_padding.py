@@ -165,16 +165,20 @@ def test_nested_tensors_are_prepared_as_entries_of_samples():
     torch.testing.assert_close(layer(prepared), layer(x).values())
 
 
+@pytest.mark.parametrize("place", ["the call", "the expression", "two parts of it"])
 @pytest.mark.parametrize("name", SCORES)
-def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name):
+def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name, place):
     """Padding that holds NaN: the gradients of the ordinary call."""
     own, longest = sequences(), max(LENGTHS)
     keep = torch.arange(longest) < torch.tensor(LENGTHS).unsqueeze(-1)
     x = torch.stack([torch.cat([t, torch.full((longest - len(t), P), torch.nan, dtype=t.dtype)]) for t in own])
-    layer = Conv(SCORES[name].masked(keep=STRUCTURE_IF_GIVEN).softmax(), P, P).double()
+    mask, given = (STRUCTURE_IF_GIVEN, Padding(keep)) if place == "the call" else (keep, None)
+    expression = SCORES[name].masked(keep=mask).softmax()
+    expression = expression | (0.5 * SCORES[name]).masked(keep=mask).softmax() if place[:3] == "two" else expression
+    layer = Conv(expression, P, P).double()
     z = x.nan_to_num(1.0)
     found = []
-    for call in (lambda: layer(x, Padding(keep), z=z), lambda: layer(layer.prepare(x, Padding(keep)), z=z)):
+    for call in (lambda: layer(x, given, z=z), lambda: layer(layer.prepare(x, given), z=z)):
         layer.zero_grad()
         call().sum().backward()
         found.append([parameter.grad for parameter in layer.parameters() if parameter.grad is not None])

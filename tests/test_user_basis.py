@@ -123,7 +123,7 @@ class Half(Basis):
 
 
 class Halve(Mechanism):
-    reads_content = False
+    reads = ("structure",)
 
     def forward(self, inputs):
         return Half(inputs.num_inputs)

@@ -65,7 +65,7 @@ def _geometric(ours: Any, graph: Graph, channels: int) -> list[Entrant]:
     matrices, root = (weight.theta for weight in ours.weight.weights)
     network: Any = nn.Sequential(nn.Linear(_ATTRIBUTES, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, channels * channels))
     layer, x = library.NNConv(channels, channels, network), leaf(graph.num_nodes, channels)
-    own = ours.mechanism.parts()[0].network[0]
+    own = ours.mechanism.operands[0].network[0]
     for to, value in ((network[0].weight, own.weight), (network[0].bias, own.bias),
                       (network[2].weight, matrices[1:].flatten(1).mT), (network[2].bias, matrices[0].flatten()),
                       (layer.lin.weight, root[0].mT), (layer.bias, ours.bias)):

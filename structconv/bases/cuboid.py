@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from structconv.arguments import explained
 from structconv.errors import ConfigError
 
-__all__ = ["CuboidSpec", "Ints", "Offset", "cuboid_offsets", "per_axis", "recognise"]
+__all__ = ["CuboidSpec", "cuboid_offsets"]
 
 Offset = tuple[int, ...]
 Ints = int | Sequence[int]

@@ -12,7 +12,7 @@ from structconv.memo import derived
 from structconv.shapes import alike, check_positive
 from structconv.structures.graph import Graph
 
-__all__ = ["Dense", "Identity", "check_heads"]
+__all__ = ["Dense", "Identity"]
 
 
 def check_heads(basis: Basis, r: Tensor) -> None:

@@ -25,8 +25,7 @@ from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
 from structconv.structures.values import altered
 
-__all__ = ["Binary", "Dropped", "DroppedWithin", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product",
-           "Sum", "Unary", "check_sizes", "pattern_of_normalised"]
+__all__ = ["Dropped", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product", "Sum"]
 
 
 class Unary(Pairwise):

@@ -19,7 +19,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
 
-__all__ = ["Composed", "Concat", "LinearSum", "Operands", "Repeated", "Scaled", "Transposed"]
+__all__ = ["Composed", "Concat", "LinearSum", "Repeated", "Scaled", "Transposed"]
 
 
 def _fold(t: Tensor) -> Tensor:

@@ -17,8 +17,7 @@ from structconv.memo import derived
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.graph import Graph
 
-__all__ = ["NORMALIZATIONS", "OF_A_SIDE", "Normalize", "adjacency", "laplacian_bound", "random_walk",
-           "scaled_laplacian"]
+__all__ = ["adjacency", "random_walk", "scaled_laplacian"]
 
 NORMALIZATIONS = ("sym", "row", None)
 #: By what the entries of one side are divided.

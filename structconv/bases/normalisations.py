@@ -26,8 +26,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue, structure
 
-__all__ = ["GroupWise", "LogSoftmax", "Normalisation", "NormalisedBy", "SinkSoftmax", "TopK", "entmax", "hard",
-           "normalisation", "register_normalisation", "sparsemax"]
+__all__ = ["LogSoftmax", "NormalisedBy", "SinkSoftmax", "TopK", "register_normalisation"]
 
 Normalisation = Callable[[Tensor, Tensor, int], Tensor]
 _REGISTERED: dict[str, Normalisation] = {}

@@ -23,7 +23,7 @@ from structconv.primitives.segments import masked_softmax, segment_softmax, segm
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
 
-__all__ = ["EDGE_BLOCK_ELEMENTS", "NORMALIZATIONS", "Block", "Edges", "Pairs", "full", "listed_graph", "normalized"]
+__all__ = ["Block", "Edges", "Pairs"]
 
 #: Elements that a temporary of one block of edges may have: 64 MB in float32.
 EDGE_BLOCK_ELEMENTS = 1 << 24

@@ -25,8 +25,7 @@ from structconv.primitives.segments import segment_sum
 from structconv.structures.supports import EdgeSupport, Support
 from structconv.structures.values import field_names, map_tensors, tensors_in
 
-__all__ = ["BLOCK_ELEMENTS", "Pairwise", "both", "children", "complete", "entries", "listed", "nodes", "reach",
-           "weights_at"]
+__all__ = ["Pairwise", "weights_at"]
 
 #: Elements that a temporary of one block may have: 8 MB in float32, of which a cache holds a few.
 BLOCK_ELEMENTS = 1 << 21

@@ -14,7 +14,7 @@ from structconv.primitives.layout import Csr
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
 from structconv.shapes import alike, check_choice
 
-__all__ = ["KINDS", "Polynomial"]
+__all__ = ["Polynomial"]
 
 KINDS = ("chebyshev", "monomial")
 

@@ -19,7 +19,7 @@ from structconv.structures.grid import Grid
 from structconv.structures.restriction import Restriction
 from structconv.structures.values import altered
 
-__all__ = ["BUCKETS", "ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup", "bucket", "bucket_count"]
+__all__ = ["ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup"]
 
 BUCKETS = ("clip", "log", "log_causal", "position")
 

@@ -24,7 +24,7 @@ from structconv.structures.restriction import Restriction
 from structconv.structures.supports import EdgeSupport, Support
 from structconv.structures.values import altered, map_tensors, tensors_in
 
-__all__ = ["Additive", "Affine", "Bilinear", "EdgeScore", "PairFunction", "Products", "Score", "Terms", "Uniform"]
+__all__ = ["Additive", "Affine", "Bilinear", "EdgeScore", "PairFunction", "Score", "Uniform"]
 
 
 def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Tensor, target: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from structconv.structures.batching import GridBatch
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 
-__all__ = ["PADDINGS", "Shift", "ShiftTransposed"]
+__all__ = ["Shift", "ShiftTransposed"]
 
 PADDINGS = ("zeros", "circular", "reflect", "replicate", "none")
 

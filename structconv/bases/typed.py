@@ -20,7 +20,7 @@ from structconv.shapes import alike, check_positive
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.relations import KnowledgeGraph
 
-__all__ = ["Typed", "relational"]
+__all__ = ["Typed"]
 
 T = TypeVar("T")
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from structconv.bases.spec import filler, getter
 from structconv.memo import derived
 from structconv.shapes import broadcast
-from structconv.structures.supports import And, Causal, DenseMask, Padding, Support
+from structconv.structures.masks import And
+from structconv.structures.supports import Causal, DenseMask, Padding, Support
 
 __all__ = ["Existing"]
 

@@ -13,19 +13,8 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from structconv.bases.spec import getter
 from structconv.memo import derived
-from structconv.structures.supports import (
-    And,
-    Blocks,
-    Causal,
-    DenseMask,
-    Global,
-    Not,
-    Or,
-    Padding,
-    Support,
-    Transposed,
-    Window,
-)
+from structconv.structures.masks import And, Not, Or, Transposed
+from structconv.structures.supports import Blocks, Causal, DenseMask, Global, Padding, Support, Window
 
 __all__ = ["BOOLEANS", "SIDE", "Present"]
 

@@ -28,7 +28,7 @@ def behind_first(first: Mechanism, second: Mechanism, basis: Callable[[], Basis]
     whose = first._outputs_are(own, x.shape[-2])
     if whose == "x":
         return inputs
-    counted = first.output_entries(own)
+    counted = first._output_entries(own)
     count = basis().num_outputs if counted is None else counted
     known = whose == "z" and count == inputs.num_outputs
     if known and z is x:
@@ -36,7 +36,7 @@ def behind_first(first: Mechanism, second: Mechanism, basis: Callable[[], Basis]
     structure = _led(first, second, structure, known)
     if known:
         return type(inputs)(z, z, structure, projected and (projected[1], projected[1]))
-    if second.reads_content:
+    if "content" in second.reads:
         raise StructureError("a @ b", "the outputs of a must be entries of x or of z, of which b reads the content",
                              f"{first!r} @ {second!r}", "Make two layers: the second reads what the first gives.")
     x = x.new_zeros(()).expand(*x.shape[:-2], count, x.shape[-1])
@@ -51,6 +51,6 @@ def _led(first: Mechanism, second: Mechanism, structure: Any, to_z: bool) -> Any
     if led is structure and samples is not None and (isinstance(led, Samples) or to_z):
         if named:
             led = led._replace(samples=samples.of_outputs())
-        elif led is samples or not second.reads_structure:
+        elif led is samples or "structure" not in second.reads:
             led = samples.of_outputs()
     return led.at(second._places(led)) if named else led

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
-from structconv.mechanisms.scores import Score, drawn
+from structconv.mechanisms.projections import drawn
+from structconv.mechanisms.scores import Score
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.memo import derived
 from structconv.shapes import check_positive
@@ -34,7 +36,7 @@ class Context(Score):
     def __init__(self, queries: int, heads: int = 1, *, score: Mechanism | None = None) -> None:
         super().__init__(heads if score is None else score.size)
         self.queries = check_positive("Context", "queries", queries)
-        if score is not None and (heads != 1 or not score.has_scores or score.sees_projection):
+        if score is not None and (heads != 1 or not score.has_scores or "projected" in score.reads):
             raise ConfigError("Context", "score must be an expression of scores of entries, which tells the heads",
                               f"{score!r} and heads={heads}")
         self.score = score
@@ -49,13 +51,13 @@ class Context(Score):
         return () if self.score is None else (self.score,)
 
     @property
-    def hands_on(self) -> bool:  # type: ignore[override]
+    def _hands_on(self) -> bool:  # type: ignore[override]
         """To the score, if there is one."""
         return self.score is not None
 
     @property
-    def reads_structure(self) -> bool:  # type: ignore[override]
-        return self.score is not None and self.score.reads_structure
+    def reads(self) -> Collection[str]:  # type: ignore[override]
+        return ("content",) if self.score is None else {"content", *self.score.reads} - {"positions"}
 
     def bind(self, channels: Channels) -> None:
         if self.score is None:

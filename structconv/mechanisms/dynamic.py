@@ -15,7 +15,7 @@ from structconv.bases.taps import Taps
 from structconv.errors import ShapeError
 from structconv.mechanisms.expression import Channels, Inputs
 from structconv.mechanisms.grids import Cuboid, Shifts, grids_of
-from structconv.mechanisms.scores import Projection, heads_of
+from structconv.mechanisms.projections import Projection, heads_of
 from structconv.primitives.functions import sum_dtype
 from structconv.shapes import check_positive
 from structconv.structures.grid import Grid
@@ -40,7 +40,8 @@ class DynamicShifts(Shifts):
         ShapeError: if z has not as many entries as the shifts have outputs.
     """
 
-    reads_entries = reads_content = True
+    reads = ("content", "structure")
+    _reads_sizes = True
 
     def __init__(self, offsets: Sequence[Ints], heads: int = 1, padding: str | None = None, *,
                  structure: str | None = None) -> None:
@@ -75,7 +76,8 @@ class Deformable(Cuboid):
         ShapeError: if z, by which taps move, has not as many entries as there are outputs.
     """
 
-    reads_entries = reads_content = True
+    reads = ("content", "structure")
+    _reads_sizes = True
 
     def __init__(self, kernel_size: Ints, stride: Ints = 1, dilation: Ints = 1,
                  padding: str | int | Sequence[int | tuple[int, int]] | None = None, *,

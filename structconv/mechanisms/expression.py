@@ -13,7 +13,7 @@ This module is step 1. Nothing is kept from one call to the next.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -44,9 +44,10 @@ from structconv.structures.samples import Samples
 from structconv.structures.values import static
 from structconv.written import written
 
-__all__ = ["Channels", "Inputs", "Mechanism", "Position", "check_bound", "check_mechanism"]
+__all__ = ["Channels", "Inputs", "Mechanism", "Position"]
 
 _BATCHING = ("apart", "structure", "pairs", "offsets")
+_READS = ("content", "structure", "projected", "sibling", "positions")
 
 
 class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
@@ -63,38 +64,34 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     """
 
     #: The name that a layer has for it; that of its class in snake case where it is empty.
-    role: str = ""
+    _role: str = ""
     #: Whether its entries are scores, so that a softmax over them is meaningful.
     has_scores: bool = False
-    #: Whether `forward` reads `inputs.projected`.
-    sees_projection: bool = False
-    #: Whether `forward` reads `inputs.sibling`, the other operand of a sum or a product.
-    reads_sibling: bool = False
-    #: Whether the basis depends on x or z, or on more of the call than the structure, the dtype and the device.
-    reads_entries: bool = True
-    #: Whether the basis depends on the numbers in x or z, so that the layer is not linear in x.
-    reads_content: bool = True
+    #: What `forward` reads. "content": the numbers in x or z; without it the layer is linear in x. "structure":
+    #: `inputs.structure`. "projected": `inputs.projected`. "sibling": `inputs.sibling`, the other operand of a sum or a
+    #: product. "positions": `inputs.places`; without it a basis of offsets is moved to the positions of the outputs,
+    #: and of a basis of the structure the outputs at these positions are selected.
+    reads: Collection[str] = ("content", "structure")
     #: What its basis depends on in a batch of samples. "apart": anything; `forward` is called for each sample alone.
     #: "structure": the structure of the batch. "pairs": an entry depends on its own input and output only; `forward` is
     #: called once, and pairs of different samples are masked out. "offsets": like "pairs", and also on m - n.
     batching: str = "apart"
-    #: Whether `forward` reads `inputs.places`. If not, a basis of offsets is moved to the positions of the outputs, and
-    #: of a basis of the structure the outputs at these positions are selected.
-    reads_places: bool = False
     #: Names of methods (x (..., M, P), position of the first) -> (..., K, M, D) or (..., K, M), a tensor or a lazy
     #: product, whose entry at m depends on input m and its position only. `forward` gets their results by
     #: `inputs.of_x(method)`, so that `Conv.prepare` can compute them once.
     sources: tuple[str, ...] = ()
     #: Applies an operator of the algebra to mechanisms: `operations.operation`.
-    operation: ClassVar[Callable[..., Mechanism]]
+    _operation: ClassVar[Callable[..., Mechanism]]
+    #: Whether the basis depends on how many entries x and z have; if not, they may come as images.
+    _reads_sizes: bool = True
     #: Whether its parts read different x, which a call passes by name.
-    reads_by_name: bool = False
+    _reads_by_name: bool = False
     #: The name of the x that it reads, in a call with several; `of` gives it.
-    input_name: str | None = None
+    _input_name: str | None = None
     def __init__(self, *, structure: str | None = None) -> None:
         super().__init__()
-        self.structure_name = None if structure is None else check_name(type(self).__name__, structure)
-        self.input_name = None
+        self._structure_name = None if structure is None else check_name(type(self).__name__, structure)
+        self._input_name = None
 
     def of(self, x: str) -> Self:
         """A copy that reads the x of this name, in calls with several: in an expression all parts that have no name yet
@@ -106,8 +103,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
                               "The tensor itself goes to the layer: layer(x={name: tensor, ...}).")
         twin = copy.deepcopy(self)
         for part in twin.modules():
-            if isinstance(part, Mechanism) and part.input_name is None and not part.hands_on:
-                part.input_name = x
+            if isinstance(part, Mechanism) and part._input_name is None and not part._hands_on:
+                part._input_name = x
         return twin
 
     @property
@@ -183,12 +180,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         if samples is not None:
             raise StructureError("positions", "positions must be left out in a batch of samples", repr(samples),
                                  "Give x as (B, M, P), with a Padding mask.")
-        if self.batching == "pairs" or self.reads_places:
+        if self.batching == "pairs" or "positions" in self.reads:
             return False
         if self.batching == "apart" or (self.batching == "structure" and self.has_scores):
             raise ConfigError(type(self).__name__, "positions must be left out, for what it makes is not known to "
                               "depend on offsets alone; nor can it be stepped", repr(self), "A mechanism says so by "
-                              "batching ('pairs' or 'offsets'), or heeds inputs.places and says reads_places = True.")
+                              "batching ('pairs' or 'offsets'), or reads inputs.places and says so by reads.")
         return True
 
     def _pairs_of(self, structure: Any) -> Samples:
@@ -225,7 +222,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """Check the parts of a bound expression, and note what they name."""
         for module in self.modules():
             if isinstance(module, Mechanism | Position):
-                check_choice(type(module).__name__, "batching", module.batching, _BATCHING)
+                owner = type(module).__name__
+                check_choice(owner, "batching", module.batching, _BATCHING)
+                if isinstance(module.reads, str):
+                    raise ConfigError(owner, "reads must be a tuple", repr(module.reads))
+                for fact in module.reads:
+                    check_choice(owner, "reads", fact, _READS)
             if isinstance(module, Mechanism):
                 module._check_sources()
                 module.__dict__["_bound"] = True
@@ -242,7 +244,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
                 raise ConfigError(type(self).__name__, "sources must name its methods (x, place) -> a leaf", repr(name))
 
     @property
-    def options_key(self) -> Hashable:
+    def _static_key(self) -> Hashable:
         """What is known of the type and the options: for what is remembered of a structure. Compilers remember nothing.
         """
         if torch.compiler.is_compiling():
@@ -272,17 +274,17 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_options_key" and name[:7] != "_known_"}
 
-    def parts(self) -> list[Mechanism]:
+    def _branches(self) -> list[Mechanism]:
         """What `|` joins, in order; itself where there is none."""
         return [self]
 
-    def input_entries(self, structure: Any) -> int | None:
+    def _input_entries(self, structure: Any) -> int | None:
         """M by the structure of a call; `None` where x alone tells."""
         if type(structure) is Graph:
             return structure.num_inputs
         return None if structure is None else _count(structure, "num_inputs")
 
-    def output_entries(self, structure: Any) -> int | None:
+    def _output_entries(self, structure: Any) -> int | None:
         """N by the structure of a call; `None` where z alone tells."""
         led = self.output_structure(structure)
         return _count(led, "num_outputs")
@@ -307,7 +309,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         """The inputs that its scores read, where those above it read the scores of `needed`; none if it reads no x."""
-        return [needed] if self.reads_content else []
+        return [needed] if "content" in self.reads else []
 
     def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
         """This mechanism as a term beside `sibling`, from which it may take what it left open (heads, queries)."""
@@ -315,12 +317,12 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def __repr__(self) -> str:
         own = written(self) if type(self).extra_repr is nn.Module.extra_repr else self.extra_repr()
-        named = [] if self.structure_name is None else [f"structure={self.structure_name!r}"]
-        of = "" if self.input_name is None else f".of({self.input_name!r})"
+        named = [] if self._structure_name is None else [f"structure={self._structure_name!r}"]
+        of = "" if self._input_name is None else f".of({self._input_name!r})"
         return f"{type(self).__name__}({', '.join([*filter(None, [own]), *named])}){of}"
 
     def _operate(self, name: str, *args: Any, **options: Any) -> Mechanism:
-        return Mechanism.operation(name, *args, **options)
+        return Mechanism._operation(name, *args, **options)
 
 
 def _count(structure: Any, name: str) -> int | None:
@@ -351,7 +353,7 @@ class Position(nn.Module):
     """A module that predicts a position for each output, `Inputs` -> (..., N): the center of a window."""
 
     #: The same facts as of a mechanism. Positions count from the first entry of the sample of each output.
-    reads_structure: bool = True
+    reads: Collection[str] = ("content", "structure")
     batching: str = "apart"
     #: Whether it reads x, and not z alone.
     reads_x: bool = True

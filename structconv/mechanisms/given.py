@@ -19,7 +19,7 @@ from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, field_names, fields, map_tensors, refreshed, tensors_in
 
-__all__ = ["Given", "Learnt", "added"]
+__all__ = ["Given", "Learnt"]
 
 
 class Given(Mechanism):
@@ -35,9 +35,8 @@ class Given(Mechanism):
         ShapeError: in a call with other numbers of inputs than M, or of outputs than N where z is given.
     """
 
-    reads_entries = False
-    reads_structure = False
-    reads_content = False
+    reads = ()
+    _reads_sizes = False
 
     def __init__(self, basis: Basis | Tensor) -> None:
         super().__init__()
@@ -81,10 +80,10 @@ class Given(Mechanism):
         turned._turned = not self._turned
         return turned
 
-    def input_entries(self, structure: Any) -> int | None:
+    def _input_entries(self, structure: Any) -> int | None:
         return self._sizes()[0] * _count(structure)
 
-    def output_entries(self, structure: Any) -> int | None:
+    def _output_entries(self, structure: Any) -> int | None:
         return self._sizes()[1] * _count(structure)
 
     def output_structure(self, structure: Any) -> Any:
@@ -131,8 +130,8 @@ class Learnt(Mechanism):
     """
 
     has_scores = True
-    reads_structure = False
-    reads_content = False
+    reads = ()
+    _reads_sizes = True
 
     def __init__(self, inputs: int, outputs: int | None = None, *, size: int = 1) -> None:
         super().__init__()
@@ -165,9 +164,9 @@ class Learnt(Mechanism):
                               f"Write Learnt({self.outputs}, {self.inputs}), or Given(parameter) to share a table.")
         return super().transpose()
 
-    def output_entries(self, structure: Any) -> int | None:
+    def _output_entries(self, structure: Any) -> int | None:
         square = self.inputs == self.outputs
-        return super().output_entries(structure) if square else self.outputs * _count(structure)
+        return super()._output_entries(structure) if square else self.outputs * _count(structure)
 
     def output_structure(self, structure: Any) -> Any:
         return _with_outputs(structure, self.inputs, self.outputs)

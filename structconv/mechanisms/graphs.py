@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Any, cast
 
@@ -31,8 +31,7 @@ from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.written import written
 
-__all__ = ["Adjacency", "Chebyshev", "GraphMechanism", "Incidence", "MatrixMechanism", "Powers", "Relation",
-           "Relations", "Walks"]
+__all__ = ["Adjacency", "Chebyshev", "Incidence", "Powers", "Relation", "Relations", "Walks"]
 
 _INVERSE = "^-1"
 
@@ -40,7 +39,8 @@ _INVERSE = "^-1"
 class GraphMechanism(Mechanism):
     """A mechanism over a `Graph` or a `KnowledgeGraph`. Its tensors are derived from the graph once for each dtype."""
 
-    reads_entries = reads_content = False
+    reads: Collection[str] = ("structure",)
+    _reads_sizes = False
     batching = "structure"
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
@@ -62,7 +62,7 @@ class MatrixMechanism(GraphMechanism):
         structure, dtype = inputs.structure, inputs.x.dtype
         if not isinstance(structure, Graph | KnowledgeGraph):
             self.checked(structure)
-        graph, values = derived(structure, (self.options_key, dtype), lambda: self._parts(structure, dtype))
+        graph, values = derived(structure, (self._static_key, dtype), lambda: self._parts(structure, dtype))
         return Sparse(cast(Graph, structure) if graph is None else graph, values)
 
     def _parts(self, structure: Any, dtype: torch.dtype) -> tuple[Graph | None, torch.Tensor | None]:
@@ -319,14 +319,14 @@ class Incidence(GraphMechanism):
         check_choice("Incidence", "end", end, ("sender", "receiver", "sample"))
         self.end = end
 
-    def input_entries(self, structure: Any) -> int | None:
+    def _input_entries(self, structure: Any) -> int | None:
         receivers = self.end == "receiver" and isinstance(structure, Graph)
-        return structure.num_outputs if receivers else super().input_entries(structure)
+        return structure.num_outputs if receivers else super()._input_entries(structure)
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         return None
 
-    def output_entries(self, structure: Any) -> int | None:
+    def _output_entries(self, structure: Any) -> int | None:
         if self.end == "sample" and structure is not None:
             return num_samples_of(structure)
         return structure.num_edges if isinstance(structure, Graph) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from structconv.structures.grid import Grid
 from structconv.structures.samples import Samples
 from structconv.written import one_or_each, written
 
-__all__ = ["AnyGrid", "Cuboid", "GridMechanism", "Pool", "Shifts", "grids_of"]
+__all__ = ["Cuboid", "GridMechanism", "Pool", "Shifts"]
 
 AnyGrid = Grid | GridBatch
 _MODES = ("zeros", "circular", "reflect", "replicate")
@@ -54,7 +54,8 @@ def grids_of(grid: AnyGrid) -> tuple[Grid, ...]:
 class GridMechanism(Mechanism):
     """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row."""
 
-    reads_entries = reads_content = False
+    reads: Collection[str] = ("structure",)
+    _reads_sizes = False
     batching = "structure"
     #: The number of axes of the grid; `None` where any will do.
     ndim: int | None = None

@@ -10,20 +10,9 @@ from torch.compiler import is_compiling
 from structconv.bases import dense
 from structconv.bases.base import Basis
 from structconv.mechanisms.expression import Inputs, Mechanism
-from structconv.mechanisms.graphs import (
-    Adjacency,
-    Chebyshev,
-    Incidence,
-    Powers,
-    Relation,
-    Relations,
-    Walks,
-)
-from structconv.mechanisms.grids import Cuboid, Pool, Shifts
 from structconv.shapes import check_positive
 
-__all__ = ["Adjacency", "Chebyshev", "Cuboid", "Identity", "Incidence", "Pool", "Powers", "Relation", "Relations",
-           "Shifts", "Walks"]
+__all__ = ["Identity"]
 
 #: A value of a few numbers.
 _identity = lru_cache(maxsize=64)(dense.Identity)
@@ -36,8 +25,7 @@ class Identity(Mechanism):
         size: K.
     """
 
-    reads_structure = False
-    reads_content = False
+    reads = ()
     batching = "structure"
 
     def __init__(self, size: int = 1) -> None:

@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
 
     Args:
         x: (..., M, P). z: (..., N, P'), x itself if the call has no z. For a mechanism that reads no entries
-            (`reads_entries = False`) both may be images (..., P, *S).
+            (`Given`, grids and graphs) both may be images (..., P, *S).
         structure: the structure of the call, or `None`.
         projected: x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q), if a mechanism reads them.
         sibling: the other operand of a sum or a product, for a mechanism that reads it.

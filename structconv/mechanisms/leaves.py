@@ -46,8 +46,8 @@ def _held(node: nn.Module) -> list[tuple[str, list[Any]]]:
 
 
 def role_of(leaf: nn.Module) -> str:
-    """The name that a layer has for a leaf: its `role`, for example "attention", or else its class in snake case."""
-    role: str = getattr(leaf, "role", "")
+    """The name that a layer has for a leaf: its `_role`, for example "attention", or else its class in snake case."""
+    role: str = getattr(leaf, "_role", "")
     if role or not isinstance(leaf, Mechanism):
         return role or _FOREIGN
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(leaf).__name__).lower()

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.naming import Named
+from structconv.mechanisms.naming import Named, reads_of
 from structconv.mechanisms.samples import positions, within
 from structconv.memo import derived
 from structconv.shapes import broadcast, goes_into
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
+from structconv.structures.masks import And, Not, Or
 from structconv.structures.named import NamedStructures
 from structconv.structures.places import at_places
 from structconv.structures.samples import Samples
-from structconv.structures.supports import And, DenseMask, Not, Or, Padding, Support, Window
+from structconv.structures.supports import DenseMask, Padding, Support, Window
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
 
-__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN", "Mask"]
+__all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN"]
 
 
 class _Structure:
@@ -58,12 +60,12 @@ class Mask(Named, nn.Module):
         kept: whether it says what exists, or what does not.
     """
 
-    role = "mask"
+    _role = "mask"
 
     def __init__(self, mask: Any, kept: bool = True) -> None:
         super().__init__()
         if isinstance(mask, str):
-            mask, self.structure_name = STRUCTURE, mask
+            mask, self._structure_name = STRUCTURE, mask
         if isinstance(mask, Tensor):
             if mask.dtype != torch.bool:
                 raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
@@ -76,10 +78,9 @@ class Mask(Named, nn.Module):
             self.register_buffer(f"mask{i}", tensor.contiguous())
         for i, position in enumerate(_positions(mask)):
             self.add_module(f"position{i}", position)
-        self.reads_structure = isinstance(mask, _Structure) or any(getattr(position, "reads_structure", True)
-                                                              for position in _positions(mask))
-        #: Whether the pairs depend on the numbers in x or z.
-        self.reads_content = self._predicts = bool(self._modules)
+        self._predicts = bool(self._modules)
+        self.reads: Collection[str] = {fact for position in _positions(mask) for fact in reads_of(position)} | {
+            *(["structure"] if isinstance(mask, _Structure) else []), *(["content"] if self._predicts else [])}
 
     @property
     def mask(self) -> Any:
@@ -132,12 +133,17 @@ class Mask(Named, nn.Module):
     def kept_inputs(self, inputs: Any) -> Tensor | None:
         """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.
         """
-        mask = self._given(self._own(inputs.structure)) if isinstance(self._mask, _Structure) else self._moved()
+        given = self._own(inputs.structure)
+        if isinstance(self._mask, _Structure) and given is None:
+            return None  # of what is still to be prepared, or of a call that is refused
+        mask = self._given(given) if isinstance(self._mask, _Structure) else self._moved()
         if not isinstance(mask, Support):
             return None
-        if not self._predicts:
-            mask.check("masked", inputs.num_inputs, inputs.num_outputs)
-            _check_batch(mask, inputs)
+        if not self._predicts:  # `prepare` asks before there is any z
+            outputs = mask.num_outputs if inputs.z is None else inputs.num_outputs
+            mask.check("masked", inputs.num_inputs, cast(int, outputs))  # whatever fits a mask that knows no number
+            if inputs.z is not None:
+                _check_batch(mask, inputs)
         return _seen(mask, self._kept)
 
     def _given(self, structure: Any) -> Graph | Support | None:
@@ -163,7 +169,7 @@ class Mask(Named, nn.Module):
         super()._load_from_state_dict({**own, **given}, prefix, *args)
 
     def __repr__(self) -> str:
-        return repr(self._mask if self.structure_name is None or self._mask is not STRUCTURE else self.structure_name)
+        return repr(self._mask if self._structure_name is None or self._mask is not STRUCTURE else self._structure_name)
 
 
 def _check_batch(mask: Support, inputs: Any) -> None:

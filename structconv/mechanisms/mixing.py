@@ -22,7 +22,7 @@ class Mixing(nn.Module):
         ShapeError: if it is no matrix of K rows.
     """
 
-    role = "mixing"
+    _role = "mixing"
 
     def __init__(self, heads: Any, size: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Factor(nn.Module):
     def __init__(self, factor: Tensor, role: str = "scale") -> None:
         super().__init__()
         #: The name that a layer has for it.
-        self.role = role
+        self._role = role
         if isinstance(factor, nn.Parameter):
             self.factor: Tensor = factor
         else:

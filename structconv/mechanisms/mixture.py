@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from structconv.planning.precision import cast as cast_to
 from structconv.structures.named import NamedStructures, Place
 from structconv.structures.samples import Samples, same_samples
 
-__all__ = ["InputsOfParts", "Mixture", "mixed"]
+__all__ = ["Mixture"]
 
 
 class InputsOfParts(NamedTuple):
@@ -64,31 +64,27 @@ class Mixture(Mechanism):
         ConfigError: a part whose scores are of x Theta, or with names of several x.
     """
 
-    hands_on = True
+    _hands_on = True
     batching = "structure"
-    reads_by_name = True
+    _reads_by_name = True
 
     def __init__(self, operands: Sequence[Mechanism]) -> None:
         super().__init__()
         self.operands = nn.ModuleList(operands)
         names_of_x(self)
-        if any(part.sees_projection for part in operands):
+        if any("projected" in part.reads for part in operands):
             raise ConfigError("on='projected'", "it must be in a layer of one x", repr(self),
                               "Scores of x itself may read an x by name.")
 
     @property
     def size(self) -> int:
-        return sum(part.size for part in self.parts())
+        return sum(part.size for part in self._branches())
 
     @property
-    def reads_structure(self) -> bool:  # type: ignore[override]
-        return any(part.reads_structure for part in self.parts())
+    def reads(self) -> Collection[str]:  # type: ignore[override]
+        return {fact for part in self._branches() for fact in part.reads} - {"positions"}
 
-    @property
-    def reads_content(self) -> bool:  # type: ignore[override]
-        return any(part.reads_content for part in self.parts())
-
-    def parts(self) -> list[Mechanism]:
+    def _branches(self) -> list[Mechanism]:
         return cast("list[Mechanism]", list(self.operands))
 
     def bound(self, in_channels: Any, out_channels: int | None = None, other_channels: Any = None) -> Mechanism:
@@ -97,14 +93,14 @@ class Mixture(Mechanism):
         names = all_named(mixture)
         of_x = _counts("in_channels", names, in_channels)
         of_z = of_x if other_channels is None else _counts("other_channels", names, other_channels)
-        for part, name in zip(mixture.parts(), names, strict=True):
+        for part, name in zip(mixture._branches(), names, strict=True):
             part._bind_all(Channels(of_x[name], of_z[name], of_x[name] if out_channels is None else out_channels))
         mixture._note_names()
         return mixture
 
     def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
         """The inputs of each part in a call."""
-        parts, names = self.parts(), self.__dict__["_reads"]
+        parts, names = self._branches(), self.__dict__["_reads"]
         placed = self._placed(parts, names, structure)
         told = [_told(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
         return InputsOfParts(tuple([own for own, _ in told]), z, structure, None, tuple([own for _, own in told]))
@@ -119,13 +115,13 @@ class Mixture(Mechanism):
 
     def forward(self, inputs: Any) -> Basis:
         told: tuple[Inputs, ...] = inputs.parts
-        return bases.Mixture(tuple([part.evaluate(own) for part, own in zip(self.parts(), told, strict=True)]))
+        return bases.Mixture(tuple([part.evaluate(own) for part, own in zip(self._branches(), told, strict=True)]))
 
-    def input_entries(self, structure: Any) -> int | None:
+    def _input_entries(self, structure: Any) -> int | None:
         return None
 
-    def output_entries(self, structure: Any) -> int | None:
-        counts = [part.output_entries(part._own(structure)) for part in self.parts()]
+    def _output_entries(self, structure: Any) -> int | None:
+        counts = [part._output_entries(part._own(structure)) for part in self._branches()]
         return next((count for count in counts if count is not None), None)
 
     def _at_its_place(self, structure: NamedStructures) -> NamedStructures:
@@ -154,7 +150,7 @@ class Mixture(Mechanism):
         return found
 
     def __repr__(self) -> str:
-        return f"({' | '.join(map(repr, self.parts()))})"
+        return f"({' | '.join(map(repr, self._branches()))})"
 
 
 def mixed(name: str, *operands: Any) -> Mixture | None:
@@ -166,7 +162,7 @@ def mixed(name: str, *operands: Any) -> Mixture | None:
     mechanisms = [operand for operand in operands if isinstance(operand, Mechanism)]
     if name == "concat" and len(mechanisms) == len(operands):
         named = any(found is not None for part in mechanisms for found in names_of_x(part))
-        return Mixture([part for operand in mechanisms for part in operand.parts()]) if named else None
+        return Mixture([part for operand in mechanisms for part in operand._branches()]) if named else None
     if any(isinstance(operand, Mixture) for operand in mechanisms):
         raise ConfigError(f"Mechanism.{name}", "its operands must read one x", " and ".join(map(repr, operands)),
                           "Parts of | that read an x by name are joined last: apply it to each part.")
@@ -200,8 +196,8 @@ def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
 
 def _free(part: Mechanism) -> bool:
     """Whether a part needs no structure."""
-    return not part.reads_structure and all(inner.batching == "structure" for inner in part.modules()
-                                            if isinstance(inner, Mechanism) and not inner.hands_on)
+    return "structure" not in part.reads and all(inner.batching == "structure" for inner in part.modules()
+                                            if isinstance(inner, Mechanism) and not inner._hands_on)
 
 
 def _check_alike(places: list[Place]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any, Self, cast
 
 from torch import Tensor
@@ -13,18 +14,18 @@ from structconv.structures.samples import Samples
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue
 
-__all__ = ["Named", "called_with", "check_name", "check_structure", "check_unread", "names_structures"]
+__all__ = ["Named", "called_with", "check_name", "check_structure", "check_unread", "names_structures", "reads_of"]
 
 
 class Named:
     """A part of an expression that reads a structure of the call: the only one, or the one whose name it has."""
 
     #: The name of the structure that it reads, in a call with several.
-    structure_name: str | None = None
-    #: Whether it may depend on the structure; else a call with a support, which filters pairs, is refused.
-    reads_structure: bool = True
+    _structure_name: str | None = None
+    #: What it reads; if "structure" is not in it, a call with a support, which filters pairs, is refused.
+    reads: Collection[str] = ("content", "structure")
     #: Whether it hands the structures of a call on to parts inside, as they are.
-    hands_on: bool = False
+    _hands_on: bool = False
 
     def on(self, structure: str) -> Self:
         """A copy that reads the structure of this name, in calls with several; in an expression all parts and masks do
@@ -33,8 +34,8 @@ class Named:
         check_name(type(self).__name__, structure)
         twin: Any = copy.deepcopy(self)
         for part in twin.modules():
-            if isinstance(part, Named) and part.structure_name is None and not part.hands_on:
-                part.structure_name = structure
+            if isinstance(part, Named) and part._structure_name is None and not part._hands_on:
+                part._structure_name = structure
         return cast(Self, twin)
 
     def output_structure(self, structure: Any) -> Any:
@@ -43,13 +44,13 @@ class Named:
 
     def _own(self, structure: Any) -> Any:
         """The structure that it reads, of those of a call."""
-        if type(structure) is not NamedStructures or self.hands_on:
+        if type(structure) is not NamedStructures or self._hands_on:
             return structure
-        return structure.named(type(self).__name__, self.structure_name, self.reads_structure)
+        return structure.named(type(self).__name__, self._structure_name, "structure" in self.reads)
 
     def _told(self, inputs: Any) -> Any:
         """The inputs of this mechanism: of several structures its own."""
-        if type(inputs[2]) is not NamedStructures or self.hands_on:
+        if type(inputs[2]) is not NamedStructures or self._hands_on:
             return inputs
         return inputs._replace(structure=self._own(inputs[2]))
 
@@ -57,7 +58,7 @@ class Named:
         """The structures behind it: its own is the one to which it leads."""
         own = self._own(structure)
         led = self.output_structure(own)
-        return led if own is structure else structure if led is own else structure.leading(self.structure_name, led)
+        return led if own is structure else structure if led is own else structure.leading(self._structure_name, led)
 
     def _at_its_place(self, structures: NamedStructures) -> NamedStructures:
         """The structures of a call, with the samples of which its own speaks."""
@@ -65,11 +66,11 @@ class Named:
 
     def _places(self, structures: NamedStructures) -> list[Place]:
         """What the structure that it reads tells of the samples of its inputs and outputs, if it is a batch."""
-        untold = self.structure_name is None and len(structures.held) > 1
+        untold = self._structure_name is None and len(structures.held) > 1
         own = None if untold else self._own(structures)
         if getattr(own, "samples", None) is None:
             return []
-        return [Place(self.structure_name or next(iter(structures.held)), self._pairs_of(own))]
+        return [Place(self._structure_name or next(iter(structures.held)), self._pairs_of(own))]
 
     def _pairs_of(self, structure: Any) -> Samples:
         """Which pairs are of one sample."""
@@ -79,6 +80,11 @@ class Named:
     def _keeps_entries(self) -> bool:
         """Whether its outputs are the entries of its inputs, whatever the structure."""
         return type(self).output_structure is Named.output_structure
+
+
+def reads_of(part: Any) -> Collection[str]:
+    """What a part reads; a module that stands in the place of one may read all that most do."""
+    return getattr(part, "reads", Named.reads)
 
 
 def check_name(owner: str, structure: Any) -> str:
@@ -137,9 +143,9 @@ def _readers(mechanism: Any) -> dict[str, bool]:
     """The names in an expression, and whether what has the name is known to read a structure."""
     found: dict[str, bool] = {}
     for part in mechanism.modules():
-        name = getattr(part, "structure_name", None)
+        name = getattr(part, "_structure_name", None)
         if name is not None:
-            found[name] = found.get(name, False) or part.reads_structure
+            found[name] = found.get(name, False) or "structure" in part.reads
     return found
 
 

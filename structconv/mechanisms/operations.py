@@ -6,6 +6,7 @@ to these bases. So the basis of a call is a tree with the shape of the expressio
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,12 +23,13 @@ from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import Mask
 from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
+from structconv.mechanisms.naming import reads_of
 from structconv.mechanisms.samples import NORMALISING, closings, left_out
 from structconv.mechanisms.steps import Build, Step, builder, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.structures.named import NamedStructures, Place, agreed, behind
 
-__all__ = ["Operation", "Step", "operation"]
+__all__ = ["Operation"]
 
 
 #: What joins pair by pair.
@@ -118,7 +120,7 @@ def _size(join: str | None, sizes: list[int]) -> int:
 def _check_own_heads(operands: list[Mechanism], size: int) -> None:
     """Raise `ConfigError` where an operand scores x Theta_k, of which there are others than it has heads."""
     for operand in operands:
-        if operand.sees_projection and operand.size != size:
+        if "projected" in operand.reads and operand.size != size:
             raise ConfigError("on='projected'", "each head must have a Theta_k of its own, so that the other operand "
                               "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
 
@@ -129,8 +131,7 @@ class _Parts(NamedTuple):
 
     operands: tuple[Mechanism, ...]
     program: tuple[tuple[Build, nn.Module], ...]
-    sees_projection: bool
-    reads_structure: bool
+    reads: frozenset[str]
     hiding: tuple[Any, ...]
 
 
@@ -145,8 +146,7 @@ class Operation(Mechanism):
         held: the modules that steps read (masks, factors, mixings, functions), in the order of their steps.
     """
 
-    hands_on = True
-    reads_places = True
+    _hands_on = True
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  held: list[nn.Module] | None = None) -> None:
@@ -176,12 +176,12 @@ class Operation(Mechanism):
         return not normalised and self.join != "compose" and any(operand.has_scores for operand in self.mechanisms())
 
     @property
-    def sees_projection(self) -> bool:  # type: ignore[override]
-        return (self.__dict__.get("_known_parts") or self._parts_now()).sees_projection
+    def reads(self) -> Collection[str]:  # type: ignore[override]
+        return (self.__dict__.get("_known_parts") or self._parts_now()).reads
 
     @property
-    def reads_structure(self) -> bool:  # type: ignore[override]
-        return (self.__dict__.get("_known_parts") or self._parts_now()).reads_structure
+    def _reads_sizes(self) -> bool:  # type: ignore[override]
+        return bool(self.held) or any(operand._reads_sizes for operand in self.mechanisms())
 
     def _parts_now(self) -> _Parts:
         """The parts of this node. They stay in the node of a layer, which makes new nodes when a part is replaced."""
@@ -193,19 +193,11 @@ class Operation(Mechanism):
                 hiding += part._parts_now().hiding
             elif getattr(type(part), "_hides", None) is not Mechanism._hides:
                 hiding.append(part)
-        parts = _Parts(tuple(operands), tuple(program), True in [part.sees_projection for part in operands],
-                       self._any("reads_structure"), tuple(hiding))
+        reads = {fact for part in (*self._masks(), *operands) for fact in reads_of(part)} - {"sibling"}
+        parts = _Parts(tuple(operands), tuple(program), frozenset((*reads, "positions")), tuple(hiding))
         if "_known_in_layer" in self.__dict__:
             self.__dict__["_known_parts"] = parts
         return parts
-
-    @property
-    def reads_content(self) -> bool:  # type: ignore[override]
-        return self._any("reads_content")
-
-    @property
-    def reads_entries(self) -> bool:  # type: ignore[override]
-        return bool(self.held) or any(operand.reads_entries for operand in self.mechanisms())
 
     def mechanisms(self) -> list[Mechanism]:
         """The operands."""
@@ -214,10 +206,6 @@ class Operation(Mechanism):
     def _held(self) -> list[nn.Module]:
         """What steps read."""
         return list(self._modules["held"]._modules.values())  # type: ignore[union-attr, arg-type]
-
-    def _any(self, flag: str) -> bool:
-        """Return True if an operand or a mask has this flag. A foreign module in place of one counts as having it."""
-        return True in [getattr(part, flag, True) for part in (*self._masks(), *self.mechanisms())]
 
     def _masks(self) -> list[nn.Module]:
         """The masks, or the modules that replaced them."""
@@ -332,7 +320,7 @@ class Operation(Mechanism):
         operands = self.mechanisms()
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
-            between = [EVERY_INPUT] if second.reads_content else []
+            between = [EVERY_INPUT] if "content" in second.reads else []
             return [*first._needed_inputs(first._told(inputs), masks, needed), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
         found: list[InputSet] = []
@@ -349,12 +337,12 @@ class Operation(Mechanism):
         held = iter(self._held())
         return [(step, next(held) if step.reads else None) for step in self.steps]
 
-    def input_entries(self, structure: Any) -> int | None:
+    def _input_entries(self, structure: Any) -> int | None:
         if self._turned or type(structure) is NamedStructures:
             return self._entries(structure, self._turned)
-        return (self.__dict__.get("_known_parts") or self._parts_now()).operands[0].input_entries(structure)
+        return (self.__dict__.get("_known_parts") or self._parts_now()).operands[0]._input_entries(structure)
 
-    def output_entries(self, structure: Any) -> int | None:
+    def _output_entries(self, structure: Any) -> int | None:
         return self._entries(structure, not self._turned)
 
     def _entries(self, structure: Any, outputs: bool) -> int | None:
@@ -363,10 +351,10 @@ class Operation(Mechanism):
             return self._entries_by_name(structure, outputs)
         first, *others = self.mechanisms()
         if not outputs:
-            return first.input_entries(structure)
+            return first._input_entries(structure)
         if self.join == "compose":
-            return others[0].output_entries(first.output_structure(structure))
-        return first.output_entries(structure)
+            return others[0]._output_entries(first.output_structure(structure))
+        return first._output_entries(structure)
 
     def _entries_by_name(self, structure: NamedStructures, outputs: bool) -> int | None:
         """The same by the first part that tells it."""
@@ -374,7 +362,7 @@ class Operation(Mechanism):
         asked = [first, *others]
         if self.join == "compose":
             asked, structure = (others, first._leads(structure)) if outputs else ([first], structure)
-        counts = [(part.output_entries if outputs else part.input_entries)(part._own(structure)) for part in asked]
+        counts = [(part._output_entries if outputs else part._input_entries)(part._own(structure)) for part in asked]
         return next((count for count in counts if count is not None), None)
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
@@ -421,10 +409,10 @@ class Operation(Mechanism):
     def _keeps_entries(self) -> bool:
         return all(operand._keeps_entries() for operand in self.mechanisms())
 
-    def parts(self) -> list[Mechanism]:
+    def _branches(self) -> list[Mechanism]:
         if self.join != "concat" or self.steps:
             return [self]
-        return [part for operand in self.mechanisms() for part in operand.parts()]
+        return [part for operand in self.mechanisms() for part in operand._branches()]
 
     def _joined(self, operands: tuple[Mechanism, ...], inputs: Inputs, closed: bool) -> Basis:
         """Both operands, joined; each part of a `|` reads what its own heads project."""
@@ -455,7 +443,7 @@ class Operation(Mechanism):
 
 def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
     """The inputs of an operand, with the other operand if it reads that."""
-    return inputs._replace(sibling=sibling) if operand.reads_sibling else inputs
+    return inputs._replace(sibling=sibling) if "sibling" in operand.reads else inputs
 
 
 def _leaves(mechanism: Mechanism) -> str:
@@ -463,4 +451,4 @@ def _leaves(mechanism: Mechanism) -> str:
                      if isinstance(part, Mechanism) and not isinstance(part, Operation))
 
 
-Mechanism.operation = operation
+Mechanism._operation = operation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,10 @@ from structconv.bases.scores import EdgeScore
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism, Position
+from structconv.mechanisms.naming import reads_of
+from structconv.mechanisms.projections import Projection, heads_of
 from structconv.mechanisms.samples import positions
-from structconv.mechanisms.scores import DotProduct, Projection, Score, heads_of
+from structconv.mechanisms.scores import DotProduct, Score
 from structconv.mechanisms.visibility import InputSet, Masks
 from structconv.memo import Owner, derived, is_plain
 from structconv.shapes import broadcast, check_choice, check_natural, check_positive, goes_into
@@ -34,7 +36,7 @@ class Term(Mechanism):
     """A term of a sum; where `heads` is left open it takes the number of heads of the term beside it."""
 
     has_scores = True
-    reads_structure = False
+    reads: Collection[str] = ("content",)
 
     def __init__(self, heads: int | None = None, *, structure: str | None = None) -> None:
         super().__init__(structure=structure)
@@ -65,8 +67,8 @@ class RelativeBias(Term):
         structure: the name of the one that it reads, in a call with several.
     """
 
-    role = "position_bias"
-    reads_content = False
+    _role = "position_bias"
+    reads: Collection[str] = ()
     batching = "offsets"
     table: nn.Parameter = private.parameter()
 
@@ -79,9 +81,8 @@ class RelativeBias(Term):
         check_choice("RelativeBias", "buckets", buckets,
                      ("clip",) if isinstance(clip, tuple) else ("clip", "log", "log_causal"))
         self.clip, self.buckets, self.grid = clip, buckets, grid
-        self.reads_structure = isinstance(clip, tuple) and grid is None
         if isinstance(clip, tuple):
-            self.batching = "apart"
+            self.batching, self.reads = "apart", () if grid is not None else ("structure",)
 
     def bind(self, channels: Channels) -> None:
         shape = (tuple(2 * radius + 1 for radius in self.clip) if isinstance(self.clip, tuple) else
@@ -120,7 +121,8 @@ class RelativeKey(Term):
         term, beside = super()._adopted_beside(sibling), _product_in(sibling)
         if beside is not None and isinstance(term, RelativeKey):
             term = copy.deepcopy(term) if term is self else term
-            term.reads_sibling, term._dim_beside = True, partial(_depth, beside.projects, beside.dim, beside.heads)
+            term.reads, term._dim_beside = ("content", "sibling"), partial(
+                _depth, beside.projects, beside.dim, beside.heads)
         return term
 
     def bind(self, channels: Channels) -> None:
@@ -128,7 +130,7 @@ class RelativeKey(Term):
             self.dim = self._dim_beside(channels)
         if self.dim is None:
             raise ConfigError("RelativeKey", "dim must be given where no DotProduct stands beside it", "none")
-        if not self.reads_sibling:
+        if "sibling" not in self.reads:
             self.query = Projection(channels.others, self.size, self.dim)
         table = torch.randn(2 * self.clip + 1, self.dim) * self.dim**-0.5
         if self.sinusoidal:
@@ -143,7 +145,7 @@ class RelativeKey(Term):
         return values.Lookup(table, "clip", self.clip, inputs.num_inputs, inputs.num_outputs)
 
     def _queries(self, inputs: Inputs) -> Tensor:
-        if not self.reads_sibling:
+        if "sibling" not in self.reads:
             return heads_of(self.query, inputs.z, self.size)
         beside = _product_in(inputs.sibling)
         if beside is None:
@@ -166,9 +168,10 @@ def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> i
 class Location(Score):
     """a_kmn = (W_k z_n)_m from z alone, for at most `length` inputs (Luong et al. 2015, "location")."""
 
+    reads = ("content", "positions")
+
     def __init__(self, length: int, heads: int = 1) -> None:
         super().__init__(heads)
-        self.reads_places = True
         self.length = check_positive("Location", "length", length)
 
     def bind(self, channels: Channels) -> None:
@@ -191,8 +194,8 @@ _SLOPES = Owner()
 class ALiBi(Term):
     """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
 
-    role = "alibi"
-    reads_content = False
+    _role = "alibi"
+    reads = ()
     batching = "offsets"
 
     def forward(self, inputs: Inputs) -> Basis:
@@ -216,8 +219,7 @@ class EdgeBias(Term):
         structure: the name of the one that it reads, in a call with several.
     """
 
-    reads_structure = True
-    reads_content = False
+    reads = ("structure",)
     batching = "structure"
 
     def __init__(self, attributes: int | nn.Module = 1, heads: int | None = None, *, bias: bool = False,
@@ -276,15 +278,13 @@ class GaussianWindow(Mechanism):
     """
 
     batching = "offsets"
-    reads_places = True
 
     def __init__(self, deviation: float, centre: Position | None = None) -> None:
         super().__init__()
         if not deviation > 0:
             raise ConfigError("GaussianWindow", "deviation must be positive", deviation)
         self.deviation, self.centre = float(deviation), centre
-        self.reads_structure = centre is not None and centre.reads_structure
-        self.reads_content = centre is not None
+        self.reads = ("positions",) if centre is None else (*reads_of(centre), "content", "positions")
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         return [needed] if self.centre is not None and getattr(self.centre, "reads_x", True) else []
@@ -301,7 +301,7 @@ class PredictedPosition(Position):
         dim: channels of the hidden layer; those of z where absent.
     """
 
-    reads_structure = False
+    reads = ("content",)
     reads_x = False
     batching = "pairs"
 
@@ -323,8 +323,7 @@ class ClippedShifts(Mechanism):
     """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018)."""
 
     batching = "offsets"
-    reads_structure = False
-    reads_content = False
+    reads = ()
 
     def __init__(self, clip: int) -> None:
         super().__init__()

@@ -19,11 +19,11 @@ def names_of_x(mechanism: Any) -> tuple[str | None, ...]:
     Raises:
         ConfigError: a part with two names.
     """
-    return tuple(_name_of(part) for part in mechanism.parts())
+    return tuple(_name_of(part) for part in mechanism._branches())
 
 
 def _name_of(part: Any) -> str | None:
-    found = dict.fromkeys(name for module in part.modules() if (name := getattr(module, "input_name", None)))
+    found = dict.fromkeys(name for module in part.modules() if (name := getattr(module, "_input_name", None)))
     if len(found) > 1:
         raise ConfigError("of", "each part of | must read one x", listed_names(found),
                           "Parts of one softmax, sum or product read the same x; only those of | may differ.")
@@ -38,7 +38,7 @@ def all_named(mixture: Any) -> tuple[str, ...]:
     """
     names = names_of_x(mixture)
     if None in names:
-        unnamed = [repr(part) for part, name in zip(mixture.parts(), names, strict=True) if name is None]
+        unnamed = [repr(part) for part, name in zip(mixture._branches(), names, strict=True) if name is None]
         raise ConfigError("Conv", "each part of | must name the x that it reads, as others do", ", ".join(unnamed),
                           "Say expression.of(NAME).")
     return cast("tuple[str, ...]", names)
@@ -56,7 +56,7 @@ def called_on(mechanism: Any, x: Any) -> Any:
     if not reads and len(x) == 1:
         return next(iter(x.values()))
     given = by_name("Conv", "x", reads, x)
-    return given if mechanism.reads_by_name else next(iter(given.values()))
+    return given if mechanism._reads_by_name else next(iter(given.values()))
 
 
 def by_name(owner: str, argument: str, reads: Iterable[str], given: Mapping[str, T] | Any) -> Mapping[str, T]:

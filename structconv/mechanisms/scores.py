@@ -6,7 +6,7 @@ The `forward` of each returns one value of `bases/scores.py`. Scale, mask, softm
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from structconv import torch_private as private
 from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
@@ -22,8 +21,9 @@ from structconv.bases.spec import Function, Projected, Term, tensor
 from structconv.errors import ConfigError
 from structconv.mechanisms.activations import as_function
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
+from structconv.mechanisms.projections import Projection, by_heads, drawn, heads_of
 from structconv.mechanisms.rotary import Rotary
-from structconv.primitives.products import expand_heads, linear, split_heads
+from structconv.primitives.products import expand_heads
 from structconv.shapes import check_choice, check_divides, check_positive
 from structconv.structures.places import at_places
 from structconv.structures.supports import Window
@@ -31,43 +31,15 @@ from structconv.structures.values import FrozenValue, structure
 from structconv.written import written
 
 __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
-           "General", "Pair", "Projection", "Score", "Uniform", "by_heads", "drawn", "heads_of"]
-
-class Projection(nn.Linear):
-    """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.
-
-    Any module of the same shapes may take its place, a quantised linear layer or one with an update of low rank.
-    """
-
-    def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:
-        super().__init__(channels, heads * dim, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
-    """x through a projection, head by head (..., K, M, D): a lazy `Projected` if the projection only multiplies and
-    adds, else the tensor."""
-    weight = projection._parameters.get("weight")
-    if (weight is None or type(projection) is not Projection or private.intercepted(projection)
-            or torch.compiler.is_compiling()):
-        return heads_of(projection, x, heads)
-    return Projected(x, weight, projection._parameters["bias"], heads)
-
-
-def heads_of(projection: nn.Module, x: Tensor, heads: int) -> Tensor:
-    """x through a projection, head by head: (..., M, P) -> (..., K, M, D)."""
-    y: Tensor = projection(x)
-    return split_heads(y, heads, y.shape[-1] // heads)
+           "General", "Pair", "Score", "Uniform"]
 
 
 class Score(Mechanism):
     """A content-based mechanism of `heads` heads."""
 
-    role = "attention"
+    _role = "attention"
     has_scores = True
-    reads_structure = False
+    reads: Collection[str] = ("content",)
 
     def __init__(self, heads: int = 1) -> None:
         super().__init__()
@@ -76,6 +48,13 @@ class Score(Mechanism):
     @property
     def size(self) -> int:
         return self.heads
+
+    def _reads_projected(self, on: str) -> None:
+        """Take the option `on`: the scores are of "entries", or of what is "projected" by Theta."""
+        check_choice(type(self).__name__, "on", on, ("entries", "projected"))
+        self._on = on
+        if on == "projected":
+            self.reads = (*self.reads, "projected")
 
 
 class DotProduct(Score):
@@ -92,18 +71,17 @@ class DotProduct(Score):
     """
 
     batching = "pairs"
-    reads_places = True
+    reads = ("content", "positions")
 
     def __init__(self, heads: int | None = None, dim: int | None = None, *, shared_by: int = 1, bias: bool = False,
                  rotary: Rotary | None = None, feature: Callable[[Tensor], Tensor] | None = None,
                  on: str = "entries") -> None:
         super().__init__(1 if heads is None else heads)
-        check_choice("DotProduct", "on", on, ("entries", "projected"))
-        self._on, self.sees_projection = on, on == "projected"
-        if self.sees_projection and (dim is not None or shared_by != 1 or bias):
+        self._reads_projected(on)
+        if self._on == "projected" and (dim is not None or shared_by != 1 or bias):
             raise ConfigError("DotProduct(on='projected')", "dim, shared_by and bias must be left out, for there is no "
                               "projection but Theta_k", f"dim={dim}, shared_by={shared_by}, bias={bias}")
-        self.projects = not self.sees_projection and (heads is not None or dim is not None)
+        self.projects = self._on == "entries" and (heads is not None or dim is not None)
         self.dim = None if dim is None else check_positive("DotProduct", "dim", dim)
         for name, function in (("rotary", rotary), ("feature", feature)):
             if function is not None and not callable(function):
@@ -115,7 +93,7 @@ class DotProduct(Score):
 
     def bind(self, channels: Channels) -> None:
         if not self.projects:
-            if channels.inputs != channels.others and not self.sees_projection:
+            if channels.inputs != channels.others and self._on == "entries":
                 raise ConfigError("DotProduct()", "x and z must have the same number of channels",
                                   f"{channels.inputs} and {channels.others}", "Give dim=, so that both are projected.")
             return
@@ -130,7 +108,7 @@ class DotProduct(Score):
 
     def queries(self, z: Tensor, positions: Tensor | None = None) -> Tensor:
         """(..., N, P') at these places, or at 0, 1, ... -> (..., K, N, D)."""
-        if self.sees_projection:
+        if self._on == "projected":
             raise ConfigError("RelativeKey", "the DotProduct beside it must have queries of its own",
                               "on='projected'", "Give RelativeKey another DotProduct.")
         return self._mapped(heads_of(self.query, z, self.heads) if self.projects else z.unsqueeze(-3), positions)
@@ -172,7 +150,7 @@ class DotProduct(Score):
                 by_heads(self.key, inputs.x, self.heads) if inputs.prepared is None
                 else inputs.of_x(self.lazy_keys, unread=True))
         places = self.places(inputs)
-        if self.sees_projection:
+        if self._on == "projected":
             key, query = _projected("DotProduct", inputs)
             start = torch.arange(key.shape[-2], device=key.device) + inputs.start if inputs.start else None
             return self._mapped(query, places), self._mapped(key, start)
@@ -212,16 +190,15 @@ class BiAffine(Score):
     def __init__(self, heads: int = 1, *, bilinear: bool = True, source: bool = True, target: bool = True,
                  constant: bool = False, rank: int | None = None, on: str = "entries") -> None:
         super().__init__(heads)
-        check_choice("BiAffine", "on", on, ("entries", "projected"))
         if not (bilinear or source or target or constant):
             raise ConfigError("BiAffine", "at least one part must be there", "none")
         self.bilinear, self.source, self.target, self.constant = bilinear, source, target, constant
         self.rank = None if rank is None else check_positive("BiAffine", "rank", rank)
-        self._on, self.sees_projection = on, on == "projected"
+        self._reads_projected(on)
 
     def bind(self, channels: Channels) -> None:
         outputs = channels.outputs
-        p, q = (outputs, outputs) if self.sees_projection else (channels.inputs, channels.others)
+        p, q = (outputs, outputs) if self._on == "projected" else (channels.inputs, channels.others)
         if self.bilinear and self.rank is None:
             self.weight = drawn((self.heads, p, q), p * q)
         elif self.bilinear and self.rank is not None:
@@ -241,12 +218,12 @@ class BiAffine(Score):
 
     @property
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]
-        if self.sees_projection:
+        if self._on == "projected":
             return ()
         return *(("keys",) if self.bilinear else ()), *(("terms",) if self._affine else ())
 
     def forward(self, inputs: Inputs) -> Basis:
-        if self.sees_projection:
+        if self._on == "projected":
             x, z = _projected("BiAffine", inputs)
             keys, terms = (lambda: self._keys_of_heads(x)), (lambda: _term(x, self.vector_source, self.heads))
         else:
@@ -296,9 +273,8 @@ class Additive(Score):
     def __init__(self, dim: int | None = None, heads: int = 1, *, activation: Callable[[Tensor], Tensor] = torch.tanh,
                  on: str = "entries") -> None:
         super().__init__(heads)
-        check_choice("Additive", "on", on, ("entries", "projected"))
-        self._on, self.sees_projection = on, on == "projected"
-        if (dim is None) != self.sees_projection:
+        self._reads_projected(on)
+        if (dim is None) != (on == "projected"):
             raise ConfigError("Additive", "dim must be given with on='entries', and only there",
                               f"{dim} with on={on!r}")
         self.dim = None if dim is None else check_positive("Additive", "dim", dim)
@@ -307,7 +283,7 @@ class Additive(Score):
     def bind(self, channels: Channels) -> None:
         dim = channels.outputs if self.dim is None else self.dim
         self.target = Projection(channels.others, self.heads, dim, bias=True)
-        if not self.sees_projection:
+        if self._on == "entries":
             self.source = Projection(channels.inputs, self.heads, dim)
         self.vector = drawn((self.heads, dim), dim)
 
@@ -317,10 +293,10 @@ class Additive(Score):
 
     @property
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.sees_projection else ("keys",)
+        return () if self._on == "projected" else ("keys",)
 
     def forward(self, inputs: Inputs) -> Basis:
-        source = _projected("Additive", inputs)[0] if self.sees_projection else inputs.of_x(self.keys)
+        source = _projected("Additive", inputs)[0] if self._on == "projected" else inputs.of_x(self.keys)
         target = cast(Tensor, by_heads(self.target, inputs.z, self.heads))
         return values.Additive(source, target, self.vector, as_function(self.activation))
 
@@ -451,9 +427,8 @@ class OfPair(FrozenValue):
 class Uniform(Score):
     """a_mn = 1, within `window` entries of n where it is given; `.normalize("sum")` makes it average pooling."""
 
-    reads_content = False
+    reads = ("positions",)
     batching = "offsets"
-    reads_places = True
 
     def __init__(self, window: int | tuple[int, ...] | None = None) -> None:
         super().__init__()
@@ -472,12 +447,6 @@ def _projected(owner: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
     if inputs.projected is None:
         raise ConfigError(f"{owner}(on='projected')", "a layer must provide x Theta", "none", "Use it inside Conv.")
     return inputs.projected
-
-
-def drawn(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
-    """Uniform with variance 1 / fan_in, so that a term of unit-variance channels has unit variance."""
-    bound = (3.0 / fan_in) ** 0.5
-    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 def _term(entries: Tensor, vector: Tensor | None, heads: int) -> Tensor | Term:

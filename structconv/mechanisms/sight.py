@@ -10,7 +10,8 @@ from structconv.mechanisms.operations import Operation
 from structconv.mechanisms.samples import NORMALISING
 from structconv.mechanisms.scores import Uniform
 from structconv.structures.graph import Graph
-from structconv.structures.supports import And, Causal, Or, Support, Window
+from structconv.structures.masks import And, Or
+from structconv.structures.supports import Causal, Support, Window
 
 __all__ = ["sees_all", "sight"]
 

@@ -30,6 +30,7 @@ class Masks:
     def __init__(self) -> None:
         self._masks: dict[int, Tensor | None] = {}
         self._joined: dict[InputSet, Tensor] = {}
+        self._unions: dict[frozenset[InputSet], InputSet] = {}
 
     def keeps(self, mask: Any, inputs: Any) -> InputSet:
         """The inputs that a `Mask` keeps for some output."""
@@ -40,13 +41,14 @@ class Masks:
 
     def any(self, sets: Iterable[InputSet]) -> InputSet:
         """The inputs in at least one of the sets."""
-        found = list(dict.fromkeys(sets))
+        found = frozenset(sets)
         if len(found) == 1 or EVERY_INPUT in found:
-            return EVERY_INPUT if EVERY_INPUT in found else found[0]
-        union = torch.stack(torch.broadcast_tensors(*[self._tensor(own) for own in found])).any(0)
-        key = -1 - len(self._masks)
-        self._masks[key] = union
-        return frozenset((key,))
+            return EVERY_INPUT if EVERY_INPUT in found else next(iter(found))
+        if found not in self._unions:
+            union = torch.stack(torch.broadcast_tensors(*[self._tensor(own) for own in found])).any(0)
+            key = -1 - len(self._masks)
+            self._masks[key], self._unions[found] = union, frozenset((key,))
+        return self._unions[found]
 
     def tensor(self, inputs: InputSet) -> Tensor | None:
         """The set as booleans (..., M); `None` for all inputs."""

@@ -88,7 +88,7 @@ def _composed(first: Conv, second: Conv) -> Conv:
 def _merged(first: Conv, second: Conv) -> tuple[Mechanism, Theta]:
     """The mechanism of all products A'_k' A''_k'' and their Theta, merged where that holds on every grid."""
     one, two = first.mechanism, second.mechanism
-    alike = one.structure_name == two.structure_name
+    alike = one._structure_name == two._structure_name
     if alike and isinstance(one, Shifts | Cuboid) and isinstance(two, Shifts | Cuboid) and one.ndim == two.ndim:
         probe = Grid((_REACH,) * (one.ndim or 1))
         before = one.shift(probe)
@@ -96,12 +96,12 @@ def _merged(first: Conv, second: Conv) -> tuple[Mechanism, Theta]:
         if _merge_anywhere(before, after):
             basis, theta = ops.compose_pairs((before, first.weight()), (after, second.weight()))
             if isinstance(basis, Shift):
-                merged = Shifts(list(basis.offsets), basis.padding, basis.stride, structure=one.structure_name)
+                merged = Shifts(list(basis.offsets), basis.padding, basis.stride, structure=one._structure_name)
                 return merged, _theta(theta)
     pairs = tuple((IdentityBasis(0, part.mechanism.size), part.weight()) for part in (first, second))
     _, theta = ops.compose_pairs(*pairs)
     for part, other in ((one, two), (two, one)):
-        if isinstance(part, Identity) and part.size == 1 and part.structure_name is None:
+        if isinstance(part, Identity) and part.size == 1 and part._structure_name is None:
             return other, _theta(theta)
     return one @ two, _theta(theta)
 
@@ -143,11 +143,11 @@ def _check_linear(name: str, layer: Conv) -> None:
     if any(found is not None for found in names_of_x(layer.mechanism)):
         raise ConfigError("compose", f"{name} must read an x without a name", repr(layer.mechanism))
     parts = [module for module in layer.mechanism.modules() if isinstance(module, Mechanism | Mask)]
-    content = [part for part in parts if part.reads_content and not isinstance(part, Operation)]
+    content = [part for part in parts if "content" in part.reads and not isinstance(part, Operation)]
     if content:
         raise ConfigError("compose", f"{name} must have a mechanism that reads the structure alone",
                           type(content[0]).__name__, "Attention is not linear in x. A mechanism of your own that reads "
-                          "the structure alone says so by reads_content = False.")
+                          "the structure alone says so by reads = (\"structure\",).")
     trained = [part for part in parts if isinstance(part, Mechanism) and type(part).bind is not Mechanism.bind
                and next(part.parameters(), None) is not None]
     if trained:

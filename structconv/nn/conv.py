@@ -47,12 +47,11 @@ from structconv.planning.problem import Call, Image, PartInputs
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
 from structconv.structures.places import Places
-from structconv.structures.supports import Padding
 from structconv.structures.values import FrozenValue
 from structconv.theta import Theta
 from structconv.weights import Full, MixtureWeights, Weight, WeightList
 
-__all__ = ["Conv", "call_of"]
+__all__ = ["Conv"]
 
 T = TypeVar("T")
 #: What torch and Python raise where arguments do not fit.
@@ -180,13 +179,15 @@ class Conv(Expressed):
         it is made.
         """
         check_mechanism(type(self).__name__, self.mechanism)
-        if self.mechanism.reads_by_name or "_reads" in self.mechanism.__dict__:
+        if self.mechanism._reads_by_name or "_reads" in self.mechanism.__dict__:
             raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
-        if isinstance(structure, Padding):
+        told = None if structure is None else _structures(self.mechanism, structure, 0)
+        no_z: Any = None
+        if self.mechanism._hides(told):
             check_tensor("Conv", "x", x)
-            visible = visibility(self.mechanism, Inputs(x, x, structure))
-            x = visible.cleared(x)[0] if visible.values is visible.scores else x
+            visible = visibility(self.mechanism, Inputs(x, no_z, told))
+            x = visible.outputs(x) if visible.values is visible.scores else x
         return Prepared(self, x, structure, sight(self.mechanism, structure))
 
     def step(self, prepared: Prepared, x: Tensor, *, z: Tensor | None = None, **options: Any) -> Any:
@@ -318,11 +319,11 @@ class Conv(Expressed):
 
     def _wanted(self, structure: Any, mechanism: Mechanism) -> int | None:
         """M by a structure of the layer, if it tells."""
-        if not mechanism.reads_structure:
+        if "structure" not in mechanism.reads:
             check_unread(structure)
         if self.relative_value is not None:
             check_places(structure)
-        return mechanism.input_entries(structure)
+        return mechanism._input_entries(structure)
 
     def _constants(self) -> tuple[Theta, Tensor | None]:
         """Theta, and what is added to each output: what depends on no input."""
@@ -363,7 +364,7 @@ class Conv(Expressed):
         if z is not None:
             check_tensor(owner, of_z, z)
             self._check_order(x, z, structure)
-        check_entries(owner, x, entries=self.mechanism.input_entries(structure), channels=self.in_channels, name=of_x)
+        check_entries(owner, x, entries=self.mechanism._input_entries(structure), channels=self.in_channels, name=of_x)
         if z is not None:
             check_entries(owner, z, channels=self.other_channels, name=of_z, letters=("N", "P'"))
             check_alike(owner, x, cast(z, dtype), name=of_x, other_name=of_z)
@@ -374,8 +375,8 @@ class Conv(Expressed):
 
     def _check_order(self, x: Tensor, z: Tensor, structure: Any) -> None:
         """Say that x and z have changed places, where each fits that of the other."""
-        inputs = self.mechanism.input_entries(structure), self.in_channels
-        outputs = self.mechanism.output_entries(structure), self.other_channels
+        inputs = self.mechanism._input_entries(structure), self.in_channels
+        outputs = self.mechanism._output_entries(structure), self.other_channels
         right = _fits(x, inputs) and _fits(z, outputs)
         if not right and _fits(x, outputs) and _fits(z, inputs):
             owner, of_x, of_z, call, _ = self._names(z)
@@ -424,7 +425,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
     if axes:
         structure = grid_of(x, axes, structure)
         image = Image(axes, mechanism, structure)
-        entries = x.flatten(-axes).mT if mechanism.reads_entries else x
+        entries = x.flatten(-axes).mT if mechanism._reads_sizes else x
     values = entries
     if mechanism._hides(structure):
         visible = visibility(mechanism, Inputs(entries, entries if z is None else z, structure))
@@ -433,8 +434,8 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
             z = visible.outputs(entries) if z is None else z
             values, entries = visible.cleared(entries)
             x = x if axes else values
-    heads = None if prepared is None else prepared.heads(unread=not mechanism.sees_projection)
-    if mechanism.sees_projection:
+    heads = None if prepared is None else prepared.heads(unread="projected" not in mechanism.reads)
+    if "projected" in mechanism.reads:
         heads = theta.heads(values) if heads is None else heads
         scored = heads if values is entries else theta.heads(entries)
         projected = scored, scored if z is None else theta.heads(z)
@@ -473,7 +474,7 @@ def _places(positions: Any, prepared: Prepared | None, z: Tensor, structure: Any
 
 def _autocast(mechanism: Mechanism, theta: Theta, x: Tensor) -> torch.dtype | None:
     """The dtype to which a call is cast; `None` where nothing is multiplied but fixed numbers."""
-    learnt = theta.tensors or mechanism.reads_content or next(mechanism.parameters(), None) is not None
+    learnt = theta.tensors or "content" in mechanism.reads or next(mechanism.parameters(), None) is not None
     return autocast_dtype(x) if learnt else None
 
 
@@ -493,8 +494,8 @@ def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
 
 def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, channels: Any, outputs: int) -> Weight:
     """The weight for the parts of a mechanism."""
-    weight, sizes = Full() if weight is None else weight, [part.size for part in mechanism.parts()]
-    if mechanism.reads_by_name:
+    weight, sizes = Full() if weight is None else weight, [part.size for part in mechanism._branches()]
+    if mechanism._reads_by_name:
         own = [channels[name] for name in names_of_x(mechanism)]
         return MixtureWeights(weight, own).bound(sizes, sum(own), outputs)
     return (weight if isinstance(weight, Weight) else WeightList(weight)).bound(sizes, channels, outputs)

@@ -236,7 +236,7 @@ class _Update(nn.Module):
                           other_channels=None if outputs is None else counts["nodes"])
         self._outputs = outputs
         mechanism = self.first.mechanism
-        self._told_structure = mechanism.reads_structure or mechanism.reads_content  # attention has to know its samples
+        self._told_structure = not {"structure", "content"}.isdisjoint(mechanism.reads)  # attention knows its samples
         self.rest = nn.Sequential(*(module for before, after in pairwise(sizes)
                                     for module in (activation(), Linear(before, after))))
         self.out_channels = sizes[-1]

@@ -13,7 +13,7 @@ from structconv.errors import ShapeError, StructureError
 from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
 
-__all__ = ["grid_of", "to_entries", "to_image"]
+__all__ = ["to_entries", "to_image"]
 
 _known = lru_cache(maxsize=64)(Grid)
 

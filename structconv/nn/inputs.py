@@ -34,16 +34,16 @@ class CallNames(NamedTuple):
 
 def channels_of(mechanism: Mechanism, given: Any) -> Any:
     """P, or P of each x by the names that the parts of a mixture have."""
-    names = all_named(mechanism) if mechanism.reads_by_name else names_of_x(mechanism)
+    names = all_named(mechanism) if mechanism._reads_by_name else names_of_x(mechanism)
     if isinstance(given, Mapping):
         if None in names:
             raise ConfigError("Conv", "in_channels must be a number, for no part of the mechanism names an x",
                               repr(dict(given)), "Parts of | have names by expression.of(NAME).")
         by: Mapping[str, int] = by_name("Conv", "in_channels", filter(None, names), given)
         counts = {name: check_positive("Conv", f"in_channels[{name!r}]", own) for name, own in by.items()}
-        return counts if mechanism.reads_by_name else next(iter(counts.values()))
+        return counts if mechanism._reads_by_name else next(iter(counts.values()))
     count: int = check_positive("Conv", "in_channels", given)
-    return dict.fromkeys(filter(None, names), count) if mechanism.reads_by_name else count
+    return dict.fromkeys(filter(None, names), count) if mechanism._reads_by_name else count
 
 
 def told_x(layer: Any, x: Any) -> Any:
@@ -55,7 +55,7 @@ def told_x(layer: Any, x: Any) -> Any:
 
 def check_options(mechanism: Mechanism, relative_value: Any) -> None:
     """Raise `ConfigError` for what a layer of several x does not take."""
-    if mechanism.reads_by_name and relative_value is not None:
+    if mechanism._reads_by_name and relative_value is not None:
         raise ConfigError("Conv", "relative_value must be in a layer of one x", repr(mechanism),
                           "Make a layer of the part that has it, and add both.")
 
@@ -93,8 +93,9 @@ def _check_z(layer: Any, x: dict[str, Tensor], z: Tensor) -> None:
     check_tensor("Conv", "z", z)
     counts = layer.other_channels
     if isinstance(counts, Mapping):
-        reading = {counts[name] for part, name in zip(layer.mechanism.parts(), names_of_x(layer.mechanism), strict=True)
-                   if part.reads_content}
+        parts = layer.mechanism._branches()
+        reading = {counts[name] for part, name in zip(parts, names_of_x(layer.mechanism), strict=True)
+                   if "content" in part.reads}
         if len(reading) > 1:
             raise ConfigError("Conv", "other_channels must be given for a z that parts with different x read",
                               f"P'={tuple(z.shape)[-1]} for {sorted(reading)}", "Say Conv(..., other_channels=P').")
@@ -109,11 +110,11 @@ def _check_entries(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure
     """Each x has the entries that the structure of its part has, and all parts have as many outputs."""
     outputs = []
     for part, name, own in _parts(layer.mechanism, structure):
-        check_entries("Conv", x[name], entries=part.input_entries(own), name=f"x[{name!r}]")
-        count = part.output_entries(own)
+        check_entries("Conv", x[name], entries=part._input_entries(own), name=f"x[{name!r}]")
+        count = part._output_entries(own)
         outputs.append((x[name] if z is None else z).shape[-2] if count is None else count)
     if any(count != outputs[0] for count in outputs):
-        counts = zip(outputs, layer.mechanism.parts(), strict=True)
+        counts = zip(outputs, layer.mechanism._branches(), strict=True)
         raise ShapeError("Conv", "all parts of | must have the same outputs N",
                          " and ".join(f"N={count} of {part!r}" for count, part in counts))
 
@@ -122,7 +123,7 @@ def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
     """Whether each x has its channels, the dtype of others, and the entries that the structure of its parts has; asked
     in each call."""
     for part, name, own in [] if structure is None else _parts(layer.mechanism, structure):
-        wanted = part.input_entries(own)
+        wanted = part._input_entries(own)
         if wanted is not None and wanted != x[name].shape[-2]:
             return False
     counts, (first, *_) = layer.in_channels, x.values()
@@ -131,8 +132,8 @@ def fits(layer: Any, x: dict[str, Tensor], structure: Any) -> bool:
 
 def _parts(mixture: Mechanism, structure: Any) -> list[tuple[Mechanism, str, Any]]:
     """The parts, each with the name of its x and the structure that it reads, if it reads one."""
-    return [(part, name, part._own(structure) if part.reads_structure else None)
-            for part, name in zip(mixture.parts(), mixture.__dict__["_reads"], strict=True)]
+    return [(part, name, part._own(structure) if "structure" in part.reads else None)
+            for part, name in zip(mixture._branches(), mixture.__dict__["_reads"], strict=True)]
 
 
 def variance_of(x: Several) -> Tensor:
@@ -144,7 +145,7 @@ def other_outputs(mechanism: Mechanism, x: Any, z: Tensor, y: Tensor) -> ShapeEr
     """What is wrong where the outputs are not the entries of z."""
     return ShapeError("Conv", f"z must have N={y.shape[-2]} entries, the outputs to which {mechanism!r} leads from the "
                       f"M={x.shape[-2]} entries of x", tuple(z.shape), "Leave z out: nothing reads it."
-                      if not mechanism.reads_content else "Give the outputs of the mechanism as z.")
+                      if "content" not in mechanism.reads else "Give the outputs of the mechanism as z.")
 
 
 def check_places(structure: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from structconv.arguments import explained
 from structconv.errors import ConfigError, StructconvError
 
-__all__ = ["Device", "Layer", "copy_parameters", "kind", "made_on", "move", "name_owner", "named", "recorded", "take"]
+__all__ = ["Layer"]
 
 Device = torch.device | str | int | None
 F = TypeVar("F", bound=Callable[..., Any])

@@ -27,7 +27,7 @@ from structconv.structures.batching import Structure, entries_to_samples
 from structconv.structures.graph import Graph
 from structconv.weights import Eye
 
-__all__ = ["POOLINGS", "GraphPool", "GroupPool"]
+__all__ = ["GraphPool", "GroupPool"]
 
 #: Rows of a table of groups, for each row that there is, up to which reading it is faster than spreading the rows.
 _SPREAD = 4

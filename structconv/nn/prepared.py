@@ -23,7 +23,7 @@ from structconv.shapes import check_entries, check_tensor
 from structconv.structures.selection import of_samples
 from structconv.theta import Theta
 
-__all__ = ["Kept", "Pending", "Prepared", "Rows"]
+__all__ = ["Prepared"]
 
 #: (x (..., M, P), place of the first) -> what is made of each entry, a leaf.
 Make = Callable[[Tensor, int], Any]

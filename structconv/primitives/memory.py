@@ -20,7 +20,7 @@ from torch import Tensor
 
 from structconv.errors import ConfigError
 
-__all__ = ["keep_memory", "kept_memory", "new_empty", "release_memory"]
+__all__ = ["keep_memory", "kept_memory", "release_memory"]
 
 #: Bytes from which a result is large, and of a huge page.
 LEAST, _PAGE = 32 << 20, 2 << 20

@@ -1,44 +1,22 @@
 """Structures: which entries there are, and what relates them."""
 
-from __future__ import annotations
+from torch.serialization import add_safe_globals as _add_safe_globals
 
-import torch
+from structconv.public_names import public_names
+from structconv.structures import masks as _masks
+from structconv.structures import places as _places
+from structconv.structures import samples as _samples
+from structconv.structures.batching import *
+from structconv.structures.collating import *
+from structconv.structures.graph import *
+from structconv.structures.grid import *
+from structconv.structures.relations import *
+from structconv.structures.samples import *
+from structconv.structures.supports import *
 
-from structconv.structures.batching import (
-    AnyStructure,
-    GridBatch,
-    Structure,
-    StructureBatch,
-    batch,
-    membership,
-    unbatch,
-)
-from structconv.structures.collating import collate
-from structconv.structures.graph import Graph
-from structconv.structures.grid import Grid
-from structconv.structures.places import At, Places
-from structconv.structures.relations import KnowledgeGraph
-from structconv.structures.samples import EachWithin, Samples, Within
-from structconv.structures.supports import (
-    And,
-    Blocks,
-    Causal,
-    DenseMask,
-    EdgeSupport,
-    Global,
-    Not,
-    Or,
-    Padding,
-    Support,
-    Transposed,
-    Window,
-)
-
-__all__ = ["AnyStructure", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Graph", "Grid", "GridBatch",
-           "KnowledgeGraph", "Padding", "Samples", "Structure", "StructureBatch", "Support", "Window", "batch",
-           "collate", "membership", "unbatch"]
+__all__ = public_names(globals())
 
 # What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
-torch.serialization.add_safe_globals([And, At, Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid,
-                                      GridBatch, KnowledgeGraph, Not, Or, Padding, Places, Samples, StructureBatch,
-                                      Transposed, Within, EachWithin, Window])
+_add_safe_globals([Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid, GridBatch, KnowledgeGraph, Padding,
+                   Samples, StructureBatch, Window, _masks.And, _masks.Not, _masks.Or, _masks.Transposed, _places.At,
+                   _places.Places, _samples.EachWithin, _samples.Within])

@@ -20,8 +20,7 @@ from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, structure
 
-__all__ = ["AnyStructure", "GridBatch", "Structure", "StructureBatch", "batch", "entries_to_samples", "is_batchable",
-           "membership", "num_samples_of", "parts_of", "samples_of", "unbatch"]
+__all__ = ["AnyStructure", "GridBatch", "Structure", "StructureBatch", "batch", "membership", "unbatch"]
 
 
 @structure(eq=True)

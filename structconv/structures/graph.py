@@ -17,7 +17,7 @@ from structconv.shapes import check_choice
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, key_of, size_class, structure
 
-__all__ = ["Graph", "check_index_tensor", "check_samples", "check_size", "distinct", "edge_axis"]
+__all__ = ["Graph"]
 
 
 @structure(init=False)

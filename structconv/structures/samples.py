@@ -17,7 +17,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.masks import Device, Support, Transposed, listed
 from structconv.structures.values import structure
 
-__all__ = ["EachWithin", "Samples", "Within", "same_samples"]
+__all__ = ["Samples"]
 
 
 @structure(init=False)

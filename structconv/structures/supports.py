@@ -15,12 +15,11 @@ from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph, check_size
-from structconv.structures.masks import And, Device, Not, Or, Support, Transposed, listed
+from structconv.structures.masks import Device, Support, listed
 from structconv.structures.values import structure
 from structconv.structures.windows import Window
 
-__all__ = ["And", "Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Not", "Or", "Padding", "Support",
-           "Transposed", "Window"]
+__all__ = ["Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Padding", "Support", "Window"]
 
 
 @structure()

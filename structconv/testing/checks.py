@@ -123,7 +123,7 @@ def check_contract(specimen: Specimen) -> None:
 def _check_reads_content(specimen: Specimen) -> None:
     """A mechanism that says it does not read the numbers in x and z makes the same basis of others."""
     subject = specimen.subject()
-    if isinstance(subject, Setup) and not subject.mechanism.reads_content:
+    if isinstance(subject, Setup) and "content" not in subject.mechanism.reads:
         other = Setup(subject.mechanism, subject.x + 1, None if subject.z is None else subject.z + 1, subject.structure)
         same(other.basis().dense(F64), subject.basis().dense(F64), "the basis of other x, whose content is not read")
 

@@ -6,8 +6,10 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 from structconv.bases import Bilinear, Concat, Dense, Identity
+from structconv.bases.base import ScoreMaps
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
@@ -51,9 +53,28 @@ def test_sizes_are_known_before_there_is_input(expression, size):
     assert expression.bound(P).to(F64).basis(torch.randn(M, P, dtype=F64)).size == size
 
 
+def test_a_mechanism_adds_few_names_to_a_module():
+    """Beside the operators of the algebra, which bases have, too."""
+    algebra, module = ({name for name in dir(it) if name[0] != "_"} for it in (ScoreMaps, nn.Module()))
+    added = {name for name in {*dir(Mechanism), *Mechanism.__annotations__, *vars(Mechanism())} if name[0] != "_"}
+    assert added - module - algebra == {
+        "basis", "batching", "bind", "bound", "evaluate", "has_scores", "of", "on", "output_structure", "reads", "size",
+        "sources"}
+    assert len(algebra) == 15
+
+
+@pytest.mark.parametrize("reads", ["content", ("contents",), ("projection",)])
+def test_what_a_mechanism_reads_is_checked(reads):
+    mechanism = Uniform()
+    mechanism.reads = reads
+    with pytest.raises(ConfigError, match="reads must be"):
+        mechanism.bound(P)
+
+
 def test_parts_of_a_concatenation():
     a, b, c = Uniform(), Shifts([0]), IdentityMechanism(2)
-    assert (a | b | c).parts() == [a, b, c] and a.parts() == [a]
+    (first, last) = (a | b | c).operands
+    assert list(first.operands) == [a, b] and last is c
 
 
 def test_dropout_is_for_training():

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms.index import (
+from structconv.mechanisms import (
     Adjacency,
     Chebyshev,
     Cuboid,

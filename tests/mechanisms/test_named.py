@@ -84,11 +84,18 @@ CASES = {
 }
 
 
+def joined(mechanism):
+    """What `|` joins."""
+    if getattr(mechanism, "join", None) != "concat":
+        return [mechanism]
+    return [part for operand in mechanism.operands for part in joined(operand)]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_each_part_reads_its_own_structure(case):
     expression, parts, structures = CASES[case]
     x, given, layer = numbers(M, P), structures(M), conv(expression)
-    held = layer.mechanism.parts()
+    held = joined(layer.mechanism)
     for (alone, name), part in zip(parts, held, strict=True):
         twin = alone.bound(P).to(F64)
         twin.load_state_dict(part.state_dict())
@@ -235,7 +242,7 @@ def test_every_mechanism_of_a_structure_takes_its_name():
 class Own(Mechanism):
     """A user's mechanism, which knows nothing of names."""
 
-    reads_content = False
+    reads = ("structure",)
     batching = "structure"
 
     def forward(self, inputs):
@@ -248,7 +255,6 @@ def test_a_mechanism_of_ones_own_is_named_without_code():
     wanted = conv(Adjacency(structure="bonds") | Adjacency(structure="roads"))
     given = {"bonds": bonds, "roads": roads}
     same(layer(x, structure=given), wanted(x, structure=given), "by name")
-    assert Own().structure_name is None
 
 
 def test_on_names_what_has_no_name():
@@ -258,10 +264,8 @@ def test_on_names_what_has_no_name():
     same(conv(expression)(x, structure=given), conv(explicit)(x, structure=given), "on")
 
 
-def test_names_are_options():
+def test_copies_and_files_keep_names():
     layer = conv(CASES["heads"][0])
-    with pytest.raises(ConfigError, match="structure_name is fixed"):
-        layer.mechanism.parts()[1].structure_name = "other"
     x, given = numbers(M, P), CASES["heads"][2](M)
     file = io.BytesIO()
     torch.save(layer, file)

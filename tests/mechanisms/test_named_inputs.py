@@ -102,7 +102,7 @@ def test_it_is_the_sum_of_two_layers(case):
     layer, structure = conv(expression), graph(6, 11)
     one = Conv(of_nodes, P if case == "nodes" else {"nodes": P}, Q).to(F64)
     two = Conv(of_edges, A, Q, bias=False).to(F64)
-    own = layer.mechanism.parts()
+    own = layer.mechanism.operands
     with torch.no_grad():
         one.weight.theta.copy_(torch.cat(thetas(layer)[:-1]))
         one.bias.copy_(layer.bias)
@@ -218,10 +218,10 @@ def test_keys_of_a_named_x_and_queries_that_are_given():
     layer = conv(attention.of("nodes") | Additive(dim=3).softmax().of("edges"), other_channels=2)
     structure, z = graph(6, 11), numbers(7, 2)
     x = inputs(structure)
-    one, two = layer.mechanism.parts()
+    one, two = layer.mechanism.operands
     wanted = layer.bias
     for part, name, theta in zip((one, two), COUNTS, thetas(layer), strict=True):
-        a = part.basis(x[name] if part.input_name else {name: x[name]}, z=z).dense(F64)
+        a = part.basis({name: x[name]}, z=z).dense(F64)
         wanted = wanted + torch.einsum("kmn,mp,kpq->nq", a, x[name], theta)
     same(layer(x, z=z), wanted, "queries given")
     with pytest.raises(ShapeError, match="z must be given"):
@@ -276,7 +276,7 @@ def test_weights_come_back_part_by_part():
     x = inputs(structure)
     y, (attention, incidence) = layer(x, structure=structure, return_weights=True)
     same(y, layer(x, structure=structure), "the result")
-    part = layer.mechanism.parts()[0].basis({"nodes": x["nodes"]}, structure=structure).dense(F64)
+    part = layer.mechanism.operands[0].basis({"nodes": x["nodes"]}, structure=structure).dense(F64)
     assert attention.shape == (2, 11) and incidence.shape[0] == 1
     for e, (m, n) in enumerate(structure.edge_index.T.tolist()):
         copies = structure.edge_index.T.tolist().count([m, n])
@@ -404,14 +404,11 @@ def test_of_names_what_has_no_name():
     explicit = Incidence("sender").of("nodes") | Incidence("receiver").of("nodes") | Identity().of("edges")
     implied = (Incidence("sender") | Incidence("receiver") | Identity().of("edges")).of("nodes")
     assert isinstance(implied, Mixture) and repr(implied) == repr(explicit) == repr(EDGE_UPDATE)
-    assert repr(implied.parts()[0]) == "Incidence('sender').of('nodes')"
+    assert repr(implied.operands[0]) == "Incidence('sender').of('nodes')"
     late = (DOT.of("nodes") + 1.0 * DotProduct(heads=2, dim=2)).softmax() | TO_NODES
     layer, structure = conv(late), graph(6, 11)
     early = conv((DOT + 1.0 * DotProduct(heads=2, dim=2)).softmax().of("nodes") | TO_NODES)
     same(layer(inputs(structure), structure=structure), early(inputs(structure), structure=structure), "of, softmax")
-    assert Identity().input_name is None
-    with pytest.raises(ConfigError, match="input_name is fixed"):
-        layer.mechanism.parts()[1].operands[0].input_name = "nodes"
 
 
 def test_what_reads_two_inputs_or_one_after_theta_is_refused():

@@ -156,7 +156,7 @@ class ByContent(Mechanism):
 class Turned(Mechanism):
     """A user's mechanism that reads the number of entries alone, and says so."""
 
-    reads_content = False
+    reads = ("structure",)
 
     def forward(self, inputs):
         return Dense(torch.eye(inputs.num_inputs, dtype=inputs.dtype).flip(0).unsqueeze(0))

@@ -244,7 +244,7 @@ def test_edge_conditioned(x, kinds, kernel, aggr):
     expected = x @ root[0] + layer.bias
     counts = edges.target.bincount(minlength=M)
     for e, (m, n) in enumerate(edges.edge_index.T.tolist()):
-        hidden = layer.mechanism.parts()[0].network(edges.edge_attr[e])
+        hidden = layer.mechanism.operands[0].network(edges.edge_attr[e])
         share = 1.0 if aggr == "add" else 1 / int(counts[n])
         expected[n] = expected[n] + share * x[m] @ (matrices[0] + torch.einsum("k,kpq->pq", hidden, matrices[1:]))
     close(layer(x, edges), expected)
@@ -259,7 +259,7 @@ def test_edge_conditioned(x, kinds, kernel, aggr):
 def test_edge_conditioned_equals_pytorch_geometrics(x, kinds):
     pyg = pytest.importorskip("torch_geometric.nn")
     layer, edges = EdgeConditionedConv(P, Q, 3, 5).to(F64), attributed(80, kinds)
-    (matrices, root), network = (part().dense() for part in layer.weight.weights), layer.mechanism.parts()[0].network
+    (matrices, root), network = (part().dense() for part in layer.weight.weights), layer.mechanism.operands[0].network
     theirs = pyg.NNConv(P, Q, torch.nn.Sequential(*network, torch.nn.Linear(5, P * Q))).to(F64)
     with torch.no_grad():
         theirs.nn[2].bias.copy_(matrices[0].flatten())

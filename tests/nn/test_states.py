@@ -130,8 +130,8 @@ class Plan(Own):
     """Its name in snake case is that of a method of the layer."""
 
 
-class Heads(Own):
-    role = "in_channels"
+class InChannels(Own):
+    """Its name in snake case is that of an option of the layer."""
 
 
 def test_names_of_the_layer_are_its_own():
@@ -139,7 +139,7 @@ def test_names_of_the_layer_are_its_own():
         names = set(Conv(Own(), P, Q, bias=bias).state_dict())
         assert names == {"own.bias", "own.inner.operands.0.query.weight", "own.inner.operands.0.key.weight",
                          "weight.theta", *(["bias"] if bias else [])}
-    for kind, name in ((Weight, "weight_1"), (Plan, "plan_1"), (Heads, "in_channels_1")):
+    for kind, name in ((Weight, "weight_1"), (Plan, "plan_1"), (InChannels, "in_channels_1")):
         layer = Conv(kind(), P, Q)
         assert f"{name}.bias" in layer.state_dict() and layer.mechanism is getattr(layer, name)
 

@@ -35,12 +35,12 @@ def large(rows: int = LARGE) -> torch.Tensor:
 def test_nothing_is_kept_by_default():
     code = f"""
 import torch, structconv
-from structconv.primitives.memory import new_empty
+from structconv.primitives.memory import kept_memory, new_empty
 new_empty(torch.empty(0), ({LARGE},)).fill_(1.0)
-print(structconv.kept_memory())
+print(kept_memory())
 structconv.keep_memory()
 new_empty(torch.empty(0), ({LARGE},)).fill_(1.0)
-print(structconv.kept_memory())
+print(kept_memory())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", str(LEAST)]

@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from structconv import (
-    Blocks,
     Causal,
     GCNConv,
     Graph,
@@ -28,7 +27,7 @@ from structconv import (
 from structconv.errors import ConfigError
 from structconv.mechanisms import Incidence
 from structconv.nn import Conv, StructureBuffer
-from structconv.structures import DenseMask, EdgeSupport, GridBatch
+from structconv.structures import Blocks, DenseMask, EdgeSupport, GridBatch
 from structconv.structures.values import tensors_in
 
 P = 3

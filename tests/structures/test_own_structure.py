@@ -57,7 +57,7 @@ class Forest(FrozenValue):
 class Parent(Mechanism):
     """To each node its parent."""
 
-    reads_content = False
+    reads = ("structure",)
 
     def forward(self, inputs):
         own = torch.nn.functional.one_hot(inputs.structure.parent, inputs.num_inputs)

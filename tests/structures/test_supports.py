@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from structconv.errors import StructureError
 from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid, Padding, Window
-from structconv.structures.supports import And, Not, Or, Transposed
+from structconv.structures.masks import And, Not, Or, Transposed
 
 
 def table(support, num_inputs, num_outputs):

@@ -17,10 +17,7 @@ from structconv import nn as layers
 from structconv.bases.base import Basis
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
-from structconv.mechanisms import scores as mechanisms
-from structconv.mechanisms.expression import Inputs, Mechanism
-from structconv.mechanisms.grids import Cuboid
-from structconv.mechanisms.index import (
+from structconv.mechanisms import (
     Adjacency,
     Chebyshev,
     Identity,
@@ -30,6 +27,9 @@ from structconv.mechanisms.index import (
     Relations,
     Shifts,
 )
+from structconv.mechanisms import scores as mechanisms
+from structconv.mechanisms.expression import Inputs, Mechanism
+from structconv.mechanisms.grids import Cuboid
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN
 from structconv.mechanisms.positions import ALiBi, RelativeBias
 from structconv.nn.conv import Conv

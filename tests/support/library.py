@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structconv import mechanisms as index
 from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
 from structconv.bases import positions, scores
 from structconv.bases.base import Basis
@@ -28,7 +29,7 @@ from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.bases.taps import Taps
 from structconv.bases.typed import Typed
-from structconv.mechanisms import grids, index
+from structconv.mechanisms import grids
 from structconv.mechanisms import positions as terms
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.context import Context

@@ -1,0 +1,47 @@
+"""`Projection`: the linear maps of scores, x W^T (+ b) head by head, lazy where a kernel may take the product."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from structconv import torch_private as private
+from structconv.bases.spec import Projected
+from structconv.primitives.products import linear, split_heads
+
+__all__ = ["Projection"]
+
+
+class Projection(nn.Linear):
+    """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.
+
+    Any module of the same shapes may take its place, a quantised linear layer or one with an update of low rank.
+    """
+
+    def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:
+        super().__init__(channels, heads * dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def by_heads(projection: nn.Module, x: Tensor, heads: int) -> Tensor | Projected:
+    """x through a projection, head by head (..., K, M, D): a lazy `Projected` if the projection only multiplies and
+    adds, else the tensor."""
+    weight = projection._parameters.get("weight")
+    if (weight is None or type(projection) is not Projection or private.intercepted(projection)
+            or torch.compiler.is_compiling()):
+        return heads_of(projection, x, heads)
+    return Projected(x, weight, projection._parameters["bias"], heads)
+
+
+def heads_of(projection: nn.Module, x: Tensor, heads: int) -> Tensor:
+    """x through a projection, head by head: (..., M, P) -> (..., K, M, D)."""
+    y: Tensor = projection(x)
+    return split_heads(y, heads, y.shape[-1] // heads)
+
+
+def drawn(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
+    """Uniform with variance 1 / fan_in, so that a term of unit-variance channels has unit variance."""
+    bound = (3.0 / fan_in) ** 0.5
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))

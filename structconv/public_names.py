@@ -1,0 +1,14 @@
+"""`public_names`: a package shows what its modules show, so that a public name is written once, in its module."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+__all__ = ["public_names"]
+
+
+def public_names(namespace: dict[str, Any]) -> list[str]:
+    """The names that `from module import *` has put into the namespace of a package, in order, for its `__all__`."""
+    return sorted(name for name, held in namespace.items()
+                  if not (name.startswith("_") or isinstance(held, ModuleType) or held is public_names))
