@@ -103,7 +103,7 @@ class Graph(Exchange, Structure):
         if plain:
             if first_wrong_edge(edge_index, inputs, outputs, samples) != -1:
                 check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
-                if samples is not None:
+                if samples is not None and type(inputs) is type(outputs) is int:
                     ends = edge_index[0], edge_index[1]
                     check_samples("Graph", "edges", edge_index, ends, (inputs, outputs), samples)
             if edge_weight is not None or edge_attr is not None:
