@@ -177,7 +177,9 @@ class _Rest:
 
 def _content(value: Any) -> tuple[tuple[Tensor, ...], _Rest]:
     """The tensors of a value in the order of its fields, and the rest; noted beside its fields, which are frozen."""
-    found = value.__dict__["_content"] = tuple(_tensors(value)), _Rest(_rest(value))
+    found = tuple(_tensors(value)), _Rest(_rest(value))
+    if "_base" not in value.__dict__:  # tensors of a value over another one are made anew when that changes
+        value.__dict__["_content"] = found
     return found
 
 

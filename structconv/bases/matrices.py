@@ -6,14 +6,15 @@ once for each graph and dtype, except where the graph's weights require a gradie
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
-from structconv.memo import derived
+from structconv.bases.spec import Normalized
+from structconv.memo import derived, is_plain
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.graph import Graph
 
@@ -43,9 +44,24 @@ def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: 
     """
     if normalize in (None, (None, None)) and (graph.edge_weight is None or not weighted):
         return Sparse(graph)
+    return _over(graph, _values(graph, normalize, dtype, weighted))
+
+
+def lazy_adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool = True) -> Sparse:
+    """`adjacency` with values that a kernel may make itself, where it can read the edges and no gradient is wanted."""
+    weight = graph.edge_weight if weighted else None
+    usual = normalize in ("sym", "row") and dtype is torch.float32 and is_plain(graph.listed()[0])
+    if not usual or not (weight is None or (weight.dim() == 1 and weight.dtype is dtype and is_plain(weight)
+                                            and not weight.requires_grad)):
+        return adjacency(graph, normalize, dtype, weighted)
+    return Sparse(graph, cast(Tensor, Normalized(graph, cast(str, normalize), weighted, dtype, _values)))
+
+
+def _values(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool) -> Tensor:
+    """The weights of the edges, normalised; remembered."""
     build = _by_sides if isinstance(normalize, tuple) else _normalised
-    return _over(graph, derived(graph, ("adjacency", normalize, dtype, weighted),
-                                lambda: build(graph, normalize, sum_dtype(dtype), weighted).to(dtype)))
+    return derived(graph, ("adjacency", normalize, dtype, weighted),
+                   lambda: build(graph, normalize, sum_dtype(dtype), weighted).to(dtype))
 
 
 def random_walk(graph: Graph, dtype: torch.dtype) -> Sparse:

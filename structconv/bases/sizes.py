@@ -65,7 +65,7 @@ class GraphValues(OnGraph):
     @property
     def device(self) -> torch.device:
         """Where the edges are."""
-        return self.graph.edge_index.device
+        return self.graph.listed()[0].device
 
 
 class QueryKey(Basis):

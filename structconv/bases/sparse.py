@@ -12,6 +12,7 @@ from structconv.bases.base import OPERATORS, Basis, value
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.sizes import GraphValues
+from structconv.bases.spec import tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.memo import derived
 from structconv.primitives.csr import spmm
@@ -121,7 +122,8 @@ class Sparse(GraphValues):
         """The values as (..., K, E)."""
         if self.values is None:
             return torch.ones(1, self.graph.num_edges, dtype=dtype, device=self.device)
-        values = self.values.unsqueeze(0) if self.values.dim() == 1 else self.values
+        values = tensor(self.values)
+        values = values.unsqueeze(0) if values.dim() == 1 else values
         return values if dtype is None else values.to(dtype)
 
     def _groups(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,5 +133,5 @@ class Sparse(GraphValues):
 
     def _product(self, r: Tensor, sum_heads: bool) -> Tensor:
         check_heads(self, r)
-        values = None if self.values is None else alike("Sparse", r, self.values)
+        values = None if self.values is None else alike("Sparse", r, tensor(self.values))
         return spmm(self.graph.by_target(), self.graph.by_source(), values, r, sum_heads=sum_heads)

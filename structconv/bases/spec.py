@@ -8,8 +8,8 @@ Each call builds a new basis: a tree of values that holds the tensors of the cal
 
 So a plan holds no tensor, and a call passes nothing but its basis.
 
-A basis may hold products that are not computed yet (`Projected`, `Term`), which a kernel may fuse with others.
-`materialized(basis)` computes them.
+A basis may hold numbers that are not computed yet (`Projected`, `Term`, `Normalized`), which a kernel may fuse with
+others. `materialized(basis)` computes them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from structconv.structures.values import (
     tensors_in,
 )
 
-__all__ = ["LAZY", "Function", "Leaf", "Projected", "Term", "filler", "getter", "itself", "materialized", "shape_class",
-           "spec_of", "tensor", "tree_key"]
+__all__ = ["LAZY", "Function", "Leaf", "Normalized", "Projected", "Term", "filler", "getter", "itself", "materialized",
+           "shape_class", "spec_of", "tensor", "tree_key"]
 
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
@@ -96,8 +96,49 @@ class Term(NamedTuple):
         return (self.x @ self.vector.unsqueeze(-1)).squeeze(-1)
 
 
+class Normalized:
+    """The weights of the edges of a graph, normalized, not computed yet: (E,), without a gradient.
+
+    A kernel that sorts the edges anyway makes them in passing.
+
+    Args:
+        graph, normalize, weighted, dtype: as in `bases.matrices.adjacency`, which gives them to `compute`.
+        compute: (graph, normalize, dtype, weighted) -> the numbers.
+    """
+
+    __slots__ = ("compute", "dtype", "graph", "normalize", "weighted")
+    requires_grad = False
+
+    def __init__(self, graph: Graph, normalize: str, weighted: bool, dtype: torch.dtype,
+                 compute: Callable[..., Tensor]) -> None:
+        self.graph, self.normalize, self.weighted, self.dtype, self.compute = graph, normalize, weighted, dtype, compute
+
+    @property
+    def x(self) -> Normalized:
+        """What has the dtype and the device of the numbers."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the edges are."""
+        return self.graph.listed()[0].device
+
+    @property
+    def shape(self) -> tuple[int]:
+        """One number an edge."""
+        return (self.graph.num_edges,)
+
+    def dim(self) -> int:
+        """One axis."""
+        return 1
+
+    def tensor(self) -> Tensor:
+        """The numbers, in the order of the edges."""
+        return self.compute(self.graph, self.normalize, self.dtype, self.weighted)
+
+
 #: Products that a kernel may make itself.
-LAZY = frozenset((Projected, Term))
+LAZY = frozenset((Projected, Term, Normalized))
 
 
 @structure(init=False)
@@ -196,7 +237,7 @@ def tensor(leaf: Any) -> Any:
 
 def materialized(value: Any) -> Any:
     """The same basis, or tuple of bases, with all products computed; itself where there are none."""
-    return map_tensors(value, tensor, whole=(Structure,), also=(Projected, Term))
+    return map_tensors(value, tensor, whole=(Structure,), also=(Projected, Term, Normalized))
 
 
 def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -243,6 +284,8 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
                 facts += (part.dtype, part.requires_grad, shape)
             elif kind is float:
                 facts += (kind, part if part and part == part else repr(part))  # 0.0 is not -0.0, and nan is nan
+            elif kind is Normalized:
+                facts += (kind, part.normalize, part.weighted, part.dtype)
             elif kind in LAZY:
                 x, *others = part
                 shape = shape_class(x.shape) if x.shape and max(x.shape) > EXACT else x.shape
@@ -286,7 +329,7 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
     else:
         key = key_of(value)
         if isinstance(value, FrozenValue):
-            ids = id(value), *map(id, tensors_in(value))
+            ids = id(value), *(value.tensor_ids() if isinstance(value, Graph) else map(id, tensors_in(value)))
             met += ids
             if type(value) is not Function:
                 value.__dict__["_known_key"] = ids, key

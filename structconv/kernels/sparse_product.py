@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
+from structconv import torch_private as private
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import getter
+from structconv.bases.spec import Normalized, getter, tensor
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.kernel import register
-from structconv.planning.problem import Call, Problem
+from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.csr import edge_product, spmm
 from structconv.primitives.layout import Csr
+from structconv.primitives.native.adjacency import Adjacency, adjacency_of, convolve, is_direct
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph
+from structconv.theta import FullTheta
 
 __all__ = ["SparseProduct"]
 
@@ -36,9 +39,20 @@ class Matrices(NamedTuple):
         ahead, back, values = self._found(call)
         return edge_product(*ahead, *back, values, x, 1) if x.dim() == 2 else spmm(ahead, back, values, x)
 
+    def adjacency(self, call: Call) -> Adjacency | None:
+        """One matrix of ones or of normalized weights, as a native kernel reads it; `None` where none can."""
+        graph, values = self.graph(call.basis), None if self.values is None else self.values(call.basis)
+        index, loops = graph.listed()
+        if values is None:
+            return adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
+        if type(values) is not Normalized or values.graph is not graph:
+            return None
+        return adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
+                            normalize=values.normalize, weights=graph.edge_weight if values.weighted else None)
+
     def _found(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:
         """The edges by target and by source, and the values."""
-        values = None if self.values is None else self.values(call.basis)
+        values = None if self.values is None else tensor(self.values(call.basis))
         return *self.graph(call.basis).layouts(), values
 
     def analysis(self, x: Tensor, call: Call) -> Tensor:
@@ -65,6 +79,35 @@ class SparseProduct(Applied):
 
     def application(self, match: Matrices, problem: Problem) -> Application:
         return Application(match.product, match.analysis, match.synthesis, single=match.one if match.single else None)
+
+    def compile(self, match: Matrices, problem: Problem, path: str) -> Run:
+        """The whole layer as one node where it has one matrix and one Theta."""
+        run = super().compile(match, problem, path)
+        values, theta = cast(Sparse, problem.basis).values, problem.theta
+        direct = values is None or getattr(values, "lazy", False)
+        usual = direct and match.single and isinstance(theta, FullTheta) and theta.size == 1 and not problem.projected
+        return _as_one_node(match, run, path == "structure_first") if usual and problem.x.dim() == 2 else run
+
+
+def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
+    """`convolve` where a kernel can read the tensors of the call."""
+    def run(call: Call) -> Tensor:
+        x, theta, bias = call.x, cast(FullTheta, call.theta).theta, call.bias
+        if not is_direct(x, theta, bias) or (adjacency := match.adjacency(call)) is None:
+            return otherwise(call)
+
+        index = match.graph(call.basis).listed()[0]
+        version = private.version(index)
+
+        def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
+            if private.version(index) != version:
+                raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of "
+                                   "its gradient needs the edges as they were: change a copy")
+            return otherwise(call._replace(x=x, theta=FullTheta(theta), bias=bias))
+
+        return convolve(x, theta, bias, adjacency, structure_first, composed)
+
+    return run
 
 
 register(SparseProduct())

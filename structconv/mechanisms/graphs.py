@@ -15,6 +15,7 @@ from structconv.bases.matrices import (
     Normalize,
     adjacency,
     laplacian_bound,
+    lazy_adjacency,
     random_walk,
     scaled_laplacian,
 )
@@ -71,7 +72,7 @@ class MatrixMechanism(GraphMechanism):
         return None if found.graph is structure else found.graph, found.values
 
 
-class Adjacency(MatrixMechanism):
+class Adjacency(GraphMechanism):
     """A[m, n] = the weight of the edge m -> n, normalised; with self-loops and "sym" it is GCN's.
 
     - "sym": D^-1/2 W D^-1/2 (Kipf and Welling 2017, equation 2), D_n = sum_m W_mn, self-loops included. Where inputs
@@ -102,9 +103,11 @@ class Adjacency(MatrixMechanism):
             check_choice("Adjacency", "normalize", normalize, NORMALIZATIONS)
         self.normalize_by, self.self_loops, self.weighted = normalize, self_loops, weighted
 
-    def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
-        graph = structure.with_self_loops() if self.self_loops else structure
-        return adjacency(graph, self.normalize_by, dtype, self.weighted)
+    def forward(self, inputs: Inputs) -> Basis:
+        """The matrix; what it weighs is left to the kernel, if that sorts the edges anyway."""
+        graph = _graph(self, inputs.structure)
+        graph = graph.with_self_loops() if self.self_loops else graph
+        return lazy_adjacency(graph, self.normalize_by, inputs.x.dtype, self.weighted)
 
 
 def _sides(normalize: Sequence[Any]) -> tuple[str | None, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +11,13 @@ from torch.compiler import is_compiling
 
 from structconv.errors import ShapeError, StructureError
 from structconv.memo import is_plain
+from structconv.primitives.native import adjacency
 from structconv.primitives.native.calls import kernels
 from structconv.primitives.native.indices import LIMIT, Csr, build, outside
 from structconv.primitives.native.loader import loaded
 from structconv.primitives.native.operator import define
 
-__all__ = ["Csr", "check_bounds", "compress", "copies", "layouts"]
+__all__ = ["Csr", "check_bounds", "compress", "copies", "first_wrong_edge", "layouts"]
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -97,6 +99,19 @@ def check_bounds(owner: str, name: str, item: str, index: Tensor, sizes: Sequenc
     bad = _first_outside(index, [size for _, size in sizes])
     if bad >= 0:
         _refuse(owner, name, item, index, sizes, bad)
+
+
+def first_wrong_edge(index: Tensor, num_inputs: int, num_outputs: int, samples: Any = None) -> int | None:
+    """The first edge that is out of range or joins two of the samples, which have these sizes, or -1, in one native
+    pass; `None` where nothing is loaded that could tell."""
+    core = loaded() if index.is_cpu and type(num_inputs) is type(num_outputs) is int else None
+    if core is None:
+        return None
+    if samples is not None:
+        own = getattr(samples, "num_inputs", None), getattr(samples, "num_outputs", None)
+        if own != (num_inputs, num_outputs):
+            return None
+    return adjacency.first_wrong_edge(core, index, num_inputs, num_outputs, samples)
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from structconv.errors import ConfigError, StructureError
 
 __all__ = ["MAKERS", "Exchange", "require"]
 
-#: What makes values that know of graphs themselves, entered by their own files: "samples" of sizes (B,).
+#: What makes values that know of graphs themselves, entered by their own files: "samples" of sizes (B,), "starts" of
+#: the first entry of each and the number of all (B + 1,).
 MAKERS: dict[str, Callable[[Tensor], Any]] = {}
 _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
@@ -169,7 +170,7 @@ def _samples(data: Any) -> Any:
     """The samples of a batch of graphs, `None` of one graph."""
     starts, owner = getattr(data, "ptr", None), getattr(data, "batch", None)
     if starts is not None:
-        return MAKERS["samples"](starts.diff())
+        return MAKERS["starts"](starts.cpu())
     if owner is None:
         return None
     if bool((owner.diff() < 0).any()):

@@ -10,9 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from structconv import torch_private as private
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
-from structconv.primitives.layout import Csr, check_bounds, layouts
+from structconv.primitives.layout import Csr, check_bounds, first_wrong_edge, layouts
 from structconv.shapes import check_choice
 from structconv.structures.exchange import Exchange
 from structconv.structures.values import Structure, key_of, size_class, structure
@@ -54,9 +55,36 @@ class Graph(Exchange, Structure):
     samples: Any
 
     def _static(self) -> Hashable:
-        held = [key_of(t) if isinstance(t, Tensor) else t for t in (self.edge_index, self.edge_weight, self.edge_attr)]
-        samples = self.samples if self.samples is None else self.samples.static_key
-        return type(self), size_class(self.num_inputs), size_class(self.num_outputs), *held, samples
+        index, held = self.listed()[0], [key_of(t) if isinstance(t, Tensor) else t
+                                         for t in (self.edge_weight, self.edge_attr)]
+        edges = size_class(self.num_edges) if isinstance(index, Tensor) else None
+        samples = None if self.samples is None else (size_class(self.samples.num_samples), self.samples.square)
+        return (type(self), size_class(self.num_inputs), size_class(self.num_outputs), key_of(index), edges, *held,
+                samples)
+
+    def listed(self) -> tuple[Tensor, bool]:
+        """The edges that are listed, and whether a loop at each entry comes after them."""
+        base = self.__dict__.get("_base")
+        return (self.edge_index, False) if base is None else (base.edge_index, True)
+
+    def tensor_ids(self) -> tuple[int, ...]:
+        """What tells its tensors from those of other graphs; edges with loops are others than those without."""
+        index, looped = self.listed()
+        samples = () if self.samples is None else (id(self.samples.input_starts), id(self.samples.output_starts))
+        return (-id(index) if looped else id(index), *(id(t) for t in (self.edge_weight, self.edge_attr)
+                                                       if t is not None), *samples)
+
+    def __getattr__(self, name: str) -> Any:
+        """The edges of a graph with self-loops that nobody has asked for yet, made of those without; remembered there.
+        """
+        base = self.__dict__.get("_base")
+        if name != "edge_index" or base is None:
+            raise AttributeError(name)
+        return _edges_and_loops(base.edge_index, base.num_inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        held = super().__getstate__()
+        return held if "_base" not in self.__dict__ else {**held, "edge_index": self.edge_index}
 
     def __init__(self, edge_index: Tensor, *, num_nodes: int | None = None, edge_weight: Tensor | None = None,
                  edge_attr: Tensor | None = None, num_inputs: int | None = None,
@@ -66,17 +94,20 @@ class Graph(Exchange, Structure):
         outputs = num_nodes if num_outputs is None else num_outputs
         if inputs is None or outputs is None:
             inputs, outputs = _infer_sizes(edge_index, inputs, outputs)
-        if is_plain(edge_index):
+        plain = is_plain(edge_index)
+        usual = type(inputs) is type(outputs) is int and min(inputs, outputs) >= 0 and max(inputs, outputs) < _TOO_MANY
+        if plain and not usual:
             inputs, outputs = check_size("Graph", "num_inputs", inputs), check_size("Graph", "num_outputs", outputs)
-        fields = {"edge_index": edge_index, "num_inputs": inputs, "num_outputs": outputs,
-                  "edge_weight": edge_weight, "edge_attr": edge_attr, "samples": samples}
-        for name, field in fields.items():
-            object.__setattr__(self, name, field)
-        if is_plain(edge_index):
-            check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
-            _check_edge_values(self)
-            if samples is not None:
-                check_samples("Graph", "edges", edge_index, (edge_index[0], edge_index[1]), (inputs, outputs), samples)
+        self.__dict__.update(edge_index=edge_index, num_inputs=inputs, num_outputs=outputs, edge_weight=edge_weight,
+                             edge_attr=edge_attr, samples=samples)
+        if plain:
+            if first_wrong_edge(edge_index, inputs, outputs, samples) != -1:
+                check_bounds("Graph", "edge_index", "edge", edge_index, self._sizes())
+                if samples is not None and type(inputs) is type(outputs) is int:
+                    ends = edge_index[0], edge_index[1]
+                    check_samples("Graph", "edges", edge_index, ends, (inputs, outputs), samples)
+            if edge_weight is not None or edge_attr is not None:
+                _check_edge_values(self)
 
     @classmethod
     def complete(cls, num_nodes: int, *, self_loops: bool = False, device: torch.device | str | None = None) -> Graph:
@@ -96,7 +127,8 @@ class Graph(Exchange, Structure):
     @property
     def num_edges(self) -> int:
         """E, duplicates included."""
-        return self.edge_index.shape[1]
+        index, looped = self.listed()
+        return index.shape[1] + self.num_inputs if looped else index.shape[1]
 
     @property
     def num_nodes(self) -> int:
@@ -162,6 +194,11 @@ class Graph(Exchange, Structure):
         attr = 0.0 if self.edge_attr is None else attr
         if self.num_inputs != self.num_outputs:
             self._check_square("with_self_loops", "Only a graph whose inputs are its outputs, M = N, has self-loops.")
+        if weight == 1.0 and self.edge_weight is self.edge_attr is None and _has_version(self.edge_index):
+            found: Graph | None = self.__dict__.get("_looped")
+            if found is None:
+                found = self.__dict__["_looped"] = _with_lazy_loops(self)
+            return found
         return derived(self, ("self-loops", weight, attr), lambda: _with_self_loops(self, weight, attr))
 
     def select(self, keep: Tensor) -> Graph:
@@ -380,13 +417,30 @@ def _attributes_of_loops(graph: Graph, attr: float | str) -> Tensor:
                                                                include_self=False)
 
 
-def _with_self_loops(graph: Graph, weight: float, attr: float | str) -> Graph:
-    index, nodes = graph.edge_index, graph.num_inputs
+def _has_version(index: Tensor) -> bool:
+    """Whether changes of it are counted, so that what is made of it can be made anew."""
+    return is_plain(index) and private.version(index) is not None
 
+
+def _with_lazy_loops(graph: Graph) -> Graph:
+    """The graph with self-loops, whose edges are listed when somebody reads them: kernels do without."""
+    found = object.__new__(Graph)
+    found.__dict__.update(_base=graph, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs, edge_weight=None,
+                          edge_attr=None, samples=graph.samples)
+    return found
+
+
+def _edges_and_loops(index: Tensor, nodes: int) -> Tensor:
+    """The edges, then a loop at each entry; remembered."""
     def appended() -> Tensor:
         loops = torch.arange(nodes, dtype=index.dtype, device=index.device)
         return torch.cat([index, loops.expand(2, nodes)], dim=1)
 
+    return derived(index, ("self-loops", nodes), appended)
+
+
+def _with_self_loops(graph: Graph, weight: float, attr: float | str) -> Graph:
+    index, nodes = graph.edge_index, graph.num_inputs
     edge_weight, edge_attr = graph.edge_weight, graph.edge_attr
     if edge_weight is None and weight != 1.0:
         edge_weight = torch.ones(graph.num_edges, device=index.device)
@@ -394,5 +448,5 @@ def _with_self_loops(graph: Graph, weight: float, attr: float | str) -> Graph:
         edge_weight = torch.cat([edge_weight, edge_weight.new_full((*edge_weight.shape[:-1], nodes), weight)], -1)
     if edge_attr is not None:
         edge_attr = torch.cat([edge_attr, _attributes_of_loops(graph, attr)], edge_axis(edge_attr))
-    return Graph(derived(index, ("self-loops", nodes), appended), num_nodes=nodes, edge_weight=edge_weight,
-                 edge_attr=edge_attr, samples=graph.samples)
+    return Graph(_edges_and_loops(index, nodes), num_nodes=nodes, edge_weight=edge_weight, edge_attr=edge_attr,
+                 samples=graph.samples)

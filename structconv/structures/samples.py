@@ -63,6 +63,29 @@ class Samples(Support):
         for name, field in fields.items():  # given by what rebuilds the value: `replace`, compilers, exporters
             object.__setattr__(self, name, field)
 
+    @classmethod
+    def of_starts(cls, starts: Tensor) -> Samples:
+        """Samples by the first entry of each, then the number of all: (B + 1,) integers in main memory.
+
+        What is known of the sizes is computed when somebody reads it.
+        """
+        numbers = starts.tolist()
+        if starts.dtype is not torch.int64 or len(numbers) < 2 or numbers[0] or numbers != sorted(numbers):
+            return cls(starts.diff())
+        found, own = object.__new__(cls), starts.clone()
+        found.__dict__.update(input_starts=own, output_starts=own, input_count=numbers[-1], output_count=numbers[-1],
+                              square=True)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """A number that `of_starts` left for later."""
+        if name not in _OF_SIZES or "input_starts" not in self.__dict__:
+            raise AttributeError(name)
+        sizes = self.input_starts.diff().tolist()
+        found = _numbers(sizes, sizes)
+        self.__dict__.update(found)
+        return found[name]
+
     @property
     def samples(self) -> Samples:
         """Itself."""
@@ -237,8 +260,16 @@ def _fields(inputs: list[int], outputs: list[int]) -> dict[str, Any]:
                              len(outputs))
     starts = _starts(inputs)
     return {"input_starts": starts, "output_starts": starts if inputs == outputs else _starts(outputs),
-            "input_count": sum(inputs), "output_count": sum(outputs), "longest": max(*inputs, *outputs),
-            "pair_count": sum(m * n for m, n in zip(inputs, outputs, strict=True)), "square": inputs == outputs,
+            "input_count": sum(inputs), "output_count": sum(outputs), "square": inputs == outputs,
+            **_numbers(inputs, outputs)}
+
+
+#: What `_numbers` finds.
+_OF_SIZES = ("longest", "pair_count", "uniform")
+
+
+def _numbers(inputs: list[int], outputs: list[int]) -> dict[str, Any]:
+    return {"longest": max(*inputs, *outputs), "pair_count": sum(m * n for m, n in zip(inputs, outputs, strict=True)),
             "uniform": len({*inputs}) == len({*outputs}) == 1}
 
 
@@ -254,4 +285,4 @@ def _positions(starts: Tensor, count: int, device: Device) -> Tensor:
     return torch.arange(count, device=device) - starts.to(device)[_members(starts, count, device)]
 
 
-MAKERS["samples"] = Samples
+MAKERS["samples"], MAKERS["starts"] = Samples, Samples.of_starts

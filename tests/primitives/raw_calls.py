@@ -62,7 +62,7 @@ def valid(dtype):
         "joint_attention": (*joined, r(M, K * 7), r(N, K, 4), r(K, E), K, 4, 0.5, 0.3, seed, K),
         "additive_attention": (*joined, r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, 4), "tanh", 0.2, 0.3, seed, K),
         "dense_additive_attention": (r(N, K, 4), r(M, K, 4), r(M, K, 3), r(K, 4), "tanh", 0.2, 0.3, seed, K, True,
-                                     None),
+                                     torch.rand(M, K, 4)),
         "window_attention": (r(M, K, 4), r(M, K, 4), r(M, K, 3), r(K, 3), *grid),
         "conditioned_product": (*joined, r(E, K), r(M, 3), r(K, 3, 4)),
         "affine_weights": (*joined, r(M, K), r(N, K), 0.2, 0.3, seed, K),

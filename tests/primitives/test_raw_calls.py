@@ -6,6 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from structconv.errors import ShapeError
+from tests.primitives.raw_calls import K, M, N, valid
 
 
 @pytest.mark.parametrize(("native", "seed"), [("1", "0"), ("1", "1"), ("0", "2")])
@@ -16,3 +20,16 @@ def test_wrong_calls_end_in_exceptions(native, seed, monkeypatch):
                           capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {''.join(done.stderr.splitlines(keepends=True)[-30:])}"
     assert "wrong" not in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("factor", [torch.ones(1, K, 4), torch.ones(M, K, 4, dtype=torch.float64), torch.ones(N, K, 4)])
+def test_a_factor_that_does_not_fit_is_refused(factor):
+    q, k, x, vector, *options = valid(torch.float32)["dense_additive_attention"]
+    with pytest.raises(ShapeError, match="factor must have the shape"):
+        torch.ops.structconv.dense_additive_attention(q, k, x, vector, *options[:-1], factor)
+
+
+def test_degrees_without_end_are_refused():
+    *arguments, _, _, chebyshev = valid(torch.float32)["polynomial_analysis"]
+    with pytest.raises(ShapeError, match="degrees must be at most"):
+        torch.ops.structconv.polynomial_analysis(*arguments, 1 << 40, 1 << 40, chebyshev)

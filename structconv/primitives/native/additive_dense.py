@@ -27,7 +27,7 @@ from structconv.primitives.native.additive import (
     check_operands,
     derivative,
 )
-from structconv.primitives.native.checks import check_dropout
+from structconv.primitives.native.checks import check_dropout, check_numbers
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
@@ -86,6 +86,11 @@ def _check(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, activation: str, slo
     check_operands(owner, k.shape[0], q.shape[0], q, k, x, vector)
     check_choice(owner, "activation", activation, ACTIVATIONS)
     check_dropout(owner, dropout, seed, batch_heads)
+    if factor is not None:
+        check_numbers(owner, k, factor)
+        if factor.shape != k.shape or factor.dtype != torch.float32:
+            raise ShapeError(owner, f"factor must have the shape {tuple(k.shape)} of k and dtype float32",
+                             f"{tuple(factor.shape)} of {factor.dtype}")
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from structconv.primitives.native.indices import LAYOUT, LIMIT, Addresses, Csr, 
 from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
 from structconv.primitives.native.loader import Core, core
 
-__all__ = ["DROP", "MAX_CHANNELS", "ROWS", "Drop", "drop_block", "drop_of", "dropped", "edges_of", "empty", "floats",
-           "half", "kernels", "pointer", "rows", "sddmm", "spmm", "unit", "usable"]
+__all__ = ["DROP", "MAX_CHANNELS", "ROWS", "SPMM", "Drop", "drop_block", "drop_of", "dropped", "edges_of", "empty",
+           "floats", "half", "kernels", "pointer", "rows", "sddmm", "spmm", "unit", "usable"]
 
 ROWS = Struct("Rows", pointers("x"), integers("row head"))
 DROP = Struct("DropArgs", reals("p"), integers("seed heads_per_batch num_outputs source_major"))
-_SPMM = Struct("SpmmArgs", LAYOUT.named("layout"), pointers("values x z y"),
+SPMM = Struct("SpmmArgs", LAYOUT.named("layout"), pointers("values x z y"),
                integers("x_rows channels num_values values_stride repeats_values repeats_x repeats_y half threads"),
                reals("alpha beta"))
 _SDDMM = Struct("SddmmArgs", LAYOUT.named("layout"), pointers("q k s"),
@@ -168,7 +168,7 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
         values = dense(values if values.dtype is x.dtype else values.to(x.dtype))
     z = None if z is None else dense(z)
     y = empty(x, (rows, outputs, channels) if lead else (outputs, channels)) if out is None else out
-    kernels.spmm(_SPMM.pack(indptr, indices, order, outputs, edges, pointer(values), pointer(x), pointer(z),
+    kernels.spmm(SPMM.pack(indptr, indices, order, outputs, edges, pointer(values), pointer(x), pointer(z),
                             y.data_ptr(), inputs, channels, count, stride, repeats, count // batch, count // rows,
                             half(x), torch.get_num_threads(), alpha, beta))
     return y

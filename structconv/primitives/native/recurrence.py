@@ -26,6 +26,8 @@ __all__ = ["polynomial_analysis", "polynomial_synthesis", "write_analysis"]
 #: Channels up to which the samples of a batch lie side by side, V C numbers a row: a sparse product of so few channels
 #: takes longer for its indices than for its numbers.
 _NARROW = 4
+#: The highest degree; each is a product, and a raw call with any integer would run for hours.
+HIGHEST = 1 << 16
 
 
 def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, order: int,
@@ -70,11 +72,11 @@ def polynomial_synthesis(by_target: Csr, by_source: Csr, values: Tensor | None, 
     Raises:
         ShapeError: if sizes do not fit.
     """
-    _check("polynomial_synthesis", by_target, by_source, values, r, 0, 0)
+    order = first + r.shape[-3] - 1
+    _check("polynomial_synthesis", by_target, by_source, values, r, order, first)
     r_VMKC = r.movedim(-3, -2)
     lead = r_VMKC.shape[:-3]
     r_VMKC = r_VMKC.unsqueeze(0) if not lead else r_VMKC.flatten(0, len(lead) - 1)
-    order = first + r.shape[-3] - 1
     y = _synthesis(*by_target, *by_source, values, r_VMKC, order, first, chebyshev)
     return y.reshape(*lead, *y.shape[1:])
 
@@ -90,6 +92,8 @@ def _check(owner: str, by_target: Csr, by_source: Csr, values: Tensor | None, x:
         raise ShapeError(owner, f"values must have shape (E={by_target.indices.shape[0]},)", tuple(values.shape))
     if not 0 <= first <= order:
         raise ShapeError(owner, "degrees must not be negative, nor the first above the last", (first, order))
+    if order > HIGHEST:
+        raise ShapeError(owner, f"degrees must be at most {HIGHEST}", order)
 
 
 def write_analysis(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, order: int,

@@ -65,6 +65,39 @@ struct VerifyArgs {
     int64_t *wrong, *columns;
 };
 
+// The first of `edges` edges m -> n that is out of range, or joins two of `samples` samples (0: none are given), whose
+// first inputs and outputs, and the number of all, are `input_starts` and `output_starts`; or -1.
+struct EdgesArgs {
+    const void* index;
+    int64_t row, column, wide, edges, inputs, outputs, samples;
+    const int64_t *input_starts, *output_starts;
+    int64_t* bad;
+};
+
+// By what the weights of the edges into an output are divided.
+enum Normalization : int64_t { kNone, kRow, kSymmetric };
+
+// The edges by target, with `loops` after them a loop at each output, and what they weigh in the order of the slots;
+// `bad` as in LayoutsArgs. `weights` in the order of the edges, then of the loops, need `order`; both may be null, and so may `values`.
+// `scales` is scratch: (outputs), and (inputs) more unless the outputs are the inputs, `square`.
+struct AdjacencyArgs {
+    const void* index;
+    int64_t row, column, wide, edges, inputs, outputs, loops, square, normalize;
+    const float* weights;
+    int32_t *indptr, *columns, *order;
+    float *values, *scales;
+    int64_t* bad;
+};
+
+// A layout of which nothing is to be checked, and its values or null, with rows for columns. `order` may be null.
+struct TransposeArgs {
+    Layout layout;
+    const float* values;
+    int64_t rows;
+    int32_t *indptr, *columns, *order;
+    float* values_T;
+};
+
 // y[v / repeats_y] (+)= alpha A x[v / repeats_x], A of values[v / repeats_values], plus beta z once; tables are
 // contiguous, (., rows, channels).
 struct SpmmArgs {

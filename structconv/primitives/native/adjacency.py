@@ -1,0 +1,228 @@
+"""`Adjacency`: the edges of a graph as a layer reads them, built in one native pass and not by operators of tensors.
+
+For kernels that run whole layers: they read the edges in the order of the slots, with degrees, normalization and
+self-loops in their values, and compute nothing that the layer does not use. The edges by source are made from those by
+target when a gradient first asks for them, so a later change of the edges does not reach a gradient under way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from structconv import torch_private as private
+from structconv.memo import derived
+from structconv.primitives.functions import pulled_back
+from structconv.primitives.native import calls
+from structconv.primitives.native.indices import LAYOUT, LIMIT
+from structconv.primitives.native.interface import Struct, constants, integers, pointers
+from structconv.primitives.native.loader import Core
+from structconv.primitives.products import outer, product
+
+__all__ = ["Adjacency", "Side", "adjacency_of", "build_adjacency", "convolve", "first_wrong_edge", "is_direct"]
+
+_EDGES = Struct("EdgesArgs", pointers("index"), integers("row column wide edges inputs outputs samples"),
+                pointers("input_starts output_starts bad"))
+_ADJACENCY = Struct("AdjacencyArgs", pointers("index"),
+                    integers("row column wide edges inputs outputs loops square normalize"),
+                    pointers("weights indptr columns order values scales bad"))
+_TRANSPOSE = Struct("TransposeArgs", LAYOUT.named("layout"), pointers("values"), integers("rows"),
+                    pointers("indptr columns order values_T"))
+_NONE, _ROW, _SYMMETRIC = constants(kNone=0, kRow=1, kSymmetric=2)
+_NORMALIZATIONS = {None: _NONE, "row": _ROW, "sym": _SYMMETRIC}
+_INTEGERS = frozenset((torch.int32, torch.int64))
+
+
+class _Result(threading.local):
+    """Where a kernel writes one integer; a thread has its own."""
+
+    def __init__(self) -> None:
+        self.number = ctypes.c_int64(-1)
+        self.address = ctypes.addressof(self.number)
+
+
+_RESULT = _Result()
+
+
+class Side:
+    """A layout as kernels take it, and its values in the order of the slots; 0 for an array that is not there."""
+
+    __slots__ = ("columns", "held", "in_slots", "layout", "rows", "values")
+
+    def __init__(self, layout: tuple[int, int, int, int, int], values: int, columns: int, held: Tensor) -> None:
+        self.layout, self.values, self.columns, self.held = layout, values, columns, held
+        indptr, index, _, self.rows, slots = layout
+        #: The layout of products, whose values lie in the order of the slots.
+        self.in_slots = indptr, index, 0, self.rows, slots
+
+
+class Adjacency:
+    """Edges between M inputs and N outputs, by target and, when a gradient asks for them, by source."""
+
+    __slots__ = ("__weakref__", "_by_source", "by_target")
+
+    def __init__(self, by_target: Side) -> None:
+        self.by_target = by_target
+        self._by_source: Side | None = None
+
+    def by_source(self, kernels: Core) -> Side:
+        """The same edges by source. O(E) once."""
+        if self._by_source is None:
+            self._by_source = _transposed(kernels, self.by_target)
+        return self._by_source
+
+
+def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, loops: bool = False,
+                    square: bool = True, normalize: str | None = None, weights: Tensor | None = None,
+                    ordered: bool = False) -> Adjacency | None:
+    """The edges (2, E) on the CPU; `None` where one is out of range, of which nobody has read more than its number.
+
+    Args:
+        loops: append a loop at each entry, after all edges.
+        square: whether the inputs are the outputs, so that both have the same degrees.
+        normalize: "sym", "row" or None; see `mechanisms.Adjacency`.
+        weights: (E,) or with loops (E + N), contiguous float32, or none for ones.
+        ordered: whether slots know their edges, as values an edge need.
+
+    O(E + M + N).
+    """
+    edges = index.shape[1]
+    slots = edges + outputs if loops else edges
+    valued, ordered = normalize is not None or weights is not None, ordered or weights is not None
+    scales = (outputs if square else outputs + inputs) if valued else 0
+    held = torch.empty(outputs + 1 + slots * (1 + ordered + valued) + scales, dtype=torch.int32)
+    indptr = held.data_ptr()
+    columns = indptr + 4 * (outputs + 1)
+    order = columns + 4 * slots if ordered else 0
+    values = columns + 4 * slots * (1 + ordered) if valued else 0
+    kernels.adjacency(_ADJACENCY.pack(
+        index.data_ptr(), *index.stride(), index.dtype is torch.int64, edges, inputs, outputs, loops, square,
+        _NORMALIZATIONS[normalize], 0 if weights is None else weights.data_ptr(), indptr, columns, order, values,
+        values + 4 * slots if valued else 0, _RESULT.address))
+    if _RESULT.number.value >= 0:
+        return None
+    return Adjacency(Side((indptr, columns, order, outputs, slots), values, inputs, held))
+
+
+def _transposed(kernels: Core, side: Side) -> Side:
+    _, _, ordered, rows, slots = side.layout
+    inputs = side.columns
+    held = torch.empty(inputs + 1 + slots * (1 + bool(ordered) + bool(side.values)), dtype=torch.int32)
+    indptr = held.data_ptr()
+    columns = indptr + 4 * (inputs + 1)
+    order = columns + 4 * slots if ordered else 0
+    values = columns + 4 * slots * (1 + bool(ordered)) if side.values else 0
+    kernels.transpose(_TRANSPOSE.pack(*side.layout, side.values, inputs, indptr, columns, order, values))
+    return Side((indptr, columns, order, inputs, slots), values, rows, held)
+
+
+def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, samples: Any = None) -> int:
+    """The first edge (2, E) on the CPU that is out of range, or joins two samples, or -1. One pass."""
+    starts = (0, 0, 0) if samples is None else (samples.num_samples, samples.input_starts.data_ptr(),
+                                                 samples.output_starts.data_ptr())
+    kernels.edges(_EDGES.pack(index.data_ptr(), *index.stride(), index.dtype is torch.int64, index.shape[1], inputs,
+                              outputs, *starts, _RESULT.address))
+    return _RESULT.number.value
+
+
+def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,
+                 normalize: str | None = None, weights: Tensor | None = None, ordered: bool = False
+                 ) -> Adjacency | None:
+    """`build_adjacency`, remembered for as long as edges and weights stay; `None` where no kernel can read them."""
+    if not index.is_cpu or index.dtype not in _INTEGERS or max(inputs, outputs, index.shape[1] + outputs) >= LIMIT:
+        return None
+    kernels = calls.Loaded.core if calls.Loaded.asked else calls.kernels()
+    if kernels is None:
+        return None
+    return derived(index if weights is None else (index, weights),
+                   ("adjacency", inputs, outputs, loops, square, normalize, ordered),
+                   lambda: build_adjacency(kernels, index, inputs, outputs, loops=loops, square=square,
+                                           normalize=normalize, weights=weights, ordered=ordered))
+
+
+# -- a layer as one node ------------------------------------------------------------------------------------------
+
+#: (x, theta, bias) -> y by differentiable operators.
+Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+
+
+def is_direct(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether a kernel may read x (M, C), and nothing but autograd is to see, or to transform, the layer."""
+    return (type(x) in _PLAIN and x.dtype is torch.float32 and x.is_cpu and x.dim() == 2 and x.numel() > 0
+            and x.shape[1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and _PLAIN.issuperset(map(type, others))
+            and not is_compiling() and not private.watched() and not private.is_wrapped(x) and not x.is_meta)
+
+
+def sums(side: Side, x: Tensor) -> Tensor:
+    """y_n = sum of values_e x_m over the edges m -> n of one side: (M, C) -> (N, C), float32."""
+    x = calls.dense(x)
+    y = calls.empty(x, (side.rows, x.shape[1]))
+    kernels = calls.Loaded.core
+    assert kernels is not None
+    kernels.spmm(calls.SPMM.pack(*side.in_slots, side.values, x.data_ptr(), 0, y.data_ptr(), x.shape[0], x.shape[1],
+                                 1, 0, 1, 1, 1, 0, torch.get_num_threads(), 1.0, 0.0))
+    return y
+
+
+def convolve(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool,
+             composed: Composed) -> Tensor:
+    """y = A^T x Theta + b as one node of the graph of autograd: (M, P), (1, P, Q) and (Q) or none -> (N, Q).
+
+    Args:
+        x: see `is_direct`.
+        structure_first: (A^T x) Theta, or else A^T (x Theta).
+        composed: the same by differentiable operators, for derivatives of the gradients.
+    """
+    if torch.is_grad_enabled() and private.any_requires_grad(x, theta, bias):
+        return _convolve(x, theta, bias, adjacency, structure_first, composed)
+    return _forward(x, theta, bias, adjacency, structure_first)[0]
+
+
+def _forward(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool
+             ) -> tuple[Tensor, Tensor | None]:
+    """y, and A^T x where it was made."""
+    if structure_first:
+        r = sums(adjacency.by_target, x)
+        return product(r, theta[0], bias), r
+    y = sums(adjacency.by_target, product(x, theta[0]))
+    return y if bias is None else y.add_(bias), None
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, structure_first: bool,
+                composed: Composed) -> Tensor:
+        y, r = _forward(x, theta, bias, adjacency, structure_first)
+        ctx.save_for_backward(x, theta, bias, r)
+        ctx.adjacency, ctx.composed = adjacency, composed
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, theta, bias, r = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            return *pulled_back(ctx.composed, (x, theta, bias), needed[:3], [grad]), None, None, None
+        grad_x = grad_theta = None
+        g = calls.dense(grad)
+        kernels = calls.Loaded.core
+        assert kernels is not None
+        if r is None and (needed[0] or needed[1]):
+            g = sums(ctx.adjacency.by_source(kernels), g)
+        if needed[1]:
+            grad_theta = outer(x if r is None else r, g).unsqueeze(0)
+        if needed[0]:
+            grad_x = product(g, theta[0].t())
+            if r is not None:
+                grad_x = sums(ctx.adjacency.by_source(kernels), grad_x)
+        return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
+
+
+_convolve = private.bound_apply(_Convolve)

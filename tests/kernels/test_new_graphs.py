@@ -1,0 +1,117 @@
+"""Layers as one node over edges that a kernel sorts: against the dense matrix, derivatives and changes included."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from structconv import torch_private as private
+from structconv.errors import StructureError
+from structconv.mechanisms import Adjacency
+from structconv.nn import Conv
+from structconv.primitives.native.loader import core
+from structconv.structures import Graph, batch
+
+pytestmark = pytest.mark.skipif(core() is None, reason="there are no native kernels")
+NODES, EDGES = 9, 30
+
+
+def graph(dtype=torch.int64, weighted=False, outputs=NODES, strided=False):
+    generator = torch.Generator().manual_seed(EDGES)
+    index = torch.stack([torch.randint(NODES - 1, (EDGES,), generator=generator),
+                         torch.randint(outputs - 1, (EDGES,), generator=generator)]).to(dtype)
+    index = index.repeat_interleave(2, 1)[:, ::2] if strided else index
+    weight = torch.rand(EDGES, generator=generator) + 0.5 if weighted else None
+    return Graph(index, num_inputs=NODES, num_outputs=outputs, edge_weight=weight)
+
+
+def matrix(graph, normalize, loops):
+    """A (M, N) in float64, with entries of degree 0 that weigh 0."""
+    weight = torch.ones(graph.num_edges) if graph.edge_weight is None else graph.edge_weight
+    a = torch.zeros(graph.num_inputs, graph.num_outputs, dtype=torch.float64)
+    a = a.index_put(tuple(graph.edge_index.long()), weight.double(), accumulate=True)
+    a = a + torch.eye(graph.num_inputs, dtype=torch.float64) if loops else a
+    columns, rows = a.sum(0), a.sum(0) if graph.is_square else a.sum(1)
+    root, inverse = (lambda d: torch.where(d == 0, 0.0, d**-0.5)), (lambda d: torch.where(d == 0, 0.0, 1 / d))
+    if normalize == "sym":
+        return root(rows)[:, None] * a * root(columns)
+    return a * inverse(columns) if normalize == "row" else a
+
+
+CASES = [(normalize, loops, options) for normalize in ("sym", "row", None) for loops, options in (
+    (True, {}), (False, {"weighted": True}), (True, {"weighted": True, "dtype": torch.int32}),
+    (False, {"outputs": 5, "weighted": True}), (False, {"outputs": 5, "strided": True}))]
+
+
+@pytest.mark.parametrize(("normalize", "loops", "options"), CASES)
+@pytest.mark.parametrize("path", ["structure_first", "channels_first"])
+def test_values_and_derivatives_are_those_of_the_matrix(normalize, loops, options, path):
+    given = graph(**options)
+    layer = Conv(Adjacency(normalize, loops), 3, 4, path=path)
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(NODES, 3, requires_grad=True)
+    leaves = (x, *layer.parameters())
+    theta, bias = (t.detach().double().requires_grad_() for t in (layer.weight.theta, layer.bias))
+    doubles = (x.detach().double().requires_grad_(), *(bias if t.dim() == 1 else theta for t in layer.parameters()))
+    y = layer(x, given)
+    expected = matrix(given, normalize, loops).mT @ doubles[0] @ theta[0] + bias
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer(x, given), y, rtol=0, atol=0)
+    first, wanted = (torch.autograd.grad(t.square().sum(), of) for t, of in ((y, leaves), (expected, doubles)))
+    again = torch.autograd.grad(layer(x, given).square().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+    wanted_again = torch.autograd.grad((matrix(given, normalize, loops).mT @ doubles[0] @ theta[0]
+                                        + bias).square().sum(), doubles, create_graph=True)
+    wanted_second = torch.autograd.grad(sum(g.square().sum() for g in wanted_again), doubles)
+    for found, right in ((first, wanted), (again, wanted_again), (second, wanted_second)):
+        for one, other in zip(found, right, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
+
+
+def test_the_layer_is_one_node_and_transforms_agree_with_it():
+    given, x = graph(), torch.randn(NODES, 3, requires_grad=True)
+    layer = Conv(Adjacency("sym", True), 3, 4)
+    y = layer(x, given)
+    assert len([fn for fn, _ in y.grad_fn.next_functions if fn is not None]) == 3  # x, Theta and the bias
+    jacobian = torch.func.jacrev(lambda x: layer(x, given))(x)
+    torch.testing.assert_close(jacobian, torch.func.jacfwd(lambda x: layer(x, given))(x))
+    (row,) = torch.autograd.grad(y, x, torch.eye(36).view(36, NODES, 4), is_grads_batched=True)
+    torch.testing.assert_close(row.view(NODES, 4, NODES, 3), jacobian)
+    torch.testing.assert_close(torch.func.vmap(lambda x: layer(x, given))(x.expand(2, NODES, 3))[1], y)
+
+
+def test_changes_in_place_are_noticed_and_bad_edges_refused():
+    given, x = graph(), torch.randn(NODES, 3, requires_grad=True)
+    layer = Conv(Adjacency("sym", True), 3, 4)
+    y = layer(x, given)
+    (before,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    given.edge_index[0, 0] = (given.edge_index[0, 0] + 1) % NODES
+    (after,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    assert torch.equal(before, after)  # a gradient under way is that of the edges that were
+    with pytest.raises(RuntimeError, match="edge_index was changed"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    changed = layer(x, given)
+    assert not torch.equal(changed, y)
+    torch.testing.assert_close(changed, layer(x, Graph(given.edge_index.clone(), num_nodes=NODES)))
+    given.edge_index[1, 3] = NODES
+    with pytest.raises(StructureError, match="at edge 3"):
+        layer(x, given)
+
+
+def test_a_batch_and_a_graph_with_loops_are_as_they_are_written():
+    parts = [graph(), graph(torch.int64, outputs=NODES)]
+    joined = batch(parts)
+    looped = joined.with_self_loops()
+    assert looped.num_edges == looped.edge_index.shape[1] == 2 * (EDGES + NODES)
+    assert torch.equal(looped.edge_index[:, -1], torch.tensor([2 * NODES - 1] * 2))
+    twin = dataclasses.replace(looped, edge_weight=torch.ones(looped.num_edges))
+    x = torch.randn(2 * NODES, 3)
+    layer = Conv(Adjacency("sym"), 3, 4)
+    torch.testing.assert_close(layer(x, looped), layer(x, twin))
+    torch.testing.assert_close(layer(x, looped)[NODES:], layer(x[NODES:], parts[1].with_self_loops()))
+    with torch.inference_mode():
+        y = layer(x, batch(parts).with_self_loops())
+    torch.testing.assert_close(y, layer(x, looped))
+    assert private.version(looped.edge_index) is not None
