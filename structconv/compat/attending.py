@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,27 +23,34 @@ class Mask(NamedTuple):
     Args:
         keep: booleans that broadcast to (..., K, N, M), True where a pair exists; or `None` for all.
         bias: numbers that broadcast to (..., K, N, M), -inf where a pair does not exist; or `None`.
-        causal: only pairs m <= n exist.
+        support: a structure without a batch, outside which no pair exists either; or `None`.
     """
 
     keep: Tensor | None = None
     bias: Tensor | None = None
-    causal: bool = False
+    support: Support | None = None
 
     @classmethod
-    def of(cls, mask: Tensor | None, causal: bool = False) -> Mask:
-        """The mask that a boolean (True keeps) or floating tensor is."""
-        if mask is None or mask.dtype == torch.bool:
-            return cls(mask, None, causal)
+    def of(cls, mask: Tensor | Support | None, causal: bool = False) -> Mask:
+        """The mask that a structure, a boolean tensor (True keeps) or a floating tensor is."""
+        support: Support | None = Causal() if causal else None
+        if mask is None:
+            return cls(support=support)
+        if isinstance(mask, Support):
+            return cls(support=mask if support is None else support & mask)
+        if mask.dtype == torch.bool:
+            return cls(mask, None, support)
         if not mask.is_floating_point():
             raise ConfigError("attention", "a mask must be boolean or floating", mask.dtype)
-        return cls(None, mask, causal)
+        return cls(None, mask, support)
 
-    def joined(self, other: Mask) -> Mask:
-        """The pairs that exist in both, with both biases added."""
-        keep = other.keep if self.keep is None else self.keep if other.keep is None else self.keep & other.keep
-        bias = other.bias if self.bias is None else self.bias if other.bias is None else self.bias + other.bias
-        return Mask(keep, bias, self.causal or other.causal)
+    def joined(self, keep: Tensor | None = None, bias: Tensor | None = None) -> Mask:
+        """The pairs that exist here and by `keep`, with `bias` added."""
+        if self.keep is not None:
+            keep = self.keep if keep is None else self.keep & keep
+        if self.bias is not None:
+            bias = self.bias if bias is None else self.bias + bias
+        return Mask(keep, bias, self.support)
 
     @property
     def by_head(self) -> bool:
@@ -51,12 +58,12 @@ class Mask(NamedTuple):
         return self.keep is not None and self.keep.dim() > 2 and self.keep.shape[-3] > 1
 
     def in_one_table(self, outputs: int, inputs: int) -> Mask:
-        """The order as booleans, where there is a table anyway."""
-        given = self.bias if self.keep is None else self.keep
-        if not self.causal or given is None:
+        """The structure as booleans too, where there is a table anyway."""
+        table = self.bias if self.keep is None else self.keep
+        if self.support is None or table is None:
             return self
-        order = torch.ones(outputs, inputs, dtype=torch.bool, device=given.device).tril()
-        return self._replace(keep=order if self.keep is None else self.keep & order, causal=False)
+        m, n = torch.arange(inputs, device=table.device), torch.arange(outputs, device=table.device)
+        return self._replace(support=None).joined(self.support.contains(m.unsqueeze(0), n.unsqueeze(-1)))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *, scale: float | None = None,
@@ -79,6 +86,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
                          tuple(key.shape))
     mask = (Mask() if mask is None else mask).in_one_table(outputs, inputs)
     keep, bias = mask.keep, mask.bias
+    if outputs == 1 and key.shape[-3] != heads and mask.support is None and sink is None and not mask.by_head:
+        return _one_output(query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, weights=weights)
     lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
     if lead != query.shape[:-3]:
         query = query.expand(*lead, *query.shape[-3:])
@@ -94,7 +103,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     elif groups:  # so is each group of heads, with one key
         query, key, value = query.unflatten(-3, (groups, -1)), key.unsqueeze(-3), value.unsqueeze(-3)
     table = None if bias is None else _by_heads(bias.expand(*bias.shape[:-2], outputs, inputs), groups, by_head)
-    support: Support | None = Causal() if mask.causal else None
+    support = mask.support
     if keep is not None:
         keep = keep if by_head or groups or keep.dim() == 2 else keep.squeeze(-3)
         support = (Padding(keep.squeeze(-2).expand(*keep.shape[:-2], inputs)) if keep.shape[-2] == 1 else
@@ -109,6 +118,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         found = (basis.dropout(dropout) if dropout else basis).dense(query.dtype)
         y, found = apply(Dense(found.mT), value), found.reshape(*lead, heads, outputs, inputs)
     return y.reshape(*lead, heads, outputs, value.shape[-1]) if by_head or groups else y, found
+
+
+def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """`attend` for one output of heads that share keys: those that share one are the outputs of its head."""
+    *lead, heads, _, depth = query.shape
+    groups, bias = key.shape[-3], mask.bias
+    if bias is not None and bias.dim() > 2 and bias.shape[-3] == heads:
+        bias = bias.reshape(*bias.shape[:-3], groups, -1, bias.shape[-1])
+    y, weights = attend(query.reshape(*lead, groups, -1, depth), key, value, mask._replace(bias=bias), **options)
+    y = y.reshape(*y.shape[:-3], heads, 1, y.shape[-1])
+    return y, None if weights is None else weights.reshape(*y.shape[:-1], weights.shape[-1])
 
 
 def _scores(query: Tensor, key: Tensor, table: Tensor | None, support: Support | None, scale: float | None,

@@ -147,7 +147,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             if padding.shape != (*q.shape[:-3], inputs):
                 raise ShapeError("MultiheadAttention", f"key_padding_mask must have shape {(*q.shape[:-3], inputs)}",
                                  tuple(padding.shape))
-            mask = mask.joined(Mask.of(_kept(padding)[..., None, None, :]))
+            mask = mask.joined(*Mask.of(_kept(padding)[..., None, None, :])[:2])
         elif hint:
             return Mask.of(None, causal=True)
         if attn_mask is not None:
@@ -156,7 +156,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 raise ShapeError("MultiheadAttention", f"attn_mask must have shape {(outputs, inputs)} or "
                                  f"{(each, outputs, inputs)}", tuple(attn_mask.shape))
             own = _kept(attn_mask)
-            mask = mask.joined(Mask.of(own if own.dim() == 2 else own.view(*q.shape[:-2], outputs, inputs)))
+            mask = mask.joined(*Mask.of(own if own.dim() == 2 else own.view(*q.shape[:-2], outputs, inputs))[:2])
         return mask
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
@@ -169,7 +169,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                     for t, own in zip((k, v), row, strict=True))
             keep, bias = (None if t is None else F.pad(t, (0, 1), value=fill)
                           for t, fill in ((mask.keep, True), (mask.bias, 0.0)))
-            mask = Mask(keep, bias, mask.causal)
+            mask = Mask(keep, bias, mask.support)
         return k, v, mask
 
 
