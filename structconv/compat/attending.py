@@ -9,9 +9,12 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
+from structconv.bases.entrywise import Masked, Normalised, Sum
+from structconv.bases.linear import Scaled
 from structconv.bases.scores import Bilinear
 from structconv.errors import ConfigError, ShapeError
 from structconv.ops import apply
+from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 
 __all__ = ["Mask", "attend"]
@@ -52,11 +55,6 @@ class Mask(NamedTuple):
             bias = self.bias if bias is None else self.bias + bias
         return Mask(keep, bias, self.support)
 
-    @property
-    def by_head(self) -> bool:
-        """Whether the pairs that exist differ between heads."""
-        return self.keep is not None and self.keep.dim() > 2 and self.keep.shape[-3] > 1
-
     def in_one_table(self, outputs: int, inputs: int) -> Mask:
         """The structure as booleans too, where there is a table anyway."""
         table = self.bias if self.keep is None else self.keep
@@ -64,6 +62,9 @@ class Mask(NamedTuple):
             return self
         m, n = torch.arange(inputs, device=table.device), torch.arange(outputs, device=table.device)
         return self._replace(support=None).joined(self.support.contains(m.unsqueeze(0), n.unsqueeze(-1)))
+
+
+_NONE = Mask()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *, scale: float | None = None,
@@ -81,43 +82,39 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         (..., K, N, C), and (..., K, N, M) or `None`.
     """
     heads, outputs, inputs = query.shape[-3], query.shape[-2], key.shape[-2]
-    if key.dim() != query.dim() or heads % key.shape[-3]:
+    shared = key.shape[-3] != heads
+    if key.dim() != query.dim() or (shared and heads % key.shape[-3]):
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
                          tuple(key.shape))
-    mask = (Mask() if mask is None else mask).in_one_table(outputs, inputs)
-    keep, bias = mask.keep, mask.bias
-    if outputs == 1 and key.shape[-3] != heads and mask.support is None and sink is None and not mask.by_head:
-        return _one_output(query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, weights=weights)
-    lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
+    keep, bias, support = _NONE if mask is None else mask.in_one_table(outputs, inputs)
+    by_head = keep is not None and keep.dim() > 2 and keep.shape[-3] > 1
+    if shared and outputs == 1 and support is None and sink is None and not by_head:
+        return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
+                           weights=weights)
+    if shared:
+        key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3)
+                      for t in (key, value))
+    lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
     if lead != query.shape[:-3]:
         query = query.expand(*lead, *query.shape[-3:])
-    by_head = mask.by_head
-    if by_head and sink is not None:
-        raise ConfigError("attention", "a mask must be the same for all heads where they have sinks", "one by head")
-    if by_head or sink is not None:
-        key, value = (t if t.shape[-3] == heads else t.repeat_interleave(heads // t.shape[-3], -3)
-                      for t in (key, value))
-    groups = 0 if key.shape[-3] == heads else key.shape[-3]
+    bias = None if bias is None else bias.expand(*bias.shape[:-2], outputs, inputs)
     if by_head:  # each head is an element of the batch, with its own pairs
+        if sink is not None:
+            raise ConfigError("attention", "a mask must be the same for all heads where they have sinks", "one by head")
         query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
-    elif groups:  # so is each group of heads, with one key
-        query, key, value = query.unflatten(-3, (groups, -1)), key.unsqueeze(-3), value.unsqueeze(-3)
-    table = None if bias is None else _by_heads(bias.expand(*bias.shape[:-2], outputs, inputs), groups, by_head)
-    support = mask.support
+        bias = bias if bias is None or bias.dim() == 2 else bias.unsqueeze(-3)
     if keep is not None:
-        keep = keep if by_head or groups or keep.dim() == 2 else keep.squeeze(-3)
+        keep = keep if by_head or keep.dim() == 2 else keep.squeeze(-3)
         support = (Padding(keep.squeeze(-2).expand(*keep.shape[:-2], inputs)) if keep.shape[-2] == 1 else
                    DenseMask(keep.expand(*keep.shape[:-2], outputs, inputs).mT))
-    if not weights:
-        scores = _scores(query, key, None if table is None else table.mT, support, scale, softcap)
-        basis = scores.softmax(sink=sink)
-        y, found = apply(basis.dropout(dropout) if dropout else basis, value), None
-    else:  # the transposed basis is laid out as the weights are
-        scores = _scores(key, query, table, None if support is None else support.transpose(), scale, softcap)
-        basis = scores.softmax("outputs", sink=sink)
-        found = (basis.dropout(dropout) if dropout else basis).dense(query.dtype)
+    if weights:  # the transposed basis is laid out as the weights are
+        scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap)
+        found = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
         y, found = apply(Dense(found.mT), value), found.reshape(*lead, heads, outputs, inputs)
-    return y.reshape(*lead, heads, outputs, value.shape[-1]) if by_head or groups else y, found
+    else:
+        scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap)
+        y, found = apply(_weights(scores, "inputs", sink, dropout), value), None
+    return y.squeeze(-3) if by_head else y, found
 
 
 def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -131,20 +128,15 @@ def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options
     return y, None if weights is None else weights.reshape(*y.shape[:-1], weights.shape[-1])
 
 
-def _scores(query: Tensor, key: Tensor, table: Tensor | None, support: Support | None, scale: float | None,
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | None, scale: float | None,
             softcap: float | None) -> Basis:
-    """softcap(scale <query_kn, key_km>) + table_kmn, at the pairs of the support."""
-    scores: Basis = Bilinear(query, key).scaled(scale)
+    """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support."""
+    scores: Basis = Scaled(Bilinear(query, key), query.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if softcap is None else scores.softcap(softcap)
-    scores = scores if table is None else scores + Dense(table)
-    return scores if support is None else scores.masked(keep=support)
+    scores = scores if bias is None else Sum(scores, Dense(bias.unsqueeze(0) if bias.dim() == 2 else bias))
+    return scores if support is None else Masked(scores, support)
 
 
-def _by_heads(bias: Tensor, groups: int, by_head: bool) -> Tensor:
-    """A bias (..., K or 1, N, M) with the axes of the basis."""
-    bias = bias.unsqueeze(0) if bias.dim() == 2 else bias
-    if by_head:
-        return bias.unsqueeze(-3)
-    if groups:
-        return bias.unsqueeze(-3) if bias.shape[-3] == 1 else bias.unflatten(-3, (groups, -1))
-    return bias
+def _weights(scores: Basis, over: str, sink: Tensor | None, dropout: float) -> Basis:
+    weights = Normalised(scores, "softmax", over) if sink is None else scores.softmax(over, sink=sink)
+    return weights.dropout(dropout) if dropout else weights
