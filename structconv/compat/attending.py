@@ -20,6 +20,10 @@ from structconv.structures.supports import Causal, DenseMask, Padding, Support
 __all__ = ["Mask", "attend"]
 
 
+#: One object, whose part of a plan's key is known.
+_CAUSAL: Support = Causal()
+
+
 class Mask(NamedTuple):
     """Which pairs exist, and what is added to their scores.
 
@@ -36,7 +40,7 @@ class Mask(NamedTuple):
     @classmethod
     def of(cls, mask: Tensor | Support | None, causal: bool = False) -> Mask:
         """The mask that a structure, a boolean tensor (True keeps) or a floating tensor is."""
-        support: Support | None = Causal() if causal else None
+        support = _CAUSAL if causal else None
         if mask is None:
             return cls(support=support)
         if isinstance(mask, Support):

@@ -103,7 +103,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights)
         k, v, mask = self._lengthened(k, v, mask)
         y, weights = attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0, weights=need_weights)
-        y = y.movedim(-3, -2).flatten(-2) if first == 0 or not batched else y.permute(2, 0, 1, 3).flatten(-2)
+        y = y.transpose(-3, -2).flatten(-2) if first == 0 or not batched else y.permute(2, 0, 1, 3).flatten(-2)
         y = linear(y, self.out_proj.weight, self.out_proj.bias)
         if weights is not None and average_attn_weights:
             weights = weights.mean(-3)
@@ -138,7 +138,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _by_heads(self, t: Tensor, first: int) -> Tensor:
         """(L, E), (N, L, E) or (L, N, E) -> (..., H, L, D), a view."""
         t = t.unflatten(-1, (self.num_heads, self.head_dim))
-        return t.movedim(-2, -3) if t.dim() == 3 or first == 0 else t.permute(1, 2, 0, 3)
+        return t.transpose(-2, -3) if t.dim() == 3 or first == 0 else t.permute(1, 2, 0, 3)
 
     def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, hint: bool) -> Mask:
         """The mask of a call; True of torch's masks leaves out."""
