@@ -76,8 +76,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Masks are torch's: True of `key_padding_mask` and of `attn_mask` leaves a key out, and numbers are added.
 
-    A query without any key gets out_proj of zero, with finite gradients, where torch gives NaN. Attention weights cost
-    (N, H, L, S) memory: say `need_weights=False` where you do not read them.
+    A query without any key gets out_proj of zero, with finite gradients; torch gives NaN if weights are asked for.
+    Attention weights cost (N, H, L, S) memory: say `need_weights=False` where you do not read them.
 
     Raises:
         ConfigError: nested tensors, or is_causal without an attn_mask, as torch has it.
