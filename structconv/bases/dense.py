@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -93,6 +95,11 @@ class Dense(Basis):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.pick(self.a)
+
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Any) -> Tensor:
+        """The entries of all pairs, (..., 1 or B, K, N, M)."""
+        a = self.a.mT.to(dtype)
+        return a if a.dim() > 3 else a.unsqueeze(0)
 
     def _transposed(self) -> Basis:
         return Dense(self.a.mT)

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_private as private
+from structconv.bases.dense import Dense
 from structconv.bases.entrywise import Masked, Normalised
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
 from structconv.bases.spec import Leaf, Projected, filler, getter
 from structconv.kernels.existing import Existing
-from structconv.kernels.expressions import finite, listed, product_and_bias
+from structconv.kernels.expressions import finite, listed, product_and_bias, unmasked
 from structconv.kernels.orders import Application, Applied
 from structconv.memo import Owner
 from structconv.planning.cost import Cost
@@ -32,13 +33,13 @@ from structconv.structures.values import class_volume
 
 __all__ = ["Attended", "ScaledDotProduct", "held_bias"]
 
-Held = GridLookup | Lookup | Distance
+Held = Dense | GridLookup | Lookup | Distance
 #: Weights of all pairs up to which a bias is held whole for torch's operator.
 HELD_WEIGHTS, HELD_RELATIVE = 1 << 22, 1 << 16
 
 
 class Attended(NamedTuple):
-    """softmax_m(scale <query_kn, key_km> + bias) where pairs exist; a bias is held whole, and goes with no mask.
+    """softmax_m(scale <query_kn, key_km> + bias) where pairs exist; a bias is held whole, and a table goes with a mask.
 
     Args:
         query, key: what finds them. size: K. depth: D.
@@ -79,7 +80,8 @@ class Attended(NamedTuple):
         added = None if mask is None else mask.mT
         if self.bias is not None:
             held = self.bias(basis).by_outputs(inputs, outputs, query.dtype, self.places)
-            added = held if held.shape[:-3] == (1,) else held.expand(*lead, *held.shape[-3:]).flatten(0, -4)
+            held = held if held.shape[:-3] == (1,) else held.expand(*lead, *held.shape[-3:]).flatten(0, -4)
+            added = held if added is None else held.masked_fill(~added, -torch.inf)
         y = fused_attention(query, key, values, added, causal, self.scale)
         y = y if depth <= channels else y[..., :channels]
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
@@ -133,7 +135,8 @@ def matched(basis: Normalised, nominal: bool = False) -> Attended | None:
     if basis.kind != "softmax" or basis.over != "inputs":
         return None
     bias = held_bias(basis, nominal)
-    scale, node = 1.0, basis.child if bias is None else product_and_bias(basis.child, lambda part: part is bias)[0]
+    node = basis.child if bias is None else product_and_bias(unmasked(basis.child), lambda part: part is bias)[0]
+    scale = 1.0
     while isinstance(node, Masked | Scaled):
         if isinstance(node, Scaled):
             if isinstance(node.factor, Tensor | Leaf):
@@ -143,18 +146,18 @@ def matched(basis: Normalised, nominal: bool = False) -> Attended | None:
     if not isinstance(node, Bilinear) or listed(basis.child):
         return None
     existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)
-    if existing is None or (existing.causal and existing.masked):  # torch would take a table of numbers
-        return None
+    if existing is None or (existing.causal and (existing.masked or bias is not None)):
+        return None  # torch would take a table of numbers
     return Attended(getter(node.query), getter(node.key), basis.size, node.query.shape[-1], scale, existing,
                     None if bias is None else filler(bias), Owner())
 
 
 def held_bias(weights: Normalised, nominal: bool = False) -> Held | None:
-    """The bias that is small enough to hold at all pairs, where no mask is."""
-    if weights.child.support() is not None:
-        return None
-    bias = cast("Held | None", product_and_bias(weights.child, lambda part: isinstance(part, Held))[1])
-    if bias is None or (isinstance(bias, Lookup) and bias.kind == "position"):
+    """The bias that is a table of all pairs, or that is small enough to hold at all pairs where no mask is."""
+    bias = cast("Held | None", product_and_bias(unmasked(weights.child), lambda part: isinstance(part, Held))[1])
+    if bias is None or isinstance(bias, Dense):
+        return bias
+    if weights.child.support() is not None or (isinstance(bias, Lookup) and bias.kind == "position"):
         return None
     if nominal and not isinstance(bias, GridLookup):  # of any number of entries
         return None

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from structconv.errors import ShapeError
-from structconv.primitives.functions import apply, sum_dtype, transformed
+from structconv.memo import values_known
+from structconv.primitives.functions import apply, finite, sum_dtype, transformed
 
 __all__ = ["masked_softmax", "segment_max", "segment_softmax", "segment_sum"]
 
@@ -122,6 +123,11 @@ def _broadcast(owner: str, scores: Tensor, keep: Tensor | None) -> tuple[Tensor,
     return scores, keep
 
 
+def _known_finite(t: Tensor) -> bool:
+    """Whether all numbers are known to be finite, without waiting for a GPU."""
+    return t.is_cpu and values_known(t) and finite(t)
+
+
 def _softmax_grad(weights: Tensor, grad: Tensor, total: Any) -> Tensor:
     """p (g - <p, g>), zero wherever p is zero whatever g is there; `total` sums over a group and repeats the sum."""
     dtype = sum_dtype(weights.dtype)
@@ -203,6 +209,8 @@ class _MaskedSoftmax(torch.autograd.Function):
             wide = wide.masked_fill(absent, -torch.inf)
         if wide.numel() == 0:
             return torch.empty_like(scores)
+        if absent is None and _known_finite(weights := torch.softmax(wide, dim)):
+            return weights.to(scores.dtype)
         dead = wide.amax(dim, keepdim=True) == -torch.inf
         dead = dead if absent is None else dead | absent
         return torch.softmax(wide, dim).masked_fill(dead, 0).to(scores.dtype)
@@ -215,6 +223,8 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (weights,) = ctx.saved_tensors
+        if weights.dtype is sum_dtype(weights.dtype) and _known_finite(grad):  # torch's backward, in one pass
+            return torch.ops.aten._softmax_backward_data(grad, weights, ctx.dim, weights.dtype), None, None
 
         def total(values: Tensor) -> Tensor:
             return values.sum(ctx.dim, keepdim=True)

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from structconv import ops, plan
-from structconv.bases import Bilinear, Lookup
+from structconv.bases import Bilinear, Dense, Lookup
 from structconv.bases.entrywise import Dropped
 from structconv.bases.positions import Distance
 from structconv.kernels import dense_attention, reassociation
@@ -121,6 +121,22 @@ def test_what_has_no_low_rank_is_not_reassociated(mechanism):
 def test_small_relative_terms_are_held_whole_for_torch():
     for scores in (DOT + RelativeBias(3), ALiBi() + DOT, DOT + RelativeKey(2)):
         check_computes_the_same(built(scores.softmax()), FUSED, 1e-10)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_table_of_numbers_goes_to_torch_with_its_mask(heads):
+    query, key, table, r = (torch.randn(2, *shape, dtype=torch.float64, requires_grad=True) for shape in (
+        (4, N, P), (4, N, P), (heads, N, N), (4, N, P)))
+    absent = torch.zeros(N, N, dtype=torch.bool)
+    absent[3:, 0] = absent[:, 5] = True  # some inputs of output 0, all of output 5
+    scores = Bilinear(query, key).scaled() + Dense(table.masked_fill(absent, -torch.inf))
+    basis = scores.masked(keep=Padding(KEEP)).softmax()
+    assert plan(r.flatten(0, 1)[0], basis, EyeTheta(4, P)).kernel == FUSED
+    held = query, key, table, r
+    y, expected = ops.apply(basis, r), basis.dense().mT @ r
+    grads, wanted = (torch.autograd.grad(t.sin().sum(), held, retain_graph=True) for t in (y, expected))
+    torch.testing.assert_close((y, *grads), (expected, *wanted), rtol=1e-10, atol=1e-10)
+    assert y[:, :, 5].eq(0).all()
 
 
 def test_the_planner_reassociates_where_that_is_cheaper():

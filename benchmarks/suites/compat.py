@@ -1,0 +1,9 @@
+"""Drop-in layers against the layers that they replace."""
+
+from __future__ import annotations
+
+from benchmarks.suites import compat_torch
+
+__all__ = ["CASES"]
+
+CASES = (*compat_torch.CASES,)

@@ -1,0 +1,109 @@
+"""`structconv.compat.torch` against torch, and Hugging Face models on "structconv" against "sdpa"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.case import FORWARD, PHASES, Case, Comparison, Entrant, Size, entrant
+from benchmarks.suites.graph_peers import leaf
+from structconv.compat import torch as compat
+
+__all__ = ["CASES"]
+
+#: Batch, length, channels, heads.
+_SEQUENCES = {"small": (2, 16, 32, 4), "medium": (8, 64, 128, 8), "large": (8, 256, 256, 8)}
+#: Batch, channels, side, channels after.
+_IMAGES = {"small": (2, 8, 16, 8), "medium": (8, 32, 32, 64), "large": (8, 64, 56, 64)}
+#: Channels, layers, batch, length.
+_MODELS = {"small": (64, 2, 1, 16), "medium": (256, 4, 4, 128)}
+Run = Callable[[nn.Module, Tensor], Tensor]
+
+
+def _layers(name: str, args: tuple[Any, ...], options: dict[str, Any], shape: tuple[int, ...], run: Run, _: Size
+            ) -> Comparison:
+    """Our layer and torch's, with the same parameters, in training mode without dropout."""
+    found: list[Entrant] = []
+    state: dict[str, Tensor] | None = None
+    for who, module in (("ours", compat), ("torch", nn)):
+        layer, x = getattr(module, name)(*args, **options), leaf(*shape)
+        if state is not None:
+            layer.load_state_dict(state)
+        state = layer.state_dict()
+        found.append(Entrant(name=who, run=partial(run, layer, x), inputs=(x,), parameters=tuple(layer.parameters())))
+    return Comparison(ours=found[0], peers=(found[1],), size=f"{name}{args} on {shape}")
+
+
+def _called(layer: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = layer(x)
+    return y
+
+
+def _attended(weights: bool, layer: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = layer(x, x, x, need_weights=weights)[0]
+    return y
+
+
+def _model(config: dict[str, Any], family: str, batch: int, length: int, generated: int, _: Size) -> Comparison:
+    """A model whose numbers are drawn alike on both implementations; with `generated`, so many greedy tokens."""
+    import transformers
+
+    from structconv.compat.transformers import register
+
+    register()
+    words = torch.randint(3, config["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(1))
+    found: list[Entrant] = []
+    for who, implementation in (("ours", "structconv"), ("transformers sdpa", "sdpa")):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**config))
+        model.set_attn_implementation(implementation)
+        if generated:
+            run = partial(model.generate, words, max_new_tokens=generated, do_sample=False, pad_token_id=0,
+                          eos_token_id=None)
+            found.append(entrant(who, model, run, phases=(FORWARD,)))
+        else:
+            found.append(entrant(who, model, partial(_logits, model, words), phases=PHASES))
+    made = f"{family}, {config['num_hidden_layers']} layers of {config['hidden_size']}"
+    tokens = f", {generated} tokens generated" if generated else ""
+    return Comparison(ours=found[0], peers=(found[1],), size=f"{made}, B={batch}, N={length}{tokens}")
+
+
+def _logits(model: nn.Module, words: Tensor) -> Tensor:
+    y: Tensor = model(words, use_cache=False).logits
+    return y
+
+
+def _cases() -> list[Case]:
+    found = []
+
+    def add(name: str, size: str, build: Callable[[Size], Comparison]) -> None:
+        found.append(Case(suite="compat", name=f"{name}-{size}", build=build, headline=size == "medium"))
+
+    for size, (batch, length, channels, heads) in _SEQUENCES.items():
+        shape, options = (batch, length, channels), {"batch_first": True}
+        for name, weights in (("mha", False), ("mha-weights", True)):
+            add(name, size, partial(_layers, "MultiheadAttention", (channels, heads), options, shape,
+                                    partial(_attended, weights)))
+        add("encoder-layer", size, partial(_layers, "TransformerEncoderLayer", (channels, heads, 4 * channels),
+                                           {**options, "dropout": 0.0}, shape, _called))
+    for size, (batch, channels, side, after) in _IMAGES.items():
+        add("conv2d", size, partial(_layers, "Conv2d", (channels, after, 3), {"padding": 1},
+                                    (batch, channels, side, side), _called))
+    for size, (channels, layers, batch, length) in _MODELS.items() if find_spec("transformers") else ():
+        config = {"vocab_size": 500, "hidden_size": channels, "intermediate_size": 2 * channels,
+                  "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 2}
+        add("llama", size, partial(_model, config, "Llama", batch, length, 0))
+        add("llama-generate", size, partial(_model, config, "Llama", batch, 16, 64))
+    if find_spec("transformers"):
+        config = {"vocab_size": 500, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+                  "num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 64}
+        add("mistral-window-64", "large", partial(_model, config, "Mistral", 1, 2048, 0))
+    return found
+
+
+CASES = tuple(_cases())

@@ -1,0 +1,1 @@
+"""Drop-in layers for other libraries: torch, PyTorch Geometric, Hugging Face transformers."""

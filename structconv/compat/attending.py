@@ -1,0 +1,146 @@
+"""Softmax attention over given queries, keys and values, as torch and Hugging Face pass them, by the one operator."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from structconv.bases.base import Basis
+from structconv.bases.dense import Dense
+from structconv.bases.entrywise import Masked, Normalised, Sum
+from structconv.bases.linear import Scaled
+from structconv.bases.scores import Bilinear
+from structconv.errors import ConfigError, ShapeError
+from structconv.ops import apply
+from structconv.shapes import broadcast
+from structconv.structures.supports import Causal, DenseMask, Padding, Support
+
+__all__ = ["Mask", "attend"]
+
+
+#: One object, whose part of a plan's key is known.
+_CAUSAL: Support = Causal()
+
+
+class Mask(NamedTuple):
+    """Which pairs exist, and what is added to their scores.
+
+    Args:
+        keep: booleans that broadcast to (..., K, N, M), True where a pair exists; or `None` for all.
+        bias: numbers that broadcast to (..., K, N, M), -inf where a pair does not exist; or `None`.
+        support: a structure without a batch, outside which no pair exists either; or `None`.
+    """
+
+    keep: Tensor | None = None
+    bias: Tensor | None = None
+    support: Support | None = None
+
+    @classmethod
+    def of(cls, mask: Tensor | Support | None, causal: bool = False) -> Mask:
+        """The mask that a structure, a boolean tensor (True keeps) or a floating tensor is."""
+        support = _CAUSAL if causal else None
+        if mask is None:
+            return cls(support=support)
+        if isinstance(mask, Support):
+            return cls(support=mask if support is None else support & mask)
+        if mask.dtype == torch.bool:
+            return cls(mask, None, support)
+        if not mask.is_floating_point():
+            raise ConfigError("attention", "a mask must be boolean or floating", mask.dtype)
+        return cls(None, mask, support)
+
+    def joined(self, keep: Tensor | None = None, bias: Tensor | None = None) -> Mask:
+        """The pairs that exist here and by `keep`, with `bias` added."""
+        if self.keep is not None:
+            keep = self.keep if keep is None else self.keep & keep
+        if self.bias is not None:
+            bias = self.bias if bias is None else self.bias + bias
+        return Mask(keep, bias, self.support)
+
+    def in_one_table(self, outputs: int, inputs: int) -> Mask:
+        """The structure as booleans too, where there is a table anyway."""
+        table = self.bias if self.keep is None else self.keep
+        if self.support is None or table is None:
+            return self
+        m, n = torch.arange(inputs, device=table.device), torch.arange(outputs, device=table.device)
+        return self._replace(support=None).joined(self.support.contains(m.unsqueeze(0), n.unsqueeze(-1)))
+
+
+_NONE = Mask()
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *, scale: float | None = None,
+           dropout: float = 0.0, softcap: float | None = None, sink: Tensor | None = None, weights: bool = False
+           ) -> tuple[Tensor, Tensor | None]:
+    """y_kn = sum_m softmax_m(softcap(scale <query_kn, key_km>) + bias_knm) value_km, and the weights if asked for.
+
+    Args:
+        query, key, value: (..., K, N, D), (..., K', M, D), (..., K', M, C); K / K' consecutive heads share a key.
+        mask: which pairs exist. An output without any is zero, and so are its gradients.
+        scale: 1 / sqrt(D) by default. dropout: p, applied to the weights.
+        sink: (K), one more score of each head, whose weight is thrown away.
+
+    Returns:
+        (..., K, N, C), and (..., K, N, M) or `None`.
+    """
+    heads, outputs, inputs = query.shape[-3], query.shape[-2], key.shape[-2]
+    shared = key.shape[-3] != heads
+    if key.dim() != query.dim() or (shared and heads % key.shape[-3]):
+        raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
+                         tuple(key.shape))
+    keep, bias, support = _NONE if mask is None else mask.in_one_table(outputs, inputs)
+    by_head = keep is not None and keep.dim() > 2 and keep.shape[-3] > 1
+    if shared and outputs == 1 and support is None and sink is None and not by_head:
+        return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
+                           weights=weights)
+    if shared:
+        key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3)
+                      for t in (key, value))
+    lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
+    if lead != query.shape[:-3]:
+        query = query.expand(*lead, *query.shape[-3:])
+    bias = None if bias is None else bias.expand(*bias.shape[:-2], outputs, inputs)
+    if by_head:  # each head is an element of the batch, with its own pairs
+        if sink is not None:
+            raise ConfigError("attention", "a mask must be the same for all heads where they have sinks", "one by head")
+        query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
+        bias = bias if bias is None or bias.dim() == 2 else bias.unsqueeze(-3)
+    if keep is not None:
+        keep = keep if by_head or keep.dim() == 2 else keep.squeeze(-3)
+        support = (Padding(keep.squeeze(-2).expand(*keep.shape[:-2], inputs)) if keep.shape[-2] == 1 else
+                   DenseMask(keep.expand(*keep.shape[:-2], outputs, inputs).mT))
+    if weights:  # the transposed basis is laid out as the weights are
+        scores = _scores(key, query, bias, None if support is None else support.transpose(), scale, softcap)
+        found = _weights(scores, "outputs", sink, dropout).dense(query.dtype)
+        y, found = apply(Dense(found.mT), value), found.reshape(*lead, heads, outputs, inputs)
+    else:
+        scores = _scores(query, key, None if bias is None else bias.mT, support, scale, softcap)
+        y, found = apply(_weights(scores, "inputs", sink, dropout), value), None
+    return y.squeeze(-3) if by_head else y, found
+
+
+def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """`attend` for one output of heads that share keys: those that share one are the outputs of its head."""
+    *lead, heads, _, depth = query.shape
+    groups, bias = key.shape[-3], mask.bias
+    if bias is not None and bias.dim() > 2 and bias.shape[-3] == heads:
+        bias = bias.reshape(*bias.shape[:-3], groups, -1, bias.shape[-1])
+    y, weights = attend(query.reshape(*lead, groups, -1, depth), key, value, mask._replace(bias=bias), **options)
+    y = y.reshape(*y.shape[:-3], heads, 1, y.shape[-1])
+    return y, None if weights is None else weights.reshape(*y.shape[:-1], weights.shape[-1])
+
+
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | None, scale: float | None,
+            softcap: float | None) -> Basis:
+    """softcap(scale <query_kn, key_km>) + bias_kmn, at the pairs of the support."""
+    scores: Basis = Scaled(Bilinear(query, key), query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if softcap is None else scores.softcap(softcap)
+    scores = scores if bias is None else Sum(scores, Dense(bias.unsqueeze(0) if bias.dim() == 2 else bias))
+    return scores if support is None else Masked(scores, support)
+
+
+def _weights(scores: Basis, over: str, sink: Tensor | None, dropout: float) -> Basis:
+    weights = Normalised(scores, "softmax", over) if sink is None else scores.softmax(over, sink=sink)
+    return weights.dropout(dropout) if dropout else weights

@@ -1,0 +1,347 @@
+"""torch's layers of the same names, computed by structconv: change the import, keep everything else.
+
+Each class extends torch's own, so that constructors, defaults, initialization, `repr` and `state_dict` are torch's, and
+`isinstance` holds. Only the computation differs. What structconv does not compute is refused with a `ConfigError`.
+
+    from structconv.compat.torch import MultiheadAttention  # instead of torch.nn
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import Proxy
+
+from structconv.compat.attending import Mask, attend
+from structconv.errors import ConfigError, ShapeError
+from structconv.mechanisms.expression import Mechanism
+from structconv.mechanisms.grids import Cuboid, Pool
+from structconv.nn.conv import call_of
+from structconv.nn.images import to_entries, to_image
+from structconv.nn.layer import recorded
+from structconv.planning.plan import plan_for
+from structconv.primitives.products import linear
+from structconv.shapes import check_tensor
+from structconv.structures.grid import Grid
+from structconv.theta import EyeTheta, FullTheta, GroupedTheta, Theta
+
+__all__ = ["AvgPool1d", "AvgPool2d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
+           "MultiheadAttention", "TransformerDecoderLayer", "TransformerEncoderLayer", "scaled_dot_product_attention"]
+
+
+# -- attention ----------------------------------------------------------------------------------------------------
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+                                 dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False) -> Tensor:
+    """Compute softmax(scale query key^T + attn_mask) value: `torch.nn.functional.scaled_dot_product_attention`.
+
+    Args:
+        query, key, value: (..., H, L, E), (..., H, S, E), (..., H, S, Ev).
+        attn_mask: broadcasts to (..., H, L, S). Booleans: True takes part. Numbers: added to the scores.
+        dropout_p: applied to the weights, whenever it is not 0.
+        is_causal: query l attends to keys s <= l; not with an attn_mask.
+        scale: 1 / sqrt(E) by default.
+        enable_gqa: key and value may have fewer heads, of which each serves as many consecutive heads of the query.
+
+    Returns:
+        (..., H, L, Ev). A query without any key is zero, and so are its gradients.
+
+    Raises:
+        ConfigError: both a mask and is_causal. ShapeError: sizes that do not fit.
+    """
+    if is_causal and attn_mask is not None:
+        raise ConfigError("scaled_dot_product_attention", "attn_mask must be left out with is_causal=True", "both")
+    for name, own in (("query", query), ("key", key), ("value", value)):
+        check_tensor("scaled_dot_product_attention", name, own)
+        if own.dim() < 2:
+            raise ShapeError("scaled_dot_product_attention", f"{name} must have shape (..., H, L, E)", tuple(own.shape))
+    heads = query.dim() > 2
+    if not enable_gqa and heads and key.shape[-3] != query.shape[-3] and 1 not in (key.shape[-3], query.shape[-3]):
+        raise ShapeError("scaled_dot_product_attention", f"key must have the H={query.shape[-3]} heads of query",
+                         tuple(key.shape), "Fewer heads of keys need enable_gqa=True.")
+    query, key, value = (t if heads else t.unsqueeze(0) for t in (query, key, value))
+    y, _ = attend(query, key, value, Mask.of(attn_mask, is_causal), scale=scale, dropout=dropout_p)
+    return y if heads else y.squeeze(0)
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` as structured convolution: the same arguments, parameters, masks and results.
+
+    Masks are torch's: True of `key_padding_mask` and of `attn_mask` leaves a key out, and numbers are added.
+
+    A query without any key gets out_proj of zero, with finite gradients; torch gives NaN if weights are asked for.
+    Attention weights cost (N, H, L, S) memory: say `need_weights=False` where you do not read them.
+
+    Raises:
+        ConfigError: nested tensors, or is_causal without an attn_mask, as torch has it.
+    """
+
+    @classmethod
+    def sharing(cls, module: nn.MultiheadAttention) -> Self:
+        """The same layer with the parameters of torch's, shared, not copied."""
+        layer = cls.__new__(cls)
+        layer.__dict__.update(module.__dict__)
+        return layer
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+                need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+                is_causal: bool = False) -> tuple[Tensor, Tensor | None]:
+        """(L, N, E), (S, N, kdim), (S, N, vdim) -> (L, N, E), and the weights (N, L, S) or `None`; see torch's."""
+        if type(query) is Proxy:
+            return cast(Any, recorded(self, query, key, value, key_padding_mask, need_weights, attn_mask,
+                                      average_attn_weights, is_causal))
+        self._check(query, key, value, attn_mask, is_causal)
+        batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
+        q, k, v = (self._by_heads(t, first) for t in self._projected(query, key, value))
+        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights)
+        k, v, mask = self._lengthened(k, v, mask)
+        y, weights = attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0, weights=need_weights)
+        y = y.transpose(-3, -2).flatten(-2) if first == 0 or not batched else y.permute(2, 0, 1, 3).flatten(-2)
+        y = linear(y, self.out_proj.weight, self.out_proj.bias)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(-3)
+        return y, weights
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool) -> None:
+        owner = "MultiheadAttention"
+        sizes = ("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)
+        for name, own, channels in sizes:
+            if isinstance(own, Tensor) and own.is_nested:
+                raise ConfigError(owner, f"{name} must be a padded tensor", "a nested one", "Pad it by "
+                                  "torch.nested.to_padded_tensor, or use structconv.MultiheadAttention.")
+            check_tensor(owner, name, own)
+            if own.dim() not in (2, 3) or own.dim() != query.dim() or own.shape[-1] != channels:
+                raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
+                                 tuple(own.shape))
+        if is_causal and attn_mask is None:
+            raise ConfigError(owner, "attn_mask must be given with is_causal=True, which says what it is", "none")
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """query, key and value times their weights; of one tensor in one product."""
+        bias = self.in_proj_bias
+        if self.in_proj_weight is None:
+            weights: Any = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        elif query is key and key is value:
+            return linear(query, self.in_proj_weight, bias).chunk(3, -1)
+        else:
+            weights = self.in_proj_weight.chunk(3)
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        return tuple(linear(t, w, b) for t, w, b in zip((query, key, value), weights, biases, strict=True))
+
+    def _by_heads(self, t: Tensor, first: int) -> Tensor:
+        """(L, E), (N, L, E) or (L, N, E) -> (..., H, L, D), a view."""
+        t = t.unflatten(-1, (self.num_heads, self.head_dim))
+        return t.transpose(-2, -3) if t.dim() == 3 or first == 0 else t.permute(1, 2, 0, 3)
+
+    def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, hint: bool) -> Mask:
+        """The mask of a call; True of torch's masks leaves out."""
+        mask, outputs, inputs = Mask(), q.shape[-2], k.shape[-2]
+        if padding is not None:
+            if padding.shape != (*q.shape[:-3], inputs):
+                raise ShapeError("MultiheadAttention", f"key_padding_mask must have shape {(*q.shape[:-3], inputs)}",
+                                 tuple(padding.shape))
+            mask = mask.joined(*Mask.of(_kept(padding)[..., None, None, :])[:2])
+        elif hint:
+            return Mask.of(None, causal=True)
+        if attn_mask is not None:
+            each = math.prod(q.shape[:-2])
+            if tuple(attn_mask.shape) not in ((outputs, inputs), (each, outputs, inputs)):
+                raise ShapeError("MultiheadAttention", f"attn_mask must have shape {(outputs, inputs)} or "
+                                 f"{(each, outputs, inputs)}", tuple(attn_mask.shape))
+            own = _kept(attn_mask)
+            mask = mask.joined(*Mask.of(own if own.dim() == 2 else own.view(*q.shape[:-2], outputs, inputs))[:2])
+        return mask
+
+    def _lengthened(self, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
+        """With the keys and values that torch may append, which all queries have: `bias_k`, and zeros."""
+        rows = [] if self.bias_k is None else [(self.bias_k, self.bias_v)]
+        for row in rows + [(None, None)] * self.add_zero_attn:
+            shape = (*k.shape[:-2], 1, k.shape[-1])
+            k, v = (torch.cat([t, t.new_zeros(shape) if own is None else
+                               own.view(self.num_heads, 1, self.head_dim).expand(shape)], -2)
+                    for t, own in zip((k, v), row, strict=True))
+            keep, bias = (None if t is None else F.pad(t, (0, 1), value=fill)
+                          for t, fill in ((mask.keep, True), (mask.bias, 0.0)))
+            mask = Mask(keep, bias, mask.support)
+        return k, v, mask
+
+
+def _kept(mask: Tensor) -> Tensor:
+    """A mask whose booleans say what is left out, as one whose booleans say what is kept."""
+    return ~mask if mask.dtype == torch.bool else mask
+
+
+def _built_as(original: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a constructor the signature of torch's."""
+    return functools.wraps(original, assigned=("__doc__", "__name__", "__annotations__"))
+
+
+class TransformerEncoderLayer(nn.TransformerEncoderLayer):
+    """`torch.nn.TransformerEncoderLayer`, whose attention is `structconv.compat.torch.MultiheadAttention`.
+
+    It goes into `torch.nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False)`: torch's fused inference,
+    and its removal of padding by nested tensors, are not used.
+    """
+
+    @_built_as(nn.TransformerEncoderLayer.__init__)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.self_attn = MultiheadAttention.sharing(self.self_attn)
+        self.activation_relu_or_gelu = 0  # by which torch chooses its fused inference
+
+
+class TransformerDecoderLayer(nn.TransformerDecoderLayer):
+    """`torch.nn.TransformerDecoderLayer`, whose attentions are `structconv.compat.torch.MultiheadAttention`."""
+
+    @_built_as(nn.TransformerDecoderLayer.__init__)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.self_attn = MultiheadAttention.sharing(self.self_attn)
+        self.multihead_attn = MultiheadAttention.sharing(self.multihead_attn)
+
+
+# -- grids --------------------------------------------------------------------------------------------------------
+
+def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) -> Mechanism:
+    """The mechanism of these options; built again when they change."""
+    held = layer.__dict__.get("_mechanism")
+    if held is None or held[0] != options:
+        held = layer.__dict__["_mechanism"] = options, kind(*options).bound(1)
+    return cast(Mechanism, held[1])
+
+
+def _computed(layer: nn.Module, mechanism: Mechanism, theta: Theta, bias: Tensor | None, image: Tensor, axes: int
+              ) -> Tensor:
+    """The plan's result for an image (..., P, *S)."""
+    call, sizes = call_of(mechanism, theta, bias, image, axes=axes)
+    return plan_for(call, image=sizes).run(call)
+
+
+def _check_image(layer: Any, image: Tensor, axes: int) -> None:
+    owner = type(layer).__name__
+    check_tensor(owner, "input", image)
+    if image.dim() not in (axes + 1, axes + 2) or image.shape[-1 - axes] != layer.in_channels:
+        raise ShapeError(owner, f"input must have shape (N, C={layer.in_channels}, *S) with {axes} axes S, or without "
+                         "N", tuple(image.shape))
+
+
+class _Conv:
+    """The forward pass of torch's convolutions."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
+        if type(input) is Proxy:
+            return cast(Tensor, recorded(self, input))
+        axes = len(self.kernel_size)
+        _check_image(self, input, axes)
+        kernel, groups = self.weight.flatten(2), self.groups
+        theta = (FullTheta(kernel.permute(2, 1, 0)) if groups == 1 else
+                 GroupedTheta(kernel.unflatten(0, (groups, -1)).permute(3, 0, 2, 1)))
+        return _computed(self, self._mechanism_of(), theta, self.bias, input, axes)
+
+    def _mechanism_of(self: Any) -> Mechanism:
+        padding = self.padding if isinstance(self.padding, str) else tuple(self.padding)
+        return _mechanism(self, Cuboid, self.kernel_size, self.stride, self.dilation, padding, self.padding_mode)
+
+
+class Conv1d(_Conv, nn.Conv1d):
+    """`torch.nn.Conv1d` as structured convolution: the same arguments, parameters and results."""
+
+
+class Conv2d(_Conv, nn.Conv2d):
+    """`torch.nn.Conv2d` as structured convolution: the same arguments, parameters and results."""
+
+
+class Conv3d(_Conv, nn.Conv3d):
+    """`torch.nn.Conv3d` as structured convolution: the same arguments, parameters and results."""
+
+
+class _ConvTranspose:
+    """The forward pass of torch's transposed convolutions."""
+
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """(N, C, *S) or (C, *S) -> (N, C', *S') or (C', *S'); see torch's."""
+        if type(input) is Proxy:
+            return cast(Tensor, recorded(self, input, output_size))
+        axes, groups = len(self.kernel_size), self.groups
+        _check_image(self, input, axes)
+        more = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, axes,
+                                    self.dilation)
+        behind = [one // step for one, step in zip(more, self.stride, strict=True)]
+        if any(behind):  # outputs beyond the last stride: they are those of zeros that follow the image
+            input = F.pad(input, [size for zeros in reversed(behind) for size in (0, zeros)])
+        entries, grid = to_entries(input, axes)
+        finer = Grid(tuple((size - zeros - 1) * step - 2 * cut + spread * (width - 1) + one + 1
+                           for size, zeros, step, cut, spread, width, one in
+                           zip(grid.shape, behind, self.stride, self.padding, self.dilation, self.kernel_size, more,
+                               strict=True)))
+        blocks_GPQK = self.weight.flatten(2).unflatten(0, (groups, -1))
+        theta = (FullTheta(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
+                 GroupedTheta(blocks_GPQK.permute(3, 0, 1, 2)))
+        mechanism = _mechanism(self, _transposed, self.kernel_size, self.stride, self.dilation, self.padding)
+        call, _ = call_of(mechanism, theta, self.bias, entries, structure=finer)
+        return to_image(plan_for(call).run(call), finer)
+
+
+def _transposed(*options: Any) -> Mechanism:
+    size, stride, dilation, padding = options
+    return Cuboid(size, stride, dilation, padding, "zeros").transpose()
+
+
+class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d` as structured convolution: the same arguments, parameters and results."""
+
+
+class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d` as structured convolution: the same arguments, parameters and results."""
+
+
+class _AvgPool:
+    """The forward pass of torch's average pooling."""
+
+    axes: int
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
+        if type(input) is Proxy:
+            return cast(Tensor, recorded(self, input))
+        owner, axes = type(self).__name__, self.axes
+        check_tensor(owner, "input", input)
+        if self.ceil_mode:
+            raise ConfigError(owner, "ceil_mode must be False", "True", "Use torch's layer, or pad the input.")
+        if input.dim() not in (axes + 1, axes + 2):
+            raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
+                             tuple(input.shape))
+        size, stride, padding = (_each(t, axes) for t in (self.kernel_size, self.stride, self.padding))
+        mechanism = _mechanism(self, _pooling, size, stride, padding, self.count_include_pad)
+        y = _computed(self, mechanism, EyeTheta(1, input.shape[-1 - axes]), None, input, axes)
+        divisor = getattr(self, "divisor_override", None)
+        return y if divisor is None else y * (math.prod(size) / divisor)
+
+
+def _each(size: Any, axes: int) -> tuple[int, ...]:
+    return tuple(size) if isinstance(size, tuple | list) else (size,) * axes
+
+
+def _pooling(size: Any, stride: Any, padding: Any, all_count: bool) -> Mechanism:
+    pool = Pool(size, stride, padding)
+    return pool if all_count or not any(padding) else pool.normalize("sum")
+
+
+class AvgPool1d(_AvgPool, nn.AvgPool1d):
+    """`torch.nn.AvgPool1d` as structured convolution, without `ceil_mode`."""
+
+    axes = 1
+
+
+class AvgPool2d(_AvgPool, nn.AvgPool2d):
+    """`torch.nn.AvgPool2d` as structured convolution, without `ceil_mode`."""
+
+    axes = 2

@@ -1,0 +1,152 @@
+"""Hugging Face models on structconv: `register()`, then `model.set_attn_implementation("structconv")`.
+
+    from structconv.compat.transformers import register
+
+    register()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="structconv")
+
+transformers is imported when `register` is called, and is no dependency of structconv.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from structconv.compat.attending import Mask, attend
+from structconv.errors import ConfigError
+from structconv.structures.supports import Causal, Support, Window
+
+__all__ = ["NAME", "Registration", "register"]
+
+#: The name of the implementation in transformers.
+NAME = "structconv"
+
+
+class Registration:
+    """What `register` returns."""
+
+    def check(self, model: nn.Module) -> list[str]:
+        """Return the names of the attention modules of a model that do not use the interface: they stay as they are.
+
+        A module counts as attention if "Attention" is in the name of its class. It uses the interface if its forward
+        pass, or that of a module within it or around it, calls `ALL_ATTENTION_FUNCTIONS`.
+        """
+        routed = {name for name, module in model.named_modules() if _routes(type(module))}
+        apart = [name for name, module in model.named_modules()
+                 if "Attention" in type(module).__name__ and next(module.parameters(), None) is not None
+                 and not any(_encloses(name, other) or _encloses(other, name) for other in routed)]
+        return [name for name in apart if not any(_encloses(name, other) and name != other for other in apart)]
+
+    def __repr__(self) -> str:
+        return f'model.set_attn_implementation("{NAME}")'
+
+
+def register() -> Registration:
+    """Add "structconv" to the attention functions and to the mask functions of transformers.
+
+    Raises:
+        ConfigError: transformers is not installed, or has no such interfaces (before 5.0).
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise ConfigError("register", "transformers 5 must be installed", str(error),
+                          "pip install 'transformers>=5'.") from error
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+    return Registration()
+
+
+def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | Support | None,
+              dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
+              position_bias: Tensor | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
+              **options: Any) -> tuple[Tensor, Tensor | None]:
+    """The attention function: query (B, K, N, D), key and value (B, K', M, D) -> (B, N, K, D), and the weights.
+
+    Args:
+        attention_mask: what `mask` returned, or a table (B, K or 1, N, M), True where a pair exists, or added to the
+            scores. Without one a query of several entries is causal if the module is.
+        position_bias: (B or 1, K, N, M), added to the scores. softcap: see `softcap` of the algebra.
+        s_aux: (K), the sinks.
+    """
+    outputs = query.shape[2]
+    causal = bool(outputs > 1 and attention_mask is None
+                  and (getattr(module, "is_causal", True) if is_causal is None else is_causal))
+    if causal and key.shape[2] > outputs:  # aligned to the first key: the rest of a static cache is empty
+        key, value = key[:, :, :outputs], value[:, :, :outputs]
+        position_bias = None if position_bias is None else position_bias[..., :outputs]
+    found = Mask.of(attention_mask, causal).joined(bias=position_bias)
+    y, weights = attend(query, key, value, found, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
+                        weights=_weights_wanted(options))
+    return y.transpose(1, 2).contiguous(), weights
+
+
+def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+         mask_function: Callable[..., Any] | None = None, attention_mask: Tensor | None = None, **options: Any
+         ) -> Tensor | Support | None:
+    """The mask function: a structure where the pairs are a window, else booleans (B, 1, N, M), or `None`.
+
+    A window that hides something, of whole sequences without padding, becomes `Causal() & Window(...)`, or a `Window`,
+    whose pairs alone are computed. Everything else is a table, as that of "sdpa".
+    """
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+    function = causal_mask_function if mask_function is None else mask_function
+    plain = type(q_offset) is int and (q_offset, kv_offset) == (0, 0) and q_length == kv_length
+    if plain and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
+        causal, radius = _window(function)
+        if radius is not None and radius < kv_length - 1:
+            return Causal() & Window(radius) if causal else Window(radius)
+    found: Tensor | None = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+                                     kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask,
+                                     **options)
+    return found
+
+
+def _window(function: Callable[..., Any]) -> tuple[bool, int | None]:
+    """Whether a mask function that is a window is causal, and its radius; `None` of any other function."""
+    from transformers import masking_utils as known
+
+    parts: Any = _held(function, known.and_masks, "mask_functions") or ()
+    for of_order, overlay, last in ((known.causal_mask_function, known.sliding_window_overlay, 1),
+                                    (known.bidirectional_mask_function, known.sliding_window_bidirectional_overlay, 0)):
+        size = _held(parts[0], overlay, "sliding_window") if len(parts) == 2 and parts[1] is of_order else None
+        if type(size) is int and size >= last:
+            return bool(last), size - last
+    return False, None
+
+
+def _held(function: Any, maker: Callable[..., Any], name: str) -> Any:
+    """The variable that a function made by `maker` holds; `None` of any other function."""
+    code = getattr(function, "__code__", None)
+    if code is None or code not in maker.__code__.co_consts:
+        return None
+    return inspect.getclosurevars(function).nonlocals.get(name)
+
+
+def _weights_wanted(options: dict[str, Any]) -> bool:
+    """Whether the caller collects the attention weights: by the argument, or by transformers' hooks on the modules."""
+    from transformers.utils import output_capturing
+
+    collector = getattr(output_capturing, "_active_collector", None)
+    collected = None if collector is None else collector.get()
+    return bool(options.get("output_attentions")) or any("attentions" in name for name in collected or ())
+
+
+def _routes(kind: type) -> bool:
+    """Whether the forward pass of a class calls the interface."""
+    try:
+        source = inspect.getsource(kind.forward)  # type: ignore[attr-defined]
+    except (OSError, TypeError):
+        return False
+    return "ALL_ATTENTION_FUNCTIONS" in source
+
+
+def _encloses(outer: str, inner: str) -> bool:
+    """Whether the module of one name is that of the other, or around it."""
+    return outer == inner or outer == "" or inner.startswith(outer + ".")

@@ -1,0 +1,290 @@
+"""`structconv.compat.torch` against torch: values, gradients, states, containers, and programs that are compiled."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from structconv.compat import torch as compat
+from structconv.errors import ConfigError, ShapeError
+
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def _alike(original: Any, ours: Any, inputs: tuple[Tensor, ...], **options: Any) -> None:
+    """Both modules give the same values, and the same gradients of inputs and parameters."""
+    found = []
+    for module in (original, ours):
+        shared: dict[int, Tensor] = {}  # one tensor that is passed twice stays one
+        own = [shared.setdefault(id(t), t.detach().clone().requires_grad_()) for t in inputs]
+        results = module(*own, **options)
+        results = [t for t in (results if isinstance(results, tuple) else (results,)) if t is not None]
+        wanted = [*shared.values(), *(p for p in module.parameters() if p.requires_grad)]
+        loss = sum((t * torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view(t.shape)).sum() for t in results)
+        found.append([*results, *torch.autograd.grad(loss, wanted, allow_unused=True)])
+    tolerance = TOLERANCES[inputs[0].dtype]
+    assert len(found[0]) == len(found[1])
+    for expected, own in zip(*found, strict=True):
+        assert (expected is None) == (own is None)
+        if expected is not None:
+            assert own.shape == expected.shape and own.dtype == expected.dtype
+            torch.testing.assert_close(own, expected, rtol=tolerance,
+                                       atol=tolerance * max(1.0, float(expected.detach().abs().max())))
+
+
+def _pair(name: str, dtype: torch.dtype, *args: Any, **options: Any) -> tuple[nn.Module, nn.Module]:
+    """torch's layer and ours, drawn alike; the state of each is loaded into the other."""
+    torch.manual_seed(0)
+    original = getattr(nn, name)(*args, **options, dtype=dtype)
+    torch.manual_seed(0)
+    ours = getattr(compat, name)(*args, **options, dtype=dtype)
+    assert isinstance(ours, type(original)) and repr(ours) == repr(original)
+    states = original.state_dict(), ours.state_dict()
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))
+    for target, state in ((ours, states[0]), (original, states[1])):
+        target.load_state_dict(state)
+    for layer in (original, ours):
+        for parameter in layer.parameters():
+            with torch.no_grad():
+                parameter.add_(torch.linspace(-0.3, 0.3, parameter.numel(), dtype=dtype).view(parameter.shape))
+    return original, ours
+
+
+@st.composite
+def attention_calls(draw: Any) -> tuple[Any, ...]:
+    """Options, inputs and masks of a call of MultiheadAttention; each query has a key."""
+    dtype = draw(st.sampled_from(list(TOLERANCES)))
+    heads, dim, batch = draw(st.integers(1, 3)), draw(st.sampled_from((2, 3))), draw(st.integers(1, 3))
+    outputs, inputs = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    first, batched, alone = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    embed = heads * dim
+    kdim, vdim = (embed, embed) if alone else (draw(st.sampled_from((embed, 5))), draw(st.sampled_from((embed, 3))))
+    options = {"bias": draw(st.booleans()), "add_bias_kv": draw(st.booleans()), "add_zero_attn": draw(st.booleans()),
+               "kdim": kdim, "vdim": vdim, "batch_first": first}
+    inputs = outputs if alone else inputs
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 100)))
+
+    def normal(length: int, channels: int) -> Tensor:
+        shape = (length, channels) if not batched else (batch, length, channels) if first else (length, batch, channels)
+        return torch.randn(shape, dtype=dtype, generator=generator)
+
+    query = normal(outputs, embed)
+    tensors = (query, query, query) if alone else (query, normal(inputs, kdim), normal(inputs, vdim))
+    kind, batch = draw(st.sampled_from((None, "bool", "float", "-inf"))), batch if batched else 1
+    masks: dict[str, Any] = {"key_padding_mask": None, "attn_mask": None}
+    if kind is not None:
+        absent = [torch.rand(shape, generator=generator) < 0.4
+                  for shape in ((batch, inputs), draw(st.sampled_from(((outputs, inputs),
+                                                                      (batch * heads, outputs, inputs)))))]
+        for mask in absent:
+            mask[..., 0] = False
+        absent[0] = absent[0] if batched else absent[0][0]
+        numbers = [torch.randn(m.shape, dtype=dtype, generator=generator) if kind == "float" else
+                   torch.zeros(m.shape, dtype=dtype).masked_fill(m, -torch.inf) for m in absent]
+        chosen = draw(st.sets(st.sampled_from(list(masks)), min_size=1))
+        for name, *both in zip(masks, absent, numbers, strict=True):
+            masks[name] = both[kind != "bool"] if name in chosen else None
+    calls = dict(masks, need_weights=draw(st.booleans()), average_attn_weights=draw(st.booleans()))
+    return dtype, embed, heads, options, tensors, calls
+
+
+@settings(max_examples=60)
+@given(attention_calls())
+def test_attention_is_torchs(call: tuple[Any, ...]) -> None:
+    dtype, embed, heads, options, tensors, calls = call
+    _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_scaled_dot_product_attention_is_torchs(data: Any) -> None:
+    dtype, lead = data.draw(st.sampled_from(list(TOLERANCES))), data.draw(st.sampled_from(((), (2,), (2, 3))))
+    groups, shared = (data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))) if lead else (1, 1)
+    outputs, inputs, channels = (data.draw(st.integers(1, 4)) for _ in range(3))
+    shape = (*lead, groups * shared) if lead else data.draw(st.sampled_from(((), (2,))))
+    fewer = (*lead, groups) if lead else shape
+    query, key, value = (torch.randn(*own, dtype=dtype) for own in (
+        (*shape, outputs, 3), (*fewer, inputs, 3), (*fewer, inputs, channels)))
+    kind = data.draw(st.sampled_from((None, "causal", "bool", "float")))
+    mask = None
+    if kind in ("bool", "float"):
+        size = data.draw(st.sampled_from(((outputs, inputs), (*shape[:-1], *(1,) * bool(shape), 1, inputs),
+                                          (*shape, outputs, inputs))))
+        mask = torch.rand(size) < 0.7 if kind == "bool" else torch.randn(size, dtype=dtype)
+        if kind == "bool":
+            mask[..., 0] = True
+    options: dict[str, Any] = {"attn_mask": mask, "is_causal": kind == "causal", "enable_gqa": shared > 1,
+                               "scale": data.draw(st.sampled_from((None, 0.3)))}
+
+    class Both(nn.Module):
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return self.function(*tensors, **options)
+
+    _alike(Both(F.scaled_dot_product_attention), Both(compat.scaled_dot_product_attention), (query, key, value))
+
+
+@st.composite
+def image_layers(draw: Any) -> tuple[Any, ...]:
+    """A layer over grids, its options, and an input."""
+    name = draw(st.sampled_from(("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "AvgPool1d",
+                                 "AvgPool2d")))
+    axes, dtype = int(name[-2]), draw(st.sampled_from(list(TOLERANCES)))
+    size = tuple(draw(st.integers(1, 3)) for _ in range(axes))
+    stride, padding = draw(st.integers(1, 3)), draw(st.integers(0, 2))
+    if "Pool" in name:
+        args: tuple[Any, ...] = (size,)
+        options: dict[str, Any] = {"stride": draw(st.sampled_from((None, stride))),
+                                   "padding": min(padding, min(size) // 2), "count_include_pad": draw(st.booleans())}
+        if axes == 2:
+            options["divisor_override"] = draw(st.sampled_from((None, 3)))
+    else:
+        groups, dilation = draw(st.sampled_from((1, 2))), draw(st.integers(1, 2))
+        args = (4, 6, size)
+        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
+                   "bias": draw(st.booleans())}
+        if "Transpose" in name:
+            options["output_padding"] = draw(st.integers(0, max(stride, dilation) - 1))
+        elif draw(st.booleans()):
+            options.update(stride=1, padding=draw(st.sampled_from(("same", "valid"))))
+        else:
+            options["padding_mode"] = draw(st.sampled_from(("zeros", "circular", "reflect", "replicate")))
+    lead = draw(st.sampled_from(((), (2,))))
+    return name, dtype, args, options, torch.randn(*lead, 4, *(8 - axes + i for i in range(axes)), dtype=dtype)
+
+
+@settings(max_examples=80)
+@given(image_layers())
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+def test_layers_over_grids_are_torchs(layer: tuple[Any, ...]) -> None:
+    name, dtype, args, options, image = layer
+    if "Pool" in name:
+        _alike(getattr(nn, name)(*args, **options), getattr(compat, name)(*args, **options), (image,))
+    else:
+        _alike(*_pair(name, dtype, *args, **options), (image,))
+
+
+def test_transposed_convolution_takes_an_output_size() -> None:
+    original, ours = _pair("ConvTranspose2d", torch.float64, 3, 2, 3, stride=2)
+    image = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    torch.testing.assert_close(ours(image, output_size=[10, 11]), original(image, output_size=[10, 11]))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_in_torchs_containers(batch_first: bool, norm_first: bool, mode: str) -> None:
+    options = {"dim_feedforward": 12, "dropout": 0.0, "batch_first": batch_first, "norm_first": norm_first,
+               "activation": "gelu"}
+    encoders, decoders = ([getattr(nn, f"Transformer{kind}")(layer, 2) for layer in _pair(
+        f"Transformer{kind}Layer", torch.float64, 8, 2, **options)] for kind in ("Encoder", "Decoder"))
+    source, target = (torch.randn((3, n, 8) if batch_first else (n, 3, 8), dtype=torch.float64) for n in (5, 4))
+    causal = nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
+    padding = torch.arange(5) >= torch.tensor([[5], [3], [2]])
+    for modules in (encoders, decoders):
+        assert all(type(layer) is getattr(compat, type(layer).__name__) for layer in modules[1].layers)
+        for module in modules:
+            module.train(mode == "train")
+    _alike(*encoders, (source,), src_key_padding_mask=padding)
+    _alike(*decoders, (target, source), tgt_mask=causal, memory_key_padding_mask=padding)
+    _alike(*decoders, (target, source), tgt_mask=causal, tgt_is_causal=True)
+    with torch.no_grad():  # where torch takes its fused inference
+        torch.testing.assert_close(encoders[1](source), encoders[0](source), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_samples_without_keys_are_zero(kind: torch.dtype, need_weights: bool) -> None:
+    layer = compat.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(3, 4, 8, requires_grad=True)
+    padding = torch.tensor([[False] * 4, [True] * 4, [False, False, True, True]])
+    padding = padding if kind is torch.bool else torch.zeros(3, 4).masked_fill(padding, -torch.inf)
+    y, _ = layer(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+    y.square().sum().backward()
+    assert y[1].eq(0).all() and x.grad[1].eq(0).all() and not x.grad[0].eq(0).any()
+    assert all(t.isfinite().all() for t in (y, x.grad, *(p.grad for p in layer.parameters())))
+    original = nn.MultiheadAttention(8, 2, batch_first=True)
+    assert original(x, x, x, key_padding_mask=padding, need_weights=True)[0][1].isnan().all()  # what this mends
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_dropout_falls_on_the_weights_and_is_seeded(need_weights: bool) -> None:
+    layer, x = compat.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), torch.randn(2, 6, 8)
+    calls = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        calls.append(layer(x, x, x, need_weights=need_weights, average_attn_weights=False))
+    torch.testing.assert_close(*calls)
+    expected, whole = layer.eval()(x, x, x, average_attn_weights=False)
+    weights = calls[0][1]
+    if weights is not None:
+        dropped = weights == 0
+        assert 0.3 < dropped.float().mean() < 0.7
+        torch.testing.assert_close(weights[~dropped], 2 * whole[~dropped])
+    layer.train()
+    mean = torch.stack([layer(x, x, x, need_weights=need_weights)[0] for _ in range(400)]).mean(0)
+    assert (mean - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def _program(name: str) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, Any]]:
+    """A layer, its inputs and options."""
+    if name == "TransformerEncoderLayer":
+        padding = torch.arange(6) >= torch.tensor([[6], [4]])
+        return (compat.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True), (torch.randn(2, 6, 8),),
+                {"src_key_padding_mask": padding})
+    if name == "MultiheadAttention":
+        mask = torch.zeros(6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+        return compat.MultiheadAttention(8, 2), (torch.randn(6, 2, 8),) * 3, {"attn_mask": mask}
+    layer = {"Conv2d": lambda: compat.Conv2d(4, 3, 3, padding=1), "AvgPool2d": lambda: compat.AvgPool2d(2),
+             "ConvTranspose2d": lambda: compat.ConvTranspose2d(4, 3, 3, stride=2)}[name]()
+    return layer, (torch.randn(2, 4, 6, 6),), {}
+
+
+@pytest.mark.parametrize("name", ["MultiheadAttention", "TransformerEncoderLayer", "Conv2d", "ConvTranspose2d",
+                                  "AvgPool2d"])
+def test_compiled_and_exported(name: str) -> None:
+    layer, inputs, options = _program(name)
+    expected = layer(*inputs, **options)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    programs = [torch.compile(layer, fullgraph=True, backend="aot_eager"),
+                torch.export.export(layer, inputs, options).module()]
+    for program in programs:
+        found = program(*inputs, **options)
+        torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, expected)
+    torch.testing.assert_close(copy.deepcopy(layer)(*inputs, **options), layer(*inputs, **options))
+    traced = torch.fx.symbolic_trace(nn.Sequential(layer)) if name == "Conv2d" else None
+    if traced is not None:
+        torch.testing.assert_close(traced(*inputs), expected)
+
+
+def test_what_is_refused() -> None:
+    x = torch.randn(3, 2, 8)
+    layer = compat.MultiheadAttention(8, 2)
+    with pytest.raises(ConfigError, match="attn_mask must be given"):
+        layer(x, x, x, is_causal=True)
+    with pytest.raises(ShapeError, match="key_padding_mask"):
+        layer(x, x, x, key_padding_mask=torch.zeros(3, 2, dtype=torch.bool))
+    with pytest.raises(ShapeError, match="key must have shape"):
+        layer(x, x[..., :5], x)
+    with pytest.raises(ConfigError, match="nested"):
+        layer(*[torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged)] * 3)
+    with pytest.raises(ConfigError, match="attn_mask must be left out"):
+        compat.scaled_dot_product_attention(x, x, x, torch.ones(2, 2, dtype=torch.bool), is_causal=True)
+    with pytest.raises(ShapeError, match="enable_gqa"):
+        compat.scaled_dot_product_attention(torch.randn(4, 2, 8), torch.randn(2, 2, 8), torch.randn(2, 2, 8))
+    with pytest.raises(ShapeError, match="C=4"):
+        compat.Conv2d(4, 3, 3)(torch.randn(2, 5, 6, 6))
+    with pytest.raises(ConfigError, match="ceil_mode"):
+        compat.AvgPool2d(2, ceil_mode=True)(torch.randn(2, 4, 5, 5))

@@ -1,0 +1,244 @@
+"""`structconv.compat.transformers`: randomly drawn models of many families give what eager attention gives."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from structconv.compat import transformers as compat
+from structconv.errors import ConfigError
+
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE, WORDS, LENGTH = 1e-5, 99, 11
+SIZES = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2}
+BOTH = {"vocab_size": WORDS, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 64,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
+        "forced_eos_token_id": None}
+IMAGES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "image_size": 16, "patch_size": 4}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+EXPERTS = {**GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1}
+WINDOW = {"sliding_window": 4}
+
+#: Name -> the kind, the prefix of the configuration's class, the model's class, and the configuration.
+FAMILIES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "llama": ("decoder", "Llama", "LlamaForCausalLM", GROUPED),
+    "mistral": ("decoder", "Mistral", "MistralForCausalLM", {**GROUPED, **WINDOW}),
+    "mixtral": ("decoder", "Mixtral", "MixtralForCausalLM", EXPERTS),
+    "qwen2": ("decoder", "Qwen2", "Qwen2ForCausalLM", {**GROUPED, **WINDOW, "use_sliding_window": True,
+                                                       "max_window_layers": 1}),
+    "qwen3": ("decoder", "Qwen3", "Qwen3ForCausalLM", {**GROUPED, "head_dim": 8}),
+    "gemma": ("decoder", "Gemma", "GemmaForCausalLM", {**GROUPED, "head_dim": 8}),
+    "gemma2": ("decoder", "Gemma2", "Gemma2ForCausalLM", {**GROUPED, **WINDOW, "head_dim": 8,
+                                                          "attn_logit_softcapping": 2.0}),
+    "gemma3": ("decoder", "Gemma3Text", "Gemma3ForCausalLM", {**GROUPED, **WINDOW, "head_dim": 8}),
+    "phi": ("decoder", "Phi", "PhiForCausalLM", SIZES),
+    "phi3": ("decoder", "Phi3", "Phi3ForCausalLM", GROUPED),
+    "olmo2": ("decoder", "Olmo2", "Olmo2ForCausalLM", GROUPED),
+    "cohere": ("decoder", "Cohere", "CohereForCausalLM", {**GROUPED, "logit_scale": 1.0}),
+    "cohere2": ("decoder", "Cohere2", "Cohere2ForCausalLM", {**GROUPED, **WINDOW, "logit_scale": 1.0}),
+    "gpt_oss": ("decoder", "GptOss", "GptOssForCausalLM", {**EXPERTS, **WINDOW, "head_dim": 8}),
+    "gpt2": ("decoder", "GPT2", "GPT2LMHeadModel", SIZES),
+    "gpt_neox": ("decoder", "GPTNeoX", "GPTNeoXForCausalLM", SIZES),
+    "opt": ("decoder", "OPT", "OPTForCausalLM", {**SIZES, "ffn_dim": 40, "word_embed_proj_dim": 32}),
+    "starcoder2": ("decoder", "Starcoder2", "Starcoder2ForCausalLM", GROUPED),
+    "bert": ("encoder", "Bert", "BertModel", SIZES),
+    "roberta": ("encoder", "Roberta", "RobertaModel", SIZES),
+    "electra": ("encoder", "Electra", "ElectraModel", SIZES),
+    "distilbert": ("encoder", "DistilBert", "DistilBertModel", {
+        "vocab_size": WORDS, "dim": 32, "hidden_dim": 40, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64}),
+    "modernbert": ("encoder", "ModernBert", "ModernBertModel", {
+        **SIZES, "local_attention": 4, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2}),
+    "vit": ("image", "ViT", "ViTModel", IMAGES),
+    "clip": ("image and text", "CLIP", "CLIPModel", {
+        "text_config": {**SIZES, "projection_dim": 16}, "vision_config": {**IMAGES, "projection_dim": 16},
+        "projection_dim": 16}),
+    "bart": ("both", "Bart", "BartForConditionalGeneration", BOTH),
+    "marian": ("both", "Marian", "MarianMTModel", BOTH),
+    "t5": ("both", "T5", "T5ForConditionalGeneration", {
+        "vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4, "pad_token_id": 0,
+        "eos_token_id": 2, "decoder_start_token_id": 0}),
+    "whisper": ("speech", "Whisper", "WhisperForConditionalGeneration", {
+        **BOTH, "max_source_positions": 10, "max_target_positions": 30, "num_mel_bins": 8, "suppress_tokens": None,
+        "begin_suppress_tokens": None}),
+}
+
+
+@pytest.fixture(autouse=True)
+def registration() -> compat.Registration:
+    transformers.logging.set_verbosity_error()
+    return compat.register()
+
+
+def _model(name: str, **options: Any) -> Any:
+    """A model of a family, its numbers drawn widely, so that attention is far from uniform."""
+    _, config, model, own = FAMILIES[name]
+    torch.manual_seed(0)
+    made = getattr(transformers, model)(getattr(transformers, f"{config}Config")(**{**copy.deepcopy(own), **options}))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(0, 0.4)
+    return made.eval()
+
+
+def _words(length: int = LENGTH) -> Tensor:
+    return torch.randint(3, WORDS, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def _results(name: str, model: Any) -> dict[str, Any]:
+    """What a family is compared by: columns of the table, with tensors."""
+    kind, words, keep = FAMILIES[name][0], _words(), torch.ones(2, LENGTH, dtype=torch.int64)
+    image, sound = (torch.randn(*shape, generator=torch.Generator().manual_seed(2))
+                    for shape in ((2, 3, 16, 16), (2, 8, 20)))
+    greedy: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    if kind == "decoder":
+        keep[1, :4] = 0
+        return {"logits": model(words).logits, "padded": model(words, attention_mask=keep).logits[keep.bool()],
+                "weights": torch.stack(model(words, output_attentions=True).attentions),
+                "greedy": model.generate(words, attention_mask=keep, **greedy),
+                "static cache": model.generate(words, attention_mask=keep, cache_implementation="static",
+                                               disable_compile=True, **greedy)}
+    keep[1, 7:] = 0
+    if kind == "encoder":
+        return {"logits": model(words)[0], "padded": model(words, attention_mask=keep)[0][keep.bool()],
+                "weights": torch.stack(model(words, output_attentions=True).attentions)}
+    if kind == "image":
+        return {"logits": model(image)[0], "weights": torch.stack(model(image, output_attentions=True).attentions)}
+    if kind == "image and text":
+        return {"padded": model(input_ids=words, pixel_values=image, attention_mask=keep).logits_per_image}
+    given: dict[str, Any] = ({"input_features": sound} if kind == "speech" else
+                             {"input_ids": words, "attention_mask": keep})
+    found = model(**given, decoder_input_ids=_words(5), output_attentions=True)
+    plain = model(**given, decoder_input_ids=_words(5))
+    greedy |= {"decoder_input_ids": _words(1)} if kind == "speech" else {}
+    return {"logits" if kind == "speech" else "padded": plain.logits, "weights": torch.stack(found.cross_attentions),
+            "greedy": model.generate(**given, **greedy)}
+
+
+@torch.no_grad()
+def test_families_give_what_eager_gives(capsys: Any, monkeypatch: Any, registration: compat.Registration) -> None:
+    calls: list[int] = []
+    attend = compat.attend
+    monkeypatch.setattr(compat, "attend", lambda *args, **options: calls.append(1) or attend(*args, **options))
+    columns = ("logits", "padded", "weights", "greedy", "static cache")
+    rows, failed = [], []
+    for name in FAMILIES:
+        model, found = _model(name), []
+        for implementation in ("eager", "structconv"):
+            model.set_attn_implementation(implementation)
+            calls.clear()
+            found.append(_results(name, model))
+            assert bool(calls) == (implementation == "structconv"), name
+        cells = {}
+        for column, expected in found[0].items():
+            own = found[1][column]
+            if own.is_floating_point():
+                error = float((own - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+                good, cells[column] = error <= TOLERANCE, f"{error:.0e}"
+            else:
+                good = torch.equal(own, expected)
+                cells[column] = "equal" if good else "differs"
+            failed += [] if good else [f"{name}: {column}"]
+        failed += [f"{name}: {apart}" for apart in registration.check(model)]
+        rows.append(f"{name:12}" + "".join(f"{cells.get(column, '-'):>14}" for column in columns))
+    with capsys.disabled():
+        print("\n" + "\n".join([f"{'family':12}" + "".join(f"{column:>14}" for column in columns), *rows]))
+    assert not failed
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "t5", "bert"])
+def test_gradients_are_those_of_eager(name: str) -> None:
+    found = []
+    for implementation in ("eager", "structconv"):
+        model = _model(name)
+        model.set_attn_implementation(implementation)
+        given = {"decoder_input_ids": _words(5)} if FAMILIES[name][0] == "both" else {}
+        model(_words(), **given)[0].square().mean().backward()
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1])
+    for expected, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5 * max(1.0, float(expected.abs().max())))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["packed", "prefix", "numbers"])
+def test_masks_of_ones_own(kind: str) -> None:
+    model, words = _model("llama"), _words()
+    options: dict[str, Any] = {"use_cache": False}
+    if kind == "packed":  # two sequences in each row
+        options["position_ids"] = torch.tensor([[*range(4), *range(LENGTH - 4)]] * 2)
+    else:
+        allowed = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+        allowed[:, :, :, :5] = True
+        least = torch.finfo(torch.float32).min
+        added = torch.zeros(allowed.shape).masked_fill(~allowed, least)
+        options["attention_mask"] = allowed if kind == "prefix" else added
+    found = []
+    for implementation in ("sdpa", "structconv"):
+        model.set_attn_implementation(implementation)
+        found.append(model(words, **options).logits)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found[0], model(words, use_cache=False).logits, atol=1e-2)
+
+
+def test_windows_become_structures() -> None:
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    mask = compat.mask(2, 9, 9, mask_function=sliding_window_causal_mask_function(4), local_size=4)
+    m, n = torch.arange(9).unsqueeze(0), torch.arange(9).unsqueeze(-1)
+    assert torch.equal(mask.contains(m, n), (m <= n) & (n - m < 4))  # type: ignore[union-attr]
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    keep[0, 0] = False
+    table = compat.mask(2, 9, 9, mask_function=sliding_window_causal_mask_function(4), local_size=4,
+                        attention_mask=keep)
+    assert torch.equal(table, (mask.contains(m, n) & keep[:, None]).unsqueeze(1))  # type: ignore[union-attr]
+
+
+def test_training_with_dropout() -> None:
+    model, words = _model("mistral", attention_dropout=0.3), _words()
+    model.set_attn_implementation("structconv")
+    whole = model(words).logits
+    model.train()
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        losses.append(model(words, labels=words).loss)
+    losses[0].backward()
+    assert torch.equal(*losses) and not torch.allclose(model(words).logits, whole)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@torch.no_grad()
+def test_compiled(name: str) -> None:
+    model, words = _model(name), _words()
+    model.set_attn_implementation("structconv")
+    keep = torch.ones_like(words)
+    keep[0, :3] = 0
+    program = torch.compile(model, fullgraph=True, backend="eager")
+    for mask in (None, keep):
+        found, expected = (run(words, attention_mask=mask, use_cache=False).logits for run in (program, model))
+        at = torch.ones_like(keep, dtype=torch.bool) if mask is None else mask.bool()
+        torch.testing.assert_close(found[at], expected[at], rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_use_the_interface_is_named(registration: compat.Registration) -> None:
+    model = transformers.FalconForCausalLM(transformers.FalconConfig(**SIZES))
+    assert registration.check(model) == ["transformer.h.0.self_attention", "transformer.h.1.self_attention"]
+    mixed = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGES))
+    assert registration.check(mixed) == ["head.attention"]
+
+
+def test_it_says_what_is_missing(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        compat.register()
