@@ -29,7 +29,7 @@ from structconv.weights import Eye
 
 __all__ = ["GraphPool", "GroupPool"]
 
-#: Rows of a table of groups, for each row that there is, up to which reading it is faster than spreading the rows.
+#: Rows of a table of groups, for each edge, up to which reading it is faster than spreading the rows.
 _SPREAD = 4
 #: What a kind of pooling is, which of "max" is no convolution.
 _MECHANISMS: dict[str, Mechanism | None] = {
@@ -53,8 +53,8 @@ class GroupPool(Composite):
         channels: C. kind: one of these. steps: of "set2set".
         device, dtype: of all parameters.
 
-    x (..., M, C), and a `Graph` from M rows to G groups, an edge for each row and its group -> (..., G, C). Weights of
-    edges are not read. O(M C), and nothing is larger than x.
+    x (..., M, C), and a `Graph` from M rows to G groups, an edge for each row and its group -> (..., G, C). A row may
+    be in several groups, or in none. Weights of edges are not read. O(E C) for E edges.
     """
 
     fixed = frozenset(("channels", "kind", "steps"))
@@ -119,7 +119,7 @@ def _largest(x: Tensor, groups: Graph) -> Tensor:
 
 def _members(groups: Graph) -> Tensor | None:
     """The rows of each group (G, W), W being the most of one, and M where it has fewer; `None` if one has none, or if
-    this were more than `_SPREAD` times the rows."""
+    this were more than `_SPREAD` times the edges."""
     if not groups.num_outputs or is_compiling():
         return None
     return derived(groups, "members", lambda: _table(groups.by_target(), groups.num_inputs))
@@ -129,10 +129,11 @@ def _table(by_group: Csr, rows: int) -> Tensor | None:
     ends = by_group.indptr.long()
     counts = ends.diff()
     width = int(counts.max())
-    if int(counts.min()) == 0 or width * len(counts) > _SPREAD * rows:
+    edges = by_group.indices.shape[0]
+    if int(counts.min()) == 0 or width * len(counts) > _SPREAD * edges:
         return None
     places = ends[:-1, None] + torch.arange(width)
-    members = by_group.indices.long()[places.clamp(max=rows - 1)]
+    members = by_group.indices.long()[places.clamp(max=edges - 1)]
     return members.masked_fill(places >= ends[1:, None], rows)
 
 

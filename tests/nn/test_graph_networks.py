@@ -307,6 +307,12 @@ def test_maxima_of_groups_that_are_even_uneven_and_empty(targets):
     close(torch.export.export(pool, (x.detach(), groups)).module()(x, groups), expected)
 
 
+def test_maxima_of_groups_that_share_rows():
+    groups = Graph(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 1]]), num_nodes=2)
+    x = torch.tensor([[-1.5, 0.25], [-1.0, -0.5]], dtype=F64)
+    close(GroupPool(2, "max")(x, groups), torch.stack([x[1], x.amax(0)]))
+
+
 def test_set2set_is_its_recurrence():
     torch.manual_seed(0)
     pool, x = GraphPool(4, "set2set", steps=2).to(F64), torch.randn(4, 4, dtype=F64)

@@ -1,0 +1,275 @@
+"""Layers that attend along edges."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu, normalize
+
+from structconv.bases.scores import Additive, Affine, Bilinear, EdgeScore
+from structconv.bases.spec import Term
+from structconv.compat.pyg.convolutions import channels
+from structconv.compat.pyg.edges import Fill, edges_to_outputs, gather, with_loops
+from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
+from structconv.compat.pyg.operator import attend
+from structconv.errors import ConfigError, ShapeError
+from structconv.structures.graph import Graph
+from structconv.theta import EyeBlocksTheta
+
+__all__ = ["AGNNConv", "GATConv", "GATv2Conv", "TransformerConv"]
+
+
+class _Attention(Layer):
+    """What attention layers with heads share."""
+
+    aggregations = ("add", "sum")
+    #: Whether loops are added, and what attributes they have.
+    add_self_loops: bool = False
+    fill_value: Fill = "mean"
+    lin_edge: Linear | None
+
+    def _options(self, in_channels: Channels, out_channels: int, heads: int, concat: bool, dropout: float,
+                 edge_dim: int | None) -> None:
+        self.in_channels, self.out_channels, self.heads, self.concat = in_channels, out_channels, heads, concat
+        self.dropout, self.edge_dim = dropout, edge_dim
+
+    def _edges(self, edges: Any, x: Tensor, targets: Tensor | None, attr: Tensor | None, size: Any = None) -> Graph:
+        """The graph of a call, with loops where the layer adds them and with attributes (E, A)."""
+        owner = type(self).__name__
+        for one in (x, targets):
+            if one is not None and one.dim() < 2:
+                raise ShapeError(owner, "x must have shape (..., M, P)", tuple(one.shape))
+        attr = attr.unsqueeze(-1) if attr is not None and attr.dim() == 1 else attr
+        if attr is None and self.edge_dim is not None and not self._edges_may_be_bare:
+            raise ConfigError(owner, f"edge_attr must be given, with edge_dim={self.edge_dim}", "none")
+        if attr is not None and self.edge_dim is None:
+            if not self._edges_may_be_bare:
+                raise ConfigError(owner, "edge_dim must be given for a call with edge_attr", "none")
+            attr = None
+        graph = self._graph(edges, x, targets, size, attr=attr)
+        if not self.add_self_loops:
+            return graph
+        if not isinstance(self.in_channels, int):
+            warnings.warn(f"{owner} joins source n to target n, as PyTorch Geometric does, where both may be nodes of "
+                          "two kinds. Say add_self_loops=False, or give in_channels as one number.", stacklevel=3)
+        if attr is None or self.flow == "source_to_target":
+            return with_loops(graph, self.fill_value)
+        return with_loops(graph.reversed(), self.fill_value).reversed()  # theirs reduces over `edge_index[1]` always
+
+    #: Whether attributes and `edge_dim` may be given without each other.
+    _edges_may_be_bare = False
+
+    def _heads(self, flat: Tensor) -> Tensor:
+        """(..., M, K D) -> (..., K, M, D)."""
+        return EyeBlocksTheta(self.heads, flat.shape[-1]).heads(flat)
+
+    def _attend(self, values: Tensor, heads: Tensor, scores: Any, graph: Graph, *, mask: Tensor | None = None,
+                bias: Tensor | None = None, weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """The weighted values, heads side by side or averaged, plus b; and the weights where they are asked for.
+
+        Args:
+            mask: an explainer's, where the values are those of edges.
+        """
+        if mask is not None:
+            values = values * mask.unsqueeze(-1)
+            heads = self._heads(values)
+        y, alpha = attend(values, heads, scores, graph, bias=bias if self.concat else None,
+                          dropout=self.dropout if self.training else 0.0, weights=weights)
+        if not self.concat:
+            y = y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
+            y = y if bias is None else y + bias
+        return y, alpha
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, heads={self.heads})"
+
+
+def _with_weights(y: Tensor, edges: Graph, alpha: Tensor | None) -> Any:
+    return y if alpha is None else (y, (edges.edge_index, alpha))
+
+
+class GATConv(_Attention):
+    """y_n = ||_k sum_m a_kmn x_m Theta_k + b, a = softmax_m leaky_relu(<u_k, x_m Theta_k> + <v_k, x_n Theta_k> + w_k e)
+
+    Arguments: those of `torch_geometric.nn.GATConv`. Weights come as (edge_index, alpha (E, K)), the input's edges in
+    their order without loops, then the loops that were added.
+    """
+
+    _edges_may_be_bare = True
+
+    def __init__(self, in_channels: Channels, out_channels: int, heads: int = 1, concat: bool = True,
+                 negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
+                 edge_dim: int | None = None, fill_value: Fill = "mean", bias: bool = True, residual: bool = False,
+                 **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._options(in_channels, out_channels, heads, concat, dropout, edge_dim)
+        self.negative_slope, self.add_self_loops, self.fill_value = negative_slope, add_self_loops, fill_value
+        self.residual = residual
+        linear = partial(Linear, bias=False, weight_initializer="glorot")
+        sources, targets = channels(in_channels)
+        shared = isinstance(in_channels, int)
+        self.lin = linear(sources, heads * out_channels) if shared else None
+        self.lin_src = None if shared else linear(sources, heads * out_channels)
+        self.lin_dst = None if shared else linear(targets, heads * out_channels)
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else linear(edge_dim, heads * out_channels)
+        self.att_edge = None if edge_dim is None else nn.Parameter(torch.empty(1, heads, out_channels))
+        total = out_channels * (heads if concat else 1)
+        self.res = linear(targets, total) if residual else None
+        self.bias = nn.Parameter(torch.empty(total)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Nodes, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None,
+                return_attention_weights: bool | None = None) -> Any:
+        """x (..., M, P), or (x_m, x_n) -> (..., N, K Q); with weights (y, (edge_index, alpha))."""
+        x, z = pair(x)
+        residual = None if self.res is None or z is None else self.res(z)
+        edges = self._edges(edge_index, x, z, edge_attr, size)
+        source, target = (self.lin, self.lin) if self.lin is not None else (self.lin_src, self.lin_dst)
+        values = source(x)  # type: ignore[misc]
+        heads = self._heads(values)
+        if z is None:
+            of_target: Any = values.new_zeros(()).expand(*values.shape[:-2], self.heads, edges.num_outputs)
+        else:
+            to = heads if z is x and source is target else self._heads(target(z))  # type: ignore[misc]
+            of_target = Term(to, self.att_dst[0])
+        graph, mask = edges, self._mask(edges)
+        if mask is not None:
+            values, graph = gather(values, edges), edges_to_outputs(edges)
+            heads = self._heads(values)
+        scores: Any = Affine(cast(Any, Term(heads, self.att_src[0])), of_target)
+        if edges.edge_attr is not None and self.lin_edge is not None:
+            along = Term(self._heads(self.lin_edge(edges.edge_attr)), self.att_edge[0])  # type: ignore[index]
+            scores = scores + EdgeScore(graph, along.tensor())
+        y, alpha = self._attend(values, heads, scores.leaky_relu(self.negative_slope), graph, mask=mask,
+                                bias=self.bias, weights=bool(return_attention_weights))
+        return _with_weights(y if residual is None else y + residual, edges, alpha)
+
+
+class GATv2Conv(_Attention):
+    """y_n = ||_k sum_m a_kmn x_m Theta_k + b, a = softmax_m v_k^T leaky_relu(x_m Theta_k + x_n W_k + e U_k).
+
+    Arguments: those of `torch_geometric.nn.GATv2Conv`; weights as those of `GATConv`.
+    """
+
+    aggregations = ("sum", "add")
+
+    def __init__(self, in_channels: Channels, out_channels: int, heads: int = 1, concat: bool = True,
+                 negative_slope: float = 0.2, dropout: float = 0.0, add_self_loops: bool = True,
+                 edge_dim: int | None = None, fill_value: Fill = "mean", bias: bool = True,
+                 share_weights: bool = False, residual: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._options(in_channels, out_channels, heads, concat, dropout, edge_dim)
+        self.negative_slope, self.add_self_loops, self.fill_value = negative_slope, add_self_loops, fill_value
+        self.residual, self.share_weights = residual, share_weights
+        linear = partial(Linear, weight_initializer="glorot")
+        sources, targets = channels(in_channels)
+        self.lin_l = linear(sources, heads * out_channels, bias=bias)
+        self.lin_r = self.lin_l if share_weights else linear(targets, heads * out_channels, bias=bias)
+        self.att = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else linear(edge_dim, heads * out_channels, bias=False)
+        total = out_channels * (heads if concat else 1)
+        self.res = linear(targets, total, bias=False) if residual else None
+        self.bias = nn.Parameter(torch.empty(total)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Nodes, edge_index: Any, edge_attr: Tensor | None = None,
+                return_attention_weights: bool | None = None) -> Any:
+        """x (..., M, P), or (x_m, x_n) -> (..., N, K Q); with weights (y, (edge_index, alpha))."""
+        x, z = pair(x)
+        if z is None:
+            raise ConfigError("GATv2Conv", "x must be a tensor, or those of sources and targets", "no targets")
+        residual = None if self.res is None else self.res(z)
+        edges = self._edges(edge_index, x, z, edge_attr)
+        values = self.lin_l(x)
+        heads = self._heads(values)
+        target = heads if z is x and self.share_weights else self._heads(self.lin_r(z))
+        source, graph, mask = heads, edges, self._mask(edges)
+        if mask is not None or edges.edge_attr is not None:
+            values, graph = gather(values, edges), edges_to_outputs(edges)
+            source = heads = self._heads(values)
+            if edges.edge_attr is not None and self.lin_edge is not None:
+                source = self._heads(values + self.lin_edge(edges.edge_attr))
+        scores = Additive(source, target, self.att[0], partial(leaky_relu, negative_slope=self.negative_slope))
+        y, alpha = self._attend(values, heads, scores, graph, mask=mask, bias=self.bias,
+                                weights=bool(return_attention_weights))
+        return _with_weights(y if residual is None else y + residual, edges, alpha)
+
+
+class TransformerConv(_Attention):
+    """y_n = ||_k sum_m a_kmn (x_m V_k + e U_k) + x_n W, a = softmax_m <x_n Q_k, x_m K_k + e U_k> / sqrt(D).
+
+    Arguments: those of `torch_geometric.nn.TransformerConv`. The weights that are returned are those before dropout.
+    """
+
+    def __init__(self, in_channels: Channels, out_channels: int, heads: int = 1, concat: bool = True,
+                 beta: bool = False, dropout: float = 0.0, edge_dim: int | None = None, bias: bool = True,
+                 root_weight: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._options(in_channels, out_channels, heads, concat, dropout, edge_dim)
+        self.beta, self.root_weight = beta and root_weight, root_weight
+        sources, targets = channels(in_channels)
+        total = out_channels * (heads if concat else 1)
+        self.lin_key = Linear(sources, heads * out_channels, bias=bias)
+        self.lin_query = Linear(targets, heads * out_channels, bias=bias)
+        self.lin_value = Linear(sources, heads * out_channels, bias=bias)
+        self.lin_edge = None if edge_dim is None else Linear(edge_dim, heads * out_channels, bias=False)
+        self.lin_skip = Linear(targets, total, bias=bias)
+        self.lin_beta = Linear(3 * total, 1, bias=False) if self.beta else None
+        self.reset_parameters()
+
+    def forward(self, x: Nodes, edge_index: Any, edge_attr: Tensor | None = None,
+                return_attention_weights: bool | None = None) -> Any:
+        """x (..., M, P), or (x_m, x_n) -> (..., N, K Q); with weights (y, (edge_index, alpha))."""
+        x, z = pair(x)
+        if z is None:
+            raise ConfigError("TransformerConv", "x must be a tensor, or those of sources and targets", "no targets")
+        edges = self._edges(edge_index, x, z, edge_attr)
+        query, key, values = self._heads(self.lin_query(z)), self.lin_key(x), self.lin_value(x)
+        graph, mask = edges, self._mask(edges)
+        if mask is not None or edges.edge_attr is not None:
+            key, values, graph = gather(key, edges), gather(values, edges), edges_to_outputs(edges)
+            if edges.edge_attr is not None and self.lin_edge is not None:
+                along = self.lin_edge(edges.edge_attr)
+                key, values = key + along, values + along
+        scores = Bilinear(query, self._heads(key)).scaled(1 / math.sqrt(self.out_channels))
+        y, alpha = self._attend(values, self._heads(values), scores, graph, mask=mask,
+                                weights=return_attention_weights is not None)
+        if alpha is not None and self.training and self.dropout:
+            alpha = attend(values, self._heads(values), scores, graph, weights=True)[1]
+        if self.root_weight:
+            skip = self.lin_skip(z)
+            if self.lin_beta is None:
+                y = y + skip
+            else:
+                share = self.lin_beta(torch.cat([y, skip, y - skip], -1)).sigmoid()
+                y = share * skip + (1 - share) * y
+        return _with_weights(y, edges, alpha)
+
+
+class AGNNConv(Layer):
+    """y_n = sum_m a_mn x_m, a = softmax_m beta cos(x_m, x_n). Arguments: those of `torch_geometric.nn.AGNNConv`."""
+
+    aggregations = ("add", "sum")
+
+    def __init__(self, requires_grad: bool = True, add_self_loops: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.requires_grad, self.add_self_loops = requires_grad, add_self_loops
+        self._register("beta", requires_grad, 1.0)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        """x (..., N, P) and edges -> (..., N, P)."""
+        edges = self._graph(edge_index, x, x)
+        edges = graph = with_loops(edges) if self.add_self_loops else edges
+        unit, values, mask = normalize(x, p=2.0, dim=-1), x, self._mask(edges)
+        key = unit
+        if mask is not None:
+            key, values, graph = gather(unit, edges), gather(x, edges) * mask.unsqueeze(-1), edges_to_outputs(edges)
+        scores = Bilinear((self.beta * unit).unsqueeze(-3), key.unsqueeze(-3))
+        return attend(values, values.unsqueeze(-3), scores, graph)[0]

@@ -1,0 +1,139 @@
+"""Layers whose matrices come from the graph alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from structconv.bases.matrices import adjacency
+from structconv.bases.sparse import Sparse
+from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
+from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
+from structconv.errors import ConfigError
+
+__all__ = ["GCNConv", "GINConv", "GraphConv", "SAGEConv"]
+
+
+def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, loops: bool, improved: bool = False,
+               normalize: bool = True) -> Sparse:
+    """D^-1/2 (A + I)^T D^-1/2, or A without `normalize`, loops by PyTorch Geometric's rule.
+
+    An `edge_index` gets a loop where there is none; a sparse matrix has the identity added.
+    """
+    if not isinstance(x, Tensor):
+        raise ConfigError(type(layer).__name__, "x must be one tensor", type(x).__name__,
+                          "For sources and targets use SAGEConv or GraphConv.")
+    graph = layer._graph(edges, x, x, weight=weight)
+    if loops:
+        graph = with_remaining_loops(graph, 2.0 if improved else 1.0, summed=is_sparse(edges))
+    return adjacency(graph, "sym" if normalize else None, x.dtype)
+
+
+class GCNConv(Layer):
+    """y = D^-1/2 (A + I)^T D^-1/2 x Theta + b. Arguments: those of `torch_geometric.nn.GCNConv`.
+
+    `cached` changes nothing: what is computed from a graph is remembered while its tensors live unchanged, and another
+    graph is never mistaken for it.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, improved: bool = False, cached: bool = False,
+                 add_self_loops: bool | None = None, normalize: bool = True, bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        add_self_loops = normalize if add_self_loops is None else add_self_loops
+        if add_self_loops and not normalize:
+            raise ConfigError("GCNConv", "add_self_loops must be False without normalize", add_self_loops)
+        self.in_channels, self.out_channels, self.improved, self.cached = in_channels, out_channels, improved, cached
+        self.add_self_loops, self.normalize = add_self_loops, normalize
+        self.lin = Linear(in_channels, out_channels, bias=False, weight_initializer="glorot")
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
+        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops, improved=self.improved,
+                              normalize=self.normalize)
+        if self.aggr in ("max", "min"):  # of x Theta
+            y = self._aggregated(self.lin(x), messages)
+            return y if self.bias is None else y + self.bias
+        return self._aggregated(x, messages, self.lin, bias=self.bias)
+
+
+class SAGEConv(Layer):
+    """y_n = mean_m x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.SAGEConv`."""
+
+    aggregations = ("mean", "add", "sum", "max", "min")
+
+    def __init__(self, in_channels: Channels, out_channels: int, aggr: str | None = "mean", normalize: bool = False,
+                 root_weight: bool = True, project: bool = False, bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(aggr, **kwargs)
+        self.in_channels, self.out_channels, self.normalize = in_channels, out_channels, normalize
+        self.root_weight, self.project = root_weight, project
+        sources, targets = channels(in_channels)
+        if project:
+            if sources <= 0:
+                raise ConfigError("SAGEConv", "in_channels must be known with project=True", in_channels)
+            self.lin = Linear(sources, sources)
+        self.lin_l = Linear(sources, out_channels, bias=bias)
+        if root_weight:
+            self.lin_r = Linear(targets, out_channels, bias=False)
+        self.reset_parameters()
+
+    def forward(self, x: Nodes, edge_index: Any, size: Any = None) -> Tensor:
+        """x (..., M, P), or (x_m, x_n), and edges -> (..., N, Q)."""
+        x, x_root = pair(x)
+        graph = self._graph(edge_index, x, x_root, size)
+        x = self.lin(x).relu() if self.project else x
+        root = self.lin_r if self.root_weight else None
+        y = self._aggregated(x, adjacency(graph, None, x.dtype), self.lin_l, root, x_root)
+        return functional.normalize(y, p=2.0, dim=-1) if self.normalize else y
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, aggr={self.aggr})"
+
+
+class GraphConv(Layer):
+    """y_n = sum_m w_mn x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.GraphConv`."""
+
+    def __init__(self, in_channels: Channels, out_channels: int, aggr: str = "add", bias: bool = True,
+                 **kwargs: Any) -> None:
+        super().__init__(aggr, **kwargs)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        sources, targets = channels(in_channels)
+        self.lin_rel = Linear(sources, out_channels, bias=bias)
+        self.lin_root = Linear(targets, out_channels, bias=False)
+        self.reset_parameters()
+
+    def forward(self, x: Nodes, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None) -> Tensor:
+        """x (..., M, P), or (x_m, x_n), edges and their weights (E,) -> (..., N, Q)."""
+        x, x_root = pair(x)
+        graph = self._graph(edge_index, x, x_root, size, weight=edge_weight)
+        return self._aggregated(x, adjacency(graph, None, x.dtype), self.lin_rel, self.lin_root, x_root)
+
+
+class GINConv(Layer):
+    """y_n = nn(sum_m x_m + (1 + eps) x_n). Arguments: those of `torch_geometric.nn.GINConv`."""
+
+    def __init__(self, nn: Any, eps: float = 0.0, train_eps: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.nn, self.initial_eps = nn, eps
+        self._register("eps", train_eps, eps)
+        self.reset_parameters()
+
+    def forward(self, x: Nodes, edge_index: Any, size: Any = None) -> Tensor:
+        """x (..., M, P), or (x_m, x_n), and edges -> what `nn` gives for (..., N, P)."""
+        x, x_root = pair(x)
+        graph = self._graph(edge_index, x, x_root, size)
+        y = self._aggregated(x, adjacency(graph, None, x.dtype))
+        found: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
+        return found
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(nn={self.nn})"
+
+
+def channels(in_channels: Channels) -> tuple[int, int]:
+    """Those of sources and of targets."""
+    return (in_channels, in_channels) if isinstance(in_channels, int) else (in_channels[0], in_channels[1])

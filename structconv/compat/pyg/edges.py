@@ -1,0 +1,146 @@
+"""What PyTorch Geometric's layers take as edges, as a `Graph`; its rules for self-loops; edges as entries."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.bases.sparse import Sparse
+from structconv.compat.pyg.operator import apply
+from structconv.errors import StructureError
+from structconv.memo import derived
+from structconv.structures.graph import Graph
+from structconv.theta import EyeTheta
+
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "is_sparse", "with_loops", "with_remaining_loops",
+           "without_loops"]
+
+Fill = float | str | Tensor
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+
+def is_sparse(edges: Any) -> bool:
+    """Return True for a sparse matrix: torch's COO, CSR and CSC, and torch_sparse's `SparseTensor`."""
+    return hasattr(edges, "coo") or (isinstance(edges, Tensor) and edges.layout in _SPARSE)
+
+
+def graph_of(owner: str, edges: Any, inputs: int, outputs: int | None, flow: str,
+             weight: Tensor | None = None, attr: Tensor | None = None) -> Graph:
+    """The graph of `edge_index` (2, E), or of a sparse matrix (N, M) whose rows are the targets.
+
+    Args:
+        owner: the layer, for errors.
+        inputs: M, the rows of x. outputs: N, or `None` for a sparse matrix's own, else M.
+        flow: "target_to_source" turns the edges of an `edge_index` around.
+        weight, attr: of the edges. Without `weight` those of a sparse matrix are its values.
+    """
+    if is_sparse(edges):
+        if flow != "source_to_target":
+            raise StructureError(owner, "flow must be 'source_to_target' for a sparse matrix", repr(flow),
+                                 "Give the transposed matrix.")
+        graph = _of_matrix(edges)
+        if graph.num_inputs != inputs or outputs not in (None, graph.num_outputs):
+            raise StructureError(owner, f"the matrix must have shape (N, M={inputs})",
+                                 (graph.num_outputs, graph.num_inputs), "Its rows are the targets of the edges.")
+        weight = graph.edge_weight if weight is None else weight
+        return dataclasses.replace(graph, edge_weight=weight, edge_attr=attr)
+    if not isinstance(edges, Tensor):
+        raise StructureError(owner, "edge_index must be a tensor (2, E) or a sparse matrix", type(edges).__name__)
+    index: Tensor = edges if type(edges) is Tensor or not hasattr(edges, "as_tensor") else edges.as_tensor()
+    outputs = inputs if outputs is None else outputs
+    if flow != "source_to_target":
+        index = derived(index, "turned", lambda: index.flip(0))
+    if weight is not None and weight.dim() > 1:
+        weight = weight.flatten()
+    return Graph(index, num_inputs=inputs, num_outputs=outputs, edge_weight=weight, edge_attr=attr)
+
+
+def _of_matrix(matrix: Any) -> Graph:
+    if isinstance(matrix, Tensor):
+        return derived(matrix, "graph", lambda: Graph.from_torch_sparse(matrix).reversed())
+    row, col, value = matrix.coo()
+    return Graph(torch.stack([col, row]), num_inputs=matrix.size(1), num_outputs=matrix.size(0), edge_weight=value)
+
+
+def _parts(graph: Graph) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The positions of the edges that are no loops, their index, and the positions of loops; `None` without loops."""
+    def split() -> tuple[Tensor, Tensor, Tensor] | None:
+        loop = graph.source == graph.target
+        if not bool(loop.any()):
+            return None
+        kept = (~loop).nonzero().squeeze(-1)
+        return kept, graph.edge_index[:, kept], loop.nonzero().squeeze(-1)
+
+    return derived(graph.edge_index, "loops apart", split)
+
+
+def without_loops(graph: Graph) -> Graph:
+    """The graph without edges n -> n."""
+    parts = _parts(graph)
+    if parts is None:
+        return graph
+    kept, index, _ = parts
+    weight, attr = graph.edge_weight, graph.edge_attr
+    return dataclasses.replace(graph, edge_index=index, edge_weight=None if weight is None else weight[kept],
+                               edge_attr=None if attr is None else attr[kept])
+
+
+def with_remaining_loops(graph: Graph, fill: float, summed: bool = False) -> Graph:
+    """One loop for each entry, after the other edges: an entry that has one keeps its weight, others get `fill`.
+
+    With `summed` the weight of a loop and `fill` add up. Edges without weights stay so.
+    """
+    weight, parts = graph.edge_weight, _parts(graph)
+    bare = without_loops(graph)
+    if weight is None or parts is None:
+        return bare.with_self_loops(fill if weight is not None else 1.0)
+    loops = parts[2]
+    given = weight[loops] + fill if summed else weight[loops]
+    own = weight.new_full((graph.num_inputs,), fill).index_put((graph.source[loops].long(),), given)
+    looped = dataclasses.replace(bare, edge_weight=None).with_self_loops()
+    return dataclasses.replace(looped, edge_weight=torch.cat([weight[parts[0]], own]))
+
+
+def with_loops(graph: Graph, fill: Fill = "mean") -> Graph:
+    """Edges n -> n in place of those that are there, after the others, for each n below both M and N.
+
+    `fill` says what attributes they have, as in `Graph.with_self_loops`, or is a tensor of them.
+    """
+    bare = dataclasses.replace(without_loops(graph), edge_weight=None)
+    attr, entries = bare.edge_attr, (graph.num_inputs, graph.num_outputs)
+    if attr is not None and isinstance(fill, Tensor):
+        loops = fill.to(attr).expand(min(entries), *attr.shape[1:])
+        looped = with_loops(dataclasses.replace(bare, edge_attr=None))
+        return dataclasses.replace(looped, edge_attr=torch.cat([attr, loops]))
+    reduce = fill if isinstance(fill, float | int | str) else 0.0
+    if entries[0] == entries[1]:
+        return bare.with_self_loops(attr=reduce)
+    square = Graph(bare.edge_index, num_nodes=max(entries), edge_attr=attr).with_self_loops(attr=reduce)
+    count, index = bare.num_edges + min(entries), square.edge_index
+    found = derived(index, ("first", count), lambda: index[:, :count].contiguous())
+    attr = None if square.edge_attr is None else square.edge_attr[:count]
+    return Graph(found, num_inputs=entries[0], num_outputs=entries[1], edge_attr=attr)
+
+
+def edges_to_outputs(graph: Graph) -> Graph:
+    """The graph whose inputs are the edges, each joined to its target: E entries to N."""
+    def joined() -> Tensor:
+        target = graph.target
+        return torch.stack([torch.arange(graph.num_edges, dtype=target.dtype, device=target.device), target])
+
+    return Graph(derived(graph.edge_index, "edges to outputs", joined), num_inputs=graph.num_edges,
+                 num_outputs=graph.num_outputs)
+
+
+def gather(x: Tensor, graph: Graph) -> Tensor:
+    """The row of x (..., M, C) at the source of each edge: (..., E, C)."""
+    def joined() -> Tensor:
+        source = graph.source
+        return torch.stack([source, torch.arange(graph.num_edges, dtype=source.dtype, device=source.device)])
+
+    to_edges = Graph(derived(graph.edge_index, "inputs to edges", joined), num_inputs=graph.num_inputs,
+                     num_outputs=graph.num_edges)
+    return apply(x, Sparse(to_edges), EyeTheta(1, x.shape[-1]))

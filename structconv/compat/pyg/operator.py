@@ -1,0 +1,41 @@
+"""Eq. 8 for layers whose parameters go by other names: the basis and Theta are values of the call."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from structconv import kernels as _kernels  # noqa: F401 - registers the kernels
+from structconv.bases.base import OPERATORS, Basis
+from structconv.planning.plan import plan_for
+from structconv.planning.precision import autocast_dtype, cast_call
+from structconv.planning.problem import Call
+from structconv.structures.graph import Graph
+from structconv.theta import EyeBlocksTheta, Theta
+
+__all__ = ["apply", "attend"]
+
+
+def apply(x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None = None) -> Tensor:
+    """y = sum_k A_k^T x Theta_k + b by the planner's choice."""
+    call = cast_call(Call(x, basis, theta, bias), autocast_dtype(x))
+    return plan_for(call).run(call)
+
+
+def attend(values: Tensor, heads: Tensor, scores: Basis, graph: Graph, *, bias: Tensor | None = None,
+           dropout: float = 0.0, weights: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Apply the softmax of `scores` along the edges into each output to `values`, head by head.
+
+    Args:
+        values: (M, K D). heads: the same by heads, (K, M, D), shared with the scores where those read it.
+        dropout: on the weights.
+        weights: return them too, (E, K) in the order of the edges, after dropout.
+
+    Returns:
+        y (N, K D) and the weights, or `None`.
+    """
+    basis = OPERATORS["dropout"](scores.masked(keep=graph).softmax(), dropout)
+    call = Call(values, basis, EyeBlocksTheta(scores.size, values.shape[-1]), bias, heads)
+    call = cast_call(call, autocast_dtype(values))
+    plan = plan_for(call)
+    y = plan.run(call)
+    return y, plan.weights(call).mT if weights else None

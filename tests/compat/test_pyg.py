@@ -1,0 +1,284 @@
+"""Each layer against PyTorch Geometric's own over random configurations: values, gradients, state_dict both ways, repr.
+
+Skipped where torch_geometric is not installed; it is in the extra `tools`.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+import structconv.compat.pyg as ours
+from structconv.errors import ConfigError
+
+theirs = pytest.importorskip("torch_geometric.nn")
+P, Q, A = 4, 6, 3
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+BOOL = st.booleans()
+AGGR = st.sampled_from(["add", "sum", "mean", "max", "min"])
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(P, 5), nn.Tanh(), nn.Linear(5, Q))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a layer may be made, and what it may be called with.
+
+    Args:
+        args: of the constructor, a strategy or value each. options: those by keyword.
+        inputs: of "weight", "attr" (edge_dim goes with it), "pair", "size", "sparse".
+    """
+
+    args: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    inputs: str = "sparse"
+
+
+ATTENTION = {"heads": st.integers(1, 3), "concat": BOOL, "bias": BOOL, "edge_dim": st.sampled_from([None, A])}
+LOOPED = {"negative_slope": st.sampled_from([0.2, 0.5]), "add_self_loops": BOOL, "residual": BOOL,
+          "fill_value": st.sampled_from(["mean", "add", "min", "max", "mul", 0.5, torch.tensor([1.0, -2.0, 0.5])])}
+KINDS = {
+    "GCNConv": Kind((P, Q), {"improved": BOOL, "cached": BOOL, "bias": BOOL, "aggr": AGGR,
+                             "add_self_loops": st.sampled_from([None, False])}, "weight sparse"),
+    "SAGEConv": Kind((P, Q), {"aggr": AGGR, "normalize": BOOL, "root_weight": BOOL, "project": BOOL, "bias": BOOL},
+                     "pair size sparse"),
+    "GraphConv": Kind((P, Q), {"aggr": AGGR, "bias": BOOL}, "weight pair size sparse"),
+    "GINConv": Kind((perceptron,), {"eps": st.sampled_from([0.0, 0.3]), "train_eps": BOOL, "aggr": AGGR},
+                    "pair size sparse"),
+    "GATConv": Kind((P, Q), {**ATTENTION, **LOOPED}, "attr pair size sparse"),
+    "GATv2Conv": Kind((P, Q), {**ATTENTION, **LOOPED, "share_weights": BOOL}, "attr pair sparse"),
+    "TransformerConv": Kind((P, Q), {**ATTENTION, "beta": BOOL, "root_weight": BOOL}, "attr pair sparse"),
+    "AGNNConv": Kind((), {"requires_grad": BOOL, "add_self_loops": BOOL}),
+}
+
+
+def drawn(draw, value):
+    if isinstance(value, st.SearchStrategy):
+        return draw(value)
+    return value() if callable(value) else value
+
+
+@dataclass
+class Setup:
+    """Both layers with the same parameters, and the arguments of a call of each."""
+
+    layer: Any
+    peer: Any
+    inputs: list[torch.Tensor]
+    call: Any
+    options: dict[str, Any]
+    edges: Any
+
+
+@st.composite
+def setups(draw, name):
+    """A configuration of both layers, and a call: of any graph, with loops, repeated edges and isolated nodes."""
+    kind, dtype = KINDS[name], draw(st.sampled_from(list(TOLERANCE)))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    options = {key: drawn(draw, value) for key, value in kind.options.items()}
+    bipartite = "pair" in kind.inputs and draw(BOOL)
+    form = draw(st.sampled_from(["index", "index", "int32", "coo", "csr"]))
+    if form in ("coo", "csr"):
+        options |= {"edge_dim": None} if "edge_dim" in options else {}
+        options |= {"aggr": draw(st.sampled_from(["add", "mean"]))} if "aggr" in options else {}
+    elif draw(BOOL):
+        options["flow"] = "source_to_target" if bipartite else "target_to_source"
+    if (form in ("coo", "csr") or bipartite) and "fill_value" in options:
+        options["fill_value"] = 0.5  # PyTorch Geometric's own layer fails for others
+    args = [drawn(draw, value) for value in kind.args]
+    if bipartite and args and args[0] == P and draw(BOOL):
+        args[0] = (P, P)
+    if "project" not in options or not options["project"]:
+        args = [-1 if a == P and draw(BOOL) else a for a in args]
+    seed = draw(st.integers(0, 1000))
+    made = []
+    for library in (theirs, ours):
+        torch.manual_seed(seed)
+        made.append(getattr(library, name)(*copy.deepcopy(args), **options).to(dtype))
+    m = draw(st.integers(1, 7))
+    n, count = draw(st.integers(1, 7)) if bipartite else m, draw(st.integers(0, 14))
+    index = torch.stack([torch.randint(m, (count,)), torch.randint(n, (count,))])
+    x = torch.randn(m, P, dtype=dtype, requires_grad=True)
+    inputs, nodes = [x], x
+    if bipartite:
+        z = torch.randn(n, P, dtype=dtype, requires_grad=True)
+        inputs, nodes = [x, z], (x, z)
+    call: list[Any] = [nodes]
+    if form in ("coo", "csr"):
+        index = index.unique(dim=1)
+        matrix = torch.sparse_coo_tensor(index.flip(0), torch.rand(index.shape[1], dtype=dtype), (n, m)).coalesce()
+        call.append(matrix if form == "coo" else matrix.to_sparse_csr())
+    else:
+        call.append(index.int() if form == "int32" else index)
+        if "weight" in kind.inputs and draw(BOOL):
+            inputs.append(torch.rand(count, dtype=dtype, requires_grad=True))
+            call.append(inputs[-1])
+        if options.get("edge_dim"):
+            inputs.append(torch.randn(count, A, dtype=dtype, requires_grad=True))
+            call.append(inputs[-1])
+    size = {"size": (m, n)} if bipartite and "size" in kind.inputs and draw(BOOL) else {}
+    peer, layer = made
+
+    def run(layer):
+        torch.manual_seed(seed)  # a lazy layer draws its parameters now
+        edges = call[1].long() if layer is peer and form == "int32" else call[1]
+        return layer(call[0], edges, *call[2:], **size)
+
+    return Setup(layer, peer, inputs, run, options, call[1])
+
+
+def results(y, inputs, layer):
+    """The output and the gradients of its product with fixed numbers."""
+    leaves = [*inputs, *(p for p in layer.parameters() if not isinstance(p, UninitializedParameter))]
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    return [y.detach(), *torch.autograd.grad((y * weights).sum(), leaves, allow_unused=True, materialize_grads=True)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore:.*joins source n to target n", "ignore:Converting sparse tensor to CSR")
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_layer_is_that_of_pyg(name, data):
+    one = data.draw(setups(name))
+    y, expected = one.call(one.layer), one.call(one.peer)
+    assert repr(one.layer) == repr(one.peer)
+    dtype = expected.dtype
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    state, other = one.layer.state_dict(), one.peer.state_dict()
+    assert list(state) == list(other)
+    unknown = [key.removesuffix("weight") for key, value in other.items() if isinstance(value, UninitializedParameter)]
+    for key, value in other.items():  # the same seed draws the same numbers
+        if key.startswith(tuple(unknown)):
+            assert isinstance(value, UninitializedParameter) is isinstance(state[key], UninitializedParameter)
+        else:
+            torch.testing.assert_close(state[key], value, **tolerance)
+    for got, want in zip(results(y, one.inputs, one.layer), results(expected, one.inputs, one.peer), strict=True):
+        torch.testing.assert_close(got, want, **tolerance)
+    one.layer.reset_parameters()
+    one.peer.load_state_dict(one.layer.state_dict())
+    torch.testing.assert_close(one.call(one.layer), one.call(one.peer), **tolerance)
+    one.peer.reset_parameters()
+    one.layer.load_state_dict(one.peer.state_dict())
+    torch.testing.assert_close(one.call(one.layer), one.call(one.peer), **tolerance)
+
+
+EDGES = torch.tensor([[0, 1, 2, 2, 3, 1, 4], [1, 0, 3, 2, 3, 4, 0]])  # with loops at 2 and 3
+
+
+def both(name, *args, **options):
+    made = []
+    for library in (ours, theirs):
+        torch.manual_seed(1)
+        made.append(getattr(library, name)(*args, **options).double())
+    return made
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name, options", [("GATConv", {}), ("GATv2Conv", {}), ("TransformerConv", {}),
+                                           ("GATConv", {"edge_dim": A, "concat": False}),
+                                           ("GATv2Conv", {"edge_dim": A}),
+                                           ("TransformerConv", {"edge_dim": A})])
+def test_attention_weights_are_those_of_the_edges(name, options, train):
+    layer, peer = (one.train(train) for one in both(name, P, Q, 2, **options))
+    attr = (torch.randn(EDGES.shape[1], A).double(),) if options else ()
+    x = torch.randn(5, P).double()
+    for flag in (True, None) if name != "TransformerConv" else (True, False):
+        got, want = (one(x, EDGES, *attr, return_attention_weights=flag) for one in (layer, peer))
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name, dropped", [("GATConv", True), ("GATv2Conv", True), ("TransformerConv", False)])
+def test_dropout_is_of_the_weights(name, dropped):
+    layer, x = getattr(ours, name)(P, Q, 3, dropout=0.5), torch.randn(5, P)
+    edges = torch.cartesian_prod(torch.arange(5), torch.arange(5)).T
+    whole = layer.eval()(x, edges, return_attention_weights=True)[1][1]
+    y, (_, weights) = layer.train()(x, edges, return_attention_weights=True)
+    assert not torch.equal(y, layer.eval()(x, edges))
+    if dropped:
+        assert 0 < (weights == 0).sum() < weights.numel()
+        whole = torch.where(weights == 0, 0, 2 * whole)
+    torch.testing.assert_close(weights, whole)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "AGNNConv"])
+def test_samples_share_a_graph(name):
+    args = [perceptron() if value is perceptron else value for value in KINDS[name].args]
+    layer, x = getattr(ours, name)(*args), torch.randn(2, 3, 5, P)
+    y = layer(x, EDGES)
+    for i in range(2):
+        for j in range(3):
+            torch.testing.assert_close(y[i, j], layer(x[i, j], EDGES), rtol=1e-5, atol=1e-5)
+
+
+def test_a_changed_graph_is_noticed_by_a_cached_layer():
+    layer, x = ours.GCNConv(P, Q, cached=True), torch.randn(5, P)
+    edges = EDGES.clone()
+    first = layer(x, edges)
+    torch.testing.assert_close(layer(x, edges), first, rtol=0, atol=0)
+    edges[1, 0] = 3
+    fresh = ours.GCNConv(P, Q)
+    fresh.load_state_dict(layer.state_dict())
+    assert not torch.equal(layer(x, edges), first)
+    torch.testing.assert_close(layer(x, edges), fresh(x, edges.clone()))
+    torch.testing.assert_close(layer(x, EDGES), fresh(x, EDGES.clone()))
+
+
+def test_matrices_of_each_layout_are_one_graph():
+    layer, x = ours.GATConv(P, Q, 2), torch.randn(5, P)
+    matrix = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(7), (5, 5)).coalesce()
+    for adjacency in (matrix, matrix.to_sparse_csr(), matrix.to_sparse_csc()):
+        torch.testing.assert_close(layer(x, adjacency), layer(x, EDGES))
+
+
+@pytest.mark.parametrize("name, args, options, message", [
+    ("GCNConv", (P, Q), {"normalise": True}, "every argument must be one of .*; got normalise"),
+    ("SAGEConv", (P, Q), {"aggr": "lstm"}, "aggr must be one of 'mean', .*; got 'lstm'"),
+    ("GATConv", (P, Q), {"aggr": "max"}, "aggr must be one of 'add', 'sum'; got 'max'"),
+    ("GraphConv", (P, Q), {"flow": "both"}, "flow must be one of .*; got 'both'"),
+    ("GINConv", (nn.Linear(P, Q),), {"decomposed_layers": 2}, "decomposed_layers must be one of 1; got 2"),
+])
+def test_arguments_that_are_not_supported_are_named(name, args, options, message):
+    with pytest.raises(ConfigError, match=f"{name}: {message}"):
+        getattr(ours, name)(*args, **options)
+
+
+def test_loops_between_two_kinds_of_nodes_are_announced():
+    layer = ours.GATConv((P, A), Q)
+    with pytest.warns(UserWarning, match="add_self_loops=False"):
+        layer((torch.randn(5, P), torch.randn(5, A)), EDGES)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "TransformerConv"])
+def test_copies_compute_the_same(name):
+    layer, x = getattr(ours, name)(P, Q), torch.randn(5, P)
+    y = layer(x, EDGES)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(twin(x, EDGES), y)
+
+
+def test_a_wrapped_linear_layer_takes_part():
+    layer, x = ours.SAGEConv(P, Q), torch.randn(5, P)
+    expected = layer(x, EDGES) - layer.lin_l.bias
+    layer.lin_l.register_forward_hook(lambda module, inputs, y: y - module.bias)
+    torch.testing.assert_close(layer(x, EDGES), expected)
+
+
+def test_the_layers_need_no_pyg():
+    code = ("import sys; sys.modules['torch_geometric'] = None\n"
+            "import torch, structconv.compat.pyg as pyg\n"
+            "y = pyg.GATConv(-1, 3, 2)(torch.ones(2, 4), torch.tensor([[0], [1]]))\n"
+            "sys.exit(0 if y.shape == (2, 6) else 1)")
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
