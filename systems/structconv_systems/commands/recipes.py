@@ -91,22 +91,22 @@ def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
     with progress_for() as progress:
         progress.phase("loading torch and reading the data")
         runner = _runner(entry, recipe)
-        from structconv_systems.train.study import tried
+        from structconv_systems.train.study import tried_all
 
         assert runner.jobs is not None, "whatever has the option can be tried"
         jobs = runner.jobs(recipe, None)
-        progress.phase(f"trying a few steps of {jobs[0].name}")
-        found = {"recipe": json.loads(to_json(recipe)), "trainings": len(jobs), **tried(jobs[0])}
+        progress.phase("trying a few steps of each kind of training")
+        found = {"recipe": json.loads(to_json(recipe)), **tried_all(jobs)}
     if as_json:
         print_json(found)
     else:
         print(to_json(recipe), end="")
-        print_table(("of a training", ""), [
-            ("parameters", f"{found['parameters']:,}"), ("flops a step", f"{found['flops_per_step']:.3g}"),
-            ("memory", f"{found['bytes'] / 2**20:,.0f} MiB and what torch itself takes"),
-            ("a step", f"{1e3 * found['seconds_per_step']:.0f} ms"),
-            (f"{found['steps']:,} steps", f"{found['seconds'] / 60:.1f} min without validation"),
-            ("trainings", str(len(jobs)))])
+        print_table(("training", "number", "parameters", "flops a step", "MiB", "ms a step", "steps", "min each"), [
+            (name, str(row["trainings"]), f"{row['parameters']:,}", f"{row['flops_per_step']:.3g}",
+             f"{row['bytes'] / 2**20:,.0f}", f"{1e3 * row['seconds_per_step']:.0f}", f"{row['steps']:,}",
+             f"{row['seconds'] / 60:.1f}") for name, row in found["groups"].items()])
+        print(f"{len(jobs)} trainings: {found['seconds'] / 60:.1f} min without validation and test; MiB without what "
+              "torch itself takes")
     return 0
 
 

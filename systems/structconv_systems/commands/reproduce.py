@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,16 @@ from structconv.commands.table import number, print_table
 from structconv.errors import ConfigError
 from structconv_systems.commands.recipes import carried_out
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named
-from structconv_systems.train.config import resolve, to_json
+from structconv_systems.train.config import resolve, to_json, written
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.options import Measured
 from structconv_systems.train.progress import Progress, progress_for
 from structconv_systems.train.run import Run
 
 __all__ = ["add"]
+
+#: Letters of overrides in a folder's name; longer ones are named by their SHA-256.
+_LONGEST = 80
 
 
 def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
@@ -110,14 +115,13 @@ def _obstacle(entry: Entry, recipe: Any, args: argparse.Namespace, left: float |
 
 
 def _estimate(entry: Entry, recipe: Any, progress: Progress) -> float:
-    """Seconds of its trainings, from a few steps of the first."""
+    """Seconds of its trainings, from a few steps of the first of each kind."""
     progress.phase(f"{recipe.name}: trying a few steps")
-    from structconv_systems.train.study import tried
+    from structconv_systems.train.study import tried_all
 
     jobs = entry.runner().jobs
     assert jobs is not None
-    todo = jobs(recipe, None)
-    return len(todo) * float(tried(todo[0])["seconds"])
+    return float(tried_all(jobs(recipe, None))["seconds"])
 
 
 def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: list[str],
@@ -129,13 +133,19 @@ def _reproduced(entry: Entry, recipe: Any, args: argparse.Namespace, overrides: 
     environment = json.loads((folder / "environment.json").read_bytes())
     data = ["--data DIR"] if recipe.folder else []
     command = " ".join(["structconv reproduce", recipe.name, *overrides, *data, f"--preset {recipe.preset}"])
-    found = outcome(summary, environment, command)
+    found = outcome(summary, environment, recipe.overrides, command)
     record(Path(args.record) if args.record else Path(args.out) / "results.json", found)
     return found
 
 
 def _place(args: argparse.Namespace, recipe: Any) -> Path:
-    return Path(args.out) / f"{recipe.name}-{recipe.preset}"
+    """The folder of its run; overrides are part of its name."""
+    words = [recipe.name, recipe.preset]
+    if recipe.overrides:
+        text = written(recipe.overrides)
+        short = re.sub(r"[^\w=.,-]+", "-", text)
+        words.append(short if len(short) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16])
+    return Path(args.out) / "-".join(words)
 
 
 def _open(folder: Path, recipe: Any) -> Run:

@@ -28,8 +28,8 @@ class DCRNN(nn.Module):
     """y_n = W_o h_n, h_n = cells(y_(n-1), h_(n-1)), from the states that cells made of the readings (Li et al. 2018,
     figure 2).
 
-    A cell is a GRU whose products are y = sum_k A_k^T x Theta_k over the powers of both random walks (eq. 2 and 3). The
-    encoder reads standardised readings and what else is known of each time; the decoder begins with zero and goes on
+    A cell is a GRU whose products are y = sum_k A_k^T x Theta_k over the powers of both random walks (eq. 2 and 3,
+    whose walks are not transposed; those of the authors' code are). The encoder reads standardised readings and what else is known of each time; the decoder begins with zero and goes on
     with what it said last or, in training, with what was observed (scheduled sampling: Bengio et al. 2015).
 
     Args:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from structconv.errors import ConfigError
 from structconv.mechanisms import (
@@ -42,6 +43,7 @@ class Luong(nn.Module):
         source_words, target_words: sizes of the vocabularies.
         embed: channels of words. hidden: H of all layers of both stacks. layers: LSTMs of each stack.
         score, window, radius, length: see `alignment`.
+            A source with more words than `length` gives no weight to the words behind them (section 3.1).
         input_feeding: whether the decoder reads the a_t of the word before (section 3.3).
         dropout: of what enters each layer, and of a_t.
 
@@ -61,7 +63,7 @@ class Luong(nn.Module):
                  length: int | None = None, input_feeding: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
         expression = alignment(score, window, radius=radius, length=length, dim=hidden)
-        self.by_place, self.input_feeding = window == "local-m", input_feeding
+        self.by_place, self.input_feeding, self.length = window == "local-m", input_feeding, length
         self.source = nn.Embedding(source_words, embed, padding_idx=PAD)
         self.target = nn.Embedding(target_words, embed, padding_idx=PAD)
         self.encoder = Recurrent(nn.LSTM, embed, hidden, layers=layers, dropout=dropout)
@@ -78,7 +80,8 @@ class Luong(nn.Module):
         """The decoder in front of the first word, of sources (B, M)."""
         backward = source.flip(1)
         states, last = self.encoder(self.dropout(self.source(backward)), backward != PAD)
-        return LuongDecoding(self, self.context.prepare(states.flip(1), Padding(source != PAD)), *last)
+        near, exist = states.flip(1)[:, :self.length], (source != PAD)[:, :self.length]
+        return LuongDecoding(self, self.context.prepare(near, Padding(exist)), *last)
 
     def attentional(self, prepared: Prepared, state: Tensor, first: int) -> Tensor:
         """a_t (B, N, H) of h_t, the first of which is at this place of the target."""
@@ -96,7 +99,8 @@ class Luong(nn.Module):
             return self.alignment(source.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
         decoding = self.begin(source)
         states, _ = decoding.advanced(target)
-        return self.context.basis(decoding.context, z=states).dense().squeeze(1).mT
+        weights = self.context.basis(decoding.context, z=states).dense().squeeze(1).mT
+        return F.pad(weights, (0, source.shape[1] - weights.shape[-1]))
 
 
 class LuongDecoding:

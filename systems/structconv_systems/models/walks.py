@@ -13,10 +13,22 @@ from structconv.memo import derived
 from structconv.shapes import check_positive
 from structconv.structures import KnowledgeGraph
 
-__all__ = ["LARGEST", "WalkScores"]
+__all__ = ["LARGEST", "WalkScores", "check_size"]
 
 #: Numbers that the matrices of all walks may have.
 LARGEST = 1 << 28
+
+
+def check_size(relations: int, entities: int, length: int) -> None:
+    """Raise `StructureError` if the dense matrices of all walks of up to `length` relations, K or K^2 times N^2
+    numbers, are more than `LARGEST`."""
+    numbers = relations ** length * entities ** 2
+    if numbers > LARGEST:
+        remedy = "Use a smaller graph" + (", or length=1." if length > 1 else ".")
+        raise StructureError(
+            "WalkScores", f"walks times entities squared must be at most {LARGEST:,}, {LARGEST * 4 / 2**30:,.3g} GiB",
+            f"{relations:,}{f'^{length}' if length > 1 else ''} x {entities:,}^2, {numbers * 4 / 2**30:,.3g} GiB",
+            remedy)
 
 
 class WalkScores(nn.Module):
@@ -57,6 +69,7 @@ class WalkScores(nn.Module):
 
     def scores(self, graph: KnowledgeGraph) -> Tensor:
         """All of them, (K, N, N)."""
+        check_size(len(self.singles), graph.num_entities, 1 if self.pairs is None else 2)
         y = Mixed(Dense(self._relations(graph)), self.singles).dense()
         if self.pairs is None:
             return y
@@ -90,9 +103,6 @@ class WalkScores(nn.Module):
     def _walks(self, graph: KnowledgeGraph) -> Tensor:
         """A_i A_j, (K^2, N, N)."""
         count = self.singles.shape[0]
-        if (numbers := count ** 2 * graph.num_entities ** 2) > LARGEST:
-            raise StructureError("WalkScores", f"walks times entities squared must be at most {LARGEST}", numbers,
-                                 "Take a smaller graph, or length=1.")
         return self._dense(graph, Relations(count, None) @ Relations(count, None))
 
     def _dense(self, graph: KnowledgeGraph, mechanism: Mechanism) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from structconv.pictures import alignment_png
-from structconv_systems.models.walks import WalkScores
+from structconv_systems.models.walks import WalkScores, check_size
 from structconv_systems.recipes.links import COLUMNS, Facts, LinkTask
 from structconv_systems.recipes.options.knowledge import TypedWalks
 from structconv_systems.train.run import Run
@@ -18,6 +18,7 @@ from structconv_systems.train.study import Finished, Job, Study, jobs_of
 __all__ = ["RUNNER", "WalkTask"]
 
 _WALKS, _SINGLE = "walks", "relations"
+_LENGTHS = {_WALKS: 2, _SINGLE: 1}
 #: Of the summary, and of the picture.
 _FIRST, _ROWS, _COLUMNS = 5, 40, 25
 
@@ -44,7 +45,8 @@ class WalkTask(LinkTask):
 
 def _jobs(recipe: TypedWalks, run: Run | None) -> list[Job]:
     facts = Facts.read(recipe, own_entities=False)
-    return [job for name, length in ((_WALKS, 2), (_SINGLE, 1))
+    check_size(facts.graph.num_relations, facts.graph.num_entities, max(_LENGTHS.values()))
+    return [job for name, length in _LENGTHS.items()
             for job in jobs_of(recipe, name, partial(WalkTask, recipe, facts, length), WalkTask, Last)]
 
 

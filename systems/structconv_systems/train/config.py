@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from structconv.errors import ConfigError, nearest
 
-__all__ = ["Recipe", "from_json", "option", "options", "presets", "resolve", "to_json"]
+__all__ = ["Recipe", "from_json", "option", "options", "presets", "resolve", "to_json", "written"]
 
 R = TypeVar("R", bound="Recipe")
 
@@ -121,6 +121,12 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
 def to_json(recipe: Recipe) -> str:
     """A recipe and its name as a JSON object, indented."""
     return json.dumps({"recipe": recipe.name, **dataclasses.asdict(recipe)}, indent=2) + "\n"
+
+
+def written(values: Mapping[str, Any]) -> str:
+    """Options as a user writes them, by name: ``hidden=2 offset=2,4``."""
+    return " ".join(f"{key}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+                    for key, value in sorted(values.items()))
 
 
 def from_json(recipe: type[R], text: str) -> R:

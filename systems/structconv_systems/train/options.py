@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from structconv_systems.train.config import Recipe, option
 from structconv_systems.train.schedules import SCHEDULES
@@ -14,6 +14,8 @@ __all__ = ["Measured", "Trained"]
 
 #: Options that change nothing of what a preset is: a goal stays that of the preset.
 _BESIDE = frozenset(("preset", "threads", "seeds", "data", "checkpoint_every"))
+#: Options that change no result, apart from rounding: two runs that differ in these alone are the same experiment.
+_NOT_A_RESULT = _BESIDE - {"seeds"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +42,24 @@ class Measured(Recipe):
     def goal(self) -> float | None:
         """What the headline figure should reach; None where options, or names of files, are others than those of the
         preset. In which folder they lie is not asked."""
+        return None if self._changed(_BESIDE) else self.goals.get(self.preset)
+
+    @property
+    def paper(self) -> str:
+        """The published figure of the data that the options name."""
+        return self.published
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Options by which a result differs from that of the preset, with their values."""
+        return self._changed(_NOT_A_RESULT)
+
+    def _changed(self, without: Container[str]) -> dict[str, Any]:
+        """Options with other values than those of the preset, apart from some."""
         own = {field.name: field.default for field in dataclasses.fields(self)}
         own.update(self.presets.get(self.preset, {}))
-        changed = any(getattr(self, key) != value for key, value in own.items() if key not in _BESIDE)
-        return None if changed else self.goals.get(self.preset)
+        return {key: found for key, value in own.items()
+                if key not in without and (found := getattr(self, key)) != value}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from structconv_systems.train.summary import mean_and_std, with_spread
 from structconv_systems.train.task import BatchTask
 
 __all__ = ["Finished", "Job", "Runner", "Study", "against", "jobs_of", "loaded", "measured", "parameters_of",
-           "train_all", "trained", "tried"]
+           "train_all", "trained", "tried", "tried_all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ class Study:
         head = summary["headline"]
         print_table(*self._table(recipe, summary))
         goal = f"; goal of preset {recipe.preset}: {head['goal']}, {'met' if head['met'] else 'not met'}"
-        print(f"{head['label']}: {number(head['value'])}; seeds: {recipe.seeds}; published: {recipe.published}"
+        print(f"{head['label']}: {number(head['value'])}; seeds: {recipe.seeds}; published: {recipe.paper}"
               + (goal if head["goal"] is not None else ""))
         print(f"run: {summary['run']}")
 
@@ -128,7 +129,7 @@ def against(recipe: Measured, value: float | None) -> dict[str, Any]:
     goal, met = recipe.goal, None
     if goal is not None and value is not None:
         met = value >= goal if recipe.higher else value <= goal
-    return {"goal": goal, "met": met, "published": recipe.published}
+    return {"goal": goal, "met": met, "published": recipe.paper}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +265,15 @@ def tried(job: Job, steps: int = 5) -> dict[str, Any]:
     return {"job": job.name, "parameters": parameters_of(task), "flops_per_step": counter.get_total_flops(),
             "bytes": 4 * weights + kept.bytes, "seconds_per_step": usual, "steps": schedule.steps,
             "seconds": usual * schedule.steps}
+
+
+def tried_all(jobs: Sequence[Job]) -> dict[str, Any]:
+    """What `tried` says of the first training of each group, by group, how many trainings a group has, and the seconds
+    of all of them."""
+    counts = Counter(_group_of(job.name) for job in jobs)
+    groups = {group: {**tried(job), "trainings": counts[group]} for group, job in _firsts(jobs).items()}
+    return {"trainings": len(jobs), "groups": groups,
+            "seconds": sum(row["trainings"] * row["seconds"] for row in groups.values())}
 
 
 class _Kept(torch.autograd.graph.saved_tensors_hooks):

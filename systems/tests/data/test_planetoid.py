@@ -177,6 +177,7 @@ def test_any_data_set_of_the_format_trains_without_coras_goal(tmp_path, capsys):
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
     head = json.loads(capsys.readouterr().out.splitlines()[-1])["headline"]
     assert head["goal"] is head["met"] is None
+    assert head["published"] == "no figure on tiny"
     (tmp_path / "ind.tiny.graph").write_bytes((tmp_path / "ind.tiny.graph").read_bytes()[:-3])
     assert main(["resume", str(tmp_path / "run")]) == 3
     assert main([*words, "--out", str(tmp_path / "torn")]) == 3

@@ -96,6 +96,22 @@ def test_local_p_is_equations_9_and_10():
     torch.testing.assert_close(model.alignment(own, words), weights, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_source_beyond_the_length_weighs_nothing_there(window):
+    """Words behind `length` are read by the encoder and get no weight."""
+    model, target = made("location", window).eval(), torch.tensor([[1, 4, 5, 6]])
+    source = torch.randint(4, WORDS, (1, 15))
+    weights = model.alignment(source, target)
+    assert weights.shape == (1, 4, 15)
+    assert not weights[..., 9:].any()
+    if window == "global":
+        torch.testing.assert_close(weights.sum(-1), torch.ones(1, 4))
+    assert model(source, target).isfinite().all()
+    decoding = model.begin(source)
+    stepped = torch.stack([decoding.step(word) for word in target.unbind(1)], 1)
+    torch.testing.assert_close(stepped, model(source, target), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"score": "cosine"}, "score must be one of 'location'"), ({"window": "wide"}, "window must be one of"),
     ({"window": "local-m"}, "radius must be given with window='local-m'"), ({"radius": 3}, "radius must be left out"),

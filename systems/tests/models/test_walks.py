@@ -129,5 +129,6 @@ def test_what_does_not_fit(monkeypatch):
     with pytest.raises(StructureError, match=r"each relation must have its inverse.*with_inverses"):
         model()(strange, strange.triples[:, :2], strange.triples[:, 2])
     monkeypatch.setattr("structconv_systems.models.walks.LARGEST", 100)
-    with pytest.raises(StructureError, match=r"walks times entities squared must be at most 100; got 2916"):
-        model()(known, torch.tensor([[0, 0]]))
+    for length, sizes in ((2, r"6\^2 x 9\^2, 1.09e-05 GiB. Use a smaller graph, or length=1."), (1, r"6 x 9\^2,")):
+        with pytest.raises(StructureError, match=rf"walks times entities squared must be at most 100, .*got {sizes}"):
+            model(length=length)(known, torch.tensor([[0, 0]]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 
@@ -109,6 +110,23 @@ def test_trying_writes_nothing(data, tmp_path, name, capsys, monkeypatch):
     assert main(["train", name, *TRAINED[name], "--data", str(data), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["trainings"] == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_walks_in_a_large_graph_say_what_they_would_take(tmp_path, capsys):
+    """In one line, before anything of that size is allocated."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    rows = "".join(f"e{n}\tr{n % 11}\te{n + 1}\n" for n in range(40_000))
+    for part, text in (("train", rows), ("valid", "e1\tr1\tnew\n"), ("test", "e2\tr1\te3\n")):
+        (folder / f"{part}.txt").write_text(text)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    words = ["train", "walks", "--data", str(tmp_path), "--triples", "large", "--unseen", "admit", "steps=1"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "walks times entities squared must be at most" in said
+    assert "22^2 x 40,002^2, 2.89e+03 GiB" in said
+    assert not (tmp_path / "run").exists()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
 @pytest.mark.parametrize(("name", "options", "code", "said"), [

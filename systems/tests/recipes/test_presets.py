@@ -29,6 +29,19 @@ def test_each_has_a_quick_preset_with_a_goal_and_a_published_figure(name):
     assert kind.published
 
 
+@pytest.mark.parametrize(("name", "figure"), [("cora-gcn", "70.3"), ("cora-cheb", "69.6"), ("cora-gat", "72.5")])
+def test_the_published_figure_is_that_of_the_data_set(name, figure):
+    kind = RECIPES[name].recipe
+    assert resolve(kind, ["dataset=citeseer"]).paper.startswith(f"{figure} ")
+    assert resolve(kind).paper == kind.published
+
+
+def test_overrides_are_options_that_change_a_result():
+    kind = RECIPES["cora-gcn"].recipe
+    assert resolve(kind, ["threads=2", "data=/tmp", "hidden=16"]).overrides == {}
+    assert resolve(kind, ["hidden=2", "seeds=3", "epochs=60"], "quick").overrides == {"hidden": 2, "seeds": 3}
+
+
 def test_what_is_fixed_and_what_is_unknown_is_refused(tmp_path):
     kind = RECIPES["characters"].recipe
     with pytest.raises(ConfigError, match="'preset'"):

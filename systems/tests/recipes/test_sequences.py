@@ -111,8 +111,8 @@ def test_trying_writes_nothing(folder, tmp_path, name, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words_of(name, folder, "--dry-run", "--json")) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["parameters"] > 0
-    assert found["flops_per_step"] > 0
+    assert all(row["parameters"] > 0 and row["flops_per_step"] > 0 for name, row in found["groups"].items()
+               if name != "last-value")
     assert found["recipe"]["steps"] == 6
     assert not list(tmp_path.iterdir())
 
@@ -367,6 +367,11 @@ def test_reproducing_records_outcomes_and_continues(folder, tmp_path, capsys, mo
     page = (tmp_path / "kept.md").read_text()
     assert "| characters | quick | nats a character |" in page
     assert "structconv reproduce characters --data DIR --preset quick" in page
+    assert main([*words[:2], "steps=2", "heads=1", *words[2:]]) == 0
+    rows = json.loads((tmp_path / "kept.json").read_text())
+    assert [found["overrides"] for found in rows] == [{}, {"heads": 1, "steps": 2}]
+    assert rows[0] == row
+    assert "| characters | quick heads=1 steps=2 | nats a character |" in (tmp_path / "kept.md").read_text()
     assert main([*words, "--budget", "0"]) == 0
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"]) == 1
     assert main([*words, "--budget", "0", "--out", str(tmp_path / "new")]) == 0

@@ -21,7 +21,7 @@ from structconv_systems.train.progress import Quiet
 from structconv_systems.train.run import Run
 from structconv_systems.train.schedules import Plateau, rate
 from structconv_systems.train.stopping import Best
-from structconv_systems.train.study import Study, jobs_of, measured, train_all, tried
+from structconv_systems.train.study import Study, jobs_of, measured, train_all, tried, tried_all
 from structconv_systems.train.task import BatchTask, mean_loss
 
 LENGTHS = [3, 9, 1, 4, 4, 7, 2, 12, 5, 5]
@@ -282,6 +282,19 @@ def test_trying_says_what_a_training_would_take():
     assert found["flops_per_step"] > 0
     assert found["seconds"] == pytest.approx(found["seconds_per_step"] * 12)
     assert found["bytes"] > 4 * 4 * found["parameters"]
+
+
+def test_trying_all_counts_each_kind_of_training():
+    """The second kind has four times the steps: its seconds are its own."""
+    short, long = plain(seeds=2), plain(steps=48, seeds=3)
+    jobs = [job for recipe, name in ((short, "short"), (long, "long"))
+            for job in jobs_of(recipe, name, lambda seed: SumsTask(short, seed), SumsTask)]
+    found = tried_all(jobs)
+    assert {name: (row["steps"], row["trainings"]) for name, row in found["groups"].items()} == {
+        "short": (12, 2), "long": (48, 3)}
+    each = {name: row["seconds_per_step"] * row["steps"] for name, row in found["groups"].items()}
+    assert found["seconds"] == pytest.approx(2 * each["short"] + 3 * each["long"])
+    assert found["trainings"] == 5
 
 
 def test_event_files_are_written_where_tensorboard_is(tmp_path):
