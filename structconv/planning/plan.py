@@ -38,7 +38,6 @@ from structconv.planning.problem import Call, Image, PartInputs, Problem, Run, S
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
 from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
-from structconv.theta import wants_grad
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "decide", "era", "plan_for", "subject"]
 
@@ -225,7 +224,7 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
     grad = torch.is_grad_enabled()
     relative = None if call.relative is None else call.relative.shape[0] // 2
     return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,
-                   grad and wants_grad(theta), max_bytes, call.projected is not None, relative, image,
+                   grad and theta.requires_grad, max_bytes, call.projected is not None, relative, image,
                    call.places is not None, call.pending is not None, call.reused is not None)
 
 

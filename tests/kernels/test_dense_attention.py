@@ -18,7 +18,7 @@ from structconv.primitives import dense_blocks
 from structconv.primitives.blocked_attention import _composed, blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
 from structconv.structures import Causal, Padding, Window
-from structconv.theta import EyeTheta
+from structconv.weights import Eye
 from tests.kernels.applied import (
     PRIMITIVES,
     application_of,
@@ -127,10 +127,10 @@ def test_the_planner_reassociates_where_that_is_cheaper():
     x = torch.randn(4096, 16)
     scores = DotProduct(heads=2, dim=16).bound(16).basis(x)
     for basis in (scores.normalize("count"), scores):
-        assert plan(x, basis, EyeTheta(2, 16)).kernel == REASSOCIATED
+        assert plan(x, basis, Eye.of(2, 16)).kernel == REASSOCIATED
     small = torch.randn(8, 64)
     basis = DotProduct(heads=1, dim=64).bound(64).basis(small).normalize("count")
-    assert plan(small, basis, EyeTheta(1, 64)).kernel != REASSOCIATED
+    assert plan(small, basis, Eye.of(1, 64)).kernel != REASSOCIATED
     assert decide(problem_of(call_of(basis, small.unsqueeze(0)))).kernel != REASSOCIATED
 
 
