@@ -48,7 +48,7 @@ from structconv.primitives.grouped import group_products
 from structconv.primitives.native.window import window_attention
 from structconv.structures import Causal, Graph, Samples
 from structconv.structures.supports import EdgeSupport
-from structconv.theta import EyeTheta, FullTheta, LowRankTheta, Theta
+from structconv.weights import Eye, Full, LowRank, Weight
 from structconv_systems.timing import Work
 
 __all__ = ["EXPERIMENTS", "Experiment"]
@@ -76,7 +76,7 @@ class Experiment(NamedTuple):
     threads: int | None = None
 
 
-def posed(basis: Basis, theta: Theta) -> tuple[Call, Problem]:
+def posed(basis: Basis, theta: Weight) -> tuple[Call, Problem]:
     """A call of this basis on random x, the same at every call of one size, and the problem that it poses."""
     x = torch.randn(basis.num_inputs, theta.in_channels, generator=torch.Generator().manual_seed(0))
     call = Call(x, basis, theta)
@@ -85,7 +85,7 @@ def posed(basis: Basis, theta: Theta) -> tuple[Call, Problem]:
 
 def application(kernel: Applied, basis: Basis, channels: int = 3, mode: str = "apply") -> Callable[[], Tensor]:
     """What a kernel does at "apply", "analysis" or "synthesis" of a basis, with so many channels."""
-    call, problem = posed(basis, EyeTheta(basis.size, channels))
+    call, problem = posed(basis, Eye.of(basis.size, channels))
     match = kernel.match(problem)
     assert match is not None, f"{kernel.name} does not take {basis!r}"
     found = kernel.application(match, problem)
@@ -106,7 +106,7 @@ def _call_works(quick: bool) -> Works:
     a, x, r, heads = torch.ones(4, 4), torch.randn(5, 3), torch.randn(2, 5, 3), torch.randn(2, 5, 2)
     graph = Graph(torch.randint(0, 5, (2, 9)), num_nodes=5)
     dense, scores = Dense(torch.randn(2, 5, 5)), dot_products(5, 3)
-    full, factors = FullTheta(torch.randn(2, 3, 4)), LowRankTheta(torch.randn(2, 3, 2), torch.randn(2, 2, 4))
+    full, factors = Full.of(torch.randn(2, 3, 4)), LowRank.of(torch.randn(2, 3, 2), torch.randn(2, 2, 4))
     call, problem = posed(dense, full)
     operator = DenseOperator().compile(True, problem, "operator_first")
     softmax = Normalised(scores, "softmax", "inputs")
@@ -253,7 +253,7 @@ def _relation_works(quick: bool) -> Works:
     edges, nodes, relations = (150_000, 50_000, 16) if quick else (1_000_000, 100_000, 16)
     half, kind = torch.randint(0, nodes, (2, edges // 2)), torch.randint(0, relations, (edges // 2,))
     graph = Graph(torch.cat([half, half.flip(0)], 1), num_nodes=nodes)
-    call, problem = posed(Typed(graph, kind.repeat(2), relations), FullTheta(torch.randn(relations, 64, 64)))
+    call, problem = posed(Typed(graph, kind.repeat(2), relations), Full.of(torch.randn(relations, 64, 64)))
     match = PerRelation().match(problem)
     assert match is not None
     run = PerRelation().compile(match, problem, "per_relation")

@@ -44,7 +44,7 @@ from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.structures import Causal, Graph
-from structconv.theta import ByHeadTheta
+from structconv.weights import ByHead
 
 HEADS = ((4, 32), (8, 64))
 COPIED = 2**30  # bytes
@@ -155,7 +155,7 @@ def dense_cases(length: int, dtype: torch.dtype) -> Iterator[Case]:
 
 def by_kernel(kernel: Applied, basis: Basis, r: Tensor) -> Callable[[], Tensor] | None:
     """A_k^T r_k by this kernel, (K, M, C) -> (K, N, C), or `None` where it is not for this basis."""
-    theta = ByHeadTheta(basis.size, r.shape[-1])
+    theta = ByHead.of(basis.size, r.shape[-1])
     call = Call(r[0], basis, theta, None, r)
     match = kernel.match(Problem(call.spec(), theta, call.x, Sizes(1, r.element_size())))
     return None if match is None else lambda: match.apply(r, call)

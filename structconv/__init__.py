@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from structconv import ops as ops
     from structconv import structures as structures
     from structconv import tensors as tensors
-    from structconv import theta as theta
     from structconv import weights as weights
     from structconv.bases import Basis, Dense, Shift
     from structconv.errors import ConfigError, ShapeError, StructureError
@@ -87,7 +86,7 @@ __all__ = ["STRUCTURE", "ALiBi", "Additive", "Adjacency", "Basis", "BiAffine", "
            "collate", "compose", "conv", "keep_memory", "plan", "unbatch"]
 
 #: Modules go by `structconv.nn` and the like: `import *` leaves alone what has the same name, as torch's `nn`.
-_MODULES = ("bases", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "theta", "weights")
+_MODULES = ("bases", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "weights")
 # The first module that has a name gives it: a mechanism before the basis of the same name.
 _HOMES = ("errors", "structures", "mechanisms", "weights", "nn", "ops", "bases", "primitives.memory")
 

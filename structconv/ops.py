@@ -17,24 +17,24 @@ from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
 from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
-from structconv.theta import ByHeadTheta, EyeTheta, FullTheta, Theta, as_theta
+from structconv.weights import ByHead, Eye, Full, Weight, as_weight
 
 __all__ = ["conv", "decompose", "factorise", "plan"]
 
-Pair = tuple[Basis, Theta | Tensor]
+Pair = tuple[Basis, Weight | Tensor]
 
 
 @explained
-def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None, plan: Plan | None = None,
+def conv(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = None, plan: Plan | None = None,
          max_bytes: int | None = None) -> Tensor:
     """y = sum_k A_k^T x Theta_k (Andreoli 2019, eq. 8): the structured convolution.
 
     Args:
         x: (..., M, P), floating; leading dimensions broadcast with those of the basis.
         basis: A, (..., K, M, N).
-        theta: Theta, a tensor (K, P, Q) or a value of `structconv.theta`, in x's dtype and on its device.
+        theta: Theta, a tensor (K, P, Q) or a `Weight` with numbers (`Full.of(tensor)`), in x's dtype and on its device.
         path: the order of the products: "channels_first", "structure_first", "operator_first", and "between" for a
-            `LowRankTheta`, "per_part" for `a | b`. By default the planner chooses.
+            `LowRank`, "per_part" for `a | b`. By default the planner chooses.
         plan: a plan made before for a call of this kind, which is run as it is.
         max_bytes: bytes that the path may hold beside its arguments and its result.
 
@@ -60,7 +60,7 @@ def conv(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
 
 
 @explained
-def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = None,
+def plan(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = None,
          max_bytes: int | None = None) -> Plan:
     """How `conv` computes eq. 8 for these shapes: order, kernel, cost, and what was rejected; `print` it.
 
@@ -73,7 +73,7 @@ def plan(x: Tensor, basis: Basis, theta: Theta | Tensor, *, path: str | None = N
 def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """A_k^T r_k + bias_k for each head, (..., K or 1, M, C), (K, C) or none -> (..., K, N, C), by the planner's choice.
     """
-    call = Call(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), bias, r)
+    call = Call(r.select(-3, 0), basis, ByHead.of(basis.size, r.shape[-1]), bias, r)
     call = cast_call(call, autocast_dtype(r))
     return plan_for(call).run(call)
 
@@ -88,12 +88,12 @@ def compose_pairs(first: Pair, second: Pair) -> Pair:
     25 shifts.
 
     Returns:
-        (basis, Theta); Theta is `EyeTheta` where both are, else whole: K P Q numbers.
+        (basis, Theta); Theta is `Eye` where both are, else whole: K P Q numbers.
 
     Raises:
         ShapeError: if the outputs or channels of the first are not the inputs of the second.
     """
-    (basis, theta), (after, weight) = (first[0], as_theta(first[1])), (second[0], as_theta(second[1]))
+    (basis, theta), (after, weight) = (first[0], as_weight(first[1])), (second[0], as_weight(second[1]))
     for name, given, wanted, one, other in (
             ("entries", basis.num_outputs, after.num_inputs, "N", "M"),
             ("channels", theta.out_channels, weight.in_channels, "Q", "P")):
@@ -113,42 +113,42 @@ def compose_pairs(first: Pair, second: Pair) -> Pair:
     return basis @ after, product
 
 
-def _call(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Call:
-    theta = as_theta(theta)
+def _call(x: Tensor, basis: Basis, theta: Weight | Tensor) -> Call:
+    theta = as_weight(theta)
     _check_size("Conv", basis, theta)
     check_entries("Conv", x, entries=None if torch.compiler.is_compiling() else basis.num_inputs,
                   channels=theta.in_channels)
     return cast_call(Call(x, basis, theta), autocast_dtype(x))
 
 
-def _check_size(owner: str, basis: Basis, theta: Theta) -> None:
+def _check_size(owner: str, basis: Basis, theta: Weight) -> None:
     if basis.size != theta.size:
         raise ShapeError(owner, f"theta must have the basis's size K={basis.size}", f"K={theta.size} in {theta!r}")
 
 
-def _product(first: Theta, second: Theta) -> Theta:
+def _product(first: Weight, second: Weight) -> Weight:
     """Theta_(k'K''+k'') = Theta'_k' Theta''_k''."""
-    if isinstance(first, EyeTheta) and isinstance(second, EyeTheta):
-        return EyeTheta(first.size * second.size, first.channels)
-    return FullTheta(_products(first, second))
+    if isinstance(first, Eye) and isinstance(second, Eye):
+        return Eye.of(first.size * second.size, first.channels)
+    return Full.of(_products(first, second))
 
 
-def _products(first: Theta, second: Theta) -> Tensor:
+def _products(first: Weight, second: Weight) -> Tensor:
     like = (*first.tensors, *second.tensors)[0]
     a, b = (theta.dense().to(dtype=like.dtype, device=like.device) for theta in (first, second))
     return (a.unsqueeze(1) @ b).flatten(0, 1)
 
 
-def _summed(shift: Shift, index: list[int], first: Theta, second: Theta) -> tuple[Basis, Theta]:
+def _summed(shift: Shift, index: list[int], first: Weight, second: Weight) -> tuple[Basis, Weight]:
     """The distinct shifts with the products of Theta', Theta'', those of equal shift added up."""
     if shift.size == len(index):
         return shift, _product(first, second)
-    if isinstance(first, EyeTheta) and isinstance(second, EyeTheta):
+    if isinstance(first, Eye) and isinstance(second, Eye):
         counts = torch.bincount(torch.tensor(index), minlength=shift.size)
-        return shift * counts, EyeTheta(shift.size, first.channels)
+        return shift * counts, Eye.of(shift.size, first.channels)
     products = _products(first, second)
     slots = torch.tensor(index, device=products.device)
-    return shift, FullTheta(products.new_zeros(shift.size, *products.shape[1:]).index_add(0, slots, products))
+    return shift, Full.of(products.new_zeros(shift.size, *products.shape[1:]).index_add(0, slots, products))
 
 
 def _shift_product(first: Shift, second: Shift) -> tuple[Shift, list[int]] | None:

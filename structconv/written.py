@@ -15,8 +15,8 @@ _MODULES = {"torch": torch, "torch.nn": torch.nn, "torch.nn.functional": torch.n
 _ABSENT = object()
 
 
-def written(module: torch.nn.Module, others: Mapping[str, Any] | None = None) -> str:
-    """The arguments of a module's constructor: those without a default, and those that differ from theirs.
+def written(module: object, others: Mapping[str, Any] | None = None) -> str:
+    """The arguments of an object's constructor: those without a default, and those that differ from theirs.
 
     An argument is the attribute of its name, of its name with `_by` behind it, or with `_` before it. One that is none
     of these is left out.
@@ -24,7 +24,7 @@ def written(module: torch.nn.Module, others: Mapping[str, Any] | None = None) ->
     Args:
         others: arguments that no attribute of such a name has.
     """
-    found, held, by_name = [], {**vars(module), **module._modules, **(others or {})}, False
+    found, held, by_name = [], {**vars(module), **getattr(module, "_modules", {}), **(others or {})}, False
     for name, parameter in inspect.signature(type(module)).parameters.items():
         value = next((held[own] for own in (name, f"{name}_by", f"_{name}") if own in held), _ABSENT)
         if others is not None and name in others:

@@ -29,18 +29,18 @@ FLOORS = {
     "errors": 0, "arguments": 0, "cache_folder": 0, "files": 0, "shapes": 0, "pictures": 0, "torch_private": 0,
     "written": 0, "public_names": 0,
     "structures": 1, "primitives": 1, "tensors": 1, "memo": 1,
-    "bases": 2, "theta": 2,
+    "bases": 2, "weights": 2,
     "planning": 3,
     "kernels": 4,
     "ops": 5, "factorisation": 5,
-    "mechanisms": 6, "weights": 6,
+    "mechanisms": 6,
     "nn": 7, "convert": 7,
     "compat": 8, "analysis": 8,
     "testing": 9,
     "commands": TOP, "cli": TOP, "__init__": TOP, "__main__": TOP,
 }
 SYSTEMS_FLOORS = {
-    "optional": 0, "scenes": 0, "timing": 0,
+    "optional": 0, "ranking": 0, "scenes": 0, "timing": 0,
     "models": 8,
     "data": 9, "train": 9, "report": 9,
     "recipes": 10,
@@ -105,10 +105,16 @@ def climbs(source: str, module: str) -> list[str]:
     return found
 
 
-def circles(texts: dict[str, str]) -> list[str]:
-    """The first circle of imports among the modules of one floor, if there is one."""
-    leads = {module: {other for name in named(source, module) if (other := home(name, texts)) not in (None, module)
-                      and floor(other) == floor(module)} for module, source in texts.items()}
+def circles(texts: dict[str, str], *, types: bool = False) -> list[str]:
+    """The first circle of imports among the modules of one floor, if there is one.
+
+    With `types` among those of one folder, and what stands under `if TYPE_CHECKING:` counts.
+    """
+    def near(other: str, module: str) -> bool:
+        return other.rpartition(".")[0] == module.rpartition(".")[0] if types else floor(other) == floor(module)
+
+    leads = {module: {other for name in named(source, module, types) if (other := home(name, texts)) is not None
+                      and other != module and near(other, module)} for module, source in texts.items()}
     try:
         TopologicalSorter(leads).prepare()
     except CycleError as error:
@@ -116,9 +122,10 @@ def circles(texts: dict[str, str]) -> list[str]:
     return []
 
 
-def named(source: str, module: str) -> Iterator[str]:
-    """The dotted names that a module imports, with what it takes from each."""
-    for node in ast.walk(without_types(ast.parse(source))):
+def named(source: str, module: str, types: bool) -> Iterator[str]:
+    """The dotted names that a module imports, with what it takes from each; with `types` those for types too."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree if types else without_types(tree)):
         if isinstance(node, ast.ImportFrom):
             yield from (f"{name}.{alias.name}" for name in names_of(node, module) for alias in node.names)
         else:
@@ -181,8 +188,10 @@ def test_no_package_imports_what_stands_on_it(package):
     assert not found, report(found)
 
 
-def test_no_circle_within_a_floor():
-    assert not circles(sources()), report(circles(sources()))
+@pytest.mark.parametrize("types", [False, True], ids=["floor", "folder"])
+def test_no_circle_within_a_floor_or_a_folder(types):
+    found = circles(sources(), types=types)
+    assert not found, report(found)
 
 
 def test_a_circle_is_found():
@@ -190,6 +199,7 @@ def test_a_circle_is_found():
              "structconv.bases.b": "def f():\n    import structconv.bases.c",
              "structconv.bases.c": "if TYPE_CHECKING:\n    from structconv.bases.b import f"}
     assert not circles(texts)
+    assert circles(texts, types=True)
     assert circles({**texts, "structconv.bases.c": "from structconv.bases.a import x"})
 
 

@@ -158,7 +158,7 @@ def by_entry():
 
 @pytest.mark.parametrize("make", [factors, by_entry], ids=["a basis", "a mechanism"])
 @pytest.mark.parametrize(("wrong", "told"), [
-    (NoBias, "structure_first, FullTheta: off"), (Captures, "in its second call: off"),
+    (NoBias, "structure_first, Full: off"), (Captures, "in its second call: off"),
     (WrongBetween, "between, .*: off"), (WrongWeights, "weights of"), (LosesGradient, "gradient of input")])
 def test_a_mistake_fails_the_check_of_kernels(make, wrong, told):
     with registered(wrong()), pytest.raises(AssertionError, match=told):

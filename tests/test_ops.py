@@ -16,12 +16,12 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.ops import compose_pairs, conv, decompose, factorise, plan
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
-from structconv.theta import (
-    DepthwiseTheta,
-    EyeTheta,
-    FullTheta,
-    LowRankTheta,
-    SeparableTheta,
+from structconv.weights import (
+    Depthwise,
+    Eye,
+    Full,
+    LowRank,
+    Separable,
 )
 
 
@@ -42,7 +42,7 @@ def ring(entries=6):
     (lambda: conv(numbers(6, 3), Identity(6), numbers(2, 3, 2)), "theta must have the basis's size K=1; got K=2"),
     (lambda: conv(numbers(6, 3).float(), Identity(6), numbers(1, 3, 2)), "x and theta must share one dtype"),
     (lambda: conv(numbers(6, 3), Identity(6), numbers(1, 3, 2).to("meta")), "x and theta must be on one device"),
-    (lambda: conv(numbers(6, 3), Identity(6), numbers(3, 2)), r"FullTheta: theta must have shape \(K, P, Q\)"),
+    (lambda: conv(numbers(6, 3), Identity(6), numbers(3, 2)), r"Full: theta must have shape \(K, P, Q\)"),
     (lambda: conv(numbers(3, 6, 3), Dense(numbers(2, 1, 6, 6)), numbers(1, 3, 2)),
      r"leading dimensions of x must broadcast with the basis's \(2,\); got \(3, 6, 3\)"),
     (lambda: plan(numbers(5, 3), Identity(6), numbers(1, 3, 2)), "M=6, P=3"),
@@ -64,8 +64,8 @@ def test_a_plan_may_be_made_before():
     torch.testing.assert_close(conv(x, basis, theta, plan=made), conv(x, basis, theta), rtol=0, atol=1e-12)
     with pytest.raises(ConfigError, match="at most one of path= and plan="):
         conv(x, basis, theta, plan=made, path="structure_first")
-    between = plan(x, basis, LowRankTheta(numbers(2, 3, 1), numbers(2, 1, 4)), path="between")
-    with pytest.raises(ConfigError, match="plan must be for Sparse and FullTheta"):
+    between = plan(x, basis, LowRank.of(numbers(2, 3, 1), numbers(2, 1, 4)), path="between")
+    with pytest.raises(ConfigError, match="plan must be for Sparse and Full"):
         conv(x, basis, theta, plan=between)
 
 
@@ -136,22 +136,22 @@ def test_composed_windows_are_a_window():
 
 def test_composition_of_fixed_weights():
     grid = Grid((5,), periodic=True)
-    once = (Shift(grid, ((0,), (1,))), EyeTheta(2, 3))
+    once = (Shift(grid, ((0,), (1,))), Eye.of(2, 3))
     x = numbers(5, 3)
     basis, theta = compose_pairs(once, once)
     assert basis.size == 3
-    assert isinstance(theta, EyeTheta)
+    assert isinstance(theta, Eye)
     torch.testing.assert_close(conv(x, basis, theta), conv(conv(x, *once), *once), rtol=0, atol=1e-12)
-    sparse, eye = compose_pairs((Sparse(ring(), numbers(2, 6)), EyeTheta(2, 3)), (Identity(6), EyeTheta(1, 3)))
-    assert isinstance(eye, EyeTheta)
+    sparse, eye = compose_pairs((Sparse(ring(), numbers(2, 6)), Eye.of(2, 3)), (Identity(6), Eye.of(1, 3)))
+    assert isinstance(eye, Eye)
     assert sparse.size == eye.size == 2
 
 
 THETAS = {
-    "full": lambda k: FullTheta(numbers(k, 4, 6)),
-    "separable": lambda k: SeparableTheta(numbers(k, 2), numbers(2, 4, 6)),
-    "low rank": lambda k: LowRankTheta(numbers(1, 4, 2), numbers(k, 2, 6)),
-    "depthwise": lambda k: DepthwiseTheta(numbers(k, 4, 1)),
+    "full": lambda k: Full.of(numbers(k, 4, 6)),
+    "separable": lambda k: Separable.of(numbers(k, 2), numbers(2, 4, 6)),
+    "low rank": lambda k: LowRank.of(numbers(1, 4, 2), numbers(k, 2, 6)),
+    "depthwise": lambda k: Depthwise.of(numbers(k, 4, 1)),
 }
 
 

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from structconv.errors import ShapeError
-from structconv.theta import (
-    ConcatTheta,
-    DepthwiseSeparableTheta,
-    DepthwiseTheta,
-    EyeTheta,
-    FullTheta,
-    GroupedTheta,
-    HeadBlocksTheta,
-    LowRankTheta,
-    SeparableTheta,
-    SharedTheta,
-    as_theta,
+from structconv.weights import (
+    Depthwise,
+    DepthwiseSeparable,
+    Eye,
+    Full,
+    Grouped,
+    HeadBlocks,
+    LowRank,
+    Separable,
+    Shared,
+    WeightList,
+    as_weight,
 )
 
 K, P, Q = 4, 6, 6
@@ -28,17 +28,17 @@ def numbers(*shape):
 
 
 THETAS = {
-    "full": lambda: FullTheta(numbers(K, P, Q)),
-    "separable, few filters": lambda: SeparableTheta(numbers(K, 1), numbers(1, P, Q)),
-    "separable, many filters": lambda: SeparableTheta(numbers(K, 9), numbers(9, P, Q)),
-    "depthwise separable": lambda: DepthwiseSeparableTheta(numbers(K, P), numbers(P, Q)),
-    "low rank": lambda: LowRankTheta(numbers(K, P, 2), numbers(K, 2, Q)),
-    "low rank, grouped": lambda: LowRankTheta(numbers(2, P, 3), numbers(K, 3, Q)),
-    "depthwise": lambda: DepthwiseTheta(numbers(K, P, 1)),
-    "grouped": lambda: GroupedTheta(numbers(K, 3, 2, 2)),
-    "shared": lambda: SharedTheta(numbers(P, Q), K),
-    "eye": lambda: EyeTheta(K, P),
-    "concat": lambda: ConcatTheta((FullTheta(numbers(1, P, Q)), EyeTheta(1, P), SharedTheta(numbers(P, Q), 2))),
+    "full": lambda: Full.of(numbers(K, P, Q)),
+    "separable, few filters": lambda: Separable.of(numbers(K, 1), numbers(1, P, Q)),
+    "separable, many filters": lambda: Separable.of(numbers(K, 9), numbers(9, P, Q)),
+    "depthwise separable": lambda: DepthwiseSeparable.of(numbers(K, P), numbers(P, Q)),
+    "low rank": lambda: LowRank.of(numbers(K, P, 2), numbers(K, 2, Q)),
+    "low rank, grouped": lambda: LowRank.of(numbers(2, P, 3), numbers(K, 3, Q)),
+    "depthwise": lambda: Depthwise.of(numbers(K, P, 1)),
+    "grouped": lambda: Grouped.of(numbers(K, 3, 2, 2)),
+    "shared": lambda: Shared.of(numbers(P, Q), K),
+    "eye": lambda: Eye.of(K, P),
+    "concat": lambda: WeightList.of((Full.of(numbers(1, P, Q)), Eye.of(1, P), Shared.of(numbers(P, Q), 2))),
 }
 
 
@@ -54,7 +54,7 @@ def test_sizes(theta):
 
 
 def test_concatenated_heads():
-    theta = HeadBlocksTheta(numbers(K, P, 3))
+    theta = HeadBlocks.of(numbers(K, P, 3))
     dense, x, r = theta.dense(), numbers(2, 5, P), numbers(2, K, 5, P)
     assert dense.shape == (K, P, 12)
     assert int((dense != 0).sum()) == K * P * 3
@@ -94,10 +94,10 @@ def test_gradients(name):
 
 
 def rebuild(theta, supply):
-    if isinstance(theta, ConcatTheta):
-        return ConcatTheta(tuple(rebuild(part, supply) for part in theta.parts))
-    fields = {name: next(supply) if isinstance(field, torch.Tensor) else field for name, field in vars(theta).items()}
-    return type(theta)(**fields)
+    if isinstance(theta, WeightList):
+        return WeightList.of(tuple(rebuild(part, supply) for part in theta.parts))
+    fields = [next(supply) if isinstance(field, torch.Tensor) else field for field in vars(theta).values()]
+    return type(theta).of(*fields)
 
 
 def test_parts_of_a_concat_come_back_as_they_are():
@@ -118,7 +118,7 @@ def test_low_rank_halves():
 
 
 def test_depthwise_with_multiplier():
-    theta = DepthwiseTheta(numbers(K, P, 2))
+    theta = Depthwise.of(numbers(K, P, 2))
     dense = theta.dense()
     assert dense.shape == (K, P, 2 * P)
     assert dense[:, 1, 2:4].equal(theta.depthwise[:, 1])
@@ -128,21 +128,21 @@ def test_depthwise_with_multiplier():
 
 
 def test_flops_follow_the_factorisation():
-    assert FullTheta(numbers(9, 64, 64)).expand_flops() == 2 * 9 * 64 * 64
-    few = SeparableTheta(numbers(9, 1), numbers(1, 64, 64))
+    assert Full.of(numbers(9, 64, 64)).expand_flops() == 2 * 9 * 64 * 64
+    few = Separable.of(numbers(9, 1), numbers(1, 64, 64))
     assert few.expand_flops() == 2 * 64 * (64 + 9)
     assert few.contract_flops() == few.expand_flops()
-    many = SeparableTheta(numbers(9, 30), numbers(30, 64, 64))
+    many = Separable.of(numbers(9, 30), numbers(30, 64, 64))
     assert many.expand_flops() == 2 * 9 * 64 * 64
-    assert DepthwiseSeparableTheta(numbers(9, 64), numbers(64, 64)).contract_flops() == 2 * 64 * (9 + 64)
+    assert DepthwiseSeparable.of(numbers(9, 64), numbers(64, 64)).contract_flops() == 2 * 64 * (9 + 64)
 
 
 @pytest.mark.parametrize(("build", "message"), [
-    (lambda: FullTheta(numbers(3, 4)), r"FullTheta: theta must have shape \(K, P, Q\); got \(3, 4\)"),
-    (lambda: SeparableTheta(numbers(4, 2), numbers(3, P, Q)), r"filters must have shape \(H=2, P, Q\); got \(3,"),
-    (lambda: LowRankTheta(numbers(3, P, 2), numbers(4, 2, Q)), "must divide K; got G=3, K=4"),
-    (lambda: ConcatTheta((EyeTheta(1, 3), EyeTheta(1, 4))), "share their channels"),
-    (lambda: as_theta(numbers(3)), "must have shape"),
+    (lambda: Full.of(numbers(3, 4)), r"Full: theta must have shape \(K, P, Q\); got \(3, 4\)"),
+    (lambda: Separable.of(numbers(4, 2), numbers(3, P, Q)), r"filters must have shape \(H=2, P, Q\); got \(3,"),
+    (lambda: LowRank.of(numbers(3, P, 2), numbers(4, 2, Q)), "must divide K; got G=3, K=4"),
+    (lambda: WeightList.of((Eye.of(1, 3), Eye.of(1, 4))), "share their channels"),
+    (lambda: as_weight(numbers(3)), "must have shape"),
 ])
 def test_errors(build, message):
     with pytest.raises(ShapeError, match=message):

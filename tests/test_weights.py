@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 
-from structconv.bases.dense import Dense
+from structconv.bases.dense import Dense, Identity
 from structconv.errors import ConfigError
+from structconv.ops import conv
 from structconv.testing import by_definition
-from structconv.theta import ConcatTheta, EyeTheta
 from structconv.weights import (
     Depthwise,
     DepthwiseSeparable,
@@ -45,10 +45,9 @@ WEIGHTS = {
 def test_numbers_and_values(name):
     make, count = WEIGHTS[name]
     recipe = make()
-    assert not list(recipe.parameters())
     weight = recipe.bound(K, P, Q, dtype=torch.float64)
     assert sum(p.numel() for p in weight.parameters()) == count
-    assert not list(recipe.parameters()), "binding must not touch the recipe"
+    assert not recipe.is_value, "binding must not touch the recipe"
     theta = weight()
     assert (theta.size, theta.in_channels, theta.out_channels, theta.dtype) == (K, P, Q, torch.float64)
     theta.dense().sum().backward()
@@ -99,7 +98,7 @@ def test_weight_list():
     torch.manual_seed(0)
     weight = WeightList([Full(), LowRank(8), Full()]).bound((1, 2, 3), P, Q, dtype=torch.float64)
     theta = weight()
-    assert isinstance(theta, ConcatTheta)
+    assert isinstance(theta, WeightList)
     assert [part.size for part in theta.parts] == [1, 2, 3]
     energies = torch.tensor([0.5, 1.0, 2.0, 1.0, 1.0, 4.0], dtype=torch.float64)
     weight.reset_parameters(energies)
@@ -114,7 +113,7 @@ def test_weight_list():
 def test_eye_has_nothing_to_train():
     weight = Eye().bound(3, 5, 5)
     assert not list(weight.parameters())
-    assert isinstance(weight(), EyeTheta)
+    assert isinstance(weight(), Eye)
     weight.reset_parameters(2.0)
     weight.scale_(3.0)
     assert weight().dense().equal(torch.eye(5).expand(3, 5, 5))
@@ -140,8 +139,8 @@ def test_a_basis_of_zeros_gives_finite_numbers():
     (lambda: Eye().bound(K, 3, 4), "out_channels must equal in_channels=3; got 4"),
     (lambda: Full().bound(0, P, Q), "size must be a positive integer; got 0"),
     (lambda: Full().bound(K, P, 0), "out_channels must be a positive integer; got 0"),
-    (lambda: Full()(), "must be bound to sizes before it is called; got unbound"),
-    (lambda: WeightList([]), "one or more Weight modules"),
+    (lambda: conv(torch.ones(3, 2), Identity(3), Full()), r"theta must have numbers; got Full\(\)"),
+    (lambda: WeightList([]), "one or more Weight objects"),
     (lambda: Full().bound(K, P, Q).reset_parameters(torch.ones(3)), "energy must be a number or have shape"),
 ])
 def test_errors(build, message):

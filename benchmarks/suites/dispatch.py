@@ -25,7 +25,7 @@ from structconv.nn import Conv
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
 from structconv.structures import Graph, Grid
-from structconv.theta import FullTheta
+from structconv.weights import Full
 from structconv_systems.timing import alternate
 
 __all__ = ["CASES"]
@@ -49,7 +49,7 @@ def _linear(size: Size) -> Comparison:
 def _lookup(kind: str, settings: Settings) -> Iterator[Line]:
     """Finding a plan that was made before, next to one addition of two numbers."""
     basis, number = _bases()[kind], torch.ones(())
-    x, theta = torch.ones(basis.num_inputs, 8), FullTheta(torch.ones(basis.size, 8, 8))
+    x, theta = torch.ones(basis.num_inputs, 8), Full.of(torch.ones(basis.size, 8, 8))
     call = Call(x, basis, theta)
     works: dict[str, Callable[[], object]] = {"ours": lambda: plan_for(call),
                                               "torch.add": lambda: torch.add(number, number)}

@@ -34,7 +34,7 @@ from structconv.planning.plan import Plan, plan_for
 from structconv.planning.problem import Call, Problem, Run
 from structconv.planning.tuning import autotune
 from structconv.primitives.native.loader import core
-from structconv.theta import FullTheta, LowRankTheta, SeparableTheta, Theta
+from structconv.weights import Full, LowRank, Separable, Weight
 from structconv_systems.timing import Times, alternate, clock
 
 __all__ = ["CASES", "configuration_line", "summary"]
@@ -56,7 +56,7 @@ class Configuration:
     phase: str
     x: Tensor
     basis: Basis
-    theta: Theta
+    theta: Weight
 
     def call(self) -> Call:
         """The call of a plan."""
@@ -214,12 +214,12 @@ def _completed(draw: random.Random, basis: Basis, batch: int, phase: str, words:
 
     kind = draw.choice(("full", "separable", "low rank"))
     rank = _between(draw, 1, max(min(p, q) // 2, 1))
-    theta: Theta = FullTheta(numbers(size, p, q))
+    theta: Weight = Full.of(numbers(size, p, q))
     if kind == "separable":
         rank = min(rank, 4)
-        theta = SeparableTheta(numbers(size, rank), numbers(rank, p, q))
+        theta = Separable.of(numbers(size, rank), numbers(rank, p, q))
     elif kind == "low rank":
-        theta = LowRankTheta(numbers(size, p, rank), numbers(size, rank, q))
+        theta = LowRank.of(numbers(size, p, rank), numbers(size, rank, q))
     shape = (batch, basis.num_inputs, p) if batch > 1 else (basis.num_inputs, p)
     rank_words = "" if kind == "full" else f" {rank}"
     return Configuration(x=torch.randn(shape).requires_grad_(grad), basis=basis, theta=theta, phase=phase,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.pairs import Pairs, listed_graph, normalized
-from structconv.bases.pairwise import Pairwise, both, complete, entries, reach
+from structconv.bases.pairs import Pairs, normalized
+from structconv.bases.pairwise import Pairwise, both, complete, entries, listed_graph, reach
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast

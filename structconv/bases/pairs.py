@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from structconv.bases.base import Basis
 from structconv.errors import ConfigError
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.csr import sddmm
@@ -260,12 +259,6 @@ class Edges(Pairs):
         if over == "inputs":
             return self.graph.target, self.graph.num_outputs
         return self.graph.source, self.graph.num_inputs
-
-
-def listed_graph(basis: Basis) -> Graph | None:
-    """The pairs of a basis's support as a graph, where the support is sparse."""
-    support = basis.support()
-    return None if support is None else support.listing(basis.num_inputs, basis.num_outputs, basis.device)[0]
 
 
 def _axis(over: str) -> int:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.pairs import Block, Edges, Pairs, full, listed_graph
+from structconv.bases.pairs import Block, Edges, Pairs, full
 from structconv.bases.sparse import Sparse
 from structconv.memo import values_known
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.segments import segment_sum
+from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
 from structconv.structures.values import field_names, map_tensors, tensors_in
 
@@ -219,3 +220,9 @@ def _product(basis: Basis, block: Block, r: Tensor) -> Tensor:
     reached = (keep & bad.unsqueeze(-1)).any(-2)
     y = a.mT @ r.masked_fill(bad.unsqueeze(-1), 0)
     return y.masked_fill(reached.unsqueeze(-1), torch.nan)
+
+
+def listed_graph(basis: Basis) -> Graph | None:
+    """The pairs of a basis's support as a graph, where the support is sparse."""
+    support = basis.support()
+    return None if support is None else support.listing(basis.num_inputs, basis.num_outputs, basis.device)[0]

@@ -29,7 +29,7 @@ from structconv.planning.plan import plan_for
 from structconv.primitives.products import linear
 from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
-from structconv.theta import EyeTheta, FullTheta, GroupedTheta, Theta
+from structconv.weights import Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
            "MultiheadAttention", "TransformerDecoderLayer", "TransformerEncoderLayer", "scaled_dot_product_attention"]
@@ -217,7 +217,7 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
     return cast(Mechanism, held[1])
 
 
-def _computed(layer: nn.Module, mechanism: Mechanism, theta: Theta, bias: Tensor | None, image: Tensor, axes: int
+def _computed(layer: nn.Module, mechanism: Mechanism, theta: Weight, bias: Tensor | None, image: Tensor, axes: int
               ) -> Tensor:
     """The plan's result for an image (..., P, *S)."""
     call, sizes = call_of(mechanism, theta, bias, image, axes=axes)
@@ -242,8 +242,8 @@ class _Conv:
         axes = len(self.kernel_size)
         _check_image(self, input, axes)
         kernel, groups = self.weight.flatten(2), self.groups
-        theta = (FullTheta(kernel.permute(2, 1, 0)) if groups == 1 else
-                 GroupedTheta(kernel.unflatten(0, (groups, -1)).permute(3, 0, 2, 1)))
+        theta = (Full.of(kernel.permute(2, 1, 0)) if groups == 1 else
+                 Grouped.of(kernel.unflatten(0, (groups, -1)).permute(3, 0, 2, 1)))
         return _computed(self, self._mechanism_of(), theta, self.bias, input, axes)
 
     def _mechanism_of(self: Any) -> Mechanism:
@@ -283,8 +283,8 @@ class _ConvTranspose:
                            zip(grid.shape, behind, self.stride, self.padding, self.dilation, self.kernel_size, more,
                                strict=True)))
         blocks_GPQK = self.weight.flatten(2).unflatten(0, (groups, -1))
-        theta = (FullTheta(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
-                 GroupedTheta(blocks_GPQK.permute(3, 0, 1, 2)))
+        theta = (Full.of(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
+                 Grouped.of(blocks_GPQK.permute(3, 0, 1, 2)))
         mechanism = _mechanism(self, _transposed, self.kernel_size, self.stride, self.dilation, self.padding)
         call, _ = call_of(mechanism, theta, self.bias, entries, structure=finer)
         return to_image(plan_for(call).run(call), finer)
@@ -321,7 +321,7 @@ class _AvgPool:
                              tuple(input.shape))
         size, stride, padding = (_each(t, axes) for t in (self.kernel_size, self.stride, self.padding))
         mechanism = _mechanism(self, _pooling, size, stride, padding, self.count_include_pad)
-        y = _computed(self, mechanism, EyeTheta(1, input.shape[-1 - axes]), None, input, axes)
+        y = _computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes)
         divisor = getattr(self, "divisor_override", None)
         return y if divisor is None else y * (math.prod(size) / divisor)
 

@@ -14,7 +14,7 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run, Step
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.step import Heads, attention_step, core_for
-from structconv.theta import LowRankTheta
+from structconv.weights import LowRank
 
 __all__ = ["AttentionStep"]
 
@@ -28,7 +28,7 @@ class AttentionStep(ScaledDotProduct):
 
     def match(self, problem: Problem) -> Attended | None:
         x, theta = problem.x, problem.theta
-        if not problem.pending or not isinstance(theta, LowRankTheta) or x.dim() > 3 or problem.outputs != 1:
+        if not problem.pending or not isinstance(theta, LowRank) or x.dim() > 3 or problem.outputs != 1:
             return None
         if x.dtype is not torch.float32 or x.device.type != "cpu":
             return None
@@ -95,11 +95,11 @@ class _Step(NamedTuple):
         if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1]:
             return None
         query, key = _heads(match.query(call.basis)), _heads(pending.made(keys))
-        value = _heads(theta.heads(x)) if theta.values.shape[0] != theta.size else Heads(x, theta.values, None, False)
-        core = core_for(*query[:3], *key[:3], *value[:3], theta.outputs, call.bias)
+        value = _heads(theta.heads(x)) if theta.value.shape[0] != theta.size else Heads(x, theta.value, None, False)
+        core = core_for(*query[:3], *key[:3], *value[:3], theta.output, call.bias)
         if core is None or not (_alike(query, x) and _alike(key, x)):
             return None
-        return cls(core, query, key, value, theta.outputs, call.bias, match.scale, x.shape)
+        return cls(core, query, key, value, theta.output, call.bias, match.scale, x.shape)
 
     def projects(self, x: Tensor) -> bool:
         """Whether query, key and value are projections of this entry."""

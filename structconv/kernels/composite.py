@@ -22,7 +22,7 @@ from structconv.planning.kernel import Kernel, matching, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, PartInputs, Problem, Run
 from structconv.structures.values import altered
-from structconv.theta import MixtureTheta, sum_tensors
+from structconv.weights import MixtureWeights, sum_tensors
 
 __all__ = ["Nested", "PerInput", "PerPart", "cheapest", "part_of"]
 
@@ -55,7 +55,7 @@ class OwnPart(Part):
 
 def part_of(call: Call, number: int, bias: Tensor | None = None) -> Call:
     """The call of a part with an x of its own."""
-    x, theta = cast(PartInputs, call.x).parts[number], cast(MixtureTheta, call.theta).parts[number]
+    x, theta = cast(PartInputs, call.x).parts[number], cast(MixtureWeights, call.theta).parts[number]
     return Call(x, call.basis, theta, bias, part=_part(call, number))
 
 
@@ -110,7 +110,7 @@ class PerInput(PerPart):
 
     def match(self, problem: Problem) -> tuple[Part, ...] | None:
         found: list[Part] = []
-        thetas, xs = cast(MixtureTheta, problem.theta).parts, cast(PartInputs, problem.x).parts
+        thetas, xs = cast(MixtureWeights, problem.theta).parts, cast(PartInputs, problem.x).parts
         for number, part in enumerate(cast(Mixture, problem.basis).parts):
             at = found[-1].stop if found else 0
             plan = decide(problem.part(part, thetas[number], xs[number]))

@@ -16,8 +16,8 @@ from structconv.planning.kernel import Kernel, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.native.conditioned import conditioned_product, heads_of_block
-from structconv.theta import FullTheta
-from structconv.theta.base import plus
+from structconv.weights import Full
+from structconv.weights.base import plus
 
 __all__ = ["BlocksOfHeads", "MixedFilters"]
 
@@ -30,7 +30,7 @@ class BlocksOfHeads(Kernel):
 
     def match(self, problem: Problem) -> Matrices | None:
         basis, values = cast(Sparse, problem.basis), cast(Sparse, problem.basis).values
-        plain = (isinstance(problem.theta, FullTheta) and problem.x.dim() == 2 and values is not None
+        plain = (isinstance(problem.theta, Full) and problem.x.dim() == 2 and values is not None
                  and values.dim() == 2 and basis.size > 1 and values.dtype == problem.x.dtype)
         return Matrices(getter(basis.graph), getter(values), False) if plain else None
 
@@ -52,7 +52,7 @@ class BlocksOfHeads(Kernel):
         assert values is not None
 
         def run(call: Call) -> Tensor:
-            theta = cast(FullTheta, call.theta).theta
+            theta = cast(Full, call.theta).theta
             return plus(conditioned_product(*graph(call.basis).layouts(), values(call.basis).mT, call.x, theta),
                         call.bias)
 
@@ -67,11 +67,11 @@ class MixedFilters(Kernel):
     def match(self, problem: Problem) -> Problem | None:
         """The problem over the matrices that are mixed."""
         basis, theta = cast(Mixed, problem.basis), problem.theta
-        if not isinstance(theta, FullTheta) or basis.has_scores:
+        if not isinstance(theta, Full) or basis.has_scores:
             return None
         filters = theta.theta.new_zeros(()).expand(basis.child.size, *theta.theta.shape[1:])
         grad = problem.theta_grad or basis.matrix.requires_grad
-        return dataclasses.replace(problem.part(basis.child, FullTheta(filters)), theta_grad=grad)
+        return dataclasses.replace(problem.part(basis.child, Full.of(filters)), theta_grad=grad)
 
     def cost(self, match: Problem, problem: Problem, path: str) -> Cost:
         numbers = problem.theta.size * problem.theta.in_channels * problem.theta.out_channels
@@ -84,9 +84,9 @@ class MixedFilters(Kernel):
         inner, child, matrix = decide(match), filler(basis.child), getter(basis.matrix)
 
         def mixed(call: Call) -> Tensor:
-            theta = cast(FullTheta, call.theta).theta
+            theta = cast(Full, call.theta).theta
             filters = (matrix(call.basis).to(theta.dtype) @ theta.flatten(1)).unflatten(1, theta.shape[1:])
-            return inner.run(call._replace(theta=FullTheta(filters), part=child))
+            return inner.run(call._replace(theta=Full.of(filters), part=child))
 
         return mixed
 

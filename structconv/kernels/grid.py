@@ -14,14 +14,14 @@ from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.structures.grid import Grid
-from structconv.theta import (
-    DepthwiseSeparableTheta,
-    DepthwiseTheta,
-    EyeTheta,
-    FullTheta,
-    GroupedTheta,
-    SharedTheta,
-    Theta,
+from structconv.weights import (
+    Depthwise,
+    DepthwiseSeparable,
+    Eye,
+    Full,
+    Grouped,
+    Shared,
+    Weight,
 )
 
 __all__ = ["GridConvolution", "Window", "convolution_cost"]
@@ -58,7 +58,7 @@ def convolution_cost(problem: Problem, shift: Shift) -> Cost:
     """What torch's convolution with so many offsets costs."""
     theta = problem.theta
     per_output = 2 * theta.size * theta.in_channels * theta.out_channels // _groups(theta)
-    if isinstance(theta, DepthwiseSeparableTheta | SharedTheta):
+    if isinstance(theta, DepthwiseSeparable | Shared):
         per_output = 2 * theta.in_channels * (theta.size + theta.out_channels)
     moved = problem.channel_product(per_output, problem.outputs, 1, theta.out_channels, 0)
     read = Cost(bytes=problem.bytes(problem.inputs * theta.in_channels)).repeated(1 + problem.x_grad)
@@ -139,18 +139,18 @@ class Window(NamedTuple):
         return convolution(image, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
 
-def _convolution(window: Window, like: Theta) -> Convolve:
+def _convolution(window: Window, like: Weight) -> Convolve:
     """(image, Theta, b) -> y for all Theta of this kind."""
-    if isinstance(like, DepthwiseSeparableTheta):
+    if isinstance(like, DepthwiseSeparable):
         return lambda image, theta, bias: _mixed(window.convolve(
             image, theta.depthwise.unsqueeze(-1).unsqueeze(-1), theta.in_channels, None), theta.pointwise, bias)
-    if isinstance(like, SharedTheta):
+    if isinstance(like, Shared):
         if like.out_channels < like.in_channels:
             return lambda image, theta, bias: _plus(_box(window, _mixed(image, theta.theta, None), theta.size), bias)
         return lambda image, theta, bias: _mixed(_box(window, image, theta.size), theta.theta, bias)
-    if isinstance(like, EyeTheta):
+    if isinstance(like, Eye):
         return lambda image, theta, bias: _plus(_box(window, image, theta.size), bias)
-    if isinstance(like, FullTheta) and window.places is None:
+    if isinstance(like, Full) and window.places is None:
         return _whole(window, (like.out_channels, like.in_channels, *window.kernel_size))
     groups = _groups(like)
     return lambda image, theta, bias: window.convolve(image, _blocks(theta), groups, bias)
@@ -169,17 +169,17 @@ def _whole(window: Window, shape: tuple[int, ...]) -> Convolve:
     return convolve
 
 
-def _groups(theta: Theta) -> int:
-    if isinstance(theta, DepthwiseTheta | EyeTheta):
+def _groups(theta: Weight) -> int:
+    if isinstance(theta, Depthwise | Eye):
         return theta.in_channels
-    return theta.groups if isinstance(theta, GroupedTheta) else 1
+    return theta.theta.shape[1] if isinstance(theta, Grouped) else 1
 
 
-def _blocks(theta: Theta) -> Tensor:
+def _blocks(theta: Weight) -> Tensor:
     """Theta as (K, G, P / G, Q / G)."""
-    if isinstance(theta, DepthwiseTheta):
+    if isinstance(theta, Depthwise):
         return theta.depthwise.unsqueeze(-2)
-    return theta.theta if isinstance(theta, GroupedTheta) else theta.dense().unsqueeze(1)
+    return theta.theta if isinstance(theta, Grouped) else theta.dense().unsqueeze(1)
 
 
 def _box(window: Window, image: Tensor, size: int) -> Tensor:

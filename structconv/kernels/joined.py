@@ -15,7 +15,7 @@ from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, PartInputs, Problem, Run
 from structconv.primitives.products import product
 from structconv.shapes import broadcast
-from structconv.theta import FullTheta, MixtureTheta
+from structconv.weights import Full, MixtureWeights
 
 __all__ = ["JoinedInputs"]
 
@@ -45,8 +45,8 @@ class JoinedInputs(Kernel):
     name, types, orders, separate = "rows of all parts, joined", (Mixture,), ("structure_first",), True
 
     def match(self, problem: Problem) -> Joined | None:
-        thetas, xs = cast(MixtureTheta, problem.theta).parts, cast(PartInputs, problem.x).parts
-        if not all(isinstance(theta, FullTheta) and theta.size == 1 for theta in thetas):
+        thetas, xs = cast(MixtureWeights, problem.theta).parts, cast(PartInputs, problem.x).parts
+        if not all(isinstance(theta, Full) and theta.size == 1 for theta in thetas):
             return None
         own = [problem.part(*part) for part in zip(cast(Mixture, problem.basis).parts, thetas, xs, strict=True)]
         found, total = [cheapest(part, part.theta.in_channels, "analysis") for part in own], Cost()
@@ -64,7 +64,7 @@ class JoinedInputs(Kernel):
         rows = match.rows()
 
         def run(call: Call) -> Tensor:
-            thetas = [cast(FullTheta, part).theta.squeeze(0) for part in cast(MixtureTheta, call.theta).parts]
+            thetas = [cast(Full, part).theta.squeeze(0) for part in cast(MixtureWeights, call.theta).parts]
             return product(rows(call), torch.cat(thetas), call.bias)
 
         return run

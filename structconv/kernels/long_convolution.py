@@ -15,8 +15,8 @@ from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.structures.grid import Grid
-from structconv.theta import DepthwiseTheta, FullTheta
-from structconv.theta.base import plus
+from structconv.weights import Depthwise, Full
+from structconv.weights.base import plus
 
 __all__ = ["Circle", "LongConvolution"]
 
@@ -71,13 +71,13 @@ class LongConvolution(Kernel):
 
     def match(self, problem: Problem) -> Circle | None:
         shift = cast(Shift, problem.basis)
-        fits = isinstance(problem.theta, FullTheta | DepthwiseTheta) and problem.x.dtype in (
+        fits = isinstance(problem.theta, Full | Depthwise) and problem.x.dtype in (
             torch.float32, torch.float64) and not problem.sizes.nominal
         return Circle.of(shift) if fits and Window.of(shift) is not None else None
 
     def cost(self, match: Circle, problem: Problem, path: str) -> Cost:
         theta, points = problem.theta, math.prod(match.sizes)
-        pairs = theta.out_channels * (theta.in_channels if isinstance(theta, FullTheta) else 1)
+        pairs = theta.out_channels * (theta.in_channels if isinstance(theta, Full) else 1)
         one, batch = 2.5 * points * math.log2(points + 1), problem.sizes.batch
         transforms = one * (batch * (theta.in_channels + theta.out_channels) + pairs)
         products = 4 * batch * points * pairs
@@ -99,7 +99,7 @@ class LongConvolution(Kernel):
 
 def _transformed(circle: Circle, call: Call) -> Tensor:
     theta = call.theta
-    whole = isinstance(theta, FullTheta)
+    whole = isinstance(theta, Full)
     held: Tensor = theta.theta if whole else theta.depthwise  # type: ignore[attr-defined]
     axes = len(circle.shape)
     x = call.x.unflatten(-2, circle.shape)

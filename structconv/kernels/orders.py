@@ -25,8 +25,8 @@ from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.products import product, product_for
 from structconv.structures.values import class_volume
-from structconv.theta import EyeBlocksTheta, EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta, Theta
-from structconv.theta.base import plus
+from structconv.weights import Eye, EyeBlocks, Full, HeadBlocks, LowRank, Shared, Weight
+from structconv.weights.base import plus
 
 __all__ = ["OPERATOR_BYTES", "Application", "Applied", "Apply", "shares_of"]
 
@@ -131,7 +131,7 @@ def _channels_first(applied: Application, problem: Problem) -> Run:
 
 def _whole(problem: Problem) -> bool:
     """Whether Theta is one matrix."""
-    return isinstance(problem.theta, FullTheta) and problem.theta.size == 1
+    return isinstance(problem.theta, Full) and problem.theta.size == 1
 
 
 def _between(applied: Application, problem: Problem) -> Run:
@@ -139,7 +139,7 @@ def _between(applied: Application, problem: Problem) -> Run:
     if problem.relative is not None:
         return _with_relative_values(applied, problem)
     apply, biased, projected = applied.apply, applied.biased, problem.projected
-    if biased is None or not isinstance(problem.theta, HeadBlocksTheta):
+    if biased is None or not isinstance(problem.theta, HeadBlocks):
         if projected:
             return lambda call: call.theta.join(apply(call.projected, call), call.bias)  # type: ignore[arg-type]
         return lambda call: call.theta.join(apply(call.theta.heads(call.x), call), call.bias)
@@ -187,9 +187,9 @@ _ORDERS: dict[str, Callable[[Application, Problem], Run]] = {
 Structure = Callable[[int, str], Cost]
 
 
-def _distinct_heads(theta: Theta) -> int:
+def _distinct_heads(theta: Weight) -> int:
     """How many of the K products x Theta_k differ."""
-    return 1 if isinstance(theta, EyeTheta | SharedTheta) else theta.size
+    return 1 if isinstance(theta, Eye | Shared) else theta.size
 
 
 def _structure_first_cost(problem: Problem, structure: Structure) -> Cost:
@@ -206,17 +206,17 @@ def _channels_first_cost(problem: Problem, structure: Structure) -> Cost:
     channels = problem.channel_product(theta.expand_flops(), problem.inputs, heads, theta.in_channels,
                                        theta.out_channels, heads * theta.out_channels, products=theta.factors)
     around = structure(theta.out_channels, "synthesis").repeated(1 + (problem.x_grad or problem.theta_grad))
-    held = 0 if isinstance(theta, EyeTheta) else problem.bytes(heads * problem.inputs * theta.out_channels)
+    held = 0 if isinstance(theta, Eye) else problem.bytes(heads * problem.inputs * theta.out_channels)
     return around if problem.projected else channels + around + Cost(peak_bytes=held)
 
 
 def _between_cost(problem: Problem, structure: Structure) -> Cost:
     theta = problem.theta
-    if isinstance(theta, EyeBlocksTheta):
+    if isinstance(theta, EyeBlocks):
         return structure(theta.head_channels, "apply").repeated(1 + problem.x_grad)
-    if not isinstance(theta, LowRankTheta | HeadBlocksTheta):
+    if not isinstance(theta, LowRank | HeadBlocks):
         return _channels_first_cost(problem, structure)
-    groups, dim = theta.values.shape[0], theta.head_channels
+    groups, dim = theta.inner.shape[0], theta.head_channels
     inner = problem.channel_product(theta.inner_flops(), problem.inputs, groups, theta.in_channels, dim, groups * dim)
     outer = problem.channel_product(theta.outer_flops(), problem.outputs, theta.size, theta.out_channels, dim,
                                     theta.out_channels, calls=FACTOR_CALLS)
@@ -260,24 +260,24 @@ class OneProduct(Applied):
 
     name, types, before, by_heads = "one product", (Identity,), ("primitives",), False
 
-    def match(self, problem: Problem) -> Theta | None:
+    def match(self, problem: Problem) -> Weight | None:
         return problem.theta if problem.theta.size == problem.basis.size == 1 else None
 
-    def paths(self, match: Theta, problem: Problem) -> tuple[str, ...]:
+    def paths(self, match: Weight, problem: Problem) -> tuple[str, ...]:
         return ("channels_first",)
 
-    def application(self, match: Theta, problem: Problem) -> Application:
+    def application(self, match: Weight, problem: Problem) -> Application:
         return Application(lambda r, call: r, synthesis=lambda r, call: r.squeeze(-3), single=lambda x, call: x)
 
-    def application_cost(self, match: Theta, problem: Problem, channels: int, mode: str) -> Cost:
+    def application_cost(self, match: Weight, problem: Problem, channels: int, mode: str) -> Cost:
         return Cost()
 
-    def cost(self, match: Theta, problem: Problem, path: str) -> Cost:
+    def cost(self, match: Weight, problem: Problem, path: str) -> Cost:
         return problem.channel_product(match.contract_flops(), problem.inputs, 1, match.in_channels,
                                        match.out_channels, match.out_channels)
 
-    def compile(self, match: Theta, problem: Problem, path: str) -> Run:
-        if isinstance(match, FullTheta):
+    def compile(self, match: Weight, problem: Problem, path: str) -> Run:
+        if isinstance(match, Full):
             multiply = product if problem.sizes.nominal else product_for(_numbers(problem), match.out_channels)
             return lambda call: multiply(call.x, call.theta.theta.squeeze(0), call.bias)  # type: ignore[attr-defined]
         return lambda call: call.theta.contract(call.x.unsqueeze(-3), call.bias)

@@ -22,7 +22,7 @@ from structconv.primitives.native.recurrence import polynomial_analysis, polynom
 from structconv.primitives.polynomials import Recurrence, polynomial_product
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph
-from structconv.theta import FullTheta, Theta
+from structconv.weights import Full, Weight
 
 __all__ = ["LEAST_NUMBERS", "LEAST_WIDTH", "Polynomials", "Recurrences"]
 
@@ -67,7 +67,7 @@ class Recurrences(Applied):
             if edges is None:
                 return run(call)
             recurrence = Recurrence(*edges, match.order, match.first, match.chebyshev)
-            y = polynomial_product(recurrence, x.reshape(x.shape[-2:]), cast(FullTheta, theta).theta)
+            y = polynomial_product(recurrence, x.reshape(x.shape[-2:]), cast(Full, theta).theta)
             y = y.reshape(*x.shape[:-1], theta.out_channels)
             return y if call.bias is None else y + call.bias
 
@@ -110,9 +110,9 @@ class Polynomials(NamedTuple):
         return call.materialized().apply(r)
 
 
-def _large(x: Tensor, theta: Theta) -> bool:
+def _large(x: Tensor, theta: Weight) -> bool:
     """Whether x's gradient is wanted, large, and has room for those of all heads."""
-    if not (x.requires_grad and torch.is_grad_enabled()) or is_compiling() or type(theta) is not FullTheta:
+    if not (x.requires_grad and torch.is_grad_enabled()) or is_compiling() or type(theta) is not Full:
         return False
     if x.numel() < LEAST_NUMBERS or math.prod(x.shape[:-2]) != 1 or not x.is_cpu:
         return False

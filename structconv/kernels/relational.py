@@ -22,14 +22,14 @@ from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives import relations
 from structconv.primitives.relations import Blocks, Pairs, blocks_of, relational_product, values_by_block
 from structconv.shapes import alike
-from structconv.theta import (
-    EyeTheta,
-    FullTheta,
-    GroupedTheta,
-    LowRankTheta,
-    SeparableTheta,
-    SharedTheta,
-    Theta,
+from structconv.weights import (
+    Eye,
+    Full,
+    Grouped,
+    LowRank,
+    Separable,
+    Shared,
+    Weight,
 )
 
 __all__ = ["BLOCK_BYTES", "MixedFirst", "PerRelation", "counts", "distinct_pairs"]
@@ -66,7 +66,7 @@ class PerRelation(Kernel):
     name, types, orders = "distinct pairs", (Typed,), ("per_relation",)
 
     def match(self, problem: Problem) -> Callable[[Any], Typed] | None:
-        whole = isinstance(problem.theta, FullTheta | SeparableTheta | GroupedTheta | LowRankTheta)
+        whole = isinstance(problem.theta, Full | Separable | Grouped | LowRank)
         return filler(problem.basis) if whole and not torch.compiler.is_compiling() else None
 
     def cost(self, match: Any, problem: Problem, path: str) -> Cost:
@@ -77,7 +77,7 @@ class PerRelation(Kernel):
         onto = Cost(2 * edges * p * problem.sizes.batch, once * (problem.inputs + pairs) * p, once * edges * p)
         off = Cost(2 * pairs * q * problem.sizes.batch, once * (problem.outputs + pairs) * q, once * pairs * q)
         theta_bytes = theta.size * p * q * problem.sizes.itemsize
-        groups = theta.groups if isinstance(theta, GroupedTheta) and min(theta.theta.shape[2:]) >= NARROW else 1
+        groups = theta.theta.shape[1] if isinstance(theta, Grouped) and min(theta.theta.shape[2:]) >= NARROW else 1
         middle = Cost(2 * pairs * p * q // groups * problem.sizes.batch, once * pairs * (p + q) + theta_bytes)
         through = problem.x_grad or problem.theta_grad
         return (onto.repeated(1 + problem.x_grad + problem.theta_grad) + off.repeated(1 + through)
@@ -91,7 +91,7 @@ class PerRelation(Kernel):
         return run
 
 
-def _by_pairs(x: Tensor, typed: Typed, theta: Theta) -> Tensor:
+def _by_pairs(x: Tensor, typed: Typed, theta: Weight) -> Tensor:
     found = counts(typed)
     of_outputs = found.outputs <= IN_FAVOUR * found.inputs
     lead, batch = x.shape[:-2], math.prod(x.shape[:-2])
@@ -106,9 +106,9 @@ def _by_pairs(x: Tensor, typed: Typed, theta: Theta) -> Tensor:
     return y_NC.reshape(typed.num_outputs, *lead, theta.out_channels).movedim(0, -2)
 
 
-def _matrices(theta: Theta) -> Tensor:
+def _matrices(theta: Weight) -> Tensor:
     """Theta as (K, G, P / G, Q / G); blocks so narrow that a product with them is slow are filled up with zeros."""
-    if isinstance(theta, GroupedTheta) and min(theta.theta.shape[2:]) >= NARROW:
+    if isinstance(theta, Grouped) and min(theta.theta.shape[2:]) >= NARROW:
         return theta.theta
     return theta.dense().unsqueeze(1)
 
@@ -145,7 +145,7 @@ class MixedFirst(Kernel):
 
     def match(self, problem: Problem) -> Problem | None:
         """The problem over the mixed matrices, which hold edges and values."""
-        if not isinstance(problem.theta, SeparableTheta | SharedTheta | EyeTheta):
+        if not isinstance(problem.theta, Separable | Shared | Eye):
             return None
         basis, filters = cast(Typed, problem.basis), _filters(problem.theta)
         values = problem.x.new_zeros(()).expand(filters.size, basis.graph.num_edges)
@@ -157,7 +157,7 @@ class MixedFirst(Kernel):
         numbers = edges * heads * problem.sizes.itemsize
         mixing = Cost(edges * heads, 3 * numbers).repeated(1 + problem.theta_grad)
         channels = min(problem.theta.in_channels, problem.theta.out_channels)
-        learnt = isinstance(problem.theta, SeparableTheta) and problem.theta_grad
+        learnt = isinstance(problem.theta, Separable) and problem.theta_grad
         sampled = application(Sparse(basis.graph), problem.sizes, channels).repeated(heads * learnt)
         return decide(match).cost + mixing + sampled + Cost(peak_bytes=numbers)
 
@@ -174,16 +174,16 @@ class MixedFirst(Kernel):
         return (decide(match),)
 
 
-def _filters(theta: Theta) -> Theta:
-    if isinstance(theta, SeparableTheta):
-        return FullTheta(theta.filters)
-    return EyeTheta(1, theta.in_channels) if isinstance(theta, EyeTheta) else FullTheta(
-        cast(SharedTheta, theta).theta.unsqueeze(0))
+def _filters(theta: Weight) -> Weight:
+    if isinstance(theta, Separable):
+        return Full.of(theta.filters)
+    return Eye.of(1, theta.in_channels) if isinstance(theta, Eye) else Full.of(
+        cast(Shared, theta).theta.unsqueeze(0))
 
 
-def _mixed(basis: Typed, theta: Theta) -> Sparse:
+def _mixed(basis: Typed, theta: Weight) -> Sparse:
     """The matrices sum_k mix_kh A_k."""
-    if not isinstance(theta, SeparableTheta):
+    if not isinstance(theta, Separable):
         return Sparse(basis.graph, basis.values)
     weights_HE = theta.mix.mT.index_select(1, basis.kind)
     return Sparse(basis.graph, weights_HE if basis.values is None else weights_HE * basis.values)

@@ -34,7 +34,7 @@ from structconv.structures.masks import Transposed, joined_by_and
 from structconv.structures.restriction import Pieces, Restriction
 from structconv.structures.samples import Samples
 from structconv.structures.values import Structure, altered, map_tensors, size_class
-from structconv.theta import ApartTheta
+from structconv.weights import Apart
 
 __all__ = ["SampleBySample", "Samplewise"]
 
@@ -100,7 +100,7 @@ class Samplewise(NamedTuple):
             lead = broadcast(rows.shape[:-3], own.batch_shape)
             y = rows.new_zeros(*lead, basis.size, to.outputs, rows.shape[-1])
         else:
-            call = Call(rows.select(-3, 0), own, ApartTheta(basis.size, rows.shape[-1]), None, rows, relative)
+            call = Call(rows.select(-3, 0), own, Apart.of(basis.size, rows.shape[-1]), None, rows, relative)
             y = self._plan(call, to).run(call)
         return y if to.lead is None else y.movedim(0, -3).flatten(-3, -2)
 
@@ -152,7 +152,7 @@ class SampleBySample(Applied):
         alone, several = (problem.basis.restricted(_OfSpec(samples, problem.basis, lead)) for lead in (None, 0))
         if alone is None:
             return None
-        spec, theta = spec_of(alone, itself), ApartTheta(problem.basis.size, problem.theta.head_channels)
+        spec, theta = spec_of(alone, itself), Apart.of(problem.basis.size, problem.theta.head_channels)
         lead = problem.x.shape[:-2] if problem.image is None else (problem.sizes.batch,)
         x = problem.x.new_empty(()).expand(*lead, spec.num_inputs, theta.channels)
         inner = dataclasses.replace(problem.part(spec, theta), x=x, projected=True, theta_grad=False,

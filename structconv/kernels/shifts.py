@@ -20,7 +20,7 @@ from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.shifted import shift_products
 from structconv.structures.grid import Grid
-from structconv.theta import FullTheta
+from structconv.weights import Full
 
 __all__ = ["Frame", "SliceProducts", "ZeroFilledWindow", "frame"]
 
@@ -146,7 +146,7 @@ class ZeroFilledWindow(Kernel):
             weight = call.theta.dense().to(dtype=x.dtype, device=x.device)
             whole = weight.new_zeros(window.size, *weight.shape[1:])
             whole = whole.index_add(0, torch.tensor(places, device=x.device), weight)
-            return run(Call(x, call.basis, FullTheta(whole), call.bias))
+            return run(Call(x, call.basis, Full.of(whole), call.bias))
 
         return filled
 
@@ -155,7 +155,7 @@ class ZeroFilledWindow(Kernel):
         """The problem with the window, and with a Theta of its sizes."""
         sizes = (window.size, problem.theta.in_channels, problem.theta.out_channels)
         return dataclasses.replace(problem, basis=window, image=None,
-                                   theta=FullTheta(problem.x.new_empty(sizes, device="meta")))
+                                   theta=Full.of(problem.x.new_empty(sizes, device="meta")))
 
 
 def _unstrided(shift: Shift) -> bool:

@@ -35,7 +35,7 @@ from structconv.primitives.products import product
 from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Support
-from structconv.theta import HeadBlocksTheta, LowRankTheta
+from structconv.weights import HeadBlocks, LowRank
 
 __all__ = ["AffineEdges", "BilinearEdges", "EdgeAttention", "Edges"]
 
@@ -146,12 +146,12 @@ class BilinearEdges(NamedTuple):
 
     def joint(self, otherwise: Run, problem: Problem) -> Run:
         """`between` with queries, keys and values in one product, where all are projections of one x (M, P)."""
-        if not isinstance(problem.theta, HeadBlocksTheta | LowRankTheta) or problem.projected:
+        if not isinstance(problem.theta, HeadBlocks | LowRank) or problem.projected:
             return otherwise
 
         def run(call: Call) -> Tensor:
             query, key, x = self.query(call.basis), self.key(call.basis), call.x
-            values = call.theta.values  # type: ignore[attr-defined]
+            values = call.theta.inner  # type: ignore[attr-defined]
             ready = type(query) is Projected and type(key) is Projected and key.x is x
             if not ready or x.dim() > 2 or query.x.dim() > 2 or not key.heads == values.shape[0] == self.edges.size:
                 return otherwise(call)

@@ -18,7 +18,7 @@ from structconv.primitives.layout import Csr
 from structconv.primitives.native.adjacency import Adjacency, adjacency_of, convolve, is_direct
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph
-from structconv.theta import FullTheta
+from structconv.weights import Full
 
 __all__ = ["SparseProduct"]
 
@@ -85,14 +85,14 @@ class SparseProduct(Applied):
         run = super().compile(match, problem, path)
         values, theta = cast(Sparse, problem.basis).values, problem.theta
         direct = values is None or getattr(values, "lazy", False)
-        usual = direct and match.single and isinstance(theta, FullTheta) and theta.size == 1 and not problem.projected
+        usual = direct and match.single and isinstance(theta, Full) and theta.size == 1 and not problem.projected
         return _as_one_node(match, run, path == "structure_first") if usual and problem.x.dim() == 2 else run
 
 
 def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
     """`convolve` where a kernel can read the tensors of the call."""
     def run(call: Call) -> Tensor:
-        x, theta, bias = call.x, cast(FullTheta, call.theta).theta, call.bias
+        x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
         if not is_direct(x, theta, bias) or (adjacency := match.adjacency(call)) is None:
             return otherwise(call)
 
@@ -103,7 +103,7 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
             if private.version(index) != version:
                 raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of "
                                    "its gradient needs the edges as they were: change a copy")
-            return otherwise(call._replace(x=x, theta=FullTheta(theta), bias=bias))
+            return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
 
         return convolve(x, theta, bias, adjacency, structure_first, composed)
 

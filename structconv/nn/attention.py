@@ -23,8 +23,7 @@ from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport, Padding, Support
-from structconv.theta import LowRankTheta, Theta
-from structconv.weights import LowRank
+from structconv.weights import LowRank, Weight
 
 __all__ = ["MultiheadAttention", "NonLocalBlock"]
 
@@ -174,13 +173,13 @@ class MultiheadAttention(Conv):
         if self.value_bias is not None:
             self.value_bias.zero_()
 
-    def _bias(self, theta: Theta) -> Tensor | None:
+    def _bias(self, theta: Weight) -> Tensor | None:
         """b, and what attention to the values' bias adds to each output."""
         bias, values = super()._bias(theta), self.value_bias
         if values is None:
             return bias
-        assert isinstance(theta, LowRankTheta)
-        held, repeats = (values, theta.outputs, *(() if bias is None else (bias,))), self.shared_by
+        assert isinstance(theta, LowRank)
+        held, repeats = (values, theta.output, *(() if bias is None else (bias,))), self.shared_by
         if torch.is_grad_enabled():
             return _through(*held, repeats=repeats)
         return derived(held, ("bias", repeats), lambda: _through(*held, repeats=repeats), numbers=True)

@@ -20,8 +20,7 @@ from structconv.mechanisms.reading import names_of_x
 from structconv.nn.conv import Conv
 from structconv.nn.grids import Conv1d, Conv2d, Conv3d, OnGrid
 from structconv.structures.grid import Grid
-from structconv.theta import EyeTheta, Theta
-from structconv.weights import Eye, Full
+from structconv.weights import Eye, Full, Weight
 
 __all__ = ["compose"]
 
@@ -72,20 +71,20 @@ def _on_grid(layer: Any) -> OnGrid | None:
 def _composed(first: Conv, second: Conv) -> Conv:
     mechanism, theta = _merged(first, second)
     bias = _bias(first, second)
-    eye = isinstance(theta, EyeTheta)
+    eye = isinstance(theta, Eye)
     layer = Conv(mechanism, first.in_channels, second.out_channels, weight=Eye() if eye else Full(),
                  bias=bias is not None)
     like = next((t for part in (first, second) for t in part.parameters()), None)
     if like is not None:
         layer.to(like)
-    if isinstance(layer.weight, Full):
-        layer.weight.theta.copy_(theta.dense())
+    if not eye:
+        cast(Full, layer.weight).theta.copy_(theta.dense())
     if bias is not None and layer.bias is not None:
         layer.bias.copy_(bias)
     return layer
 
 
-def _merged(first: Conv, second: Conv) -> tuple[Mechanism, Theta]:
+def _merged(first: Conv, second: Conv) -> tuple[Mechanism, Weight]:
     """The mechanism of all products A'_k' A''_k'' and their Theta, merged where that holds on every grid."""
     one, two = first.mechanism, second.mechanism
     alike = one._structure_name == two._structure_name
@@ -157,6 +156,6 @@ def _check_linear(name: str, layer: Conv) -> None:
         raise ConfigError("compose", f"{name} must have no relative_value", "one")
 
 
-def _theta(theta: Any) -> Theta:
-    assert isinstance(theta, Theta)
+def _theta(theta: Any) -> Weight:
+    assert isinstance(theta, Weight)
     return theta

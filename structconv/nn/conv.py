@@ -48,8 +48,7 @@ from structconv.shapes import check_alike, check_entries, check_leads, check_pos
 from structconv.structures.batching import AnyStructure
 from structconv.structures.places import Places
 from structconv.structures.values import FrozenValue
-from structconv.theta import Theta
-from structconv.weights import Full, MixtureWeights, Weight, WeightList
+from structconv.weights import BoundWeight, Full, MixtureWeights, Weight, WeightList
 
 __all__ = ["Conv"]
 
@@ -325,17 +324,17 @@ class Conv(Expressed):
             check_places(structure)
         return mechanism._input_entries(structure)
 
-    def _constants(self) -> tuple[Theta, Tensor | None]:
+    def _constants(self) -> tuple[Weight, Tensor | None]:
         """Theta, and what is added to each output: what depends on no input."""
         theta = private.called(self._modules["weight"])  # type: ignore[arg-type]
         return theta, self._bias(theta)
 
     def _heads(self, x: Tensor, start: int = 0) -> Tensor:
         """x Theta_k, or x V_k where Theta_k = V_k O_k, (..., K, M, D)."""
-        theta: Theta = private.called(self._modules["weight"])  # type: ignore[arg-type]
+        theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
         return cast(theta, autocast_dtype(x)).heads(x)
 
-    def _bias(self, theta: Theta) -> Tensor | None:
+    def _bias(self, theta: Weight) -> Tensor | None:
         """What is added to each output."""
         held: Tensor | None = self._parameters["bias"] if "bias" in self._parameters else self.bias  # noqa: SIM401 - lazy
         return held
@@ -405,7 +404,7 @@ class Conv(Expressed):
         return ", ".join([f"{self.in_channels}, {self.out_channels}", *filter(None, [super().extra_repr()])])
 
 
-def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: Tensor | None = None,
+def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None, positions: Any = None,
             prepared: Prepared | None = None) -> tuple[Call, Image | None]:
     """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
@@ -447,7 +446,7 @@ def call_of(mechanism: Mechanism, theta: Theta, bias: Tensor | None, x: Any, z: 
     return call if dtype is None else cast_call(call, dtype), image
 
 
-def _call_by_name(mixture: Any, theta: Theta, bias: Tensor | None, x: dict[str, Tensor], z: Tensor | None,
+def _call_by_name(mixture: Any, theta: Weight, bias: Tensor | None, x: dict[str, Tensor], z: Tensor | None,
                   structure: Any) -> Call:
     """The same where parts have each the x of its name."""
     dtype = _autocast(mixture, theta, next(iter(x.values()))) if private.any_autocast() else None
@@ -472,7 +471,7 @@ def _places(positions: Any, prepared: Prepared | None, z: Tensor, structure: Any
     return found.moved(prepared.dropped)
 
 
-def _autocast(mechanism: Mechanism, theta: Theta, x: Tensor) -> torch.dtype | None:
+def _autocast(mechanism: Mechanism, theta: Weight, x: Tensor) -> torch.dtype | None:
     """The dtype to which a call is cast; `None` where nothing is multiplied but fixed numbers."""
     learnt = theta.tensors or "content" in mechanism.reads or next(mechanism.parameters(), None) is not None
     return autocast_dtype(x) if learnt else None
@@ -492,7 +491,8 @@ def _structures(mechanism: Mechanism, structure: Any, axes: int) -> Any:
     return found
 
 
-def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, channels: Any, outputs: int) -> Weight:
+def _weight(weight: Weight | Sequence[Weight] | None, mechanism: Mechanism, channels: Any,
+            outputs: int) -> BoundWeight:
     """The weight for the parts of a mechanism."""
     weight, sizes = Full() if weight is None else weight, [part.size for part in mechanism._branches()]
     if mechanism._reads_by_name:

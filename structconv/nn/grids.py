@@ -22,8 +22,7 @@ from structconv.planning import Plan, precision
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
 from structconv.shapes import check_alike, check_divides, check_positive, check_tensor
-from structconv.theta import EyeTheta, FullTheta, GroupedTheta, Theta
-from structconv.weights import DepthwiseSeparable, Full, Grouped
+from structconv.weights import DepthwiseSeparable, Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "OnGrid", "SeparableConv2d"]
 
@@ -115,7 +114,7 @@ class _ImageLayer(Expressed):
             self._check(image)
             raise
 
-    def _theta(self, image: Tensor) -> Theta:
+    def _theta(self, image: Tensor) -> Weight:
         """Theta, for such an image."""
         raise NotImplementedError
 
@@ -188,12 +187,12 @@ class _ConvNd(_ImageLayer):
         take(conv.bias, self.bias, self.bias)
         return conv
 
-    def _theta(self, image: Tensor) -> FullTheta | GroupedTheta:
+    def _theta(self, image: Tensor) -> Full | Grouped:
         """Theta over the kernel (Q, P / G, *kernel_size), as the kernel lies."""
         kernel, groups = self.weight, self.groups
         if groups == 1:
-            return FullTheta(kernel.flatten(2).permute(2, 1, 0))
-        return GroupedTheta(kernel.flatten(2).unflatten(0, (groups, -1)).permute(3, 0, 2, 1))
+            return Full.of(kernel.flatten(2).permute(2, 1, 0))
+        return Grouped.of(kernel.flatten(2).unflatten(0, (groups, -1)).permute(3, 0, 2, 1))
 
     def _check(self, image: Tensor) -> None:
         super()._check(image)
@@ -297,8 +296,8 @@ class _AvgPoolNd(_ImageLayer):
         super().__init__(pool, path, max_bytes)
         self.kernel_size, self.stride, self.padding = size, pool.stride, pool.padding
 
-    def _theta(self, image: Tensor) -> EyeTheta:
-        return EyeTheta(1, image.shape[-1 - self.axes] if image.dim() > self.axes else 1)
+    def _theta(self, image: Tensor) -> Eye:
+        return Eye.of(1, image.shape[-1 - self.axes] if image.dim() > self.axes else 1)
 
 
 class AvgPool1d(_AvgPoolNd):

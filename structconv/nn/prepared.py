@@ -21,7 +21,7 @@ from structconv.planning.precision import autocast_dtype, cast
 from structconv.planning.problem import Call
 from structconv.shapes import check_entries, check_tensor
 from structconv.structures.selection import of_samples
-from structconv.theta import Theta
+from structconv.weights import Weight
 
 __all__ = ["Prepared"]
 
@@ -162,7 +162,7 @@ class Prepared:
         self._sight, self._dtype = sight, autocast_dtype(x)
         self._mark = [(module._parameters, name, own, None if own is None or own.is_inference() else own._version)
                       for module in layer.modules() for name, own in module._parameters.items()]
-        self._constants: tuple[Theta, Tensor | None] | None = None
+        self._constants: tuple[Weight, Tensor | None] | None = None
         #: The last entries, where something is still to be made of them.
         self.pending: Pending | None = None
         self._bound: Bound | None = None
@@ -209,7 +209,7 @@ class Prepared:
         kept = self._kept.get(_key(make))
         return make(self.x, self.dropped) if kept is None else kept.rows.entries()
 
-    def constants(self) -> tuple[Theta, Tensor | None]:
+    def constants(self) -> tuple[Weight, Tensor | None]:
         """Theta and b; without gradients they are the same for all calls."""
         if torch.is_grad_enabled():
             return self.layer._constants()

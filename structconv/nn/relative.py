@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from structconv.nn.layer import Layer
 from structconv.shapes import check_natural
-from structconv.theta import Theta
+from structconv.weights import Weight
 
 __all__ = ["RelativeValue"]
 
@@ -29,7 +29,7 @@ class RelativeValue(Layer):
         super().__init__()
         self.clip = check_natural("RelativeValue", "clip", clip)
 
-    def bound(self, theta: Theta) -> RelativeValue:
+    def bound(self, theta: Weight) -> RelativeValue:
         """A copy with parameters for the channels that a head of Theta carries."""
         term = copy.deepcopy(self)
         dim = theta.head_channels

@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from structconv.bases.base import Basis
 from structconv.bases.pairwise import weights_at
 from structconv.errors import ConfigError
 from structconv.planning.cost import Cost
 from structconv.planning.problem import Call, Problem, Run, Step
-
-if TYPE_CHECKING:
-    from structconv.planning.plan import Plan
+from structconv.planning.tables import Plan
 
 __all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered", "registrations"]
 

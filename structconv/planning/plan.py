@@ -14,10 +14,8 @@ choice then depends on K, P, Q and D only, and the traced program holds for any 
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -29,16 +27,16 @@ from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.bases.spec import shape_class, tree_key
 from structconv.errors import ConfigError, ShapeError
-from structconv.planning import machine, tables, tuning
+from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
 from structconv.planning.kernel import FORGET, Kernel, matching, registrations
 from structconv.planning.precision import without_autocast
-from structconv.planning.problem import Call, Image, PartInputs, Problem, Run, Step
+from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
+from structconv.planning.tables import Candidate, Plan
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
 from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
-from structconv.theta import wants_grad
 
 __all__ = ["CAPACITY", "Candidate", "Plan", "decide", "era", "plan_for", "subject"]
 
@@ -47,74 +45,6 @@ _grad_enabled = torch.is_grad_enabled
 CAPACITY = 2048
 _PLANS: dict[Hashable, Plan] = {}
 FORGET.append(_PLANS.clear)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A path that was considered: its cost, its predicted time, why it was rejected, and its time if measured."""
-
-    path: str
-    kernel: str
-    cost: Cost
-    seconds: float
-    rejected: str = ""
-    measured: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """The chosen path of eq. 8 and the function that computes it; `str(plan)` is a table of all paths considered.
-
-    Args:
-        run: the call -> y.
-        weights: the call -> the entries of the basis, (..., K, E) along edges or (..., K, M, N).
-        reason: why it was chosen.
-        candidates: every path that applies, the chosen one first.
-        problem: the sizes that the plan was made for, in words; it serves all of the same quarter octave.
-        parts: plans of the parts of `a | b`, where each has its own.
-        subject: the key of basis and Theta in the calls that it serves.
-        bind: the call of a step -> the function that computes the following steps, or `None`; see `Kernel.bind`.
-    """
-
-    run: Run = dataclasses.field(repr=False)
-    weights: Run = dataclasses.field(repr=False)
-    reason: str
-    candidates: tuple[Candidate, ...] = dataclasses.field(repr=False)
-    problem: str
-    parts: tuple[Plan, ...] = dataclasses.field(default=(), repr=False)
-    subject: Hashable = dataclasses.field(default=None, repr=False)
-    bind: Callable[[Call], Step | None] | None = dataclasses.field(default=None, repr=False)
-
-    @property
-    def path(self) -> str:
-        """The order of the products."""
-        return self.candidates[0].path
-
-    @property
-    def kernel(self) -> str:
-        """What computes them."""
-        return self.candidates[0].kernel
-
-    @property
-    def cost(self) -> Cost:
-        """The predicted cost of the chosen path."""
-        return self.candidates[0].cost
-
-    @property
-    def seconds(self) -> float:
-        """The predicted time of the chosen path."""
-        return self.candidates[0].seconds
-
-    @property
-    def measured(self) -> float | None:
-        """The measured time of the chosen path in seconds, if it was timed."""
-        return self.candidates[0].measured
-
-    def __str__(self) -> str:
-        return tables.text(self)
-
-    def _repr_html_(self) -> str:
-        return tables.html(self)
 
 
 def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:
@@ -225,7 +155,7 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
     grad = torch.is_grad_enabled()
     relative = None if call.relative is None else call.relative.shape[0] // 2
     return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,
-                   grad and wants_grad(theta), max_bytes, call.projected is not None, relative, image,
+                   grad and theta.requires_grad, max_bytes, call.projected is not None, relative, image,
                    call.places is not None, call.pending is not None, call.reused is not None)
 
 

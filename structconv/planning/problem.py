@@ -20,7 +20,7 @@ from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
 from structconv.structures.places import Places
-from structconv.theta import Theta
+from structconv.weights import Weight
 
 __all__ = ["Call", "Image", "PartInputs", "Problem", "Run", "Step"]
 
@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
     x: Tensor
     basis: Any
-    theta: Theta
+    theta: Weight
     bias: Tensor | None = None
     projected: Tensor | None = None
     relative: Tensor | None = None
@@ -129,7 +129,7 @@ class Problem:
     """
 
     basis: Basis
-    theta: Theta
+    theta: Weight
     x: Tensor
     sizes: Sizes
     x_grad: bool = False
@@ -161,7 +161,7 @@ class Problem:
         """Whether parts have each an x of their own."""
         return type(self.x) is PartInputs
 
-    def part(self, basis: Basis, theta: Theta, x: Tensor | None = None) -> Problem:
+    def part(self, basis: Basis, theta: Weight, x: Tensor | None = None) -> Problem:
         """The entries of the same x, or of that of a part, with another basis and Theta."""
         own = self if x is None else dataclasses.replace(self, x=x, x_grad=self.x_grad and x.requires_grad)
         return dataclasses.replace(own, basis=basis, theta=theta, image=None)

@@ -1,20 +1,90 @@
-"""A plan's table of all that were weighed, as text and for a notebook."""
+"""`Plan`: the chosen path, and the table of all paths that were weighed, as text and for a notebook."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from structconv.planning.plan import Candidate, Plan
+from structconv.planning.cost import Cost
+from structconv.planning.problem import Call, Run, Step
 
-__all__ = ["html", "text"]
+__all__ = ["Candidate", "Plan"]
 
 _HEAD = ("", "path", "kernel", "GFLOP", "MB moved", "MB held", "ms", "measured ms", "")
 _FIRST_NUMBER, _MEASURED = 3, 7
 
 
-def text(plan: Plan) -> str:
+@dataclass(frozen=True)
+class Candidate:
+    """A path that was considered: its cost, its predicted time, why it was rejected, and its time if measured."""
+
+    path: str
+    kernel: str
+    cost: Cost
+    seconds: float
+    rejected: str = ""
+    measured: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The chosen path of eq. 8 and the function that computes it; `str(plan)` is a table of all paths considered.
+
+    Args:
+        run: the call -> y.
+        weights: the call -> the entries of the basis, (..., K, E) along edges or (..., K, M, N).
+        reason: why it was chosen.
+        candidates: every path that applies, the chosen one first.
+        problem: the sizes that the plan was made for, in words; it serves all of the same quarter octave.
+        parts: plans of the parts of `a | b`, where each has its own.
+        subject: the key of basis and Theta in the calls that it serves.
+        bind: the call of a step -> the function that computes the following steps, or `None`; see `Kernel.bind`.
+    """
+
+    run: Run = dataclasses.field(repr=False)
+    weights: Run = dataclasses.field(repr=False)
+    reason: str
+    candidates: tuple[Candidate, ...] = dataclasses.field(repr=False)
+    problem: str
+    parts: tuple[Plan, ...] = dataclasses.field(default=(), repr=False)
+    subject: Hashable = dataclasses.field(default=None, repr=False)
+    bind: Callable[[Call], Step | None] | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def path(self) -> str:
+        """The order of the products."""
+        return self.candidates[0].path
+
+    @property
+    def kernel(self) -> str:
+        """What computes them."""
+        return self.candidates[0].kernel
+
+    @property
+    def cost(self) -> Cost:
+        """The predicted cost of the chosen path."""
+        return self.candidates[0].cost
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time of the chosen path."""
+        return self.candidates[0].seconds
+
+    @property
+    def measured(self) -> float | None:
+        """The measured time of the chosen path in seconds, if it was timed."""
+        return self.candidates[0].measured
+
+    def __str__(self) -> str:
+        return _text(self)
+
+    def _repr_html_(self) -> str:
+        return _html(self)
+
+
+def _text(plan: Plan) -> str:
     """The problem in a line, the table, and those of the parts, indented."""
     rows = _rows(plan)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -24,15 +94,15 @@ def text(plan: Plan) -> str:
                  for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
         lines.append("  ".join(cells).rstrip())
     for part in plan.parts:
-        lines += ["  " + line for line in text(part).splitlines()]
+        lines += ["  " + line for line in _text(part).splitlines()]
     return "\n".join(lines)
 
 
-def html(plan: Plan) -> str:
+def _html(plan: Plan) -> str:
     """The same as a table of HTML."""
     head, *rows = _rows(plan)
     table = "".join([_html_row("th", head), *(_html_row("td", row) for row in rows)])
-    parts = "".join(f'<div style="margin-left: 2em">{html(part)}</div>' for part in plan.parts)
+    parts = "".join(f'<div style="margin-left: 2em">{_html(part)}</div>' for part in plan.parts)
     return f"<p>{escape(plan.problem)}</p><table>{table}</table>{parts}"
 
 

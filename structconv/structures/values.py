@@ -209,7 +209,7 @@ def _mapped(value: Any, fn: Callable[[Any], Any], whole: tuple[type, ...], also:
     return (altered(value, **changed), True) if changed else (value, False)
 
 
-def altered(value: Any, **changed: Any) -> Any:
+def altered(value: Any, /, **changed: Any) -> Any:
     """The same frozen value with other fields, which are taken to be as good as those that they replace.
 
     What `__post_init__` notes beside them is made anew.

@@ -19,7 +19,7 @@ from structconv.bases.base import Basis
 from structconv.bases.pairs import Edges, full
 from structconv.bases.pairwise import Pairwise, entries, nodes
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
-from structconv.theta import Theta, as_theta
+from structconv.weights import Weight, as_weight
 
 __all__ = ["CHANNELS", "F64", "TOLERANCE", "absent_pairs", "arguments", "by_definition", "check_adjoint",
            "check_blocks", "check_contract", "check_entries", "check_gradcheck", "check_paths", "check_reference",
@@ -73,7 +73,7 @@ def _gradients(y: Tensor, weight: Tensor, inputs: Sequence[Tensor]) -> list[Tens
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, inputs, strict=True)]
 
 
-def by_definition(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Tensor:
+def by_definition(x: Tensor, basis: Basis, theta: Weight | Tensor) -> Tensor:
     """y_nq = sum_kmp A_kmn x_mp Theta_kpq, eq. 8 as it is written: one einsum over `basis.dense()` and Theta whole.
 
     Args:
@@ -84,7 +84,7 @@ def by_definition(x: Tensor, basis: Basis, theta: Theta | Tensor) -> Tensor:
     Returns:
         (..., N, Q). O(K M N) memory and more: for small sizes.
     """
-    whole = as_theta(theta).dense().to(dtype=x.dtype, device=x.device)
+    whole = as_weight(theta).dense().to(dtype=x.dtype, device=x.device)
     return torch.einsum("...kmn,...mp,kpq->...nq", basis.dense(x.dtype).to(dtype=x.dtype, device=x.device), x, whole)
 
 

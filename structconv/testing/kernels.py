@@ -25,25 +25,25 @@ from structconv.structures import Graph, batch
 from structconv.structures.values import EXACT
 from structconv.testing.checks import CHANNELS, F64, absent_pairs, arguments, by_definition, same, same_gradients
 from structconv.testing.specimens import Setup, Specimen, Subject, mapped, with_leaves
-from structconv.theta import FullTheta, HeadBlocksTheta, LowRankTheta, Theta
+from structconv.weights import Full, HeadBlocks, LowRank, Weight
 
 __all__ = ["Compiled", "check_absent", "check_changes", "check_kernels", "check_sizes", "compiled", "values"]
 
 OUTPUTS = 2
 #: (K, P) -> Theta.
-MakeTheta = Callable[[int, int], Theta]
+MakeTheta = Callable[[int, int], Weight]
 
 
-def _full(k: int, p: int) -> Theta:
-    return FullTheta(_numbers(k, p, OUTPUTS))
+def _full(k: int, p: int) -> Weight:
+    return Full.of(_numbers(k, p, OUTPUTS))
 
 
-def _head_blocks(k: int, p: int) -> Theta:
-    return HeadBlocksTheta(_numbers(k, p, OUTPUTS))
+def _head_blocks(k: int, p: int) -> Weight:
+    return HeadBlocks.of(_numbers(k, p, OUTPUTS))
 
 
-def _low_rank(k: int, p: int) -> Theta:
-    return LowRankTheta(_numbers(k, p, 2), _numbers(k, 2, OUTPUTS))
+def _low_rank(k: int, p: int) -> Weight:
+    return LowRank.of(_numbers(k, p, 2), _numbers(k, 2, OUTPUTS))
 
 
 #: Theta whole, and the two kinds that let the structure act between their factors.

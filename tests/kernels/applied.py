@@ -19,7 +19,7 @@ from structconv.mechanisms.expression import Inputs
 from structconv.planning import Call, Problem, Sizes, decide, registered
 from structconv.planning.kernel import matching
 from structconv.structures import Graph
-from structconv.theta import ByHeadTheta, as_theta
+from structconv.weights import ByHead, as_weight
 
 #: The expression as it is written.
 PRIMITIVES = "value, apply, output"
@@ -32,12 +32,12 @@ def numbers(*shape):
 
 def call_of(basis, r):
     """The call by which `ops.apply` applies a basis to r."""
-    return Call(r.select(-3, 0), basis, ByHeadTheta(basis.size, r.shape[-1]), None, r)
+    return Call(r.select(-3, 0), basis, ByHead.of(basis.size, r.shape[-1]), None, r)
 
 
 def convolution_of(x, basis, theta):
     """The call by which `ops.conv` computes eq. 8."""
-    return Call(x, basis, as_theta(theta))
+    return Call(x, basis, as_weight(theta))
 
 
 def problem_of(call):

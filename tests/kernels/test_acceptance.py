@@ -27,7 +27,7 @@ from structconv.primitives.native.product import spmm_add
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
 from structconv.structures import Graph
-from structconv.theta import FullTheta
+from structconv.weights import Full
 
 #: Errors of an entry, or an edge, relative to its own largest number, beside which there may be one that is relative to
 #: the largest of all: what is left of sums that cancel.
@@ -62,7 +62,7 @@ class Kernel(NamedTuple):
 
 def _relational(edges: Edges, values: Tensor, x: Tensor, theta: Tensor) -> Tensor:
     kind = torch.arange(edges.e) % 3
-    return conv(x, Typed(edges.graph, kind, 3, values), FullTheta(theta))
+    return conv(x, Typed(edges.graph, kind, 3, values), Full.of(theta))
 
 
 KERNELS = {

@@ -18,7 +18,7 @@ from structconv.primitives import dense_blocks
 from structconv.primitives.blocked_attention import _composed, blocked_attention
 from structconv.primitives.dense_blocks import Maps, Options
 from structconv.structures import Causal, Padding, Window
-from structconv.theta import EyeTheta
+from structconv.weights import Eye
 from tests.kernels.applied import (
     PRIMITIVES,
     application_of,
@@ -131,7 +131,7 @@ def test_a_table_of_numbers_goes_to_torch_with_its_mask(heads):
     absent[3:, 0] = absent[:, 5] = True  # some inputs of output 0, all of output 5
     scores = Bilinear(query, key).scaled() + Dense(table.masked_fill(absent, -torch.inf))
     basis = scores.masked(keep=Padding(KEEP)).softmax()
-    assert plan(r.flatten(0, 1)[0], basis, EyeTheta(4, P)).kernel == FUSED
+    assert plan(r.flatten(0, 1)[0], basis, Eye.of(4, P)).kernel == FUSED
     held = query, key, table, r
     y, expected = ops.apply(basis, r), basis.dense().mT @ r
     grads, wanted = (torch.autograd.grad(t.sin().sum(), held, retain_graph=True) for t in (y, expected))
@@ -143,10 +143,10 @@ def test_the_planner_reassociates_where_that_is_cheaper():
     x = torch.randn(4096, 16)
     scores = DotProduct(heads=2, dim=16).bound(16).basis(x)
     for basis in (scores.normalize("count"), scores):
-        assert plan(x, basis, EyeTheta(2, 16)).kernel == REASSOCIATED
+        assert plan(x, basis, Eye.of(2, 16)).kernel == REASSOCIATED
     small = torch.randn(8, 64)
     basis = DotProduct(heads=1, dim=64).bound(64).basis(small).normalize("count")
-    assert plan(small, basis, EyeTheta(1, 64)).kernel != REASSOCIATED
+    assert plan(small, basis, Eye.of(1, 64)).kernel != REASSOCIATED
     assert decide(problem_of(call_of(basis, small.unsqueeze(0)))).kernel != REASSOCIATED
 
 

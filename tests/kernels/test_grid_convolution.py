@@ -11,7 +11,7 @@ from structconv.bases.shift import Shift
 from structconv.ops import conv, plan
 from structconv.structures.grid import Grid
 from structconv.testing import by_definition
-from structconv.theta import DepthwiseTheta, GroupedTheta
+from structconv.weights import Depthwise, Grouped
 from tests.kernels.applied import numbers
 
 CASES = [
@@ -63,8 +63,8 @@ def test_order_of_offsets_does_not_matter():
 def test_groups_are_groups():
     x = numbers(1, 6, 5, 5)
     for theta, kernel, groups in (
-            (DepthwiseTheta(numbers(9, 6, 2)), lambda t: t.depthwise.permute(1, 2, 0).flatten(0, 1).unsqueeze(1), 6),
-            (GroupedTheta(numbers(9, 3, 2, 2)), lambda t: t.theta.permute(1, 3, 2, 0).flatten(0, 1), 3)):
+            (Depthwise.of(numbers(9, 6, 2)), lambda t: t.depthwise.permute(1, 2, 0).flatten(0, 1).unsqueeze(1), 6),
+            (Grouped.of(numbers(9, 3, 2, 2)), lambda t: t.theta.permute(1, 3, 2, 0).flatten(0, 1), 3)):
         wanted = functional.conv2d(x, kernel(theta).unflatten(-1, (3, 3)), padding=1, groups=groups)
         y = conv(x.flatten(2).mT, Shift(Grid((5, 5)), cuboid_offsets((3, 3), 1, 1), "zeros"), theta)
         torch.testing.assert_close(y.mT.unflatten(-1, (5, 5)), wanted, rtol=0, atol=1e-12)

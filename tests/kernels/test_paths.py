@@ -20,17 +20,17 @@ from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.testing import by_definition
 from structconv.testing.specimens import with_leaves
-from structconv.theta import (
-    ConcatTheta,
-    DepthwiseSeparableTheta,
-    DepthwiseTheta,
-    EyeTheta,
-    FullTheta,
-    GroupedTheta,
-    HeadBlocksTheta,
-    LowRankTheta,
-    SeparableTheta,
-    SharedTheta,
+from structconv.weights import (
+    Depthwise,
+    DepthwiseSeparable,
+    Eye,
+    Full,
+    Grouped,
+    HeadBlocks,
+    LowRank,
+    Separable,
+    Shared,
+    WeightList,
 )
 from tests.kernels.applied import convolution_of, numbers, problem_of
 
@@ -72,18 +72,18 @@ BASES = {
     "a user's own": Wave,
 }
 THETAS = {
-    "full": lambda k: FullTheta(numbers(k, P, 3)),
-    "separable": lambda k: SeparableTheta(numbers(k, 1), numbers(1, P, 3)),
-    "depthwise separable": lambda k: DepthwiseSeparableTheta(numbers(k, P), numbers(P, 3)),
-    "low rank": lambda k: LowRankTheta(numbers(1, P, 2), numbers(k, 2, 3)),
-    "depthwise": lambda k: DepthwiseTheta(numbers(k, P, 2)),
-    "grouped": lambda k: GroupedTheta(numbers(k, 2, 2, 3)),
-    "shared, narrow": lambda k: SharedTheta(numbers(P, 3), k),
-    "shared, wide": lambda k: SharedTheta(numbers(P, 6), k),
-    "eye": lambda k: EyeTheta(k, P),
-    "concatenated heads": lambda k: HeadBlocksTheta(numbers(k, P, 2)),
-    "concat": lambda k: FullTheta(numbers(k, P, 3)) if k == 1 else ConcatTheta(
-        (FullTheta(numbers(1, P, 3)), SharedTheta(numbers(P, 3), k - 1))),
+    "full": lambda k: Full.of(numbers(k, P, 3)),
+    "separable": lambda k: Separable.of(numbers(k, 1), numbers(1, P, 3)),
+    "depthwise separable": lambda k: DepthwiseSeparable.of(numbers(k, P), numbers(P, 3)),
+    "low rank": lambda k: LowRank.of(numbers(1, P, 2), numbers(k, 2, 3)),
+    "depthwise": lambda k: Depthwise.of(numbers(k, P, 2)),
+    "grouped": lambda k: Grouped.of(numbers(k, 2, 2, 3)),
+    "shared, narrow": lambda k: Shared.of(numbers(P, 3), k),
+    "shared, wide": lambda k: Shared.of(numbers(P, 6), k),
+    "eye": lambda k: Eye.of(k, P),
+    "concatenated heads": lambda k: HeadBlocks.of(numbers(k, P, 2)),
+    "concat": lambda k: Full.of(numbers(k, P, 3)) if k == 1 else WeightList.of(
+        (Full.of(numbers(1, P, 3)), Shared.of(numbers(P, 3), k - 1))),
 }
 
 
@@ -111,7 +111,7 @@ def test_every_path_equals_the_definition(name, theta_name):
 def test_every_kernel_equals_the_definition(name):
     """In every order, b included, also where the planner would not take it."""
     basis, bias = BASES[name](), numbers(3)
-    theta = FullTheta(numbers(basis.size, P, 3))
+    theta = Full.of(numbers(basis.size, P, 3))
     x = numbers(M, P) if basis.batch_shape == () else numbers(2, M, P)
     call = convolution_of(x, basis, theta)._replace(bias=bias)
     problem, count = problem_of(call), 0

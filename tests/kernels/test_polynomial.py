@@ -11,7 +11,7 @@ from structconv.kernels import polynomial
 from structconv.ops import conv
 from structconv.primitives import polynomials
 from structconv.structures import Graph
-from structconv.theta import FullTheta
+from structconv.weights import Full
 
 F64 = torch.float64
 M, P, Q = 50, 20, 4
@@ -53,7 +53,7 @@ def test_values_and_gradients(kind, order, first, dtype, calls):
     x, basis, theta = problem(kind, order, first, dtype)
     copies = [t.detach().to(F64).requires_grad_() for t in (x, theta)]
     expected, before = dense(copies[0], basis, copies[1]), x.detach().clone()
-    y = conv(x, basis, FullTheta(theta), path="channels_first")
+    y = conv(x, basis, Full.of(theta), path="channels_first")
     seed = torch.randn(M, Q, dtype=F64).to(dtype)
     kept = seed.clone()
     bound = 1e-10 if dtype is F64 else 1e-4
@@ -66,7 +66,7 @@ def test_values_and_gradients(kind, order, first, dtype, calls):
 
 def test_only_x_wants_a_gradient(calls):
     x, basis, theta = problem("chebyshev", 4, 0)
-    y = conv(x.unsqueeze(0), basis, FullTheta(theta.detach()), path="channels_first")
+    y = conv(x.unsqueeze(0), basis, Full.of(theta.detach()), path="channels_first")
     expected = dense(x, basis, theta.detach())
     assert y.shape == (1, M, Q)
     torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), x), torch.autograd.grad(expected.sin().sum(), x),
@@ -76,7 +76,7 @@ def test_only_x_wants_a_gradient(calls):
 
 def test_second_derivatives():
     x, basis, theta = problem("chebyshev", 3, 1)
-    assert torch.autograd.gradgradcheck(lambda x, theta: conv(x, basis, FullTheta(theta), path="channels_first"),
+    assert torch.autograd.gradgradcheck(lambda x, theta: conv(x, basis, Full.of(theta), path="channels_first"),
                                         (x, theta), fast_mode=True)
 
 
@@ -94,7 +94,7 @@ def test_what_else_goes_head_by_head(change, calls):
         x, theta = (t.detach().bfloat16().requires_grad_() for t in (x, theta))
         basis = Polynomial(Sparse(basis.operator.graph, values), 4)
     expected = dense(x.to(F64), basis, theta.to(F64))
-    y = conv(x, basis, FullTheta(theta), path="channels_first")
+    y = conv(x, basis, Full.of(theta), path="channels_first")
     y.sum().backward()
     tolerance = 0.1 if change == "bfloat16" else 1e-10
     torch.testing.assert_close(y.to(F64), expected, rtol=tolerance, atol=tolerance)
@@ -119,7 +119,7 @@ def test_a_stranger_does_not_leak():
     index = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
     basis = Polynomial(Sparse(Graph(index, num_nodes=4), torch.ones(4)), 2)
     x, theta = torch.randn(4, 16, requires_grad=True), torch.randn(3, 16, 4)
-    y = conv(x, basis, FullTheta(theta), path="channels_first")
+    y = conv(x, basis, Full.of(theta), path="channels_first")
     seed = torch.ones(4, 4)
     seed[3] = torch.nan
     y.backward(seed)
@@ -130,6 +130,6 @@ def test_compiles_whole():
     x, basis, theta = problem("chebyshev", 3, 0)
 
     def run(x):
-        return conv(x, basis, FullTheta(theta), path="channels_first")
+        return conv(x, basis, Full.of(theta), path="channels_first")
 
     torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="aot_eager")(x), run(x))

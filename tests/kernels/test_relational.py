@@ -15,18 +15,18 @@ from structconv.primitives import grouped
 from structconv.structures import Graph, KnowledgeGraph
 from structconv.testing import by_definition
 from structconv.testing.specimens import with_leaves
-from structconv.theta import EyeTheta, FullTheta, GroupedTheta, LowRankTheta, SeparableTheta, SharedTheta
+from structconv.weights import Eye, Full, Grouped, LowRank, Separable, Shared
 from tests.kernels.applied import LargestTensor
 
 F64 = torch.float64
 P = 4
 THETAS = {
-    "full": lambda k: FullTheta(torch.randn(k, P, 6, dtype=F64)),
-    "separable": lambda k: SeparableTheta(torch.randn(k, 2, dtype=F64), torch.randn(2, P, 6, dtype=F64)),
-    "grouped": lambda k: GroupedTheta(torch.randn(k, 2, 2, 3, dtype=F64)),
-    "low rank": lambda k: LowRankTheta(torch.randn(1, P, 2, dtype=F64), torch.randn(k, 2, 3, dtype=F64)),
-    "shared": lambda k: SharedTheta(torch.randn(P, 3, dtype=F64), k),
-    "eye": lambda k: EyeTheta(k, P),
+    "full": lambda k: Full.of(torch.randn(k, P, 6, dtype=F64)),
+    "separable": lambda k: Separable.of(torch.randn(k, 2, dtype=F64), torch.randn(2, P, 6, dtype=F64)),
+    "grouped": lambda k: Grouped.of(torch.randn(k, 2, 2, 3, dtype=F64)),
+    "low rank": lambda k: LowRank.of(torch.randn(1, P, 2, dtype=F64), torch.randn(k, 2, 3, dtype=F64)),
+    "shared": lambda k: Shared.of(torch.randn(P, 3, dtype=F64), k),
+    "eye": lambda k: Eye.of(k, P),
 }
 
 
@@ -59,8 +59,8 @@ def parts(basis, values):
 
 
 def paths(theta):
-    found = ["per_relation"] if not isinstance(theta, SharedTheta | EyeTheta) else []
-    return [*found, "mixed_first"] if isinstance(theta, SeparableTheta | SharedTheta | EyeTheta) else found
+    found = ["per_relation"] if not isinstance(theta, Shared | Eye) else []
+    return [*found, "mixed_first"] if isinstance(theta, Separable | Shared | Eye) else found
 
 
 @pytest.mark.parametrize("blocks", [1 << 24, 256])
@@ -170,11 +170,11 @@ def test_a_stranger_does_not_leak():
 
 def test_the_planner_takes_it_for_many_relations():
     knowledge = large()
-    made = plan(*problem(knowledge, FullTheta(torch.randn(50, 32, 32, requires_grad=True))))
+    made = plan(*problem(knowledge, Full.of(torch.randn(50, 32, 32, requires_grad=True))))
     assert made.path == "per_relation"
-    mixed = SeparableTheta(torch.randn(50, 2, requires_grad=True), torch.randn(2, 32, 32, requires_grad=True))
+    mixed = Separable.of(torch.randn(50, 2, requires_grad=True), torch.randn(2, 32, 32, requires_grad=True))
     assert plan(*problem(knowledge, mixed)).path == "mixed_first"
-    assert plan(*problem(knowledge, EyeTheta(50, 32))).path == "mixed_first"
+    assert plan(*problem(knowledge, Eye.of(50, 32))).path == "mixed_first"
 
 
 def large(entities=2000, triples=20000, relations=50):
@@ -191,7 +191,7 @@ def problem(knowledge, theta):
 def test_never_all_heads_of_all_entries_nor_channels_of_edges(limit, monkeypatch):
     monkeypatch.setattr(relational, "BLOCK_BYTES", limit)
     knowledge = large(entities=400, triples=20000, relations=10)
-    x, basis, theta = problem(knowledge, FullTheta(torch.randn(10, 32, 32, requires_grad=True)))
+    x, basis, theta = problem(knowledge, Full.of(torch.randn(10, 32, 32, requires_grad=True)))
     pairs = min(relational.counts(basis))
     assert pairs < 400 * 10 < 20000
     with LargestTensor() as largest:
@@ -202,7 +202,7 @@ def test_never_all_heads_of_all_entries_nor_channels_of_edges(limit, monkeypatch
 
 def test_layouts_are_made_once():
     knowledge = large(200, 2000, 5)
-    x, basis, theta = problem(knowledge, FullTheta(torch.randn(5, 32, 4)))
+    x, basis, theta = problem(knowledge, Full.of(torch.randn(5, 32, 4)))
     again = problem(knowledge, theta)[1]
     assert relational.distinct_pairs(basis, True, 2) is relational.distinct_pairs(again, True, 2)
     conv(x, basis, theta, path="per_relation")
@@ -222,7 +222,7 @@ def test_products_of_groups():
     theta = torch.randn(3, 2, 2, 1, dtype=F64, requires_grad=True)
     bounds = [0, 2, 2, 5]
     y = grouped.group_products(x, theta, bounds)
-    whole = GroupedTheta(theta).dense()
+    whole = Grouped.of(theta).dense()
     torch.testing.assert_close(y, torch.cat([x[:2] @ whole[0], x[2:] @ whole[2]]))
     assert torch.autograd.gradgradcheck(lambda x, theta: grouped.group_products(x, theta, bounds), (x, theta))
     torch.library.opcheck(torch.ops.structconv.group_products, (x, theta, bounds))

@@ -21,8 +21,7 @@ from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
 from structconv.structures import Causal, DenseMask, Padding, Samples, Window
 from structconv.testing.batches import check_samples, takes_samples
-from structconv.theta import ApartTheta
-from structconv.weights import LowRank
+from structconv.weights import Apart, LowRank
 from tests.kernels.applied import LargestTensor
 from tests.support.layers import uses
 from tests.test_batches import REFUSED
@@ -129,7 +128,7 @@ def with_operands(node, query, key):
 
 def applied(basis, r):
     """The kernel that applies a basis to what the heads have, and what it gives."""
-    call = Call(r.select(-3, 0), basis, ApartTheta(basis.size, r.shape[-1]), None, r)
+    call = Call(r.select(-3, 0), basis, Apart.of(basis.size, r.shape[-1]), None, r)
     plan = plan_for(call)
     return plan.kernel, plan.run(call)
 

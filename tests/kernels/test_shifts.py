@@ -11,7 +11,7 @@ from structconv.ops import conv, plan
 from structconv.primitives.shifted import shift_products
 from structconv.structures.grid import Grid
 from structconv.testing import by_definition
-from structconv.theta import DepthwiseTheta, FullTheta, LowRankTheta
+from structconv.weights import Depthwise, Full, LowRank
 from tests.kernels.applied import computed, convolution_of, match_of, numbers
 
 SLICES = "structconv.slices"
@@ -104,14 +104,14 @@ def test_the_planner_takes_slices_for_far_offsets_and_convolution_for_cuboids():
     assert "slices" not in str(plan(x, window, theta))
 
 
-@pytest.mark.parametrize("theta", [LowRankTheta(numbers(1, 4, 2), numbers(3, 2, 3)), DepthwiseTheta(numbers(3, 4, 2))])
+@pytest.mark.parametrize("theta", [LowRank.of(numbers(1, 4, 2), numbers(3, 2, 3)), Depthwise.of(numbers(3, 4, 2))])
 def test_factored_theta(theta):
     basis, x = Shift(Grid((5, 6)), ((0, 0), (1, -2), (-2, 1))), numbers(2, 30, 4)
     torch.testing.assert_close(by_slices(x, basis, theta), by_definition(x, basis, theta), rtol=0, atol=1e-10)
 
 
 def test_what_it_leaves_to_others():
-    x, theta = numbers(30, 2), FullTheta(numbers(3, 2, 2))
+    x, theta = numbers(30, 2), Full.of(numbers(3, 2, 2))
     offsets = ((0, 0), (1, -2), (-2, 1))
     assert taken(x, Shift(Grid((5, 6)), offsets), theta)
     assert not taken(x, Shift(Grid((5, 6)), offsets, stride=2), theta)

@@ -17,7 +17,7 @@ from structconv.mechanisms import DotProduct, RelativeBias
 from structconv.planning import Machine, decide
 from structconv.planning import machine as machines
 from structconv.structures import Blocks, Causal, Grid, Window
-from structconv.theta import EyeTheta
+from structconv.weights import Eye
 from tests.kernels.applied import LargestTensor, applied, call_of, offered, problem_of
 
 KERNEL, LISTED = "structconv.window_attention", "structconv.edge_attention"
@@ -34,7 +34,7 @@ def made(window, length):
 
 def test_no_pairs_are_listed(monkeypatch):
     basis, _ = attention(Window(60), 300, heads=3)
-    theta, x = EyeTheta(3, 6), torch.randn(300, 6)
+    theta, x = Eye.of(3, 6), torch.randn(300, 6)
     monkeypatch.setattr(Window, "edges", lambda *_: pytest.fail("pairs were listed"))
     monkeypatch.setattr(Window, "listing", lambda *_: pytest.fail("pairs were listed"))
     found = plan(x, basis, theta)
@@ -96,7 +96,7 @@ def test_the_wider_the_window_the_less_its_list(window_of):
 
 
 def test_the_cost_of_a_plan_grows_with_the_window():
-    x, theta = torch.randn(2048, 8), EyeTheta(1, 8)
+    x, theta = torch.randn(2048, 8), Eye.of(1, 8)
     costs = [plan(x, attention(Window(radius), 2048)[0], theta).seconds for radius in (40, 80, 400)]
     assert costs == sorted(costs) and costs[2] > 3 * costs[0]
 

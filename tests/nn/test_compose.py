@@ -26,8 +26,7 @@ from structconv.mechanisms import (
 )
 from structconv.nn import Conv, Conv2d, OnGrid, compose
 from structconv.structures import Graph, Grid, Window
-from structconv.theta import FullTheta
-from structconv.weights import Depthwise, Eye, HeadBlocks, Separable
+from structconv.weights import Depthwise, Eye, Full, HeadBlocks, Separable
 
 F64 = torch.float64
 GRAPH = Graph(torch.tensor([[0, 1, 2, 3, 3], [1, 2, 0, 0, 1]]), num_nodes=4)
@@ -113,7 +112,7 @@ def test_factored_weights_multiply_out():
 def test_two_identities_of_channels_stay_one():
     step = layer(Adjacency(), 3, 3, weight=Eye(), bias=False)
     one = compose(step, step)
-    assert isinstance(one.weight, Eye) and not list(one.parameters())
+    assert isinstance(one.weight(), Eye) and not list(one.parameters())
 
 
 def test_image_layers():
@@ -136,7 +135,7 @@ def test_the_composed_layer_trains_by_itself():
 def test_pairs_give_a_pair():
     x = torch.randn(5, 2, dtype=F64)
     pairs = ((Dense(torch.randn(2, 5, 4, dtype=F64)), torch.randn(2, 2, 3, dtype=F64)),
-             (Dense(torch.randn(3, 4, 6, dtype=F64)), FullTheta(torch.randn(3, 3, 2, dtype=F64))))
+             (Dense(torch.randn(3, 4, 6, dtype=F64)), Full.of(torch.randn(3, 3, 2, dtype=F64))))
     basis, theta = compose(*pairs)
     assert basis.size == 6
     expected = ops.conv(ops.conv(x, *pairs[0]), *pairs[1])

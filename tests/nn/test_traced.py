@@ -94,7 +94,7 @@ structconv.nope
 a.sotfmax()
 GCNConv("a", 2)
 """
-TOLD = ["structconv.mechanisms.expression.Mechanism", "structconv.bases.base.Basis", "structconv.planning.plan.Plan",
+TOLD = ["structconv.mechanisms.expression.Mechanism", "structconv.bases.base.Basis", "structconv.planning.tables.Plan",
         "str", 'no attribute "nope"', "not callable", '"GCNConv" has incompatible type "str"']
 
 

@@ -25,13 +25,13 @@ from structconv.planning.counts import application, nonzeros
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.supports import Causal, Window
-from structconv.theta import EyeTheta, FullTheta, HeadBlocksTheta, LowRankTheta, SharedTheta
+from structconv.weights import Eye, Full, HeadBlocks, LowRank, Shared
 from tests.support.layers import planned
 from tests.support.plans import plans_that_run
 
 
 def full(k, p, q, grad=False):
-    return FullTheta(torch.zeros(k, p, q, requires_grad=grad))
+    return Full.of(torch.zeros(k, p, q, requires_grad=grad))
 
 
 def chosen(x, basis, theta, **options):
@@ -78,7 +78,7 @@ def test_the_operator_is_built_for_many_small_products_only():
 
 def test_low_rank_goes_between():
     scores = Bilinear(torch.zeros(8, 256, 16), torch.zeros(8, 256, 16)).softmax()
-    theta = LowRankTheta(torch.zeros(8, 128, 16), torch.zeros(8, 16, 128))
+    theta = LowRank.of(torch.zeros(8, 128, 16), torch.zeros(8, 16, 128))
     assert chosen(torch.zeros(256, 128), scores, theta) == "between"
 
 
@@ -107,7 +107,7 @@ def test_max_bytes():
 def test_a_plan_prints_what_it_rejected():
     made = plan(torch.zeros(500, 128), sparse(), full(1, 128, 8))
     text = str(made)
-    assert text.startswith("Sparse (K=1, M=500, N=500), FullTheta(K=1, P=128, Q=8), x (500, 128) float32")
+    assert text.startswith("Sparse (K=1, M=500, N=500), Full(K=1, P=128, Q=8), x (500, 128) float32")
     for words in ("* channels_first", "structure_first", "operator_first", "GFLOP", "MB held", "cheapest",
                   "only on request"):
         assert words in " ".join(text.split())
@@ -126,13 +126,13 @@ def remembered(monkeypatch):
 
 def test_plans_are_remembered_by_what_is_static(remembered):
     x, theta = torch.zeros(500, 16), full(1, 16, 8)
-    first, wide = plan(x, sparse(), theta), FullTheta(theta.theta.double())
+    first, wide = plan(x, sparse(), theta), Full.of(theta.theta.double())
     assert plan(torch.ones(500, 16), sparse(), full(1, 16, 8)) is first
     for other in (plan(torch.zeros(2, 500, 16), sparse(), theta), plan(x, sparse(edges=2000), theta),
                   plan(torch.zeros(600, 16), sparse(600), theta),
                   plan(x, sparse(), full(1, 16, 9)), plan(x.double(), sparse(dtype=torch.float64), wide),
                   plan(x, sparse(), theta, path="structure_first"), plan(x, sparse(), theta, max_bytes=10**9),
-                  plan(x, sparse(), LowRankTheta(torch.zeros(1, 16, 8), torch.zeros(1, 8, 8)))):
+                  plan(x, sparse(), LowRank.of(torch.zeros(1, 16, 8), torch.zeros(1, 8, 8)))):
         assert other is not first
     assert len(remembered) == 9
 
@@ -210,9 +210,9 @@ def test_heads_that_are_alike_are_projected_once():
     def cost(theta):
         return plan(torch.zeros(500, 32), sparse(size=6), theta, path="channels_first").cost
 
-    shared, own = cost(SharedTheta(torch.zeros(32, 32), 6)), cost(full(6, 32, 32))
+    shared, own = cost(Shared.of(torch.zeros(32, 32), 6)), cost(full(6, 32, 32))
     assert own.flops - shared.flops == 5 * 2 * 512 * 32 * 32
-    assert cost(EyeTheta(6, 32)).peak_bytes == 0
+    assert cost(Eye.of(6, 32)).peak_bytes == 0
 
 
 def test_unknown_paths_are_errors():
@@ -243,7 +243,7 @@ def test_narrow_products_cost_what_they_take():
 
 def test_calls_count_on_small_inputs():
     """Three steps take longer than two where there is nothing to compute; of large inputs fewer channels are moved."""
-    theta = HeadBlocksTheta(torch.zeros(2, 64, 4))
+    theta = HeadBlocks.of(torch.zeros(2, 64, 4))
     found = [plan(torch.zeros(size, 64), sparse(size, 5 * size, size=2), theta) for size in (20, 20_000)]
     assert [made.path for made in found] == ["channels_first", "between"]
     for made in found:
@@ -252,7 +252,7 @@ def test_calls_count_on_small_inputs():
 
 
 def test_one_identity_is_its_theta():
-    x, theta = torch.randn(5, 3), FullTheta(torch.randn(1, 3, 2))
+    x, theta = torch.randn(5, 3), Full.of(torch.randn(1, 3, 2))
     made = plan(x, Identity(5), theta)
     assert made.kernel == "one product"
     torch.testing.assert_close(conv(x, Identity(5), theta, plan=made), x @ theta.theta[0])
@@ -270,7 +270,7 @@ def test_a_lookup_sees_what_a_plan_depends_on():
         assert "backward" not in plan(x, basis, theta).problem
     assert "backward to x and theta" in plan(x.clone().requires_grad_(), basis, theta).problem
     assert plan(x, basis, theta, max_bytes=1) is not learnt
-    factors = LowRankTheta(torch.zeros(1, 32, 4), torch.zeros(1, 4, 24))
+    factors = LowRank.of(torch.zeros(1, 32, 4), torch.zeros(1, 4, 24))
     assert plan(x, basis, factors).problem != learnt.problem
 
 
@@ -308,7 +308,7 @@ def test_the_choice_changes_with_the_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("STRUCTCONV_CACHE", str(tmp_path))
     monkeypatch.setattr(machines, "_KNOWN", {})
     monkeypatch.setattr(machines, "_name", lambda device: "another")
-    x, basis, theta = torch.zeros(2000, 64), sparse(2000, 10_000, size=2), HeadBlocksTheta(torch.zeros(2, 64, 4))
+    x, basis, theta = torch.zeros(2000, 64), sparse(2000, 10_000, size=2), HeadBlocks.of(torch.zeros(2, 64, 4))
     for call_us, path in ((1e4, "channels_first"), (1e-3, "between"), (1e4, "channels_first")):
         monkeypatch.setattr(machines, "_call_us", lambda *_, each=call_us: each)
         machines.measure("cpu", seconds=0.001)

@@ -12,7 +12,7 @@ from structconv.planning import Cost, Kernel, register, registered
 from structconv.planning import kernel as registry
 from structconv.planning import plan as plans
 from structconv.planning.kernel import ordered
-from structconv.theta import EyeTheta, FullTheta
+from structconv.weights import Eye, Full
 
 
 @pytest.fixture(autouse=True)
@@ -25,13 +25,13 @@ def own_register(monkeypatch):
 
 
 class AsItIs(Kernel):
-    """x itself, for one identity and an `EyeTheta`."""
+    """x itself, for one identity and an `Eye`."""
 
     name, types, orders = "as it is", (Identity,), ("channels_first",)
     price = Cost()
 
     def match(self, problem):
-        return True if isinstance(problem.theta, EyeTheta) and problem.basis.size == 1 else None
+        return True if isinstance(problem.theta, Eye) and problem.basis.size == 1 else None
 
     def cost(self, match, problem, path):
         return self.price
@@ -48,35 +48,35 @@ def named(kind, *before, price=AsItIs.price):
 def test_a_new_kernel_is_one_class_and_one_line():
     """It competes with the others by its cost, also for plans that were made before."""
     x = torch.randn(3, 2)
-    before = ops.plan(x, Identity(3), EyeTheta(1, 2))
+    before = ops.plan(x, Identity(3), Eye.of(1, 2))
     assert register(AsItIs()) in registered()
-    made = ops.plan(x, Identity(3), EyeTheta(1, 2))
+    made = ops.plan(x, Identity(3), Eye.of(1, 2))
     assert before.kernel != "as it is" and made.kernel == "as it is"
-    assert ops.conv(x, Identity(3), EyeTheta(1, 2)) is x
-    assert ops.plan(x, Identity(3), FullTheta(torch.zeros(1, 2, 2))).kernel != "as it is"
+    assert ops.conv(x, Identity(3), Eye.of(1, 2)) is x
+    assert ops.plan(x, Identity(3), Full.of(torch.zeros(1, 2, 2))).kernel != "as it is"
 
 
 def test_a_kernel_takes_the_place_of_its_namesake():
     first, second = register(named("mine")), register(named("mine", price=Cost(flops=1e15)))
     assert second in registered() and first not in registered()
-    assert ops.plan(torch.randn(3, 2), Identity(3), EyeTheta(1, 2)).kernel != "mine"
+    assert ops.plan(torch.randn(3, 2), Identity(3), Eye.of(1, 2)).kernel != "mine"
 
 
 def test_precedence_beats_cost():
     x, dear = torch.randn(3, 2), Cost(flops=1e15)
     register(named("dear", price=dear))
-    made = ops.plan(x, Identity(3), EyeTheta(1, 2))
+    made = ops.plan(x, Identity(3), Eye.of(1, 2))
     assert made.kernel == "one product" and "dear" in str(made)
     register(named("dear", "one product", "primitives", price=dear))
-    made = ops.plan(x, Identity(3), EyeTheta(1, 2), path="channels_first")
+    made = ops.plan(x, Identity(3), Eye.of(1, 2), path="channels_first")
     assert made.kernel == "dear" and "one product" not in str(made)
-    assert ops.plan(x, Identity(3), FullTheta(torch.zeros(1, 2, 2))).kernel == "one product"
+    assert ops.plan(x, Identity(3), Full.of(torch.zeros(1, 2, 2))).kernel == "one product"
 
 
 def test_precedence_is_a_matter_of_each_path():
     """On a path that the kernel does not have, those behind it are weighed."""
     register(named("first", "primitives", "one product"))
-    found = ops.plan(torch.randn(3, 2), Identity(3), EyeTheta(1, 2)).candidates
+    found = ops.plan(torch.randn(3, 2), Identity(3), Eye.of(1, 2)).candidates
     assert {c.kernel for c in found if c.path == "channels_first"} == {"first"}
     assert {c.kernel for c in found if c.path == "structure_first"} == {"analysis, contract"}
 
@@ -107,5 +107,5 @@ def test_what_is_refused_leaves_the_register_as_it_was():
     with pytest.raises(ConfigError, match="circle"):
         register(type("One", (AsItIs,), {"name": "one product", "before": ("mine",)})())
     assert [kernel for kernel in registered() if kernel.name != "mine"] == sorted(there, key=registered().index)
-    made = ops.plan(torch.randn(3, 2), Identity(3), EyeTheta(1, 2))
+    made = ops.plan(torch.randn(3, 2), Identity(3), Eye.of(1, 2))
     assert made.kernel == "mine"

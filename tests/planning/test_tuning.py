@@ -18,7 +18,7 @@ from structconv.nn import Conv
 from structconv.ops import plan as plan_of
 from structconv.planning import autotune, registered, tuning
 from structconv.planning import plan as plans
-from structconv.theta import FullTheta
+from structconv.weights import Full
 from tests.support.layers import planned
 
 USES = planned()
@@ -49,7 +49,7 @@ def timings(monkeypatch):
 
 def problem(entries=40, p=6, q=6, grad=False):
     a, w = torch.randn(2, entries, entries), torch.randn(2, p, q, requires_grad=grad)
-    return torch.randn(entries, p, requires_grad=grad), Dense(a), FullTheta(w)
+    return torch.randn(entries, p, requires_grad=grad), Dense(a), Full.of(w)
 
 
 def test_off_until_asked(timings, folder):

@@ -19,7 +19,7 @@ from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
 from structconv.compat.pyg.operator import attend
 from structconv.errors import ConfigError, ShapeError
 from structconv.structures.graph import Graph
-from structconv.theta import EyeBlocksTheta
+from structconv.weights import EyeBlocks
 
 __all__ = ["AGNNConv", "GATConv", "GATv2Conv", "TransformerConv"]
 
@@ -66,7 +66,7 @@ class _Attention(Layer):
 
     def _heads(self, flat: Tensor) -> Tensor:
         """(..., M, K D) -> (..., K, M, D)."""
-        return EyeBlocksTheta(self.heads, flat.shape[-1]).heads(flat)
+        return EyeBlocks.of(self.heads, flat.shape[-1]).heads(flat)
 
     def _attend(self, values: Tensor, heads: Tensor, scores: Any, graph: Graph, *, mask: Tensor | None = None,
                 bias: Tensor | None = None, weights: bool = False) -> tuple[Tensor, Tensor | None]:

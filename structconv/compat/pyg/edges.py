@@ -13,7 +13,7 @@ from structconv.compat.pyg.operator import apply
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.structures.graph import Graph
-from structconv.theta import EyeTheta
+from structconv.weights import Eye
 
 __all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "is_sparse", "with_loops", "with_remaining_loops",
            "without_loops"]
@@ -143,4 +143,4 @@ def gather(x: Tensor, graph: Graph) -> Tensor:
 
     to_edges = Graph(derived(graph.edge_index, "inputs to edges", joined), num_inputs=graph.num_inputs,
                      num_outputs=graph.num_edges)
-    return apply(x, Sparse(to_edges), EyeTheta(1, x.shape[-1]))
+    return apply(x, Sparse(to_edges), Eye.of(1, x.shape[-1]))

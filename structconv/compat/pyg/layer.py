@@ -21,7 +21,7 @@ from structconv.errors import ConfigError, ShapeError, nearest
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph
-from structconv.theta import ConcatTheta, EyeTheta, FullTheta
+from structconv.weights import Eye, Full, WeightList
 
 try:  # where it is installed, its tools (explainers, to_hetero, summary) find our layers as its own
     from torch_geometric.nn import MessagePassing
@@ -216,7 +216,7 @@ class Layer(MessagePassing):
         elif root is not None and x_root is x and _is_plain(root) and lin is not None and _is_plain(lin):
             for one in (lin, root):
                 one.materialize(x.shape[-1])  # type: ignore[operator]
-            theta = ConcatTheta((_theta(lin), _theta(root)))
+            theta = WeightList.of((_theta(lin), _theta(root)))
             both = messages | Identity(x.shape[-2], device=x.device)
             return apply(x, both, theta, lin.bias if bias is None else bias)  # type: ignore[arg-type]
         else:
@@ -247,7 +247,7 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
     if lin is not None and _is_plain(lin):
         lin.materialize(x.shape[-1])  # type: ignore[operator]
         return apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
-    y = apply(x, basis, EyeTheta(1, x.shape[-1]), bias if lin is None else None)
+    y = apply(x, basis, Eye.of(1, x.shape[-1]), bias if lin is None else None)
     if lin is None:
         return y
     y = lin(y)
@@ -259,8 +259,8 @@ def _is_plain(lin: nn.Module) -> bool:
     return type(lin) is Linear and not private.intercepted(lin)
 
 
-def _theta(lin: Any) -> FullTheta:
-    return FullTheta(lin.weight.mT.unsqueeze(0))
+def _theta(lin: Any) -> Full:
+    return Full.of(lin.weight.mT.unsqueeze(0))
 
 
 def pair(x: Any) -> tuple[Tensor, Tensor | None]:

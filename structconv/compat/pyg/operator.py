@@ -10,12 +10,12 @@ from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
 from structconv.structures.graph import Graph
-from structconv.theta import EyeBlocksTheta, Theta
+from structconv.weights import EyeBlocks, Weight
 
 __all__ = ["apply", "attend"]
 
 
-def apply(x: Tensor, basis: Basis, theta: Theta, bias: Tensor | None = None) -> Tensor:
+def apply(x: Tensor, basis: Basis, theta: Weight, bias: Tensor | None = None) -> Tensor:
     """y = sum_k A_k^T x Theta_k + b by the planner's choice."""
     call = cast_call(Call(x, basis, theta, bias), autocast_dtype(x))
     return plan_for(call).run(call)
@@ -34,7 +34,7 @@ def attend(values: Tensor, heads: Tensor, scores: Basis, graph: Graph, *, bias: 
         y (N, K D) and the weights, or `None`.
     """
     basis = OPERATORS["dropout"](scores.masked(keep=graph).softmax(), dropout)
-    call = Call(values, basis, EyeBlocksTheta(scores.size, values.shape[-1]), bias, heads)
+    call = Call(values, basis, EyeBlocks.of(scores.size, values.shape[-1]), bias, heads)
     call = cast_call(call, autocast_dtype(values))
     plan = plan_for(call)
     y = plan.run(call)

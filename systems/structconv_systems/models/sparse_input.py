@@ -15,7 +15,7 @@ from structconv.planning import Plan
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call
-from structconv.theta import FullTheta, HeadBlocksTheta
+from structconv.weights import Full, HeadBlocks
 
 __all__ = ["SparseConv", "drop_values"]
 
@@ -73,7 +73,7 @@ class SparseConv(Expressed):
         x_MC = words.analysis(weight.movedim(0, 1).reshape(words_P, size * channels)).squeeze(0)
         r_KMQ = x_MC.unflatten(-1, (size, channels)).movedim(-2, 0)
         inputs = Inputs(x_MC, x_MC, structure, (r_KMQ, r_KMQ))
-        theta = HeadBlocksTheta(weight) if self.concat else FullTheta(weight)
+        theta = HeadBlocks.of(weight) if self.concat else Full.of(weight)
         absent = x_MC.new_empty(()).expand(x_MC.shape[0], words_P)
         call = Call(absent, self.mechanism.evaluate(inputs), theta, self.bias, r_KMQ)
         return cast_call(call, dtype)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.analysis.ranking import KnownAnswers, filtered_ranks, ranking_figures
 from structconv.errors import DataError
 from structconv.structures import KnowledgeGraph
 from structconv_systems.data.knowledge import Triples, read_triples
+from structconv_systems.ranking import KnownAnswers, filtered_ranks, ranking_figures
 from structconv_systems.recipes.options.knowledge import Links
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.task import BatchTask

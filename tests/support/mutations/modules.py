@@ -17,7 +17,7 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.testing.checks import same
 from structconv.testing.specimens import mapped
 from structconv.testing.use import Use
-from structconv.weights import Weight
+from structconv.weights import BoundWeight
 from tests.support.calls import as_written, check_now, with_tensors
 from tests.support.mutations.register import mutation
 from tests.support.mutations.subjects import other, refusal
@@ -242,7 +242,7 @@ def a_mechanism_in_another_place(use: Use) -> None:
     """A layer whose mechanism or weight was exchanged for a copy with other parameters."""
     use()
     for owner, name, child in list(children(use.layer)):
-        if isinstance(child, Mechanism | Weight):
+        if isinstance(child, Mechanism | BoundWeight):
             twin = copy.deepcopy(child)
             with torch.no_grad():
                 for p in twin.parameters():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv.analysis.ranking import KnownAnswers, filtered_ranks, ranking_figures
 from structconv.errors import ShapeError
+from structconv_systems.ranking import KnownAnswers, filtered_ranks, ranking_figures
 
 
 def test_known_answers_are_left_out_and_equals_share_a_rank():

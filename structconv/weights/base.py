@@ -1,0 +1,357 @@
+"""`Weight`: Theta (K, P, Q) as a value, and `BoundWeight`: the module that holds its numbers.
+
+A weight is first a configuration (`Separable(rank=2)`). `bound` makes a module with parameters for given sizes, and
+calling that module yields the same kind of weight over them. `Full.of(theta)` is a weight over tensors of your own.
+
+Numbers are drawn so that outputs have the variance of the inputs: for white x,
+
+    Var(y_q) = Var(x) sum_k e_k sum_p Var(Theta_kpq),   e_k = mean_n sum_m A_kmn^2,
+
+and factors are drawn so that the product of their variances makes the sum one. Factors whose sum runs over k only are
+scaled by their actual sum, so that the variance does not depend on a draw of few numbers.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ShapeError
+from structconv.shapes import check_positive
+from structconv.structures.values import FrozenValue, key_of
+from structconv.torch_private import pytree
+from structconv.written import written
+
+__all__ = ["BoundWeight", "Device", "Energy", "Weight", "draw", "draw_mixing", "energies_of", "plus", "repeat_head",
+           "scale", "sum_tensors", "total_energy"]
+
+Energy = float | Tensor | None
+Device = torch.device | str | None
+
+
+class _Held(FrozenValue):
+    """The tensors among a value's fields, and what they say of it."""
+
+    #: The fields of a weight: its tensors, or numbers that stand for them.
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+
+    #: The axes of each tensor, by its name.
+    LETTERS: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **letters: str) -> None:
+        """Make the class a dataclass, whose constructor takes options, and a pytree over its fields."""
+        if letters:
+            cls.LETTERS = letters
+        dataclasses.dataclass(eq=False, repr=False, init=False)(cls)
+        fields = cls.FIELDS = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+        def flatten(theta: Any) -> tuple[list[Any], Any]:
+            held = theta.__dict__
+            present = tuple([name for name in fields if name in held])
+            options = tuple([(name, held[name]) for name in held if name not in present])
+            return [held[name] for name in present], (present, options)
+
+        def flatten_with_keys(theta: Any) -> tuple[list[Any], Any]:
+            parts, context = flatten(theta)
+            return [(pytree.GetAttrKey(name), part) for name, part in zip(context[0], parts, strict=True)], context
+
+        def unflatten(parts: Iterable[Any], context: Any) -> Any:
+            return cls._over({**dict(zip(context[0], parts, strict=True)), **dict(context[1])})
+
+        pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys,
+                                    serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+                                    to_dumpable_context=list,
+                                    from_dumpable_context=lambda read: (tuple(read[0]), tuple(map(tuple, read[1]))))
+
+    @classmethod
+    def _over(cls, held: Mapping[str, Any]) -> Self:
+        """The value with these fields, unchecked: a plan for it checks, once."""
+        theta = object.__new__(cls)
+        theta.__dict__.update(held)
+        return theta
+
+    @property
+    def static_key(self) -> Hashable:
+        """The type, and of its tensors shapes, dtypes, and whether a gradient is wanted, which may change."""
+        return type(self), *[(field.shape, field.dtype, field.requires_grad) if isinstance(field, Tensor)
+                             else key_of(field) for field in self.__dict__.values()]
+
+    @property
+    def is_value(self) -> bool:
+        """Whether it has its numbers, and is no configuration."""
+        return all(name in self.__dict__ for name in self.FIELDS)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that hold the numbers; none where Theta is fixed."""
+        return tuple([field for field in self.__dict__.values() if isinstance(field, Tensor)])
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether one of the tensors requires a gradient."""
+        return True in [tensor.requires_grad for tensor in self.tensors]
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The numbers' dtype, which x must share; `None` where there are no numbers."""
+        return next((t.dtype for t in self.tensors), None)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the numbers are; `None` where there are none."""
+        return next((t.device for t in self.tensors), None)
+
+
+class Weight(_Held, abc.ABC):
+    """A weight of K matrices from P input to Q output channels; letters as in eq. 8.
+
+    A kind of weight is one class, `class Separable(Weight, mix="KH", filters="HPQ")`. The constructor takes options.
+    The letters name the axes of its tensors; from them follow the checks, the sizes K, P and Q, and the shapes of the
+    parameters that `bound` makes.
+    """
+
+    #: Whether `join` sums the heads, so that they need not be told apart once the structure is applied.
+    sums_heads: ClassVar[bool] = True
+    #: Whether `expand` and `contract` copy their K heads, because these do not lie as products take them.
+    rearranges_heads: ClassVar[bool] = False
+    #: How many factors `expand` and `contract` multiply with, one after the other.
+    factors: ClassVar[int] = 1
+
+    @classmethod
+    def of(cls, *fields: Any) -> Self:
+        """The weight over tensors, in the order of its fields.
+
+        Raises:
+            ShapeError: if they do not fit together.
+        """
+        theta = cls._over(dict(zip(cls.FIELDS, fields, strict=True)))
+        theta.check()
+        return theta
+
+    def bound(self, size: int | Sequence[int], in_channels: int, out_channels: int, *, dtype: torch.dtype | None = None,
+              device: Device = None) -> BoundWeight:
+        """A module with parameters for K, P and Q, drawn by `reset_parameters`.
+
+        Args:
+            size: K, or the K of each part of a basis `a | b`.
+            in_channels: P.
+            out_channels: Q.
+            dtype, device: of the parameters; torch's defaults if absent.
+
+        Raises:
+            ConfigError: if a size is not positive, or the channels do not suit the configuration.
+        """
+        sizes = (size,) if isinstance(size, int) else tuple(size)
+        owner = type(self).__name__
+        check_positive(owner, "size", sum(sizes))
+        check_positive(owner, "in_channels", in_channels)
+        check_positive(owner, "out_channels", out_channels)
+        weight = self._module(sizes, in_channels, out_channels, dtype, device)
+        weight.reset_parameters()
+        return weight
+
+    def _module(self, sizes: tuple[int, ...], in_channels: int, out_channels: int, dtype: torch.dtype | None,
+                device: Device) -> BoundWeight:
+        size = sum(sizes)
+        extents = {"K": size, "P": in_channels, "Q": out_channels, **self._extents(size, in_channels, out_channels)}
+        tensors = {name: torch.empty([extents[letter] for letter in axes], dtype=dtype, device=device)
+                   for name, axes in self.LETTERS.items()}
+        fixed = {name: {"size": size, "channels": in_channels}[name] for name in self.FIELDS if name not in tensors}
+        return BoundWeight(self, size, in_channels, out_channels, tensors, fixed)
+
+    def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
+        """The sizes of the other letters, or of those that stand for others than K, P and Q."""
+        return {}
+
+    def _held_by(self, module: BoundWeight) -> Self:
+        """The weight over the numbers as they are held, which parametrizations and pruning may put elsewhere."""
+        parameters, held = module._parameters, {**module._fixed}
+        for name in self.LETTERS:
+            held[name] = parameters[name] if name in parameters else getattr(module, name)
+        theta = object.__new__(type(self))
+        theta.__dict__.update(held)
+        return theta
+
+    #: Theta from the numbers that the module holds.
+    _theta_of = _held_by
+
+    def _scaled(self) -> str | None:
+        """The factor on which Theta is scaled in place."""
+        return next(iter(self.LETTERS), None)
+
+    def _draw(self, theta: Self, energy: Energy, variance: float) -> None:
+        """Draw the numbers so that Var(y) = `variance` Var(x); see `BoundWeight.reset_parameters`."""
+
+    def _extent(self, letter: str) -> int:
+        for name, axes in self.LETTERS.items():
+            if letter in axes:
+                return cast(int, getattr(self, name).shape[axes.index(letter)])
+        raise AttributeError(letter)
+
+    @property
+    def size(self) -> int:
+        """K, the number of matrices."""
+        return self._extent("K")
+
+    @property
+    def in_channels(self) -> int:
+        """P."""
+        return self._extent("P")
+
+    @property
+    def out_channels(self) -> int:
+        """Q."""
+        return self._extent("Q")
+
+    def check(self) -> None:
+        """Raise `ShapeError` unless each tensor has the dimensions that its letters name, equal letters of equal size.
+        """
+        sizes: dict[str, int] = {}
+        for name, axes in self.LETTERS.items():
+            tensor = getattr(self, name)
+            if tensor.dim() != len(axes) or any(sizes.setdefault(letter, size) != size
+                                                for letter, size in zip(axes, tensor.shape, strict=True)):
+                expected = ", ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
+                raise ShapeError(type(self).__name__, f"{name} must have shape ({expected})", tuple(tensor.shape))
+
+    @abc.abstractmethod
+    def dense(self) -> Tensor:
+        """The tensor itself, (K, P, Q)."""
+
+    @abc.abstractmethod
+    def expand(self, x: Tensor) -> Tensor:
+        """x Theta_k for each k: (..., M, P) -> (..., K, M, Q)."""
+
+    @abc.abstractmethod
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """sum_k r_k Theta_k + b: (..., K, N, P), (Q) or none -> (..., N, Q)."""
+
+    @property
+    def head_channels(self) -> int:
+        """What one head carries through the structure: D where Theta_k has two factors, else Q."""
+        return self.out_channels
+
+    def heads(self, x: Tensor) -> Tensor:
+        """What the structure is applied to, head by head: (..., M, P) -> (..., K, M, head_channels)."""
+        return self.expand(x)
+
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The output from what the heads gathered, and b: (..., K, N, head_channels), (Q) or none -> (..., N, Q)."""
+        return plus(r.squeeze(-3) if r.shape[-3] == 1 else r.sum(-3), bias)
+
+    @abc.abstractmethod
+    def slice(self, start: int, stop: int) -> Weight:
+        """The matrices start <= k < stop, in the same factors."""
+
+    @abc.abstractmethod
+    def expand_flops(self) -> int:
+        """Flops of `expand` for one entry."""
+
+    @abc.abstractmethod
+    def contract_flops(self) -> int:
+        """Flops of `contract` for one entry."""
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        if self.is_value:
+            return f"{kind}(K={self.size}, P={self.in_channels}, Q={self.out_channels})"
+        return f"{kind}({written(self)})"
+
+
+class BoundWeight(nn.Module):
+    """The parameters of a weight for K, P and Q; calling it yields the weight over them."""
+
+    def __init__(self, kind: Weight, size: int, in_channels: int, out_channels: int,
+                 tensors: Mapping[str, Tensor], fixed: Mapping[str, int]) -> None:
+        super().__init__()
+        self.kind, self.size, self.in_channels, self.out_channels = kind, size, in_channels, out_channels
+        self._fixed: dict[str, Any] = dict(fixed)
+        for name, tensor in tensors.items():
+            self.register_parameter(name, nn.Parameter(tensor))
+
+    def forward(self) -> Weight:
+        """Theta, over this module's parameters."""
+        return self.kind._theta_of(self)
+
+    def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
+        """Draw the parameters so that Var(y) = `variance` Var(x).
+
+        Args:
+            energy: e_k = mean_n sum_m A_kmn^2, one for all k or one for each (K,), or the Gram matrix
+                mean_n sum_m A_kmn A_k'mn (K, K), whose off-diagonal counts where matrices share a Theta. 1 if absent.
+            variance: the ratio of the variances.
+        """
+        self.kind._draw(self.kind._held_by(self), energy, variance)
+
+    def scale_(self, factor: float | Tensor) -> None:
+        """Multiply Theta by a number, in place, on one of its factors."""
+        factor_name = self.kind._scaled()
+        if factor_name is not None:
+            scale(getattr(self, factor_name), factor)
+
+    def _get_name(self) -> str:
+        return type(self.kind).__name__
+
+    def extra_repr(self) -> str:
+        sizes = f"K={self.size}, P={self.in_channels}, Q={self.out_channels}"
+        return ", ".join(filter(None, [written(self.kind), sizes]))
+
+
+def plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    """y + b, where there is b."""
+    return y if bias is None else y + bias
+
+
+def sum_tensors(terms: list[Tensor]) -> Tensor:
+    """The sum of one tensor or more, without a leading zero."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def repeat_head(x: Tensor, size: int) -> Tensor:
+    """(..., M, C) -> (..., K, M, C), all heads alike and none copied."""
+    return x.unsqueeze(-3).expand(*x.shape[:-2], size, *x.shape[-2:])
+
+
+def energies_of(energy: Energy, size: int) -> Tensor:
+    """e_k for each k, float64 (K,)."""
+    given = torch.as_tensor(1.0 if energy is None else energy, dtype=torch.float64, device="cpu").detach()
+    if given.shape not in ((), (1,), (size,), (size, size)):
+        raise ShapeError("reset_parameters", f"energy must be a number or have shape (K={size},) or (K, K)",
+                         tuple(given.shape))
+    return given.diagonal() if given.dim() == 2 else given.expand(size)
+
+
+def total_energy(energy: Energy, size: int) -> float:
+    """The sum of all e_k; 1 where every matrix is zero and no Theta could give the outputs a variance."""
+    total = float(size) if energy is None else float(energies_of(energy, size).sum())
+    return total if total > 0 else 1.0
+
+
+@torch.no_grad()
+def draw(parameter: Tensor, variance: float) -> None:
+    """Uniform numbers of mean 0."""
+    bound = (3 * variance) ** 0.5
+    parameter.uniform_(-bound, bound)
+
+
+@torch.no_grad()
+def draw_mixing(parameter: Tensor, energies: Tensor, dims: tuple[int, ...]) -> None:
+    """Uniform numbers (K, ...), scaled so that the sum of e_k parameter_k^2 over `dims` is one."""
+    parameter.uniform_(-1, 1)
+    weights = energies.to(parameter).view(-1, *(1,) * (parameter.dim() - 1))
+    total = (weights * parameter.square()).sum(dims, keepdim=True)
+    parameter.div_(torch.where(total > 0, total, torch.ones_like(total)).sqrt())
+
+
+@torch.no_grad()
+def scale(parameter: Tensor, factor: float | Tensor) -> None:
+    """Multiply in place."""
+    parameter.mul_(factor)

@@ -1,0 +1,300 @@
+"""Theta as a product of two factors: separable, depthwise separable, low rank, blocks of heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structconv.errors import ShapeError
+from structconv.primitives.products import contract_heads, expand_heads, product
+from structconv.shapes import check_divides, check_positive
+from structconv.weights.base import Energy, Weight, draw, draw_mixing, energies_of, plus, total_energy
+from structconv.weights.whole import Fixed, Full
+
+__all__ = ["DepthwiseSeparable", "EyeBlocks", "HeadBlocks", "LowRank", "Separable"]
+
+
+class Separable(Weight, mix="KH", filters="HPQ"):
+    """Theta_k = sum_h mix_kh filters_h (Andreoli 2019, eq. 9): H (K + P Q) numbers.
+
+    mix (K, H), filters (H, P, Q). The mixing is done on the entries or on Theta, whichever is fewer flops an entry.
+    With rank 1 all channels share one pattern over k; for a pattern a channel see `DepthwiseSeparable`.
+    """
+
+    mix: Tensor
+    filters: Tensor
+
+    def __init__(self, rank: int) -> None:
+        self.rank = check_positive("Separable", "rank", rank)
+
+    def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
+        return {"H": self.rank}
+
+    def _draw(self, theta: Separable, energy: Energy, variance: float) -> None:
+        draw_mixing(theta.mix, energies_of(energy, theta.size), dims=(0, 1))
+        draw(theta.filters, variance / theta.in_channels)
+
+    def dense(self) -> Tensor:
+        return torch.einsum("kh,hpq->kpq", self.mix, self.filters)
+
+    def expand(self, x: Tensor) -> Tensor:
+        if self._multiplies_first(self.in_channels):
+            return expand_heads(x, self._mixed())
+        return _mix_heads(self.mix, expand_heads(x, self.filters))
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self._multiplies_first(self.out_channels):
+            return contract_heads(r, self._mixed(), bias)
+        return contract_heads(_mix_heads(self.mix.mT, r), self.filters, bias)
+
+    def slice(self, start: int, stop: int) -> Weight:
+        return Separable.of(self.mix[start:stop], self.filters)
+
+    def expand_flops(self) -> int:
+        return 2 * self.out_channels * self._flops(self.in_channels)
+
+    def contract_flops(self) -> int:
+        return 2 * self.in_channels * self._flops(self.out_channels)
+
+    def _flops(self, channels: int) -> int:
+        """Multiplications for one channel on the other side."""
+        size, rank = self.mix.shape
+        return min(size * channels, rank * (channels + size))
+
+    def _multiplies_first(self, channels: int) -> bool:
+        """Whether K matrices of Theta cost an entry less than H filters and their mixing."""
+        size, rank = self.mix.shape
+        return size * channels <= rank * (channels + size)
+
+    def _mixed(self) -> Tensor:
+        return (self.mix @ self.filters.flatten(1)).unflatten(-1, self.filters.shape[1:])
+
+
+class DepthwiseSeparable(Weight, depthwise="KP", pointwise="PQ"):
+    """Theta_kpq = depthwise_kp pointwise_pq (Chollet 2017): P (K + Q) numbers, one pattern over k a channel.
+
+    depthwise (K, P), pointwise (P, Q): eq. 9 with H = P and a diagonal pattern.
+    """
+
+    depthwise: Tensor
+    pointwise: Tensor
+
+    def _draw(self, theta: DepthwiseSeparable, energy: Energy, variance: float) -> None:
+        draw_mixing(theta.depthwise, energies_of(energy, theta.size), dims=(0,))
+        draw(theta.pointwise, variance / theta.in_channels)
+
+    def dense(self) -> Tensor:
+        return torch.einsum("kp,pq->kpq", self.depthwise, self.pointwise)
+
+    def expand(self, x: Tensor) -> Tensor:
+        return expand_heads(x, self.depthwise.unsqueeze(-1) * self.pointwise)
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return product((r * self.depthwise.unsqueeze(-2)).sum(-3), self.pointwise, bias)
+
+    def slice(self, start: int, stop: int) -> Weight:
+        return DepthwiseSeparable.of(self.depthwise[start:stop], self.pointwise)
+
+    def expand_flops(self) -> int:
+        return 2 * self.size * self.in_channels * self.out_channels
+
+    def contract_flops(self) -> int:
+        return 2 * self.in_channels * (self.size + self.out_channels)
+
+
+class LowRank(Weight, value="GPD", output="KDQ"):
+    """Theta_k = value_g(k) output_k of rank `dim` (Andreoli 2019, eq. 13): attention's value and output projections.
+
+    value (G, P, D), output (K, D, Q), g(k) = k // (K / G). `heads` and `join` are the two halves, between which the
+    structure is applied to D channels only.
+
+    Args:
+        dim: D, channels a head between the two.
+        shared_by: heads that share one value projection (grouped queries); must divide K.
+    """
+
+    value: Tensor
+    output: Tensor
+    sums_heads = False
+    factors = 2
+
+    def __init__(self, dim: int, shared_by: int = 1) -> None:
+        self.dim = check_positive("LowRank", "dim", dim)
+        self.shared_by = check_positive("LowRank", "shared_by", shared_by)
+
+    def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
+        return {"D": self.dim, "G": check_divides("LowRank", "shared_by", self.shared_by, "size", size)}
+
+    def _scaled(self) -> str:
+        return "output"
+
+    def _draw(self, theta: LowRank, energy: Energy, variance: float) -> None:
+        draw(theta.value, 1 / theta.in_channels)
+        draw(theta.output, variance / (theta.head_channels * total_energy(energy, theta.size)))
+
+    def check(self) -> None:
+        super().check()
+        if self.output.shape[0] % self.value.shape[0]:
+            raise ShapeError("LowRank", "the number of value projections must divide K",
+                             f"G={self.value.shape[0]}, K={self.output.shape[0]}")
+
+    @property
+    def inner(self) -> Tensor:
+        """The factor by which `heads` multiplies, (G, P, D)."""
+        return self.value
+
+    @property
+    def _repeats(self) -> int:
+        """K / G, the number of heads that share a value projection."""
+        return self.output.shape[0] // self.value.shape[0]
+
+    def dense(self) -> Tensor:
+        return torch.einsum("kpd,kdq->kpq", self._head_values(), self.output)
+
+    @property
+    def head_channels(self) -> int:
+        return self.value.shape[2]
+
+    def heads(self, x: Tensor) -> Tensor:
+        """x value_g(k): (..., M, P) -> (..., K, M, D)."""
+        r = expand_heads(x, self.value)
+        return r if self._repeats == 1 else r.repeat_interleave(self._repeats, dim=-3)
+
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """sum_k r_k output_k: (..., K, N, D) -> (..., N, Q)."""
+        return contract_heads(r, self.output, bias)
+
+    def expand(self, x: Tensor) -> Tensor:
+        return self.heads(x) @ self.output
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.join(r @ self._head_values(), bias)
+
+    def slice(self, start: int, stop: int) -> Weight:
+        step = self._repeats
+        if start % step or stop % step:
+            return LowRank.of(self._head_values()[start:stop], self.output[start:stop])
+        return LowRank.of(self.value[start // step:stop // step], self.output[start:stop])
+
+    def inner_flops(self) -> int:
+        """Flops of `heads` for one entry."""
+        return 2 * self.value.shape[0] * self.in_channels * self.head_channels
+
+    def outer_flops(self) -> int:
+        """Flops of `join` for one entry."""
+        return 2 * self.size * self.head_channels * self.out_channels
+
+    def expand_flops(self) -> int:
+        return self.inner_flops() + self.outer_flops()
+
+    def contract_flops(self) -> int:
+        return 2 * self.size * self.in_channels * self.head_channels + self.outer_flops()
+
+    def _head_values(self) -> Tensor:
+        return self.value if self._repeats == 1 else self.value.repeat_interleave(self._repeats, dim=0)
+
+
+class _Blocks(Weight):
+    """Head k fills the k-th block of output channels."""
+
+    sums_heads = False
+
+    def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Blocks side by side: (..., K, N, D) -> (..., N, K D)."""
+        return plus(r.movedim(-3, -2).flatten(-2), bias)
+
+    def slice(self, start: int, stop: int) -> Weight:
+        return Full.of(self.dense()[start:stop])
+
+
+class HeadBlocks(_Blocks, theta="KPD"):
+    """Head k fills the k-th of K blocks of output channels (concatenated heads, as in GAT): P Q numbers.
+
+    theta (K, P, D), Q = K D. It is a `LowRank` whose second factor places a block, and is never multiplied with.
+    """
+
+    theta: Tensor
+
+    def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
+        return {"D": check_divides("HeadBlocks", "size", size, "out_channels", out_channels)}
+
+    def _draw(self, theta: HeadBlocks, energy: Energy, variance: float) -> None:
+        draw(theta.theta, variance * theta.size / (theta.in_channels * total_energy(energy, theta.size)))
+
+    @property
+    def inner(self) -> Tensor:
+        """The factor by which `heads` multiplies, (K, P, D)."""
+        return self.theta
+
+    @property
+    def out_channels(self) -> int:
+        return self.size * self.head_channels
+
+    @property
+    def head_channels(self) -> int:
+        return self.theta.shape[2]
+
+    def dense(self) -> Tensor:
+        eye = torch.eye(self.size, dtype=self.theta.dtype, device=self.theta.device)
+        return torch.einsum("kpd,kj->kpjd", self.theta, eye).flatten(-2)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return expand_heads(x, self.theta)
+
+    def expand(self, x: Tensor) -> Tensor:
+        place = torch.eye(self.size, dtype=x.dtype, device=x.device)
+        return (self.heads(x).unsqueeze(-2) * place[:, None, :, None]).flatten(-2)
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.join(r @ self.theta, bias)
+
+    def inner_flops(self) -> int:
+        """Flops of `heads` for one entry."""
+        return 2 * self.size * self.in_channels * self.head_channels
+
+    def outer_flops(self) -> int:
+        """Flops of `join` for one entry."""
+        return 0
+
+    expand_flops = contract_flops = inner_flops
+
+
+class EyeBlocks(_Blocks, Fixed):
+    """Head k hands on the k-th of K blocks of P / K channels, P = Q: nothing to draw, to scale or to train."""
+
+    def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
+        extents = super()._extents(size, in_channels, out_channels)
+        check_divides("EyeBlocks", "size", size, "in_channels", in_channels)
+        return extents
+
+    @property
+    def head_channels(self) -> int:
+        return self.channels // self.size
+
+    def heads(self, x: Tensor) -> Tensor:
+        """The blocks of channels: (..., M, K D) -> (..., K, M, D)."""
+        return x.unflatten(-1, (self.size, self.head_channels)).movedim(-2, -3)
+
+    def dense(self) -> Tensor:
+        block = torch.arange(self.channels) // self.head_channels
+        own = (block == torch.arange(self.size).unsqueeze(-1)).to(torch.get_default_dtype())
+        return torch.diag_embed(own)
+
+    def expand(self, x: Tensor) -> Tensor:
+        block = torch.arange(self.channels, device=x.device) // self.head_channels
+        own = block == torch.arange(self.size, device=x.device).unsqueeze(-1)
+        return torch.where(own.unsqueeze(-2), x.unsqueeze(-3), 0)
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        own = r.unflatten(-1, (self.size, self.head_channels)).diagonal(dim1=-4, dim2=-2)
+        return plus(own.mT.flatten(-2), bias)
+
+    def expand_flops(self) -> int:
+        return self.size * self.channels
+
+    contract_flops = expand_flops
+
+
+def _mix_heads(mix: Tensor, r: Tensor) -> Tensor:
+    """sum_h mix_kh r_h: (K, H) and (..., H, M, C) -> (..., K, M, C)."""
+    return (mix @ r.flatten(-2)).unflatten(-1, r.shape[-2:])
