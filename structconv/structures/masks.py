@@ -162,7 +162,7 @@ class _Pair(Support):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.first.batch_shape, self.second.batch_shape)
 
-    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+    def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.first.check(owner, num_inputs, num_outputs)
         self.second.check(owner, num_inputs, num_outputs)
 
@@ -292,7 +292,7 @@ class Not(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return ~self.kept._contains(m, n)
 
-    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+    def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.kept.check(owner, num_inputs, num_outputs)
 
     def _restricted(self, to: Any) -> list[Support] | None:
