@@ -53,6 +53,13 @@ Get = Callable[[Any], Any]
 _Made = dict[int, tuple[Any, Any]]
 
 
+def _not_computed(product: Any, name: str) -> Any:
+    """Say how the basis of a mechanism inside another one is computed; kernels alone read lazy products."""
+    raise AttributeError(f"{type(product).__name__!r}, a product that a kernel has still to compute, has no attribute "
+                         f"{name!r}. A mechanism that uses another one calls it as a module, self.inner(inputs), which "
+                         "computes all products of its basis.", name=name, obj=product)
+
+
 class Projected(NamedTuple):
     """x weight^T + bias by heads, not computed yet: (..., M, P), (K D, P) and (K D) or none -> (..., K, M, D).
 
@@ -96,6 +103,7 @@ class Term(NamedTuple):
         return (self.x @ self.vector.unsqueeze(-1)).squeeze(-1)
 
 
+Projected.__getattr__ = Term.__getattr__ = _not_computed  # type: ignore[attr-defined]
 #: Products that a kernel may make itself.
 LAZY = frozenset((Projected, Term))
 

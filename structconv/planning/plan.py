@@ -245,8 +245,9 @@ def _lead(call: Call, basis: Basis, image: Image | None) -> torch.Size:
     """The leading dimensions of the result of such entries or images."""
     x = call.x
     if image is None and x.shape[-2] != basis.num_inputs:
-        raise ShapeError("Conv", f"x must have shape (..., M={basis.num_inputs}, P={call.theta.in_channels})",
-                         tuple(x.shape), "Entries are dim -2, channels dim -1.")
+        raise ShapeError("Conv", f"the basis must have as many inputs as x has entries, M={x.shape[-2]}",
+                         f"M={basis.num_inputs} in {basis!r}", f"x has shape {tuple(x.shape)}, entries are dim -2; the "
+                         "basis is what the mechanism's forward returns.")
     lead = x.shape[:-2] if image is None else x.shape[:-1 - image.axes]
     try:
         return torch.broadcast_shapes(lead, basis.batch_shape)
