@@ -277,9 +277,10 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
     kind, names = type(value), field_names(value)
     if kind in LAZY or isinstance(value, Tensor):
         met.append(id(value))
-        facts.append(key_of(materialized(value)))
-    elif kind is tuple:
-        facts += (tuple, len(value))
+        computed = materialized(value)
+        facts += (key_of(computed), computed.requires_grad)
+    elif kind is tuple or kind is list:
+        facts += (kind, len(value))
         for item in value:
             facts.append(item.size if isinstance(item, Basis) else 0)
             pending.append(item)

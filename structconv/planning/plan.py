@@ -211,7 +211,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
     bind = partial(chosen.kernel.bind, chosen.match) if chosen.kernel.pending else None
     return Plan(_compiled(chosen, problem), _weights(chosen, problem),
-                "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
+                "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem, call),
                 chosen.kernel.parts(chosen.match, problem), None if call is None else subject(call), bind)
 
 
@@ -378,9 +378,12 @@ def _rejection(weighed: _Weighed, chosen: _Weighed, problem: Problem, path: str 
     return f"{weighed.seconds / chosen.seconds:.3g}x" if chosen.seconds else "not cheaper"
 
 
-def _words(problem: Problem) -> str:
+def _words(problem: Problem, call: Call | None) -> str:
     basis, theta, x = problem.basis, problem.theta, problem.x
-    grads = [name for name, wanted in (("x", problem.x_grad), ("theta", problem.theta_grad)) if wanted]
+    held = tensors_in(call.basis) if call is not None and torch.is_grad_enabled() else ()
+    basis_grad = any(t.requires_grad for t in held)
+    grads = [name for name, wanted in (("x", problem.x_grad), ("theta", problem.theta_grad), ("the basis", basis_grad))
+             if wanted]
     phase = f"forward and backward to {' and '.join(grads)}" if grads else "forward"
     return (f"{type(basis).__name__} (K={basis.size}, M={basis.num_inputs}, N={basis.num_outputs}), {theta!r}, "
             f"x {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}, {phase}")

@@ -137,7 +137,7 @@ def _rows_of(values: Tensor, edges: int) -> Tensor:
     sizes = math.prod(values.shape[:-1]), edges
     if type(edges) is int:
         return values.reshape(sizes)
-    # In a program for any number of edges `reshape` would add a guard on the strides, of which the compiler knows little.
+    # For any number of edges, of whose strides a compiler knows little, `reshape` would add a guard.
     return values.clone(memory_format=torch.contiguous_format).as_strided(sizes, (edges, 1))
 
 
