@@ -7,7 +7,7 @@ import torch
 
 from structconv import Conv, DotProduct, LowRank, Mechanism, Separable, conv, plan
 from structconv.bases import Basis, Dense, Identity, Score, value
-from structconv.errors import ShapeError
+from structconv.errors import ShapeError, StructureError
 from structconv.structures import Causal, Grid, Samples
 from structconv.testing import Setup, Specimen, suite
 
@@ -227,3 +227,29 @@ def test_a_basis_of_another_size_is_the_fault_of_the_mechanism():
 
     with pytest.raises(ShapeError, match=r"the basis must have as many inputs as x has entries, M=5; got M=6 in Dense"):
         Conv(Wrong(), 4, 4)(torch.randn(5, 4))
+
+
+class Closeness(Mechanism):
+    """-|m - n| as a tensor, of the outputs that are asked for; `reads` says that their positions are heeded."""
+
+    has_scores, batching = True, "offsets"
+
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+
+    def forward(self, inputs):
+        n = inputs.output_positions() if "positions" in self.reads else torch.arange(inputs.num_outputs)
+        return -(torch.arange(inputs.num_inputs).unsqueeze(-1) - n).abs().to(inputs.dtype)
+
+
+def test_a_term_that_is_a_tensor_and_positions():
+    x = torch.randn(6, 4)
+    layer = Conv((DotProduct(dim=3) + Closeness(("content", "positions"))).softmax(), 4, 4)
+    torch.testing.assert_close(layer(x, z=x[3:5], positions=3), layer(x)[3:5])
+    prepared = layer.prepare(x[:5])
+    torch.testing.assert_close(layer.step(prepared, x[5:]), layer(x)[5:])
+    layer = Conv((DotProduct(dim=3) + Closeness(("content",))).softmax(), 4, 4)
+    for call in (lambda: layer(x, z=x[3:5], positions=3), lambda: layer.step(layer.prepare(x[:5]), x[5:])):
+        with pytest.raises(StructureError, match=r"other entries than inputs; got M=6.* name .positions. in reads"):
+            call()
