@@ -120,6 +120,17 @@ def test_a_given_basis_of_parts_compiles_whole():
     (Window(64), False, torch.float64), (Blocks(4), False, torch.float64)],
     ids=["window", "biased", "causal", "dilated", "sized", "listed", "blocks"])
 def test_a_window_exports_for_any_number_of_entries(mask, biased, dtype, strict):
+    check_export(mask, biased, dtype, strict)
+
+
+@pytest.mark.parametrize(("mask", "biased"), [
+    (Window(64), True), (Window(9) & Causal(), False), (Window(5) & Blocks(4), False)],
+    ids=["biased", "causal", "blocks"])
+def test_a_listed_window_exports_for_any_number_of_entries(mask, biased):
+    check_export(mask, biased, torch.float64, strict=False)
+
+
+def check_export(mask, biased, dtype, strict):
     scores = DOT + RelativeBias(3) if biased else DOT
     layer = Conv(scores.masked(keep=mask).softmax(), P, Q).to(dtype)
     free = {"x": {1: torch.export.Dim("entries", min=2, max=4096)}}

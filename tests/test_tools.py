@@ -21,22 +21,14 @@ from torch.nn.utils import parametrize, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from structconv.mechanisms import DotProduct, RelativeBias
-from structconv.nn import (
-    Conv,
-    ConvLSTMCell,
-    ConvTranspose1d,
-    GATConv,
-    GraphNetwork,
-    MultiheadAttention,
-    NonLocalBlock,
-    RelationalConv,
-    SeparableConv2d,
-)
+from structconv.nn import Conv, MultiheadAttention
 from structconv.structures import Causal, Padding
 from tests.support.layers import LAYERS
+from tools import compatibility
 
 #: Layers with a state; pooling has none.
 STATEFUL = [name for name, make in LAYERS.items() if make().layer.state_dict()]
+#: Layers with linear maps of queries and keys, at which LoRA aims.
 PROJECTED = [name for name, make in LAYERS.items() if any(
     isinstance(part, nn.Linear) and path.endswith(("query", "key")) for path, part in make().layer.named_modules())]
 
@@ -58,7 +50,16 @@ def names_of(module):
     return {name for name, _ in module.named_parameters(remove_duplicate=False)}
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+#: What each tool is tried with below; `python tools/compatibility.py` prints it for the docs.
+MATRIX = {"functional_call": STATEFUL, "state dicts of DCP": STATEFUL, "FSDP2": STATEFUL, "EMA": STATEFUL,
+          "PEFT": PROJECTED, "Accelerate": STATEFUL, "from_pretrained": STATEFUL, "Lightning": STATEFUL}
+
+
+def test_the_table_of_the_docs_is_current():
+    assert compatibility.table(MATRIX) in compatibility.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", MATRIX["functional_call"])
 def test_functional_call_takes_a_state(name):
     use = LAYERS[name]()
     expected, state = use().detach(), use.layer.state_dict()
@@ -67,7 +68,7 @@ def test_functional_call_takes_a_state(name):
     torch.testing.assert_close(found.detach(), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("name", MATRIX["state dicts of DCP"])
 def test_distributed_checkpoints(name):
     use = LAYERS[name]()
     expected, state = use().detach(), get_model_state_dict(use.layer)
@@ -78,7 +79,7 @@ def test_distributed_checkpoints(name):
     check(twin, expected)
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("name", MATRIX["EMA"])
 def test_a_moving_average(name):
     use = LAYERS[name]()
     averaged = AveragedModel(use.layer, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -147,7 +148,7 @@ def test_fully_sharded_in_two_processes(tmp_path):
                                 env={"PYTHONPATH": str(script.parents[1]), "OMP_NUM_THREADS": "1"}) for rank in (0, 1)]
     said = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-    assert said[0].split() == STATEFUL
+    assert said[0].split() == MATRIX["FSDP2"]
 
 
 class Holder(nn.Module):
@@ -161,7 +162,7 @@ class Holder(nn.Module):
         return self.layer(*args, **options)
 
 
-@pytest.mark.parametrize("name", PROJECTED)
+@pytest.mark.parametrize("name", MATRIX["PEFT"])
 def test_peft(name, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is in the extra `tools`")
     use = LAYERS[name]()
@@ -201,7 +202,7 @@ def test_peft_saves_a_whole_part():
 def test_accelerate(tmp_path):
     """One model of all layers; its file fills another, and one without memory."""
     accelerate = pytest.importorskip("accelerate", reason="accelerate is in the extra `tools`")
-    uses = {name: LAYERS[name]() for name in STATEFUL}
+    uses = {name: LAYERS[name]() for name in MATRIX["Accelerate"]}
     expected = {name: use().detach() for name, use in uses.items()}
     save_file({f"{name}.{key}": t for name, use in uses.items() for key, t in use.layer.state_dict().items()},
               tmp_path / "model.safetensors")
@@ -211,19 +212,16 @@ def test_accelerate(tmp_path):
     empty = {name: dataclasses.replace(use, layer=copy.deepcopy(use.layer).to("meta")) for name, use in uses.items()}
     accelerate.load_checkpoint_and_dispatch(nn.ModuleDict({name: use.layer for name, use in empty.items()}), tmp_path,
                                             device_map={"": "cpu"}, strict=True)
-    for name in STATEFUL:
+    for name in uses:
         check(twins[name], expected[name])
         check(empty[name], expected[name])
 
 
-def parts():
-    """One layer of each kind, in float32."""
+def parts(layers):
+    """Copies of layers, and two that are made here, on whatever device modules are made."""
     masked = (DotProduct(2, 3) + RelativeBias(2)).masked(keep=Padding(torch.arange(5) < 4)).softmax() * torch.ones(2)
-    return nn.ModuleDict({
-        "masked": Conv(masked, 4, 4), "multihead": MultiheadAttention(4, 2, dropout=0.1), "gat": GATConv(4, 2, 2),
-        "relational": RelationalConv(4, 4, 3), "separable": SeparableConv2d(4, 4, 3),
-        "non_local": NonLocalBlock(4, zero_init=False), "transposed": ConvTranspose1d(4, 4, 3),
-        "lstm": ConvLSTMCell(DotProduct(2, 2).softmax(), 4, 4), "network": GraphNetwork(4, 4, node=4, edge=4)})
+    return nn.ModuleDict({"masked": Conv(masked, 4, 4), "multihead": MultiheadAttention(4, 2, dropout=0.1),
+                          **copy.deepcopy(layers)})
 
 
 def call(model):
@@ -243,13 +241,17 @@ def test_transformers(tmp_path):
 
         def __init__(self, config):
             super().__init__(config)
-            self.parts = parts()
+            self.parts = parts(layers)
             self.post_init()
 
+    layers = {f"of {name}": LAYERS[name]().layer.float() for name in MATRIX["from_pretrained"]}
     model = Model(Config()).eval()
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert names_of(model) <= saved.keys()
+    with torch.no_grad():
+        for parameter in nn.ModuleDict(layers).parameters():
+            parameter.zero_()
     loaded, info = Model.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     for key, t in model.state_dict().items():
@@ -264,7 +266,7 @@ def test_lightning(tmp_path):
     class Model(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.parts = parts()
+            self.parts = parts({f"of {name}": LAYERS[name]().layer.float() for name in MATRIX["Lightning"]})
 
         def training_step(self, batch, index):
             return call(self.parts).square().mean()
@@ -273,6 +275,9 @@ def test_lightning(tmp_path):
             return torch.optim.SGD(self.parts["masked"].parameters(), lr=0.1)
 
     model = Model()
+    with torch.no_grad():  # a new one is drawn alike
+        for parameter in model.parameters():
+            parameter.add_(0.25)
     trainer = lightning.Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False,
                                 enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path)
     trainer.fit(model, [torch.zeros(1)])
@@ -280,4 +285,6 @@ def test_lightning(tmp_path):
     held = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
     assert names_of(model) <= held.keys()
     loaded = Model.load_from_checkpoint(tmp_path / "last.ckpt")
+    for key, t in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], t), key
     torch.testing.assert_close(call(loaded.eval().parts), call(model.eval().parts))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from structconv import Conv, DotProduct, LowRank, Mechanism, Separable, conv, plan
-from structconv.bases import Basis, Identity, value
-from structconv.errors import ShapeError
+from structconv.bases import Basis, Dense, Identity, Score, value
+from structconv.errors import ShapeError, StructureError
 from structconv.structures import Causal, Grid, Samples
 from structconv.testing import Setup, Specimen, suite
 
@@ -146,3 +146,110 @@ def test_other_outputs_than_inputs_are_told_by_output_structure():
                                           (2.0 * Halve(), None, {"axes": 1})):
         with pytest.raises(ShapeError, match="by output_structure"):
             Conv(mechanism, 3, 2)(image[0] if options else x, structure=structure, **options)
+
+
+@value
+class OfOneSide(Score):
+    """s_km, or t_kn with `of` "target": one number for each input, or for each output, alone."""
+
+    s: torch.Tensor
+    others: int
+    of: str = "source"
+    size = property(lambda self: self.s.shape[-2])
+    num_inputs = property(lambda self: self.s.shape[-1] if self.of == "source" else self.others)
+    num_outputs = property(lambda self: self.others if self.of == "source" else self.s.shape[-1])
+    batch_shape = property(lambda self: self.s.shape[:-2])
+
+    def evaluate(self, pairs):
+        return pairs.source(self.s) if self.of == "source" else pairs.target(self.s)
+
+
+class NoPairs(OfOneSide):
+    """Wrong on purpose: numbers of entries, not of pairs."""
+
+    def evaluate(self, pairs):
+        return self.s
+
+
+@pytest.mark.parametrize("of", ["source", "target"])
+def test_a_score_of_one_side_alone_is_expanded(of):
+    def basis():
+        return OfOneSide(torch.linspace(-1, 1, 12, dtype=F64).view(2, 6), 6, of)
+
+    whole = basis().s.unsqueeze(-1 if of == "source" else -2).expand(2, 6, 6)
+    torch.testing.assert_close(basis().dense(), whole)
+    for make in (basis, lambda: basis().softmax(), lambda: basis().masked(keep=Grid(6).graph()).softmax()):
+        for name, check in suite(Specimen(f"scores of {of}", make)):
+            if not name.endswith("copies"):
+                check()
+
+
+def test_entries_of_another_shape_are_refused():
+    basis = NoPairs(torch.zeros(2, 3), 5)
+    with pytest.raises(ShapeError, match=r"^NoPairs: evaluate must return .* \(..., K=2, 3, 5\); got \(2, 3\)"):
+        basis.softmax().dense()
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 3)])
+def test_the_suite_takes_any_batch(lead):
+    for name, check in suite(Specimen("a batch", lambda: Dense(torch.randn(*lead, 2, 4, 5, dtype=F64)))):
+        if not name.endswith("copies"):
+            check()
+
+
+class Inner(Mechanism):
+    """A mechanism that uses another one, in three ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.inner, self.how = DotProduct(dim=3), how
+
+    def forward(self, inputs):
+        basis = {"call": self.inner, "evaluate": self.inner.evaluate, "forward": self.inner.forward}[self.how](inputs)
+        return basis.dense().tanh()
+
+
+def test_a_mechanism_calls_another_one():
+    x = torch.randn(5, 4)
+    layer = Conv(Inner("call"), 4, 4)
+    inner = layer.mechanism.inner
+    a = ((x @ inner.key.weight.mT) @ (x @ inner.query.weight.mT).mT).tanh()
+    torch.testing.assert_close(layer(x), a.mT @ x @ layer.weight().dense()[0] + layer.bias)
+    for how in ("evaluate", "forward"):
+        with pytest.raises(AttributeError, match=r"has still to compute.* calls it as a module, self.inner\(inputs\)"):
+            Conv(Inner(how), 4, 4)(x)
+
+
+def test_a_basis_of_another_size_is_the_fault_of_the_mechanism():
+    class Wrong(Mechanism):
+        def forward(self, inputs):
+            return torch.zeros(inputs.num_inputs + 1, inputs.num_outputs)
+
+    with pytest.raises(ShapeError, match=r"the basis must have as many inputs as x has entries, M=5; got M=6 in Dense"):
+        Conv(Wrong(), 4, 4)(torch.randn(5, 4))
+
+
+class Closeness(Mechanism):
+    """-|m - n| as a tensor, of the outputs that are asked for; `reads` says that their positions are heeded."""
+
+    has_scores, batching = True, "offsets"
+
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+
+    def forward(self, inputs):
+        n = inputs.output_positions() if "positions" in self.reads else torch.arange(inputs.num_outputs)
+        return -(torch.arange(inputs.num_inputs).unsqueeze(-1) - n).abs().to(inputs.dtype)
+
+
+def test_a_term_that_is_a_tensor_and_positions():
+    x = torch.randn(6, 4)
+    layer = Conv((DotProduct(dim=3) + Closeness(("content", "positions"))).softmax(), 4, 4)
+    torch.testing.assert_close(layer(x, z=x[3:5], positions=3), layer(x)[3:5])
+    prepared = layer.prepare(x[:5])
+    torch.testing.assert_close(layer.step(prepared, x[5:]), layer(x)[5:])
+    layer = Conv((DotProduct(dim=3) + Closeness(("content",))).softmax(), 4, 4)
+    for call in (lambda: layer(x, z=x[3:5], positions=3), lambda: layer.step(layer.prepare(x[:5]), x[5:])):
+        with pytest.raises(StructureError, match=r"other entries than inputs; got M=6.* name .positions. in reads"):
+            call()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import Normalized
+from structconv.bases.spec import NormalizedWeights
 from structconv.memo import derived, is_plain
 from structconv.primitives.functions import sum_dtype
 from structconv.structures.graph import Graph
@@ -54,7 +54,7 @@ def lazy_adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weigh
     if not usual or not (weight is None or (weight.dim() == 1 and weight.dtype is dtype and is_plain(weight)
                                             and not weight.requires_grad)):
         return adjacency(graph, normalize, dtype, weighted)
-    return Sparse(graph, cast(Tensor, Normalized(graph, cast(str, normalize), weighted, dtype, _values)))
+    return Sparse(graph, cast(Tensor, NormalizedWeights(graph, cast(str, normalize), weighted, dtype, _values)))
 
 
 def _values(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool) -> Tensor:

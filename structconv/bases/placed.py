@@ -30,8 +30,9 @@ def placed(basis: Basis, places: Places, outputs: int) -> Basis:
                                  repr(basis), "Mask it in the expression: mechanism.masked(keep=...).")
         return Moved(basis, places, outputs)
     if basis.num_inputs != basis.num_outputs:
-        raise StructureError("positions", "positions must be left out where the structure leads to other entries",
-                             repr(basis))
+        raise StructureError("positions", "positions must be left out where outputs are other entries than inputs",
+                             f"M={basis.num_inputs}, N={basis.num_outputs} of {basis!r}", "A mechanism of one's own "
+                             "may compute the outputs at inputs.output_positions() and name \"positions\" in reads.")
     return Selected(basis, places, outputs)
 
 

@@ -6,7 +6,9 @@ mechanisms in `mechanisms/scores.py` compute these tensors.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
+from structconv.errors import ShapeError
 from structconv.memo import values_known
 from structconv.primitives.functions import finite
 from structconv.primitives.segments import segment_sum
@@ -40,11 +43,43 @@ def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Te
 
 
 class Score(Pairwise):
-    """Scores, not computed by an operator from others: a softmax over them is meaningful."""
+    """Scores, not computed by an operator from others: a softmax over them is meaningful.
+
+    `evaluate(pairs)` returns (..., K, *pairs.shape); K and axes of one are expanded, of inputs or outputs alone too.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "evaluate" in cls.__dict__:
+            setattr(cls, "evaluate", _expanded(cls.__dict__["evaluate"]))  # noqa: B010 - mypy refuses an assignment
 
     @property
     def has_scores(self) -> bool:
         return True
+
+
+def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs], Tensor]:
+    """The same method; what depends on inputs alone, or on outputs alone, is expanded to all pairs.
+
+    Raises:
+        ShapeError: entries of another shape than that of the pairs.
+    """
+    @functools.wraps(evaluate)
+    def expanded(self: Any, pairs: Pairs) -> Tensor:
+        a, tail = evaluate(self, pairs), pairs.shape
+        if isinstance(a, Tensor) and a.shape[-len(tail):] == tail and a.dim() > len(tail):
+            return a
+        sizes = tuple(a.shape) if isinstance(a, Tensor) else ()
+        rank = len(tail)
+        if len(sizes) <= rank or any(own not in (1, size) for own, size in zip(sizes[-rank:], tail, strict=True)):
+            letters = "(..., K, M, N)" if len(tail) == 2 else "(..., K, E)"
+            raise ShapeError(type(self).__name__, f"evaluate must return {letters} at these pairs, (..., "
+                             f"K={self.size}, {', '.join(map(str, tail))})",
+                             sizes if isinstance(a, Tensor) else type(a).__name__,
+                             "pairs.source takes a tensor (..., K, M) there, pairs.target one (..., K, N).")
+        return a.expand(*sizes[:-rank], *tail)
+
+    return expanded
 
 
 class Products(Score):

@@ -8,7 +8,7 @@ Each call builds a new basis: a tree of values that holds the tensors of the cal
 
 So a plan holds no tensor, and a call passes nothing but its basis.
 
-A basis may hold numbers that are not computed yet (`Projected`, `Term`, `Normalized`), which a kernel may fuse with
+A basis may hold numbers that are not computed yet (`Projected`, `Term`, `NormalizedWeights`), which a kernel may fuse with
 others. `materialized(basis)` computes them.
 """
 
@@ -44,13 +44,20 @@ from structconv.structures.values import (
     tensors_in,
 )
 
-__all__ = ["LAZY", "Function", "Leaf", "Normalized", "Projected", "Term", "filler", "getter", "itself", "materialized",
+__all__ = ["LAZY", "Function", "Leaf", "NormalizedWeights", "Projected", "Term", "filler", "getter", "itself", "materialized",
            "shape_class", "spec_of", "tensor", "tree_key"]
 
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
 #: Values whose part of the spec is made already, by identity, each with that part.
 _Made = dict[int, tuple[Any, Any]]
+
+
+def _not_computed(product: Any, name: str) -> Any:
+    """Say how the basis of a mechanism inside another one is computed; kernels alone read lazy products."""
+    raise AttributeError(f"{type(product).__name__!r}, a product that a kernel has still to compute, has no attribute "
+                         f"{name!r}. A mechanism that uses another one calls it as a module, self.inner(inputs), which "
+                         "computes all products of its basis.", name=name, obj=product)
 
 
 class Projected(NamedTuple):
@@ -96,7 +103,7 @@ class Term(NamedTuple):
         return (self.x @ self.vector.unsqueeze(-1)).squeeze(-1)
 
 
-class Normalized:
+class NormalizedWeights:
     """The weights of the edges of a graph, normalized, not computed yet: (E,), without a gradient.
 
     A kernel that sorts the edges anyway makes them in passing.
@@ -114,7 +121,7 @@ class Normalized:
         self.graph, self.normalize, self.weighted, self.dtype, self.compute = graph, normalize, weighted, dtype, compute
 
     @property
-    def x(self) -> Normalized:
+    def x(self) -> NormalizedWeights:
         """What has the dtype and the device of the numbers."""
         return self
 
@@ -137,8 +144,9 @@ class Normalized:
         return self.compute(self.graph, self.normalize, self.dtype, self.weighted)
 
 
+Projected.__getattr__ = Term.__getattr__ = _not_computed  # type: ignore[attr-defined]
 #: Products that a kernel may make itself.
-LAZY = frozenset((Projected, Term, Normalized))
+LAZY = frozenset((Projected, Term, NormalizedWeights))
 
 
 @structure(init=False)
@@ -237,7 +245,7 @@ def tensor(leaf: Any) -> Any:
 
 def materialized(value: Any) -> Any:
     """The same basis, or tuple of bases, with all products computed; itself where there are none."""
-    return map_tensors(value, tensor, whole=(Structure,), also=(Projected, Term, Normalized))
+    return map_tensors(value, tensor, whole=(Structure,), also=(Projected, Term, NormalizedWeights))
 
 
 def shape_class(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -284,7 +292,7 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
                 facts += (part.dtype, part.requires_grad, shape)
             elif kind is float:
                 facts += (kind, part if part and part == part else repr(part))  # 0.0 is not -0.0, and nan is nan
-            elif kind is Normalized:
+            elif kind is NormalizedWeights:
                 facts += (kind, part.normalize, part.weighted, part.dtype)
             elif kind in LAZY:
                 x, *others = part
@@ -312,9 +320,10 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
     kind, names = type(value), field_names(value)
     if kind in LAZY or isinstance(value, Tensor):
         met.append(id(value))
-        facts.append(key_of(materialized(value)))
-    elif kind is tuple:
-        facts += (tuple, len(value))
+        computed = materialized(value)
+        facts += (key_of(computed), computed.requires_grad)
+    elif kind is tuple or kind is list:
+        facts += (kind, len(value))
         for item in value:
             facts.append(item.size if isinstance(item, Basis) else 0)
             pending.append(item)

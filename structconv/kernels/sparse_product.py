@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structconv import torch_private as private
 from structconv.bases.sparse import Sparse
-from structconv.bases.spec import Normalized, getter, tensor
+from structconv.bases.spec import NormalizedWeights, getter, tensor
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
@@ -45,7 +45,7 @@ class Matrices(NamedTuple):
         index, loops = graph.listed()
         if values is None:
             return adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
-        if type(values) is not Normalized or values.graph is not graph:
+        if type(values) is not NormalizedWeights or values.graph is not graph:
             return None
         return adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops, square=graph.is_square,
                             normalize=values.normalize, weights=graph.edge_weight if values.weighted else None)

@@ -140,8 +140,7 @@ class Mask(Named, nn.Module):
         if not isinstance(mask, Support):
             return None
         if not self._predicts:  # `prepare` asks before there is any z
-            outputs = mask.num_outputs if inputs.z is None else inputs.num_outputs
-            mask.check("masked", inputs.num_inputs, cast(int, outputs))  # whatever fits a mask that knows no number
+            mask.check("masked", inputs.num_inputs, None if inputs.z is None else inputs.num_outputs)
             if inputs.z is not None:
                 _check_batch(mask, inputs)
         return _seen(mask, self._kept)

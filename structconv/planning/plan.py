@@ -141,7 +141,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
     bind = partial(chosen.kernel.bind, chosen.match) if chosen.kernel.pending else None
     return Plan(_compiled(chosen, problem), _weights(chosen, problem),
-                "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem),
+                "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem, call),
                 chosen.kernel.parts(chosen.match, problem), None if call is None else subject(call), bind)
 
 
@@ -175,8 +175,9 @@ def _lead(call: Call, basis: Basis, image: Image | None) -> torch.Size:
     """The leading dimensions of the result of such entries or images."""
     x = call.x
     if image is None and x.shape[-2] != basis.num_inputs:
-        raise ShapeError("Conv", f"x must have shape (..., M={basis.num_inputs}, P={call.theta.in_channels})",
-                         tuple(x.shape), "Entries are dim -2, channels dim -1.")
+        raise ShapeError("Conv", f"the basis must have as many inputs as x has entries, M={x.shape[-2]}",
+                         f"M={basis.num_inputs} in {basis!r}", f"x has shape {tuple(x.shape)}, entries are dim -2; the "
+                         "basis is what the mechanism's forward returns.")
     lead = x.shape[:-2] if image is None else x.shape[:-1 - image.axes]
     try:
         return torch.broadcast_shapes(lead, basis.batch_shape)
@@ -307,9 +308,12 @@ def _rejection(weighed: _Weighed, chosen: _Weighed, problem: Problem, path: str 
     return f"{weighed.seconds / chosen.seconds:.3g}x" if chosen.seconds else "not cheaper"
 
 
-def _words(problem: Problem) -> str:
+def _words(problem: Problem, call: Call | None) -> str:
     basis, theta, x = problem.basis, problem.theta, problem.x
-    grads = [name for name, wanted in (("x", problem.x_grad), ("theta", problem.theta_grad)) if wanted]
+    held = tensors_in(call.basis) if call is not None and torch.is_grad_enabled() else ()
+    basis_grad = any(t.requires_grad for t in held)
+    grads = [name for name, wanted in (("x", problem.x_grad), ("theta", problem.theta_grad), ("the basis", basis_grad))
+             if wanted]
     phase = f"forward and backward to {' and '.join(grads)}" if grads else "forward"
     return (f"{type(basis).__name__} (K={basis.size}, M={basis.num_inputs}, N={basis.num_outputs}), {theta!r}, "
             f"x {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}, {phase}")

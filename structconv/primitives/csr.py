@@ -77,8 +77,7 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
     if (values is None or values.dim() == 1) and (x.dim() == 2 or (x.dim() == 3 and apart)):
         return edge_product(*by_target, *by_source, values, x, 1 if x.dim() == 2 else x.shape[0])
     values_lead = () if values is None else tuple(values.shape[:-1])
-    keep = len(values_lead) < 2  # the same tensor, by which what is derived of it is found again
-    values_VE = values if keep or values is None else values.reshape(math.prod(values_lead), edges)
+    values_VE = values if values is None else _rows_of(values, edges)
     x_lead = tuple(x.shape[:-2])
     if apart and _follow(values_lead, x_lead):
         rows, lead = math.prod(x_lead), (1,) * (len(values_lead) - len(x_lead)) + x_lead
@@ -129,6 +128,17 @@ def _broadcast(owner: str, first: tuple[int, ...], second: tuple[int, ...]) -> t
     if any(a != b and a != 1 and b != 1 for a, b in zip(*padded, strict=True)):
         raise ShapeError(owner, "leading dimensions must broadcast", f"{first} and {second}")
     return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
+
+
+def _rows_of(values: Tensor, edges: int) -> Tensor:
+    """(..., E) -> (V, E); the same tensor if it is such, by which what is derived of it is found again."""
+    if values.dim() < 3:
+        return values
+    sizes = math.prod(values.shape[:-1]), edges
+    if type(edges) is int:
+        return values.reshape(sizes)
+    # For any number of edges, of whose strides a compiler knows little, `reshape` would add a guard.
+    return values.clone(memory_format=torch.contiguous_format).as_strided(sizes, (edges, 1))
 
 
 def _flatten_rows(x: Tensor, lead: Sequence[int]) -> Tensor:

@@ -118,10 +118,10 @@ class Support(Structure, abc.ABC):
         """The pairs (n, m): inputs and outputs change places."""
         return Transposed(self)
 
-    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
-        """Raise `StructureError` where the support was made for another M or N."""
+    def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
+        """Raise `StructureError` where the support was made for another M, or for another N if that is known."""
         for letter, own, size in (("M", self.num_inputs, num_inputs), ("N", self.num_outputs, num_outputs)):
-            if own is not None and own != size:
+            if own is not None and size is not None and own != size:
                 raise StructureError(owner, f"the mask {self!r} must have length {letter}={size}", own)
 
     def to(self, device: Device) -> Self:
@@ -162,7 +162,7 @@ class _Pair(Support):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.first.batch_shape, self.second.batch_shape)
 
-    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+    def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.first.check(owner, num_inputs, num_outputs)
         self.second.check(owner, num_inputs, num_outputs)
 
@@ -292,7 +292,7 @@ class Not(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return ~self.kept._contains(m, n)
 
-    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+    def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.kept.check(owner, num_inputs, num_outputs)
 
     def _restricted(self, to: Any) -> list[Support] | None:

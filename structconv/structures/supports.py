@@ -149,7 +149,7 @@ class Padding(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m]
 
-    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+    def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         if self.num_inputs != num_inputs:
             raise StructureError(owner, f"a mask of inputs must have shape (..., M={num_inputs})",
                                  tuple(self.keep.shape), "A table of pairs (..., M, N) goes as DenseMask(table).")
@@ -185,7 +185,7 @@ class DenseMask(Support):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return self.keep[..., m, n]
 
-    def check(self, owner: str, num_inputs: int, num_outputs: int) -> None:
+    def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         *_, inputs, outputs = self.keep.shape
         if inputs != num_inputs or outputs != num_outputs:
             raise StructureError(owner, f"a mask of pairs must have shape (..., M={num_inputs}, N={num_outputs})",

@@ -23,7 +23,7 @@ from structconv.weights import Weight, as_weight
 
 __all__ = ["CHANNELS", "F64", "TOLERANCE", "absent_pairs", "arguments", "by_definition", "check_adjoint",
            "check_blocks", "check_contract", "check_entries", "check_gradcheck", "check_paths", "check_reference",
-           "is_expression", "same", "same_gradients", "values"]
+           "is_expression", "same", "same_gradients", "values", "with_batch"]
 
 F64 = torch.float64
 TOLERANCE = 1e-10
@@ -88,9 +88,15 @@ def by_definition(x: Tensor, basis: Basis, theta: Weight | Tensor) -> Tensor:
     return torch.einsum("...kmn,...mp,kpq->...nq", basis.dense(x.dtype).to(dtype=x.dtype, device=x.device), x, whole)
 
 
+def with_batch(basis: Basis) -> tuple[int, ...]:
+    """Leading dimensions of x that the basis broadcasts to: two samples, or the batch that it has."""
+    own = tuple(basis.batch_shape)
+    return (2,) if own in ((), (1,)) else own
+
+
 def arguments(basis: Basis, *, heads: bool, seed: int = 2) -> Tensor:
     """Random x (2, M, C), or r (2, K, M, C), in float64, that requires a gradient."""
-    lead = torch.broadcast_shapes((2,), basis.batch_shape)
+    lead = with_batch(basis)
     shape = (*lead, basis.size, basis.num_inputs) if heads else (*lead, basis.num_inputs)
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, CHANNELS, dtype=F64, generator=generator).requires_grad_()

@@ -12,7 +12,7 @@ from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.given import Given
 from structconv.nn.conv import Conv
 from structconv.testing import batches, decoding
-from structconv.testing.checks import F64
+from structconv.testing.checks import F64, with_batch
 from structconv.testing.specimens import Setup, Specimen, mapped, random_numbers
 from structconv.testing.use import Use
 
@@ -73,5 +73,5 @@ def layer_over(specimen: Specimen) -> Use:
         other = None if subject.z is None else subject.z.shape[-1]
         conv = Conv(subject.mechanism, subject.x.shape[-1], Q, other_channels=other)
         return use(conv, subject.x, subject.structure, **({} if subject.z is None else {"z": subject.z}))
-    lead = torch.broadcast_shapes((2,), subject.batch_shape)
+    lead = with_batch(subject)
     return use(Conv(Given(mapped(subject, nn.Parameter)), P, Q), torch.randn(*lead, subject.num_inputs, P, dtype=F64))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from structconv import conv
+from structconv import conv, ops
 from structconv.bases import Basis, Bilinear, Dense
 from structconv.bases.base import value
 from structconv.mechanisms import (
@@ -88,6 +88,25 @@ def test_leaves_that_are_one_in_some_calls(x):
     layer = Conv(Own().softmax(), 4, 4)
     check(layer, x)
     check(layer, x, torch.randn(2, 9, 4))
+
+
+@value
+class Listed(Basis):
+    """The product of two matrices in a list."""
+
+    held: list
+    size = 1
+    num_inputs = num_outputs = property(lambda self: self.held[0].shape[-1])
+
+    def dense(self, dtype=None):
+        return (self.held[0] @ self.held[1]).unsqueeze(0).to(dtype or self.held[0].dtype)
+
+
+def test_tensors_in_a_list_are_told_apart():
+    one, two, theta = torch.randn(5, 5), torch.randn(5, 5, requires_grad=True), torch.randn(1, 4, 3)
+    plans = [ops.plan(torch.randn(5, 4), Listed(held), theta).subject
+             for held in ([one, one], [one, one.clone()], [one, two], [two, two], (one, two))]
+    assert len(set(plans)) == len(plans)
 
 
 class First(enum.IntEnum):

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from structconv.bases.dense import Dense, Identity
 from structconv.bases.polynomial import Polynomial
@@ -13,7 +14,7 @@ from structconv.bases.scores import Bilinear
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError
-from structconv.mechanisms import Powers
+from structconv.mechanisms import Mechanism, Powers
 from structconv.nn import Conv, GATConv
 from structconv.nn.layer import Layer
 from structconv.ops import conv, plan
@@ -287,6 +288,26 @@ def test_a_layer_shows_its_plan(tmp_path, monkeypatch):
     assert "measured ms" in str(made) and "MB held" in str(made)
     layer.max_bytes = min(candidate.cost.peak_bytes for candidate in made.candidates)
     assert layer.plan(x, structure=graph).cost.peak_bytes == layer.max_bytes
+
+
+class Factor(Mechanism):
+    """The identity, times a trained number."""
+
+    reads = ("structure",)
+
+    def bind(self, channels):
+        self.factor = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs):
+        return torch.eye(inputs.num_inputs) * self.factor
+
+
+def test_a_plan_says_to_what_gradients_go():
+    layer, x = Conv(Factor(), 4, 4, weight=Eye()), torch.randn(5, 4)
+    assert layer.plan(x).problem.endswith("forward and backward to the basis")
+    assert layer.plan(x.clone().requires_grad_()).problem.endswith("forward and backward to x and the basis")
+    with torch.no_grad():
+        assert layer.plan(x).problem.endswith(", forward")
 
 
 def test_measuring_again_makes_new_plans(tmp_path, monkeypatch):
