@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 
-__all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "latest", "mark", "values_known"]
+__all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "kept", "latest", "mark", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -62,12 +62,12 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T], *, numbers: bool 
     elif isinstance(owner, tuple):
         tensors = owner
     else:
-        tensors, rest = _content(owner)
+        tensors, rest = owner.__dict__.get("_content") or _content(owner)
         key = (rest, key)
     first: Any = tensors[0] if tensors else owner
     entry = _ENTRIES.get(id(first))
     if entry is not None and entry.ref() is first and (not tensors or (
-            entry.version == private.version(tensors[0]) and (numbers or not tensors[0].requires_grad))):
+            entry.version == private.known_version(tensors[0]) and (numbers or not tensors[0].requires_grad))):
         known = entry.values.get(key)
         if known is not None and (len(tensors) < 2 if not known[0] else _same(known[0], tensors[1:], numbers)):
             return known[1]
@@ -97,6 +97,25 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
     if is_compiling() or (isinstance(owner, Tensor) and owner.requires_grad):
         return build()
     return derived(owner, name, Reused).of((), key, lambda: private.outside_modes(build))
+
+
+def kept(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
+    """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner: without its care.
+
+    The owner is a plain tensor without a gradient, such as a list of edges.
+    """
+    entry, version = _ENTRIES.get(id(owner)), private.version(owner)
+    if entry is None or entry.version != version or entry.ref() is not owner:
+        value = build()
+        if version is None:
+            return value
+        entry = _ENTRIES[id(owner)] = _Entry(owner, version)
+    elif (known := entry.values.get(key)) is not None:
+        return cast(T, known[1])
+    else:
+        value = build()
+    entry.values[key] = (), value
+    return value
 
 
 class Owner:
@@ -177,11 +196,9 @@ class _Rest:
 
 def _content(value: Any) -> tuple[tuple[Tensor, ...], _Rest]:
     """The tensors of a value in the order of its fields, and the rest; noted beside its fields, which are frozen."""
-    found = value.__dict__.get("_content")
-    if found is None:
-        found = tuple(_tensors(value)), _Rest(_rest(value))
-        if "_base" not in value.__dict__:  # tensors of a value over another one are made anew when that changes
-            value.__dict__["_content"] = found
+    found = tuple(_tensors(value)), _Rest(_rest(value))
+    if "_base" not in value.__dict__:  # tensors of a value over another one are made anew when that changes
+        value.__dict__["_content"] = found
     return found
 
 
@@ -214,6 +231,6 @@ def _same(marks: tuple[Any, ...], others: tuple[Tensor, ...], numbers: bool) -> 
     if len(marks) != len(others):
         return False
     for (ref, version), t in zip(marks, others, strict=True):
-        if ref() is not t or version != private.version(t) or (t.requires_grad and not numbers):
+        if ref() is not t or version != private.known_version(t) or (t.requires_grad and not numbers):
             return False
     return True

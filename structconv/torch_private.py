@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial, reduce
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +42,7 @@ __all__ = [
     "is_batched",
     "is_functional",
     "is_wrapped",
+    "known_version",
     "linear_pointwise",
     "outside_modes",
     "parameter",
@@ -246,6 +248,10 @@ def bound_apply(function: Any) -> Callable[..., Any]:
 def version(t: Tensor) -> int | None:
     """How often a tensor was changed in place; `None` if torch does not count, as for inference tensors."""
     return None if t.is_inference() else getattr(t, "_version", None)
+
+
+#: The same for a tensor that is known to have a version, by a function of C.
+known_version: Callable[[Tensor], int] = attrgetter("_version")
 
 
 def watched() -> bool:

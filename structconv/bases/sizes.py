@@ -69,7 +69,8 @@ class GraphValues(OnGraph):
 
 
 class QueryKey(Basis):
-    """Entries that come from query (..., K, N, D) and key (..., K, M, D)."""
+    """Entries that come from query (..., K, N, D) and key (..., K, M, D), or from products not computed yet, of an `x`
+    with as many rows."""
 
     query: Tensor
     key: Tensor
@@ -84,11 +85,13 @@ class QueryKey(Basis):
 
     @property
     def num_inputs(self) -> int:
-        return self.key.shape[-2]
+        rows: Tensor = getattr(self.key, "x", self.key)
+        return rows.shape[-2]
 
     @property
     def num_outputs(self) -> int:
-        return self.query.shape[-2]
+        rows: Tensor = getattr(self.query, "x", self.query)
+        return rows.shape[-2]
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

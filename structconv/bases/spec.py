@@ -263,6 +263,8 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
         fields = _NODES.get(kind)
         if fields is None:
             known = value.__dict__.get("_known_key") if isinstance(value, FrozenValue) else None
+            if known is None and kind is Graph:
+                known = value.__dict__["_known_key"] = (id(value), *value.tensor_ids()), value.static_key
             if known is not None:
                 met += known[0]
                 facts.append(known[1])
@@ -329,7 +331,7 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
     else:
         key = key_of(value)
         if isinstance(value, FrozenValue):
-            ids = id(value), *(value.tensor_ids() if isinstance(value, Graph) else map(id, tensors_in(value)))
+            ids = id(value), *map(id, tensors_in(value))
             met += ids
             if type(value) is not Function:
                 value.__dict__["_known_key"] = ids, key

@@ -16,7 +16,7 @@ from structconv.bases.entrywise import Masked, Normalised
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import Leaf, filler, getter, tensor
+from structconv.bases.spec import Leaf, Projected, filler, getter
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import finite, listed, product_and_bias
 from structconv.kernels.orders import Application, Applied
@@ -57,15 +57,20 @@ class Attended(NamedTuple):
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
         basis = call.basis
-        query, key = tensor(self.query(basis)), tensor(self.key(basis))
-        existing, causal = self.existing, self.existing.causal
+        query, key = self.query(basis), self.key(basis)
+        query = query.tensor() if type(query) is Projected else query
+        key = key.tensor() if type(key) is Projected else key
+        causal, paddings, others = existing = self.existing
         if not is_compiling() and (private.transforms_active() or private.forward_level() >= 0):
             # torch's fused operators have no forward or second derivative, and no batches
             return call.materialized().apply(r)
-        lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
-        outputs, inputs = query.shape[-2], key.shape[-2]
-        mask = existing.table(basis, lead, inputs, outputs, r.device) if existing.masked else None
-        query, key, values = _batch(query, lead, self.size), _batch(key, lead, self.size), _batch(r, lead, self.size)
+        lead: tuple[int, ...] = r.shape[:-3]
+        masked = bool(paddings or others)
+        outputs, inputs, values = query.shape[-2], key.shape[-2], r
+        if not (len(lead) == 1 and r.shape[-3] == self.size and query.shape[:-2] == key.shape[:-2] == r.shape[:-2]):
+            lead = broadcast(lead, query.shape[:-3], key.shape[:-3])
+            query, key, values = [_batch(t, lead, self.size) for t in (query, key, r)]
+        mask = existing.table(basis, lead, inputs, outputs, r.device) if masked else None
         if causal and inputs > outputs:
             key, values = key[..., :outputs, :], values[..., :outputs, :]
         depth, channels = query.shape[-1], values.shape[-1]
@@ -78,7 +83,7 @@ class Attended(NamedTuple):
         y = fused_attention(query, key, values, added, causal, self.scale)
         y = y if depth <= channels else y[..., :channels]
         y = y if len(lead) == 1 else y.reshape(*lead, *y.shape[-3:])
-        leaks = not finite(y) if existing.masked else causal and not _sound(y, query, key, r)
+        leaks = not finite(y) if masked else causal and not _sound(y, query, key, r)
         return call.materialized().apply(r) if leaks else y  # absent pairs weigh zero, through which NaN leaks
 
 
@@ -96,8 +101,6 @@ def _sound(y: Tensor, query: Tensor, key: Tensor, r: Tensor) -> bool:
 
 def _batch(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
     """(..., K or 1, M, C) -> (B, K, M, C)."""
-    if t.dim() == 4 and t.shape[:-2] == (*lead, size):
-        return t
     if not lead and t.shape[0] == size and t.dim() == 3:
         return t.unsqueeze(0)
     return t.expand(*lead, size, *t.shape[-2:]).reshape(math.prod(lead), size, *t.shape[-2:])

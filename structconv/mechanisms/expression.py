@@ -37,6 +37,7 @@ from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
 from structconv.shapes import check_choice
 from structconv.structures.batching import AnyStructure
+from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures
 from structconv.structures.places import Places
 from structconv.structures.samples import Samples
@@ -277,6 +278,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def input_entries(self, structure: Any) -> int | None:
         """M by the structure of a call; `None` where x alone tells."""
+        if type(structure) is Graph:
+            return structure.num_inputs
         return None if structure is None else _count(structure, "num_inputs")
 
     def output_entries(self, structure: Any) -> int | None:

@@ -60,13 +60,15 @@ class MatrixMechanism(GraphMechanism):
         return _graph(self, structure)
 
     def forward(self, inputs: Inputs) -> Basis:
-        structure, dtype = self.checked(inputs.structure), inputs.x.dtype
+        structure, dtype = inputs.structure, inputs.x.dtype
+        if not isinstance(structure, Graph | KnowledgeGraph):
+            self.checked(structure)
         graph, values = derived(structure, (self.options_key, dtype), lambda: self._parts(structure, dtype))
         return Sparse(cast(Graph, structure) if graph is None else graph, values)
 
     def _parts(self, structure: Any, dtype: torch.dtype) -> tuple[Graph | None, torch.Tensor | None]:
         """The edges, `None` for the structure's own, and the values."""
-        found = self.matrix(structure, dtype)
+        found = self.matrix(self.checked(structure), dtype)
         return None if found.graph is structure else found.graph, found.values
 
 

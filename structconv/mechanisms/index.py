@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
+
+from torch.compiler import is_compiling
 
 from structconv.bases import dense
 from structconv.bases.base import Basis
@@ -21,6 +24,9 @@ from structconv.shapes import check_positive
 
 __all__ = ["Adjacency", "Chebyshev", "Cuboid", "Identity", "Incidence", "Pool", "Powers", "Relation", "Relations",
            "Shifts", "Walks"]
+
+#: A value of a few numbers.
+_identity = lru_cache(maxsize=64)(dense.Identity)
 
 
 class Identity(Mechanism):
@@ -46,4 +52,6 @@ class Identity(Mechanism):
         return "x"
 
     def forward(self, inputs: Inputs) -> Basis:
-        return dense.Identity(inputs.num_inputs, self._size, inputs.device)
+        entries, device = inputs.x.shape[-2], inputs.x.device
+        make = _identity if type(entries) is int and not is_compiling() else dense.Identity
+        return make(entries, self._size, device)

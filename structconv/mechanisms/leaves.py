@@ -109,8 +109,8 @@ def over_leaves(expression: Any, leaves: Mapping[int, nn.Module | None], trainin
             node = object.__new__(type(part))
             made[id(part)] = node
             held = {name: nn.ModuleList(map(over, children)) for name, children in _held(part)}
-            node.__dict__.update({**part.__dict__, "_modules": held, "training": training})
-            node.__dict__.pop("_known_facts", None)
+            node.__dict__.update({**part.__dict__, "_modules": held, "training": training, "_known_in_layer": True})
+            node.__dict__.pop("_known_parts", None)
         return made[id(part)]
 
     return over(expression)

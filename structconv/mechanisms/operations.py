@@ -6,8 +6,7 @@ to these bases. So the basis of a call is a tree with the shape of the expressio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from structconv.bases import algebra as _algebra  # noqa: F401 - registers the o
 from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.normalisations import normalisation
 from structconv.bases.pairs import NORMALIZATIONS
-from structconv.bases.spec import Function
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Mechanism
@@ -84,7 +82,7 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "multiply":
         return Step("multiply", (("factor", float(others[0])),)), None
     if name == "dropout":
-        return Step("dropout", tuple(options.items()), True), None
+        return Step("dropout", tuple(options.items())), None
     if name == "map" and isinstance(options["fn"], nn.Module):
         return Step("map", (), True), options["fn"]
     return Step(name, tuple(options.items())), None
@@ -125,6 +123,17 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
                               "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
 
 
+class _Parts(NamedTuple):
+    """The parts of a node as a call needs them: `program` holds each step with the module that it reads, or with the
+    node, whose mode dropout follows; `hiding` the masks in it or further down that may hide inputs."""
+
+    operands: tuple[Mechanism, ...]
+    program: tuple[tuple[Build, nn.Module], ...]
+    sees_projection: bool
+    reads_structure: bool
+    hiding: tuple[Any, ...]
+
+
 class Operation(Mechanism):
     """Operators of the algebra: at most one that joins two mechanisms, then a chain of steps on one basis.
 
@@ -154,7 +163,6 @@ class Operation(Mechanism):
         if self._size != self._joined_size:
             _check_own_heads(mechanisms, self._size)
         self._sizes = tuple(operand.size for operand in mechanisms)
-        self._dynamic = any(step.dynamic for step in steps)
         #: Whether inputs and outputs have changed places.
         self._turned = [step.name for step in steps].count("transpose") % 2 == 1
 
@@ -169,35 +177,27 @@ class Operation(Mechanism):
 
     @property
     def sees_projection(self) -> bool:  # type: ignore[override]
-        return self._facts[0]
+        return (self.__dict__.get("_known_parts") or self._parts_now()).sees_projection
 
     @property
     def reads_structure(self) -> bool:  # type: ignore[override]
-        return self._facts[1]
+        return (self.__dict__.get("_known_parts") or self._parts_now()).reads_structure
 
-    @property
-    def _builders(self) -> tuple[Build, ...]:
-        """What each step does."""
-        found: tuple[Build, ...] | None = self.__dict__.get("_known_builders")
-        if found is None:
-            found = self.__dict__["_known_builders"] = tuple(map(builder, self.steps))
-        return found
-
-    @property
-    def _facts(self) -> tuple[bool, bool, bool]:
-        """Whether a part reads x Theta_k, whether one reads the structure, and whether there is any mask: asked once
-        for each node, of which a layer makes new ones where a part is replaced."""
-        found: tuple[bool, bool, bool] | None = self.__dict__.get("_known_facts")
-        if found is None:
-            operands = self.mechanisms()
-            masked = bool(self._masks()) or True in [
-                part._facts[2] if isinstance(part, Operation)
-                else getattr(type(part), "_hides", None) is not Mechanism._hides  # what stands in the place of one may
-                for part in operands]
-            found = True in [part.sees_projection for part in operands], self._any("reads_structure"), masked
-            if "_bound" in self.__dict__:
-                self.__dict__["_known_facts"] = found
-        return found
+    def _parts_now(self) -> _Parts:
+        """The parts of this node. They stay in the node of a layer, which makes new nodes when a part is replaced."""
+        operands, held = self.mechanisms(), iter(self._held())
+        program = [(builder(step), next(held) if step.reads else self) for step in self.steps]
+        hiding: list[Any] = [part for part in self._masks() if isinstance(part, Mask)]
+        for part in operands:
+            if isinstance(part, Operation):
+                hiding += part._parts_now().hiding
+            elif getattr(type(part), "_hides", None) is not Mechanism._hides:
+                hiding.append(part)
+        parts = _Parts(tuple(operands), tuple(program), True in [part.sees_projection for part in operands],
+                       self._any("reads_structure"), tuple(hiding))
+        if "_known_in_layer" in self.__dict__:
+            self.__dict__["_known_parts"] = parts
+        return parts
 
     @property
     def reads_content(self) -> bool:  # type: ignore[override]
@@ -221,27 +221,27 @@ class Operation(Mechanism):
 
     def _masks(self) -> list[nn.Module]:
         """The masks, or the modules that replaced them."""
-        readers = [step.name for step in self.steps if step.dynamic and step.name != "dropout"]
+        readers = [step.name for step in self.steps if step.reads]
         return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
     def forward(self, inputs: Inputs) -> Basis:
         if inputs.places is not None:
             self._check_places()
         closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
-        basis = self._joined(inputs, closed) if self.join is not None else self.mechanisms()[0].evaluate(inputs, closed)
-        if not self._dynamic and samples is None:
-            for build in self._builders:
-                basis = build(basis, None)
+        parts = self.__dict__.get("_known_parts") or self._parts_now()
+        basis = (parts.operands[0].evaluate(inputs, closed) if self.join is None
+                 else self._joined(parts.operands, inputs, closed))
+        if samples is None:
+            for build, held in parts.program:
+                basis = build(basis, held, inputs, None)
             return basis
-        held = iter(self._held())
-        before = () if samples is None else self._closings(samples)[0]
-        pairs = self._pairs_joined(inputs.structure) if samples is not None and (before or self._masks()) else None
-        builders = self._builders
-        for i, step in enumerate(self.steps):
+        before = self._closings(samples)[0]
+        pairs = self._pairs_joined(inputs.structure) if before or self._masks() else None
+        for i, (build, held) in enumerate(parts.program):
             if i in before:
                 basis = left_out(basis, cast(Any, pairs))
-            basis = builders[i](basis, self._argument(step, inputs, held, pairs) if step.dynamic else None)
-            if pairs is not None and step.name == "transpose":
+            basis = build(basis, held, inputs, pairs)
+            if pairs is not None and self.steps[i].name == "transpose":
                 pairs = pairs.transpose()
         return basis
 
@@ -287,14 +287,9 @@ class Operation(Mechanism):
         return False
 
     def _hides(self, structure: Any) -> bool:
-        if not self._facts[2]:
-            return False
         named = type(structure) is NamedStructures
-        for held in self._held():
-            if isinstance(held, Mask) and held._hides(held._own(structure) if named else structure):
-                return True
-        for operand in self.mechanisms():  # noqa: SIM110 - asked in each call, and a generator costs three times as much
-            if operand._hides(operand._own(structure) if named else structure):
+        for part in (self.__dict__.get("_known_parts") or self._parts_now()).hiding:
+            if part._hides(part._own(structure) if named else structure):
                 return True
         return False
 
@@ -352,10 +347,12 @@ class Operation(Mechanism):
     def _held_by_step(self) -> list[tuple[Step, nn.Module | None]]:
         """The steps, each with the module that it reads."""
         held = iter(self._held())
-        return [(step, next(held) if step.dynamic and step.name != "dropout" else None) for step in self.steps]
+        return [(step, next(held) if step.reads else None) for step in self.steps]
 
     def input_entries(self, structure: Any) -> int | None:
-        return self._entries(structure, self._turned)
+        if self._turned or type(structure) is NamedStructures:
+            return self._entries(structure, self._turned)
+        return (self.__dict__.get("_known_parts") or self._parts_now()).operands[0].input_entries(structure)
 
     def output_entries(self, structure: Any) -> int | None:
         return self._entries(structure, not self._turned)
@@ -429,9 +426,9 @@ class Operation(Mechanism):
             return [self]
         return [part for operand in self.mechanisms() for part in operand.parts()]
 
-    def _joined(self, inputs: Inputs, closed: bool) -> Basis:
+    def _joined(self, operands: tuple[Mechanism, ...], inputs: Inputs, closed: bool) -> Basis:
         """Both operands, joined; each part of a `|` reads what its own heads project."""
-        first, second = self.mechanisms()
+        first, second = operands
         join = OPERATORS[cast(str, self.join)]
         if self.join == "compose":
             basis = first.evaluate(inputs)
@@ -445,15 +442,6 @@ class Operation(Mechanism):
                                           inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]
         return cast(Basis, join(first.evaluate(own[0]), second.evaluate(own[1])))
 
-    def _argument(self, step: Step, inputs: Inputs, held: Iterator[Any], pairs: Any) -> Any:
-        if step.name == "masked":
-            return next(held)(inputs) if pairs is None else next(held)(inputs, pairs)
-        if step.name in ("multiply", "mix", "softmax_with_sink"):
-            return next(held)()
-        if step.name == "map":
-            return Function(next(held))
-        return torch.randint(0, 2**62, (), dtype=torch.int64) if self.training and dict(step.options)["p"] > 0 else None
-
     def __repr__(self) -> str:
         text, *others = map(repr, self.mechanisms())
         if others:
@@ -461,7 +449,7 @@ class Operation(Mechanism):
                     else f"{text}.{self.join}({others[0]})")
         held = iter(self.held)
         for step in self.steps:
-            text = shown(text, step, next(held) if step.dynamic and step.name != "dropout" else None)
+            text = shown(text, step, next(held) if step.reads else None)
         return text
 
 

@@ -15,8 +15,8 @@ from structconv.structures.values import VALUES, FrozenValue
 __all__ = ["KEPT", "may_change", "options"]
 
 #: What torch keeps in every module, and what is noted here.
-KEPT = frozenset((*nn.Module().__dict__, "_known_builders", "_known_facts", "_options_key", "_bound", "_names",
-                  "_reads"))
+KEPT = frozenset((*nn.Module().__dict__, "_known_parts", "_known_in_layer", "_options_key", "_bound",
+                  "_names", "_reads"))
 #: Objects that never change, but are known by their identity, or by what they hold.
 _FIXED = (float, complex, type, enum.Enum, np.generic, FunctionType, MethodType, partial, FrozenValue, nn.Module,
           Tensor)

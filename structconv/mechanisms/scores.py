@@ -167,14 +167,16 @@ class DotProduct(Score):
         return values.Bilinear(*self._queries_and_keys(inputs))
 
     def _queries_and_keys(self, inputs: Inputs) -> tuple[Any, Any]:
+        if self._plain:
+            return by_heads(self.query, inputs.z, self.heads), (
+                by_heads(self.key, inputs.x, self.heads) if inputs.prepared is None
+                else inputs.of_x(self.lazy_keys, unread=True))
         places = self.places(inputs)
         if self.sees_projection:
             key, query = _projected("DotProduct", inputs)
             start = torch.arange(key.shape[-2], device=key.device) + inputs.start if inputs.start else None
             return self._mapped(query, places), self._mapped(key, start)
-        lazy = self._plain
-        return (by_heads(self.query, inputs.z, self.heads) if lazy else self.queries(inputs.z, places),
-                inputs.of_x(self.lazy_keys, unread=True))
+        return self.queries(inputs.z, places), inputs.of_x(self.lazy_keys, unread=True)
 
 
 class General(Score):
@@ -249,10 +251,11 @@ class BiAffine(Score):
             keys, terms = (lambda: self._keys_of_heads(x)), (lambda: _term(x, self.vector_source, self.heads))
         else:
             z, keys, terms = inputs.z.unsqueeze(-3), partial(inputs.of_x, self.keys), partial(inputs.of_x, self.terms)
-        found: list[Basis] = [values.Bilinear(self._queries(z), keys())] if self.bilinear else []
-        if self._affine:
-            found.append(values.Affine(cast(Tensor, terms()), cast(Tensor, self._terms(z))))
-        return found[0] if len(found) == 1 else found[0] + found[1]
+        affine = values.Affine(cast(Tensor, terms()), cast(Tensor, self._terms(z))) if self._affine else None
+        if not self.bilinear:
+            return cast(Basis, affine)
+        product = values.Bilinear(self._queries(z), keys())
+        return product if affine is None else product + affine
 
     @property
     def _affine(self) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+import torch
+
+from structconv import torch_private as private
 from structconv.bases.base import OPERATORS, Basis
 from structconv.bases.entrywise import LeakyReLU, Masked, Normalised
 from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
-from structconv.bases.spec import Projected
+from structconv.bases.spec import Function, Projected
 from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport
@@ -19,23 +22,24 @@ __all__ = ["Build", "Step", "builder", "shown"]
 
 
 class Step(NamedTuple):
-    """An operator on one basis: its name, its options, and whether it reads a mask or a factor in each call."""
+    """An operator on one basis: its name, its options, and whether it reads a module (a mask, a factor) in each call.
+    """
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
-    dynamic: bool = False
+    reads: bool = False
 
 
-#: What a step does: (basis, what the step takes from the call) -> basis.
-Build = Callable[[Basis, Any], Basis]
+#: Applies a step: (basis, the module that the step reads, the inputs, the samples of a batch) -> basis.
+Build = Callable[[Basis, Any, Any, Any], Basis]
 
 
 def builder(step: Step) -> Build:
-    """What a step does to a basis, with its argument of the call."""
+    """The function that applies a step in each call."""
     options, operator = dict(step.options), OPERATORS[step.name]
     if step.name in _OWN:
         return _OWN[step.name](options, operator)
-    return lambda basis, _: cast(Basis, operator(basis, **options))
+    return lambda basis, *_: cast(Basis, operator(basis, **options))
 
 
 # The nodes of single bases are built without asking the algebra again what the expression has checked; parts of `|`
@@ -44,28 +48,28 @@ def builder(step: Step) -> Build:
 
 def _leaky_relu(options: dict[str, Any], operator: Any) -> Build:
     slope = float(options["negative_slope"])
-    return lambda basis, _: operator(basis, slope) if type(basis) is Concat else LeakyReLU(basis, slope)
+    return lambda basis, *_: operator(basis, slope) if type(basis) is Concat else LeakyReLU(basis, slope)
 
 
 def _normalize(options: dict[str, Any], operator: Any) -> Build:
     kind, over = options["kind"], options["over"]
     check_choice("normalize", "over", over, ("inputs", "outputs"))
     if kind not in ("softmax", "count", "sigmoid"):
-        return lambda basis, _: cast(Basis, operator(basis, **options))
-    return lambda basis, _: operator(basis, **options) if type(basis) is Concat else Normalised(basis, kind, over)
+        return lambda basis, *_: cast(Basis, operator(basis, **options))
+    return lambda basis, *_: operator(basis, **options) if type(basis) is Concat else Normalised(basis, kind, over)
 
 
 def _multiply(options: dict[str, Any], operator: Any) -> Build:
     if "factor" not in options:
-        return lambda basis, factor: cast(Basis, operator(basis, factor))
+        return lambda basis, factor, *_: cast(Basis, operator(basis, factor()))
     factor = options["factor"]
-    return lambda basis, _: operator(basis, factor) if type(basis) is Concat else Scaled(basis, factor)
+    return lambda basis, *_: operator(basis, factor) if type(basis) is Concat else Scaled(basis, factor)
 
 
 def _scaled(options: dict[str, Any], operator: Any) -> Build:
     scale = options["scale"]
 
-    def scaled(basis: Basis, _: Any) -> Basis:
+    def scaled(basis: Basis, *_: Any) -> Basis:
         if scale is None and type(basis) is Bilinear:
             query: Any = basis.query  # a product that is still to be computed knows D without being asked for its shape
             depth = query.weight.shape[0] // query.heads if type(query) is Projected else query.shape[-1]
@@ -79,7 +83,8 @@ def _scaled(options: dict[str, Any], operator: Any) -> Build:
 def _masked(options: dict[str, Any], operator: Any) -> Build:
     name = "keep" if options["kept"] else "drop"
 
-    def masked(basis: Basis, mask: Any) -> Basis:
+    def masked(basis: Basis, own: Any, inputs: Any, samples: Any) -> Basis:
+        mask = private.called(own, inputs) if samples is None else own(inputs, samples)
         if mask is None:
             return basis
         if type(mask) is Graph and name == "keep" and type(basis) is not Concat and (
@@ -91,19 +96,28 @@ def _masked(options: dict[str, Any], operator: Any) -> Build:
 
 
 def _dropout(options: dict[str, Any], operator: Any) -> Build:
-    return lambda basis, seed: basis if seed is None else cast(Basis, operator(basis, **options, seed=seed))
+    def dropout(basis: Basis, node: Any, *_: Any) -> Basis:
+        if not (node.training and options["p"] > 0):
+            return basis
+        return cast(Basis, operator(basis, **options, seed=torch.randint(0, 2**62, (), dtype=torch.int64)))
+
+    return dropout
 
 
 def _map(options: dict[str, Any], operator: Any) -> Build:
-    return lambda basis, module: cast(Basis, operator(basis, options.get("fn", module)))
+    if "fn" in options:
+        return lambda basis, *_: cast(Basis, operator(basis, options["fn"]))
+    return lambda basis, module, *_: cast(Basis, operator(basis, Function(module)))
 
 
 def _mix(options: dict[str, Any], operator: Any) -> Build:
-    return lambda basis, matrix: cast(Basis, operator(basis, matrix))
+    return lambda basis, mixing, *_: cast(Basis, operator(basis, mixing()))
 
 
 def _with_sink(options: dict[str, Any], operator: Any) -> Build:
-    return lambda basis, sink: cast(Basis, operator(basis, **{"sink": sink, **options}))
+    if "sink" in options:
+        return lambda basis, *_: cast(Basis, operator(basis, **options))
+    return lambda basis, sink, *_: cast(Basis, operator(basis, sink=sink(), **options))
 
 
 _OWN: dict[str, Callable[[dict[str, Any], Any], Build]] = {

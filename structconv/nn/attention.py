@@ -95,12 +95,13 @@ class MultiheadAttention(Conv):
             raise ConfigError("MultiheadAttention", "the arguments must be query and key_value",
                               f"{2 + len(others)} arguments",
                               "torch's layer(query, key, value) is layer(query, key_value): one tensor gives both.")
-        x, z = self._inputs(query, key_value)
+        plain = key_value is None and type(query) is Tensor and self.in_channels == self.other_channels
+        x, z = (query, None) if plain else self._inputs(query, key_value)
         if type(x) is not Tensor and is_nested(x, z):
             return self._nested(x, z, structure, keep=keep, drop=drop, return_weights=return_weights)
         try:
-            return super().forward(x, self._pairs(x, z, keep, drop, structure), z=z, positions=positions,
-                                   return_weights=return_weights)
+            pairs = None if keep is drop is structure is None else self._pairs(x, z, keep, drop, structure)
+            return super().forward(x, pairs, z=z, positions=positions, return_weights=return_weights)
         except ShapeError:
             if type(x) is Tensor:
                 self._check(x, z, None, 0)  # by the names of its own arguments
@@ -175,7 +176,7 @@ class MultiheadAttention(Conv):
 
     def _bias(self, theta: Theta) -> Tensor | None:
         """b, and what attention to the values' bias adds to each output."""
-        bias, values = super()._bias(theta), cast("Tensor | None", self.value_bias)
+        bias, values = super()._bias(theta), self.value_bias
         if values is None:
             return bias
         assert isinstance(theta, LowRankTheta)

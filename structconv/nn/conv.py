@@ -94,6 +94,7 @@ class Conv(Expressed):
     """
 
     fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))
+    names_errors = True
     bias: nn.Parameter | None = private.parameter()
     #: In errors: whose call it is, and the arguments that are x and z, with the call that gives both.
     call_names: ClassVar[CallNames] = CallNames("Conv", "x", "z", "layer(x, z=z)", "layer(x, graph)")
@@ -335,7 +336,8 @@ class Conv(Expressed):
 
     def _bias(self, theta: Theta) -> Tensor | None:
         """What is added to each output."""
-        return self.bias
+        held: Tensor | None = self._parameters["bias"] if "bias" in self._parameters else self.bias  # noqa: SIM401 - lazy
+        return held
 
     def _fit(self, x: Tensor, z: Tensor) -> bool:
         """Whether x and z are plain tensors that fit each other and the layer; asked in each call."""

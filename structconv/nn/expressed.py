@@ -79,6 +79,11 @@ class Expressed(Layer):
         self.__dict__["_expression"] = _Expression(mechanism, tuple(named), link(named), not self.training)
         self._renewed()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_expression" in self.__dict__:
+            self._renewed()  # a copy of a node notes nothing of its parts
+
     def _free_name(self, role: str) -> str:
         """The role, with a number if there is something of that name."""
         name, number = role, 0

@@ -41,7 +41,9 @@ class _GraphLayer(Conv):
         """x (..., M, P) and a graph, which may be called the structure as in `Conv` -> (..., N, Q)."""
         if type(x) is Proxy:
             return cast(Tensor, recorded(self, x, graph, structure=structure))
-        y: Tensor = super().forward(x, _checked(self, graph, structure))
+        if structure is not None or type(graph) is not self.kind:
+            graph = _checked(self, graph, structure)
+        y: Tensor = super().forward(x, graph)
         return y
 
     def plan(self, x: Tensor, graph: AnyStructure = None, *, structure: AnyStructure = None) -> Plan:  # type: ignore[override]
@@ -246,7 +248,9 @@ class _AttentionLayer(Conv):
         return super().basis(x, self._looped(graph, structure), z=z)
 
     def _looped(self, graph: Graph | None, structure: Graph | None) -> Graph:
-        found: Graph = _checked(self, graph, structure)
+        found = cast(Graph, graph)
+        if structure is not None or type(graph) is not self.kind:
+            found = _checked(self, graph, structure)
         return found.with_self_loops(attr=self.fill_value) if self.add_self_loops else found
 
 

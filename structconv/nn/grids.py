@@ -12,12 +12,12 @@ from torch.fx import Proxy
 from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.bases.cuboid import Ints, per_axis
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, StructconvError
 from structconv.mechanisms.expression import check_mechanism
 from structconv.mechanisms.grids import Cuboid, GridMechanism, Pool
 from structconv.nn.conv import ERRORS, Conv, call_of
 from structconv.nn.expressed import Expressed
-from structconv.nn.layer import Device, Layer, kind, recorded, take
+from structconv.nn.layer import Device, Layer, kind, name_owner, named, recorded, take
 from structconv.planning import Plan, precision
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
@@ -78,6 +78,7 @@ class _ImageLayer(Expressed):
     """A mechanism and the parameters that torch's layer of the same name has, on images in torch's layout."""
 
     axes: int = 0
+    names_errors = True
     bias: nn.Parameter | None = None
 
     def __init__(self, mechanism: GridMechanism, path: str | None, max_bytes: int | None) -> None:
@@ -92,8 +93,11 @@ class _ImageLayer(Expressed):
         try:
             call, plan = self._planned(image)
             return plan.run(call)
+        except StructconvError as error:
+            name_owner(self, error)
+            raise
         except ERRORS:
-            self._check(image)
+            named(type(self)._check)(self, image)
             raise
 
     def plan(self, image: Tensor) -> Plan:

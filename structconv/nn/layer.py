@@ -30,6 +30,8 @@ class Layer(nn.Module):
     fixed: ClassVar[frozenset[str]] = frozenset()
     #: Whether the user gives it to another layer, whose errors leave its name as it is.
     is_part: ClassVar[bool] = False
+    #: Whether `forward` itself names the class in errors, without a call between.
+    names_errors: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Arguments of a wrong type are named, whatever they break; errors name the class that the user wrote."""
@@ -39,7 +41,7 @@ class Layer(nn.Module):
         if "__init__" in cls.__dict__:
             cls.__init__ = named(explained(cls.__init__))  # type: ignore[method-assign]
         for method in _NAMED & cls.__dict__.keys():
-            if method != "forward" or not hasattr(cls, "computes"):  # a Conv names its errors without a call between
+            if method != "forward" or not cls.names_errors:
                 setattr(cls, method, named(cls.__dict__[method]))
 
     def __setattr__(self, name: str, value: Any) -> None:

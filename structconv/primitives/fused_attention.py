@@ -26,7 +26,7 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
 
     On a CPU a backward that is itself differentiated computes all pairs anew, in O(M N) memory.
     """
-    if not _by_hand(query, key, values, mask, causal, scale):
+    if not torch.is_grad_enabled() or not _by_hand(query, key, values, mask, causal, scale):
         return F.scaled_dot_product_attention(query, key, values, mask, is_causal=causal, scale=scale)
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -torch.inf)
@@ -36,7 +36,7 @@ def fused_attention(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | N
 
 def _by_hand(query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float) -> bool:
     """Whether torch would record the operator that has no second derivative."""
-    if torch.compiler.is_compiling() or private.tracing() or not (query.is_cpu and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or private.tracing() or not query.is_cpu:
         return False
     if None in (private.flash_attention, private.flash_attention_backward, private.fused_choice):
         return False

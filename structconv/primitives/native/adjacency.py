@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_private as private
-from structconv.memo import derived
+from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back
 from structconv.primitives.native import calls
 from structconv.primitives.native.indices import LAYOUT, LIMIT
@@ -140,10 +140,13 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
     kernels = calls.Loaded.core if calls.Loaded.asked else calls.kernels()
     if kernels is None:
         return None
-    return derived(index if weights is None else (index, weights),
-                   ("adjacency", inputs, outputs, loops, square, normalize, ordered),
-                   lambda: build_adjacency(kernels, index, inputs, outputs, loops=loops, square=square,
-                                           normalize=normalize, weights=weights, ordered=ordered))
+    key = "adjacency", inputs, outputs, loops, square, normalize, ordered
+
+    def build() -> Adjacency | None:
+        return build_adjacency(kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
+                               weights=weights, ordered=ordered)
+
+    return kept(index, key, build) if weights is None else derived((index, weights), key, build)
 
 
 # -- a layer as one node ------------------------------------------------------------------------------------------
@@ -190,8 +193,8 @@ def _forward(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency
     """y, and A^T x where it was made."""
     if structure_first:
         r = sums(adjacency.by_target, x)
-        return product(r, theta[0], bias), r
-    y = sums(adjacency.by_target, product(x, theta[0]))
+        return product(r, theta.squeeze(0), bias), r
+    y = sums(adjacency.by_target, product(x, theta.squeeze(0)))
     return y if bias is None else y.add_(bias), None
 
 
@@ -219,7 +222,7 @@ class _Convolve(torch.autograd.Function):
         if needed[1]:
             grad_theta = outer(x if r is None else r, g).unsqueeze(0)
         if needed[0]:
-            grad_x = product(g, theta[0].t())
+            grad_x = product(g, theta.squeeze(0).t())
             if r is not None:
                 grad_x = sums(ctx.adjacency.by_source(kernels), grad_x)
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
