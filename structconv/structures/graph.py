@@ -195,7 +195,7 @@ class Graph(Exchange, Structure):
         if weight == 1.0 and self.edge_weight is self.edge_attr is None and _has_version(self.edge_index):
             found: Graph | None = self.__dict__.get("_looped")
             if found is None:
-                self._check_square("with_self_loops", "Only a graph whose inputs are its outputs, M = N, has self-loops.")
+                self._check_square("with_self_loops", "Only a graph with M = N, inputs as outputs, has self-loops.")
                 found = self.__dict__["_looped"] = _with_lazy_loops(self)
             return found
         if self.num_inputs != self.num_outputs:
