@@ -15,7 +15,7 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.csr import edge_product, spmm
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.adjacency import Adjacency, adjacency_of, convolve, is_direct
+from structconv.primitives.native.adjacency import Adjacency, adjacency_of, check_unchanged, convolve, is_direct
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph
 from structconv.theta import FullTheta
@@ -100,9 +100,7 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
         version = private.version(index)
 
         def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
-            if private.version(index) != version:
-                raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of "
-                                   "its gradient needs the edges as they were: change a copy")
+            check_unchanged(index, version)
             return otherwise(call._replace(x=x, theta=FullTheta(theta), bias=bias))
 
         return convolve(x, theta, bias, adjacency, structure_first, composed)

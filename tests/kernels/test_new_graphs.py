@@ -10,7 +10,7 @@ import torch
 from structconv import torch_private as private
 from structconv.errors import StructureError
 from structconv.mechanisms import Adjacency
-from structconv.nn import Conv
+from structconv.nn import Conv, GATConv
 from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
 
@@ -38,6 +38,11 @@ def matrix(graph, normalize, loops):
     if normalize == "sym":
         return root(rows)[:, None] * a * root(columns)
     return a * inverse(columns) if normalize == "row" else a
+
+
+def nodes(fn):
+    """The names of all nodes that a gradient goes through."""
+    return {fn.name()}.union(*(nodes(after) for after, _ in fn.next_functions if after is not None))
 
 
 CASES = [(normalize, loops, options) for normalize in ("sym", "row", None) for loops, options in (
@@ -68,6 +73,29 @@ def test_values_and_derivatives_are_those_of_the_matrix(normalize, loops, option
     for found, right in ((first, wanted), (again, wanted_again), (second, wanted_second)):
         for one, other in zip(found, right, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("loops", "bias", "dropout"), [(True, True, 0.0), (False, False, 0.0), (True, True, 0.4)])
+def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout):
+    """The operators, which other suites hold against dense tensors, run where something watches."""
+    given, x = graph(), torch.randn(NODES, 3, requires_grad=True)
+    layer = GATConv(3, 4, heads=2, add_self_loops=loops, bias=bias, dropout=dropout)
+
+    def results(order):
+        torch.manual_seed(1)
+        y = layer(x, given)
+        grads = torch.autograd.grad(y.square().sum(), leaves, create_graph=order > 1)
+        return (y, *grads, *(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves) if order > 1 else ()))
+
+    leaves = (x, *layer.parameters())
+    for order in (1, 2):
+        found = results(order)
+        assert "_AttendBackward" in nodes(found[0].grad_fn)
+        with torch.autograd.profiler.profile():
+            expected = results(order)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.eval()(x, given), layer(x.detach(), given))
 
 
 def test_the_layer_is_one_node_and_transforms_agree_with_it():

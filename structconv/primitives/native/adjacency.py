@@ -19,13 +19,15 @@ from torch.compiler import is_compiling
 from structconv import torch_private as private
 from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back
-from structconv.primitives.native import calls
+from structconv.primitives.native import affine, calls
+from structconv.primitives.native.calls import Side
 from structconv.primitives.native.indices import LAYOUT, LIMIT
 from structconv.primitives.native.interface import Struct, constants, integers, pointers
 from structconv.primitives.native.loader import Core
 from structconv.primitives.products import outer, product
 
-__all__ = ["Adjacency", "Side", "adjacency_of", "build_adjacency", "convolve", "first_wrong_edge", "is_direct"]
+__all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "check_unchanged", "convolve", "first_wrong_edge",
+           "is_direct"]
 
 _EDGES = Struct("EdgesArgs", pointers("index"), integers("row column wide edges inputs outputs samples"),
                 pointers("input_starts output_starts bad"))
@@ -48,18 +50,6 @@ class _Result(threading.local):
 
 
 _RESULT = _Result()
-
-
-class Side:
-    """A layout as kernels take it, and its values in the order of the slots; 0 for an array that is not there."""
-
-    __slots__ = ("columns", "held", "in_slots", "layout", "rows", "values")
-
-    def __init__(self, layout: tuple[int, int, int, int, int], values: int, columns: int, held: Tensor) -> None:
-        self.layout, self.values, self.columns, self.held = layout, values, columns, held
-        indptr, index, _, self.rows, slots = layout
-        #: The layout of products, whose values lie in the order of the slots.
-        self.in_slots = indptr, index, 0, self.rows, slots
 
 
 class Adjacency:
@@ -157,10 +147,18 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether a kernel may read x (M, C), and nothing but autograd is to see, or to transform, the layer."""
-    return (type(x) in _PLAIN and x.dtype is torch.float32 and x.is_cpu and x.dim() == 2 and x.numel() > 0
-            and x.shape[1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and _PLAIN.issuperset(map(type, others))
+    """Whether a kernel may read x (M, ..., C), and nothing but autograd is to see, or to transform, the layer."""
+    return (type(x) in _PLAIN and x.dtype is torch.float32 and x.is_cpu and x.numel() > 0
+            and x.shape[-1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and _PLAIN.issuperset(map(type, others))
+            and all(t is None or (t.dtype is torch.float32 and t.is_cpu) for t in others)
             and not is_compiling() and not private.watched() and not private.is_wrapped(x) and not x.is_meta)
+
+
+def check_unchanged(index: Tensor, version: int | None) -> None:
+    """Raise `RuntimeError` where edges were changed since they had this version."""
+    if private.version(index) != version:
+        raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of its "
+                           "gradient needs the edges as they were: change a copy")
 
 
 def sums(side: Side, x: Tensor) -> Tensor:
@@ -229,3 +227,54 @@ class _Convolve(torch.autograd.Function):
 
 
 _convolve = private.bound_apply(_Convolve)
+
+
+def attend(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency, slope: float,
+           drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
+    """`projected_attention` among the inputs as one node: (M, K, C), twice (K, C) and (K, C) or none -> (M, K, C).
+
+    Args:
+        x: float32 on the CPU; see `is_direct`.
+        drop: see `calls.drop_of`.
+        composed: (x, of_source, of_target, bias) -> the same by differentiable operators.
+    """
+    if torch.is_grad_enabled() and private.any_requires_grad(x, of_source, of_target, bias):
+        return _attend(x, of_source, of_target, bias, adjacency, slope, drop, composed)
+    kernels = calls.kernels()
+    assert kernels is not None
+    vectors = (calls.dense(of_source), calls.dense(of_target), None if bias is None else calls.dense(bias))
+    return affine.attend_forward(kernels, adjacency.by_target, calls.dense(x), *vectors, slope, drop, False).y
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency,
+                slope: float, drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
+        kernels = calls.kernels()
+        assert kernels is not None
+        tensors = (calls.dense(x), calls.dense(of_source), calls.dense(of_target),
+                   None if bias is None else calls.dense(bias))
+        found = affine.attend_forward(kernels, adjacency.by_target, *tensors, slope, drop, True)
+        ctx.save_for_backward(x, of_source, of_target, bias, *found)
+        ctx.adjacency, ctx.slope, ctx.drop, ctx.composed = adjacency, slope, drop, composed
+        return found.y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, of_source, of_target, bias, *saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            found = pulled_back(ctx.composed, (x, of_source, of_target, bias), needed[:4], [grad])
+            return *found, None, None, None, None
+        kernels, sides = calls.kernels(), ctx.adjacency
+        assert kernels is not None
+        tensors = (calls.dense(x), calls.dense(of_source), calls.dense(of_target),
+                   None if bias is None else calls.dense(bias))
+        grad_x, grads = affine.attend_backward(kernels, sides.by_target, sides.by_source(kernels), *tensors,
+                                               affine.Saved(*saved), calls.dense(grad), ctx.slope, ctx.drop)
+        others = grads.unbind(0)
+        return (grad_x if needed[0] else None, others[0] if needed[1] else None, others[1] if needed[2] else None,
+                others[2] if needed[3] else None, None, None, None, None)
+
+
+_attend = private.bound_apply(_Attend)
