@@ -10,9 +10,10 @@ import torch
 from structconv import torch_private as private
 from structconv.errors import StructureError
 from structconv.mechanisms import Adjacency
-from structconv.nn import Conv, GATConv
+from structconv.nn import Conv, GATConv, GraphPool, GroupPool
 from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
+from structconv.structures.groups import rows_to_groups
 
 pytestmark = pytest.mark.skipif(core() is None, reason="there are no native kernels")
 NODES, EDGES = 9, 30
@@ -143,3 +144,37 @@ def test_a_batch_and_a_graph_with_loops_are_as_they_are_written():
         y = layer(x, batch(parts).with_self_loops())
     torch.testing.assert_close(y, layer(x, looped))
     assert private.version(looped.edge_index) is not None
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "max"])
+@pytest.mark.parametrize("form", ["neighbors", "groups", "samples"])
+def test_pooling_is_that_of_the_operators(kind, form):
+    """Equal maxima share a gradient, a group without rows has zeros, and second derivatives are right."""
+    parts = [graph(), Graph(torch.zeros(2, 0, dtype=torch.int64), num_nodes=0), graph(weighted=False)]
+    joined = batch(parts) if form == "samples" else graph(outputs=12)
+    x = torch.randint(3, (joined.num_inputs, 5)).float().requires_grad_()
+    pool = (GraphPool if form == "samples" else GroupPool)(5, kind)
+    if form == "groups":
+        joined = rows_to_groups(torch.tensor([0, 2, 2, 1, 0, 2, 4, 4, 4]), 6)
+
+    def results():
+        y = pool(x, joined)
+        (grad,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+        (again,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(again.square().sum(), x)
+        return y, grad, again, second
+
+    found = results()
+    assert nodes(found[0].grad_fn) & {"_SumsBackward", "_MaximaBackward"}
+    with torch.autograd.profiler.profile():
+        expected = results()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not found[0][1 if form == "samples" else 3 if form == "groups" else 11].any()
+    with torch.no_grad():
+        torch.testing.assert_close(pool(x, joined), expected[0])
+    nan = x.detach().clone()
+    nan[0, 0] = torch.nan
+    with torch.autograd.profiler.profile():
+        expected = pool(nan, joined)
+    torch.testing.assert_close(pool(nan, joined), expected, equal_nan=True)

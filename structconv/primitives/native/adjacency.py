@@ -27,15 +27,19 @@ from structconv.primitives.native.loader import Core
 from structconv.primitives.products import outer, product
 
 __all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "check_unchanged", "convolve", "first_wrong_edge",
-           "is_direct"]
+           "gather_maxima", "gather_sums", "groups_in_order", "is_direct"]
 
 _EDGES = Struct("EdgesArgs", pointers("index"), integers("row column wide edges inputs outputs samples"),
                 pointers("input_starts output_starts bad"))
 _ADJACENCY = Struct("AdjacencyArgs", pointers("index"),
                     integers("row column wide edges inputs outputs loops square normalize"),
                     pointers("weights indptr columns order values scales bad"))
+_GROUPS = Struct("GroupsArgs", pointers("starts"), integers("groups rows"), pointers("indptr columns values bad"))
 _TRANSPOSE = Struct("TransposeArgs", LAYOUT.named("layout"), pointers("values"), integers("rows"),
                     pointers("indptr columns order values_T"))
+_MAXIMA = Struct("MaximaArgs", LAYOUT.named("by_target by_source"), pointers("x y grad shares grad_x"),
+                 integers("channels threads"))
+_NO_LAYOUT = (0,) * 5
 _NONE, _ROW, _SYMMETRIC = constants(kNone=0, kRow=1, kSymmetric=2)
 _NORMALIZATIONS = {None: _NONE, "row": _ROW, "sym": _SYMMETRIC}
 _INTEGERS = frozenset((torch.int32, torch.int64))
@@ -119,6 +123,31 @@ def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, sa
     kernels.edges(_EDGES.pack(index.data_ptr(), *index.stride(), index.dtype is torch.int64, index.shape[1], inputs,
                               outputs, *starts, _RESULT.address))
     return _RESULT.number.value
+
+
+def groups_in_order(starts: Tensor, rows: int, *, mean: bool = False) -> Adjacency | None:
+    """The edges from each row to its group, with values 1 or, for the `mean`, 1 by the number of its rows.
+
+    `starts` (G + 1,), int64, holds the first row of each group and the number of all. Remembered for as long as they
+    stay; `None` where no kernel can read them.
+    """
+    kernels = calls.kernels()
+    readable = starts.is_cpu and starts.dtype is torch.int64 and starts.is_contiguous() and rows < LIMIT
+    if kernels is None or not readable:
+        return None
+
+    def build() -> Adjacency | None:
+        groups = starts.shape[0] - 1
+        held = torch.empty(groups + 1 + rows * (1 + mean), dtype=torch.int32)
+        indptr = held.data_ptr()
+        columns = indptr + 4 * (groups + 1)
+        values = columns + 4 * rows if mean else 0
+        kernels.groups(_GROUPS.pack(starts.data_ptr(), groups, rows, indptr, columns, values, _RESULT.address))
+        if _RESULT.number.value >= 0:
+            return None
+        return Adjacency(Side((indptr, columns, 0, groups, rows), values, rows, held))
+
+    return kept(starts, ("groups", rows, mean), build)
 
 
 def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,
@@ -278,3 +307,68 @@ class _Attend(torch.autograd.Function):
 
 
 _attend = private.bound_apply(_Attend)
+
+
+def gather_sums(x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
+    """The sums of x (M, C) along the edges, weighed as these are, as one node: (N, C); see `convolve`."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _gather_sums(x, adjacency, composed)
+    return sums(adjacency.by_target, x)
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.adjacency, ctx.composed = adjacency, composed
+        return sums(adjacency.by_target, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            return *pulled_back(ctx.composed, ctx.saved_tensors, [True], [grad]), None, None
+        kernels = calls.kernels()
+        assert kernels is not None
+        return sums(ctx.adjacency.by_source(kernels), grad), None, None
+
+
+def gather_maxima(x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
+    """The maxima of x (M, C) over the edges into each output, 0 without any, as one node: (N, C); see `convolve`."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _gather_maxima(x, adjacency, composed)
+    return _maxima(adjacency.by_target, calls.dense(x))
+
+
+def _maxima(side: Side, x: Tensor) -> Tensor:
+    y = calls.empty(x, (side.rows, x.shape[1]))
+    kernels = calls.kernels()
+    assert kernels is not None
+    kernels.maxima(_MAXIMA.pack(*side.layout, *_NO_LAYOUT, x.data_ptr(), y.data_ptr(), 0, 0, 0, x.shape[1],
+                                torch.get_num_threads()))
+    return y
+
+
+class _Maxima(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
+        y = _maxima(adjacency.by_target, calls.dense(x))
+        ctx.save_for_backward(x, y)
+        ctx.adjacency, ctx.composed = adjacency, composed
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved_tensors
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            return *pulled_back(ctx.composed, (x,), [True], [grad]), None, None
+        kernels, sides = calls.kernels(), ctx.adjacency
+        assert kernels is not None
+        x, grad = calls.dense(x), calls.dense(grad)
+        grad_x, shares = calls.empty(x, x.shape), calls.empty(y, y.shape)
+        kernels.maxima_backward(_MAXIMA.pack(
+            *sides.by_target.layout, *sides.by_source(kernels).layout, x.data_ptr(), y.data_ptr(), grad.data_ptr(),
+            shares.data_ptr(), grad_x.data_ptr(), x.shape[1], torch.get_num_threads()))
+        return grad_x, None, None
+
+
+_gather_sums, _gather_maxima = private.bound_apply(_Sums), private.bound_apply(_Maxima)
