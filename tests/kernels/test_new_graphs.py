@@ -9,11 +9,12 @@ import torch
 
 from structconv import torch_private as private
 from structconv.errors import StructureError
-from structconv.mechanisms import Adjacency
+from structconv.mechanisms import Adjacency, Identity
 from structconv.nn import Conv, GATConv, GraphPool, GroupPool
 from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
 from structconv.structures.groups import rows_to_groups
+from structconv.weights import Eye
 
 pytestmark = pytest.mark.skipif(core() is None, reason="there are no native kernels")
 NODES, EDGES = 9, 30
@@ -97,6 +98,32 @@ def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(layer.eval()(x, given), layer(x.detach(), given))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("normalize", ["row", None])
+@pytest.mark.parametrize("eye", [False, True])
+def test_neighbors_and_self_are_one_node(normalize, turned, eye):
+    given, x = graph(weighted=normalize == "row"), torch.randn(NODES, 4, requires_grad=True)
+    near = Adjacency(normalize, weighted=normalize == "row")
+    own = Identity()
+    mechanism = near if eye else own | near if turned else near | own
+    layer = Conv(mechanism, 4, 4, weight=Eye() if eye else None)
+    torch.nn.init.normal_(layer.bias)
+    leaves = (x, *layer.parameters())
+
+    def results():
+        y = layer(x, given)
+        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
+        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+
+    found = results()
+    assert nodes(found[0].grad_fn) & {"_ConvolveWithSelfBackward", "_SumsBackward"}
+    with torch.autograd.profiler.profile():
+        expected = results()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_the_layer_is_one_node_and_transforms_agree_with_it():

@@ -26,8 +26,8 @@ from structconv.primitives.native.interface import Struct, constants, integers, 
 from structconv.primitives.native.loader import Core
 from structconv.primitives.products import outer, product
 
-__all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "check_unchanged", "convolve", "first_wrong_edge",
-           "gather_maxima", "gather_sums", "groups_in_order", "is_direct"]
+__all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "check_unchanged", "convolve",
+           "convolve_with_self", "first_wrong_edge", "gather_maxima", "gather_sums", "groups_in_order", "is_direct"]
 
 _EDGES = Struct("EdgesArgs", pointers("index"), integers("row column wide edges inputs outputs samples"),
                 pointers("input_starts output_starts bad"))
@@ -190,14 +190,14 @@ def check_unchanged(index: Tensor, version: int | None) -> None:
                            "gradient needs the edges as they were: change a copy")
 
 
-def sums(side: Side, x: Tensor) -> Tensor:
-    """y_n = sum of values_e x_m over the edges m -> n of one side: (M, C) -> (N, C), float32."""
+def sums(side: Side, x: Tensor, more: Tensor | None = None) -> Tensor:
+    """y_n = sum of values_e x_m over the edges m -> n of one side, plus more_n: (M, C) and (N, C) -> (N, C)."""
     x = calls.dense(x)
     y = calls.empty(x, (side.rows, x.shape[1]))
     kernels = calls.Loaded.core
     assert kernels is not None
-    kernels.spmm(calls.SPMM.pack(*side.in_slots, side.values, x.data_ptr(), 0, y.data_ptr(), x.shape[0], x.shape[1],
-                                 1, 0, 1, 1, 1, 0, torch.get_num_threads(), 1.0, 0.0))
+    kernels.spmm(calls.SPMM.pack(*side.in_slots, side.values, x.data_ptr(), calls.pointer(more), y.data_ptr(),
+                                 x.shape[0], x.shape[1], 1, 0, 1, 1, 1, 0, torch.get_num_threads(), 1.0, 1.0))
     return y
 
 
@@ -256,6 +256,53 @@ class _Convolve(torch.autograd.Function):
 
 
 _convolve = private.bound_apply(_Convolve)
+
+
+def convolve_with_self(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, own: int,
+                       composed: Composed) -> Tensor:
+    """y = A^T x Theta_(1 - own) + x Theta_own + b as one node: (N, P), (2, P, Q) and (Q) or none -> (N, Q).
+
+    The layer of GraphSAGE (Hamilton et al. 2017), of means or sums. Args: as of `convolve`.
+    """
+    if torch.is_grad_enabled() and private.any_requires_grad(x, theta, bias):
+        return _convolve_with_self(x, theta, bias, adjacency, own, composed)
+    return _forward_with_self(x, theta, bias, adjacency, own)[0]
+
+
+def _forward_with_self(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, own: int
+                       ) -> tuple[Tensor, Tensor]:
+    r = sums(adjacency.by_target, x)
+    return product(r, theta[1 - own], bias).add_(product(x, theta[own])), r
+
+
+class _ConvolveWithSelf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, own: int,
+                composed: Composed) -> Tensor:
+        y, r = _forward_with_self(x, theta, bias, adjacency, own)
+        ctx.save_for_backward(x, theta, bias, r)
+        ctx.adjacency, ctx.own, ctx.composed = adjacency, own, composed
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, theta, bias, r = ctx.saved_tensors
+        needed, own = ctx.needs_input_grad, ctx.own
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            return *pulled_back(ctx.composed, (x, theta, bias), needed[:3], [grad]), None, None, None
+        grad_x = grad_theta = None
+        g = calls.dense(grad)
+        if needed[0]:
+            kernels = calls.kernels()
+            assert kernels is not None
+            grad_x = sums(ctx.adjacency.by_source(kernels), product(g, theta[1 - own].t()), product(g, theta[own].t()))
+        if needed[1]:
+            grads = [outer(r, g), outer(x, g)]
+            grad_theta = torch.stack(grads if own else grads[::-1])
+        return grad_x, grad_theta, g.sum(0) if needed[2] else None, None, None, None
+
+
+_convolve_with_self = private.bound_apply(_ConvolveWithSelf)
 
 
 def attend(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency, slope: float,
