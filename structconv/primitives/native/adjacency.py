@@ -180,7 +180,8 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     return (type(x) in _PLAIN and x.dtype is torch.float32 and x.is_cpu and x.numel() > 0
             and x.shape[-1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and _PLAIN.issuperset(map(type, others))
             and all(t is None or (t.dtype is torch.float32 and t.is_cpu) for t in others)
-            and not is_compiling() and not private.watched() and not private.is_wrapped(x) and not x.is_meta)
+            and not is_compiling() and not private.watched(profilers=False) and not private.is_wrapped(x)
+            and not x.is_meta)
 
 
 def check_unchanged(index: Tensor, version: int | None) -> None:
