@@ -164,7 +164,8 @@ def _measured(times: dict[str, Times], peaks: dict[str, int], peer: str | None) 
         large = max(peaks["ours"], peaks[peer]) > _SMALL and peaks[peer] > 0
         fields |= {"peer_ms": _triple(times[peer]), "peer_peak_mb": peaks[peer] / 1e6,
                    "ratio": times[peer].median / own.median,
-                   "memory_ratio": peaks["ours"] / peaks[peer] if large else None}
+                   "memory_ratio": peaks["ours"] / peaks[peer] if large else None,
+                   "extra": {"ratio_of_minima": min(times[peer].samples) / min(own.samples)}}
     return fields
 
 

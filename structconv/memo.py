@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_private as private
 
-__all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "latest", "mark", "values_known"]
+__all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "kept", "latest", "mark", "values_known"]
 
 T = TypeVar("T")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -97,6 +97,25 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
     if is_compiling() or (isinstance(owner, Tensor) and owner.requires_grad):
         return build()
     return derived(owner, name, Reused).of((), key, lambda: private.outside_modes(build))
+
+
+def kept(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
+    """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner: without its care.
+
+    The owner is a plain tensor without a gradient, such as a list of edges.
+    """
+    entry, version = _ENTRIES.get(id(owner)), private.version(owner)
+    if entry is None or entry.version != version or entry.ref() is not owner:
+        value = build()
+        if version is None:
+            return value
+        entry = _ENTRIES[id(owner)] = _Entry(owner, version)
+    elif (known := entry.values.get(key)) is not None:
+        return cast(T, known[1])
+    else:
+        value = build()
+    entry.values[key] = (), value
+    return value
 
 
 class Owner:

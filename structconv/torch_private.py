@@ -254,10 +254,10 @@ def version(t: Tensor) -> int | None:
 known_version: Callable[[Tensor], int] = attrgetter("_version")
 
 
-def watched() -> bool:
-    """Whether anything beside autograd is to see, or to transform, an operator."""
+def watched(profilers: bool = True) -> bool:
+    """Whether anything beside autograd is to see, or to transform, an operator; profilers only if they count."""
     return bool(dispatch_modes() or function_modes() or transforms_active() or forward_level() >= 0
-                or tracing() is not None or profiling())
+                or tracing() is not None or (profilers and profiling()))
 
 
 def autocast() -> tuple[torch.dtype, ...]:

@@ -261,7 +261,7 @@ def small_cases() -> list[Case]:
     return [case for suite in ("graph", "relational", "dispatch") for case in cases(suite)
             if isinstance(case, Case) and not case.name.startswith("cora")] + [
         case for suite in ("models", "messages") for case in cases(suite)
-        if case.name.endswith(("-step", "passing-network"))]
+        if case.name.endswith(("-step", "passing-network"))] + [case for case in cases("new-graphs") if case.headline]
 
 
 @pytest.mark.parametrize("case", small_cases(), ids=lambda case: f"{case.suite}-{case.name}")

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "cases"]
 
-SUITES = ("grid", "graph", "attention", "windows", "relational", "messages", "planner", "dispatch", "decode",
-          "precision", "models", "compat")
+SUITES = ("grid", "graph", "attention", "windows", "relational", "messages", "planner", "dispatch",
+          "new-graphs", "decode", "precision", "models", "compat")
 
 
 def cases(suite: str) -> tuple[Case | Probe, ...]:
     """The cases of one suite."""
-    return tuple(import_module(f"{__name__}.{suite}").CASES)
+    return tuple(import_module(f"{__name__}.{suite.replace('-', '_')}").CASES)

@@ -82,6 +82,6 @@ CASES = (
     Case(suite="dispatch", name="alibi", build=lambda size: build_alibi()),
     Case(suite="dispatch", name="relative-bias", build=lambda size: build_relative_bias()),
     Case(suite="dispatch", name="own-mechanism", build=lambda size: build_own()),
-    Case(suite="dispatch", name="gcn-new-graphs", build=lambda size: build_new_graphs("GCNConv", 64, 64)),
-    Case(suite="dispatch", name="gat-new-graphs", build=lambda size: build_new_graphs("GATConv", 64, 16, 4)),
+    Case(suite="dispatch", name="gcn-new-graphs", build=lambda size: build_new_graphs("gcn", 64)),
+    Case(suite="dispatch", name="gat-new-graphs", build=lambda size: build_new_graphs("gat", 64)),
 )

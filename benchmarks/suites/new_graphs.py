@@ -1,57 +1,223 @@
-"""Graph learning as it mostly is: every batch of small graphs is seen for the first time."""
+"""Graph learning as it mostly is: every batch of small graphs is seen for the first time.
+
+Each call gets new tensors of the edges, and what a library makes of them counts: `Graph.from_data` for ours, nothing
+for PyTorch Geometric, whose layers take the tensors of its `Batch` as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import peers
-from benchmarks.case import Comparison, Entrant, entrant
+from benchmarks.case import Case, Comparison, Entrant, Size, entrant
 from benchmarks.graphs import molecules
 from benchmarks.suites.graph_peers import copied, heads_to_rows, leaf
 from structconv import nn as layers
+from structconv.mechanisms import Adjacency, Identity
 from structconv.structures import Graph
+from structconv.weights import Eye
 
-__all__ = ["build_new_graphs"]
+__all__ = ["CASES", "build_new_graphs"]
 
 _BATCHES, _GRAPHS = 4, 32
+#: A layer of ours or of a peer, called with x and a batch.
+Call = Callable[[Tensor, Any], Tensor]
 
 
-def build_new_graphs(kind: str, in_channels: int, channels: int, *heads: int) -> Comparison:
-    """A layer on batches of molecules that come as new tensors in every call, nothing of them known."""
-    batches = [molecules(_GRAPHS, seed) for seed in range(_BATCHES)]
-    options = {"add_self_loops": False} if heads else {}
-    ours: Any = getattr(layers, kind)(in_channels, channels, *heads, **options)
+class _Batch:
+    """A batch of graphs whose tensors are new in every call."""
+
+    def __init__(self, edges: Tensor, sizes: Tensor) -> None:
+        self.edges, self.sizes, self.nodes = edges, sizes, int(sizes.sum())
+        self.starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        self.owner = torch.repeat_interleave(sizes)
+
+    def fresh(self) -> SimpleNamespace:
+        """The attributes of PyTorch Geometric's `Batch`."""
+        return SimpleNamespace(edge_index=self.edges.clone(), ptr=self.starts.clone(), batch=self.owner.clone(),
+                               num_nodes=self.nodes, num_graphs=len(self.sizes))
+
+
+def _random(count: int, nodes: int, seed: int) -> _Batch:
+    """So many graphs of so many nodes, with a random edge out of each node, and its reverse."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.arange(count * nodes)
+    step = torch.randint(1, nodes, (count * nodes,), generator=generator)  # no loops: libraries differ about theirs
+    target = (source % nodes + step) % nodes + source // nodes * nodes
+    half = torch.stack([source, target])
+    return _Batch(torch.cat([half, half.flip(0)], 1), torch.full((count,), nodes))
+
+
+def _of_molecules(count: int, seed: int) -> _Batch:
+    graph = molecules(count, seed)
+    return _Batch(graph.edge_index, torch.tensor([graph.num_nodes]))
+
+
+class _Max(nn.Module):
+    """max over the neighbors x_m, times W, plus x_n V + b (Hamilton et al. 2017, without the layer before the maximum).
+    """
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.pool = layers.GroupPool(channels, "max")
+        self.near, self.own = nn.Linear(channels, outputs), nn.Linear(channels, outputs, bias=False)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        return self.near(self.pool(x, graph)) + self.own(x)
+
+
+class _Gin(nn.Module):
+    """An MLP of the sum over neighbors and the node itself (Xu et al. 2019)."""
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.sum = layers.Conv(Adjacency(None, self_loops=True), channels, channels, weight=Eye(), bias=False)
+        self.mlp = _mlp(channels, outputs)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        y: Tensor = self.mlp(self.sum(x, graph))
+        return y
+
+
+def _mlp(channels: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(channels, outputs), nn.ReLU(), nn.Linear(outputs, outputs))
+
+
+def _ours(kind: str, channels: int, outputs: int) -> Any:
+    if kind == "gcn":
+        return layers.GCNConv(channels, outputs)
+    if kind == "gat":
+        return layers.GATConv(channels, outputs // 4, 4)
+    if kind == "sage":
+        return layers.Conv(Adjacency("row") | Identity(), channels, outputs)
+    return _Gin(channels, outputs) if kind == "gin" else _Max(channels, outputs)
+
+
+def _peer(library: Any, kind: str, ours: Any, channels: int, outputs: int) -> Any:
+    """PyTorch Geometric's layer with our numbers."""
+    if kind == "gcn":
+        made = library.GCNConv(channels, outputs)
+        copied(made.lin.weight, ours.weight.theta[0].mT)
+    elif kind == "gat":
+        made = library.GATConv(channels, outputs // 4, 4)
+        _copy(made, ours)
+    elif kind == "gin":
+        made = library.GINConv(_mlp(channels, outputs))
+        made.nn.load_state_dict(ours.mlp.state_dict())
+    else:
+        made = library.SAGEConv(channels, outputs, aggr="max" if kind == "max" else "mean")
+        near, own = ((ours.near.weight, ours.own.weight) if kind == "max"
+                     else (ours.weight.theta[0].mT, ours.weight.theta[1].mT))
+        copied(made.lin_l.weight, near)
+        copied(made.lin_l.bias, ours.near.bias if kind == "max" else ours.bias)
+        copied(made.lin_r.weight, own)
+    return made
+
+
+class _Net(nn.Module):
+    """Two layers with ReLUs, a pooling of each graph, and a linear layer."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, head: nn.Module, pool: Call, arguments: Callable[[Any], Any]
+                 ) -> None:
+        super().__init__()
+        self.first, self.second, self.head, self.pool, self.arguments = first, second, head, pool, arguments
+
+    def forward(self, x: Tensor, data: Any) -> Tensor:
+        edges = self.arguments(data)
+        x = torch.relu(self.first(x, edges))
+        x = torch.relu(self.second(x, edges))
+        y: Tensor = self.head(self.pool(x, edges if isinstance(edges, Graph) else data))
+        return y
+
+
+def _network(kind: str, count: int, nodes: int, channels: int, size: Size) -> Comparison:
+    """A whole network on batches of so many graphs of so many nodes."""
+    batches = [_random(count, nodes, seed) for seed in range(_BATCHES)]
+    first, second, head = _ours(kind, channels, channels), _ours(kind, channels, channels), nn.Linear(channels, 8)
+    ours = _Net(first, second, head, layers.GraphPool(channels, "mean"), Graph.from_data)
     found = []
     if (library := peers.geometric()) is not None:
-        pyg = getattr(library, kind)(in_channels, channels, *heads, **options)
-        _copy(pyg, ours)
-        found.append(_entrant("pyg", pyg, batches, lambda x, edges: pyg(x, edges)))
-    nodes, edges = (sum(counts) for counts in zip(*((g.num_nodes, g.num_edges) for g in batches), strict=True))
-    own = _entrant("ours", ours, batches, lambda x, edges: ours(x, Graph(edges, num_nodes=x.shape[0])))
-    return Comparison(ours=own, peers=tuple(found), edges=edges,
-                      size=f"{_BATCHES} batches of {_GRAPHS} graphs, {nodes:,} nodes, {edges:,} edges, "
-                           f"{in_channels} to {'x'.join(map(str, (*heads, channels)))}")
+        twin = nn.Linear(channels, 8)
+        twin.load_state_dict(head.state_dict())
+        both = [_peer(library, kind, layer, channels, channels) for layer in (first, second)]
+        peer = _Net(both[0], both[1], twin, lambda x, data: library.global_mean_pool(x, data.batch),
+                    lambda data: data.edge_index)
+        found.append(_calls("pyg", peer, peer, batches, channels))
+    return _comparison(_calls("ours", ours, ours, batches, channels), found, batches, f"two layers of {channels}")
 
 
-def _entrant(name: str, layer: Any, batches: list[Graph], call: Callable[[Tensor, Tensor], Tensor]) -> Entrant:
-    xs = [leaf(graph.num_nodes, layer.in_channels) for graph in batches]
+def _layer(kind: str, count: int, channels: int, size: Size) -> Comparison:
+    """One layer on batches of so many molecules."""
+    batches = [_of_molecules(count, seed) for seed in range(_BATCHES)]
+    ours = _ours(kind, channels, channels)
+    found = []
+    if (library := peers.geometric()) is not None:
+        peer = _peer(library, kind, ours, channels, channels)
+        found.append(_calls("pyg", peer, lambda x, data: peer(x, data.edge_index), batches, channels))
+    own = _calls("ours", ours, lambda x, data: ours(x, Graph.from_data(data)), batches, channels)
+    return _comparison(own, found, batches, f"{channels} to {channels}")
+
+
+def _pool(kind: str, count: int, nodes: int, channels: int, size: Size) -> Comparison:
+    """The pooling of each graph of a new batch."""
+    batches = [_random(count, nodes, seed) for seed in range(_BATCHES)]
+    ours = layers.GraphPool(channels, kind)
+    found = []
+    if (library := peers.geometric()) is not None:
+        pool = getattr(library, f"global_{'add' if kind == 'sum' else kind}_pool")
+        found.append(_calls("pyg", nn.Module(), lambda x, data: pool(x, data.batch), batches, channels))
+    own = _calls("ours", ours, lambda x, data: ours(x, Graph.from_data(data)), batches, channels)
+    return _comparison(own, found, batches, f"{channels} channels")
+
+
+def _calls(name: str, layer: nn.Module, call: Call, batches: Sequence[_Batch], channels: int) -> Entrant:
+    xs = [leaf(batch.nodes, channels) for batch in batches]
 
     def run() -> Tensor:
-        return torch.cat([call(x, graph.edge_index.clone()) for x, graph in zip(xs, batches, strict=True)])
+        return torch.cat([call(x, batch.fresh()) for x, batch in zip(xs, batches, strict=True)])
 
     return entrant(name, layer, run, *xs)
 
 
+def _comparison(ours: Entrant, found: Sequence[Entrant], batches: Sequence[_Batch], channels: str) -> Comparison:
+    graphs, nodes, edges = (sum(counts) for counts in zip(*(
+        (len(batch.sizes), batch.nodes, batch.edges.shape[1]) for batch in batches), strict=True))
+    return Comparison(ours=ours, peers=tuple(found), edges=edges,
+                      size=f"{len(batches)} batches, {graphs} graphs, {nodes:,} nodes, {edges:,} edges, {channels}")
+
+
+def build_new_graphs(kind: str, channels: int) -> Comparison:
+    """A layer on batches of 32 molecules, nothing of them known."""
+    return _layer(kind, _GRAPHS, channels, Size())
+
+
 def _copy(peer: Any, ours: Any) -> None:
-    """Our parameters into PyTorch Geometric's layer."""
-    score = next((part for part in ours.modules() if getattr(part, "vector_source", None) is not None), None)
-    if score is None:
-        copied(peer.lin.weight, ours.weight.theta[0].mT)
-        return
+    """Our parameters into PyTorch Geometric's attention."""
+    score = next(part for part in ours.modules() if getattr(part, "vector_source", None) is not None)
     copied(peer.lin.weight, heads_to_rows(ours.weight.theta))
     copied(peer.att_src, score.vector_source[None])
     copied(peer.att_dst, score.vector_target[None])
+
+
+_KINDS = ("gcn", "gat", "sage", "gin", "max")
+#: Molecules for about 300, 1,600, 6,000 and 100,000 edges.
+_COUNTS = {300: 6, 1600: 32, 6000: 120, 100000: 2000}
+#: Graphs of a batch, nodes of each, channels.
+_NETWORKS = ((16, 15, 32), (64, 25, 64), (128, 30, 128))
+
+CASES = (
+    *(Case(suite="new-graphs", name=f"{kind}-{edges}", build=partial(_layer, kind, count, 64), headline=edges == 1600)
+      for kind in _KINDS for edges, count in _COUNTS.items()),
+    *(Case(suite="new-graphs", name=f"net-{kind}-{count}x{nodes}x{channels}",
+           build=partial(_network, kind, count, nodes, channels), headline=count == 16)
+      for kind in _KINDS for count, nodes, channels in _NETWORKS),
+    *(Case(suite="new-graphs", name=f"pool-{kind}-{count}x{nodes}x{channels}",
+           build=partial(_pool, kind, count, nodes, channels), headline=count == 16)
+      for kind in ("sum", "mean", "max") for count, nodes, channels in _NETWORKS),
+)

@@ -8,8 +8,8 @@ Each call builds a new basis: a tree of values that holds the tensors of the cal
 
 So a plan holds no tensor, and a call passes nothing but its basis.
 
-A basis may hold numbers that are not computed yet (`Projected`, `Term`, `NormalizedWeights`), which a kernel may fuse with
-others. `materialized(basis)` computes them.
+A basis may hold numbers that are not computed yet (`Projected`, `Term`, `NormalizedWeights`), which a kernel may fuse
+with others. `materialized(basis)` computes them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from structconv.structures.values import (
     tensors_in,
 )
 
-__all__ = ["LAZY", "Function", "Leaf", "NormalizedWeights", "Projected", "Term", "filler", "getter", "itself", "materialized",
-           "shape_class", "spec_of", "tensor", "tree_key"]
+__all__ = ["LAZY", "Function", "Leaf", "NormalizedWeights", "Projected", "Term", "filler", "getter", "itself",
+           "materialized", "shape_class", "spec_of", "tensor", "tree_key"]
 
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
@@ -271,6 +271,8 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
         fields = _NODES.get(kind)
         if fields is None:
             known = value.__dict__.get("_known_key") if isinstance(value, FrozenValue) else None
+            if known is None and kind is Graph:
+                known = value.__dict__["_known_key"] = (id(value), *value.tensor_ids()), value.static_key
             if known is not None:
                 met += known[0]
                 facts.append(known[1])
@@ -338,7 +340,7 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
     else:
         key = key_of(value)
         if isinstance(value, FrozenValue):
-            ids = id(value), *(value.tensor_ids() if isinstance(value, Graph) else map(id, tensors_in(value)))
+            ids = id(value), *map(id, tensors_in(value))
             met += ids
             if type(value) is not Function:
                 value.__dict__["_known_key"] = ids, key

@@ -13,6 +13,7 @@ from structconv.kernels import (
     grid,
     joined,
     long_convolution,
+    neighbors,
     orders,
     polynomial,
     reassociation,
@@ -26,7 +27,7 @@ from structconv.kernels import (
 from structconv.planning.kernel import complete
 
 __all__ = ["additive_attention", "attention_step", "blocked_attention", "composite", "conditioned", "dense_attention",
-           "flex_attention", "grid", "joined", "long_convolution", "orders", "polynomial", "reassociation",
+           "flex_attention", "grid", "joined", "long_convolution", "neighbors", "orders", "polynomial", "reassociation",
            "relational", "samples", "shifts", "sparse_attention", "sparse_product", "window_attention"]
 
 complete()

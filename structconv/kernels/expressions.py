@@ -89,7 +89,7 @@ def pairs_list(support: Support | None) -> Callable[[Any, int, int, torch.device
 
         def graph(basis: Any, inputs: int, outputs: int, device: torch.device) -> Graph:
             found: Graph = graph_of(basis)
-            return found if found.edge_index.device == device else found.to(device)
+            return found if found.listed()[0].device == device else found.to(device)
 
         return graph
     fill = filler(support)

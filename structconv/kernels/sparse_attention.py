@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from structconv import torch_private as private
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, LeakyReLU, Normalised
 from structconv.bases.scores import Affine, EdgeScore
@@ -26,8 +27,10 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.native.adjacency import adjacency_of, attend, check_unchanged, is_direct
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
+from structconv.primitives.native.calls import drop_of
 from structconv.primitives.native.joint import joint_attention
 from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
@@ -101,6 +104,10 @@ class AffineEdges(NamedTuple):
 
     def _projected(self, source: Term, target: Term, bias: Tensor | None, call: Call) -> Tensor:
         x, z, edges = source.x, target.x, self.edges
+        if z is x and x.dim() == 3:
+            y = self._as_one_node(x, source.vector, target.vector, bias, call)
+            if y is not None:
+                return y
         lead = tuple(x.shape[:-3]) if z is x else broadcast(x.shape[:-3], z.shape[:-3])
         batch = edges.folded(call.basis, x.shape[-2], z.shape[-2], x, lead)
         y = projected_attention(*batch.layouts, batch.rows(x), batch.by_head(source.vector),
@@ -109,6 +116,31 @@ class AffineEdges(NamedTuple):
                                 dropout=edges.dropout.p, seed=edges.dropout.seed_of(call.basis),
                                 batch_heads=edges.size)
         return batch.heads(y)
+
+
+    def _as_one_node(self, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, call: Call
+                     ) -> Tensor | None:
+        """(K, N, C) of x (K, M, C) over edges that a kernel sorts itself; `None` where none can read the tensors."""
+        heads = (self.edges.size, x.shape[2])
+        fitting = x.shape[0] == heads[0] and of_source.shape == of_target.shape == heads
+        if not fitting or not is_direct(x, of_source, of_target, bias) or (bias is not None and bias.shape != heads):
+            return None
+        graph = self.edges.pairs(call.basis, x.shape[-2], x.shape[-2], x.device)
+        index, loops = graph.listed()
+        nodes = graph.num_inputs, graph.num_outputs
+        adjacency = adjacency_of(index, *nodes, loops=loops) if nodes == (x.shape[-2],) * 2 else None
+        if adjacency is None:
+            return None
+        options, version = self.edges.options(call.basis), private.version(index)
+
+        def composed(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None) -> Tensor:
+            check_unchanged(index, version)
+            return projected_attention(*graph.layouts(), x, of_source, of_target, None, bias, slope=self.slope,
+                                       **options)
+
+        drop = drop_of(options["dropout"], options["seed"], options["batch_heads"])
+        return attend(x.transpose(0, 1), of_source, of_target, bias, adjacency, self.slope, drop,
+                      composed).transpose(0, 1)
 
 
 def _terms(source: Tensor, target: Tensor, batch: Folding) -> tuple[Tensor, Tensor]:

@@ -15,12 +15,20 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.csr import edge_product, spmm
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.adjacency import Adjacency, adjacency_of, convolve, is_direct
+from structconv.primitives.native.adjacency import (
+    Adjacency,
+    adjacency_of,
+    check_unchanged,
+    convolve,
+    gather_sums,
+    is_direct,
+)
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph
-from structconv.weights import Full
+from structconv.weights import Eye, Full
+from structconv.weights.base import plus
 
-__all__ = ["SparseProduct"]
+__all__ = ["Matrices", "SparseProduct", "is_lazy", "matrices"]
 
 
 class Matrices(NamedTuple):
@@ -64,18 +72,27 @@ class Matrices(NamedTuple):
         return self.product(r, call, True)
 
 
+def matrices(basis: Sparse, x: Tensor) -> Matrices:
+    """The matrices of a spec, of the dtype and on the device of x."""
+    if basis.values is not None:
+        check_alike("Sparse", x, basis.values, other_name="values")
+    single = basis.values is None or (basis.values.dim() <= 2 and basis.size == 1)
+    return Matrices(getter(basis.graph), None if basis.values is None else getter(basis.values), single)
+
+
+def is_lazy(basis: Sparse) -> bool:
+    """Whether the values of a spec are ones, or normalized weights that a kernel may make itself."""
+    return basis.values is None or bool(getattr(basis.values, "lazy", False))
+
+
 class SparseProduct(Applied):
     """`structconv::spmm` for matrices over one list of edges."""
 
     name, types, before = "structconv.spmm", (Sparse,), ("primitives",)
 
     def match(self, problem: Problem) -> Matrices:
-        basis = problem.basis
-        assert isinstance(basis, Sparse)
-        if basis.values is not None:
-            check_alike("Sparse", problem.x, basis.values, other_name="values")
-        single = basis.values is None or (basis.values.dim() <= 2 and basis.size == 1)
-        return Matrices(getter(basis.graph), None if basis.values is None else getter(basis.values), single)
+        assert isinstance(problem.basis, Sparse)
+        return matrices(problem.basis, problem.x)
 
     def application(self, match: Matrices, problem: Problem) -> Application:
         return Application(match.product, match.analysis, match.synthesis, single=match.one if match.single else None)
@@ -83,10 +100,12 @@ class SparseProduct(Applied):
     def compile(self, match: Matrices, problem: Problem, path: str) -> Run:
         """The whole layer as one node where it has one matrix and one Theta."""
         run = super().compile(match, problem, path)
-        values, theta = cast(Sparse, problem.basis).values, problem.theta
-        direct = values is None or getattr(values, "lazy", False)
-        usual = direct and match.single and isinstance(theta, Full) and theta.size == 1 and not problem.projected
-        return _as_one_node(match, run, path == "structure_first") if usual and problem.x.dim() == 2 else run
+        theta, direct = problem.theta, match.single and is_lazy(cast(Sparse, problem.basis)) and problem.x.dim() == 2
+        if not direct or problem.projected or theta.size != 1:
+            return run
+        if type(theta) is Eye:
+            return _sums_as_one_node(match, run)
+        return _as_one_node(match, run, path == "structure_first") if isinstance(theta, Full) else run
 
 
 def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
@@ -100,12 +119,27 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
         version = private.version(index)
 
         def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
-            if private.version(index) != version:
-                raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of "
-                                   "its gradient needs the edges as they were: change a copy")
+            check_unchanged(index, version)
             return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
 
         return convolve(x, theta, bias, adjacency, structure_first, composed)
+
+    return run
+
+
+def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
+    """The same without Theta."""
+    def run(call: Call) -> Tensor:
+        if not is_direct(call.x) or (adjacency := match.adjacency(call)) is None:
+            return otherwise(call)
+        index = match.graph(call.basis).listed()[0]
+        version = private.version(index)
+
+        def composed(x: Tensor) -> Tensor:
+            check_unchanged(index, version)
+            return otherwise(call._replace(x=x, bias=None))
+
+        return plus(gather_sums(call.x, adjacency, composed), call.bias)
 
     return run
 

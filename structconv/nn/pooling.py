@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
+from structconv import torch_private as private
 from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
@@ -21,6 +23,14 @@ from structconv.nn.conv import Conv
 from structconv.nn.layer import Device, move
 from structconv.nn.recurrent import ConvLSTMCell
 from structconv.primitives.layout import Csr
+from structconv.primitives.native.adjacency import (
+    adjacency_of,
+    check_unchanged,
+    gather_maxima,
+    gather_sums,
+    groups_in_order,
+    is_direct,
+)
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import Structure, entries_to_samples
@@ -37,6 +47,8 @@ _MECHANISMS: dict[str, Mechanism | None] = {
     "softmax": BiAffine(bilinear=False, target=False).masked(keep=STRUCTURE).softmax(),
     "set2set": DotProduct().masked(keep=STRUCTURE).softmax()}
 POOLINGS = tuple(_MECHANISMS)
+#: What is one node over edges that a kernel sorts.
+_DIRECT = frozenset(("sum", "mean", "max"))
 
 
 class GroupPool(Composite):
@@ -86,6 +98,12 @@ class GroupPool(Composite):
         check_entries(owner, x, entries=groups.num_inputs, channels=self.channels)
         if not x.is_floating_point():
             raise ShapeError(owner, "x must be floating", x.dtype)
+        if self.kind in _DIRECT and (y := _of_groups(x, groups, self.kind, self._composed)) is not None:
+            return y
+        return self._composed(x, groups)
+
+    def _composed(self, x: Tensor, groups: Graph) -> Tensor:
+        """The pooled rows by differentiable operators."""
         if self.kind == "max":
             return _largest(x, groups)
         start = x.new_zeros(*x.shape[:-2], groups.num_outputs, self.channels)
@@ -99,6 +117,24 @@ class GroupPool(Composite):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.kind!r}" + (f", steps={self.steps}" if self.kind == "set2set" else "")
+
+
+def _of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor, Graph], Tensor]) -> Tensor | None:
+    """The rows x (M, C) pooled along the edges of a graph by a native kernel; `None` where none can read them."""
+    if x.dim() != 2 or not is_direct(x):
+        return None
+    index, loops = groups.listed()
+    adjacency = adjacency_of(index, groups.num_inputs, groups.num_outputs, loops=loops, square=groups.is_square,
+                             normalize="row" if kind == "mean" else None)
+    if adjacency is None:
+        return None
+    version = private.version(index)
+
+    def composed(x: Tensor) -> Tensor:
+        check_unchanged(index, version)
+        return otherwise(x, groups)
+
+    return (gather_maxima if kind == "max" else gather_sums)(x, adjacency, composed)
 
 
 def _in_order(groups: Graph) -> bool:
@@ -146,4 +182,18 @@ class GraphPool(GroupPool):
     def forward(self, x: Tensor, graph: Structure) -> Tensor:
         """(..., M, C) -> (..., B, C)."""
         check_tensor("GraphPool", "x", x)
+        if self.kind in _DIRECT and (y := self._of_samples(x, graph)) is not None:
+            return y
         return super().forward(x, entries_to_samples(graph, x.device))
+
+    def _of_samples(self, x: Tensor, graph: Structure) -> Tensor | None:
+        """The pooled rows of a batch, which lie one sample after the other, without a list of edges; `None` where no
+        kernel can read them, or something does not fit."""
+        samples = getattr(graph, "samples", None)
+        if samples is None or x.dim() != 2 or x.shape != (samples.num_inputs, self.channels) or not is_direct(x):
+            return None
+        groups = groups_in_order(samples.input_starts, x.shape[0], mean=self.kind == "mean")
+        if groups is None:
+            return None
+        return (gather_maxima if self.kind == "max" else gather_sums)(
+            x, groups, lambda x: self._composed(x, entries_to_samples(graph, x.device)))

@@ -57,10 +57,10 @@ class Graph(Exchange, Structure):
     def _static(self) -> Hashable:
         index, held = self.listed()[0], [key_of(t) if isinstance(t, Tensor) else t
                                          for t in (self.edge_weight, self.edge_attr)]
-        edges = size_class(self.num_edges) if isinstance(index, Tensor) else None
+        listed = ((index.dtype, index.device, size_class(self.num_edges)) if isinstance(index, Tensor)
+                  else (key_of(index),))
         samples = None if self.samples is None else (size_class(self.samples.num_samples), self.samples.square)
-        return (type(self), size_class(self.num_inputs), size_class(self.num_outputs), key_of(index), edges, *held,
-                samples)
+        return (type(self), size_class(self.num_inputs), size_class(self.num_outputs), *listed, *held, samples)
 
     def listed(self) -> tuple[Tensor, bool]:
         """The edges that are listed, and whether a loop at each entry comes after them."""
@@ -192,13 +192,14 @@ class Graph(Exchange, Structure):
         if isinstance(attr, str):
             check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
         attr = 0.0 if self.edge_attr is None else attr
-        if self.num_inputs != self.num_outputs:
-            self._check_square("with_self_loops", "Only a graph whose inputs are its outputs, M = N, has self-loops.")
         if weight == 1.0 and self.edge_weight is self.edge_attr is None and _has_version(self.edge_index):
             found: Graph | None = self.__dict__.get("_looped")
             if found is None:
+                self._check_square("with_self_loops", "Only a graph with M = N, inputs as outputs, has self-loops.")
                 found = self.__dict__["_looped"] = _with_lazy_loops(self)
             return found
+        if self.num_inputs != self.num_outputs:
+            self._check_square("with_self_loops", "Only a graph whose inputs are its outputs, M = N, has self-loops.")
         return derived(self, ("self-loops", weight, attr), lambda: _with_self_loops(self, weight, attr))
 
     def select(self, keep: Tensor) -> Graph:

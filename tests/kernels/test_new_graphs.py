@@ -6,13 +6,16 @@ import dataclasses
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from structconv import torch_private as private
 from structconv.errors import StructureError
-from structconv.mechanisms import Adjacency
-from structconv.nn import Conv
+from structconv.mechanisms import Adjacency, Identity
+from structconv.nn import Conv, GATConv, GraphPool, GroupPool
 from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
+from structconv.structures.groups import rows_to_groups
+from structconv.weights import Eye
 
 pytestmark = pytest.mark.skipif(core() is None, reason="there are no native kernels")
 NODES, EDGES = 9, 30
@@ -38,6 +41,11 @@ def matrix(graph, normalize, loops):
     if normalize == "sym":
         return root(rows)[:, None] * a * root(columns)
     return a * inverse(columns) if normalize == "row" else a
+
+
+def nodes(fn):
+    """The names of all nodes that a gradient goes through."""
+    return {fn.name()}.union(*(nodes(after) for after, _ in fn.next_functions if after is not None))
 
 
 CASES = [(normalize, loops, options) for normalize in ("sym", "row", None) for loops, options in (
@@ -68,6 +76,55 @@ def test_values_and_derivatives_are_those_of_the_matrix(normalize, loops, option
     for found, right in ((first, wanted), (again, wanted_again), (second, wanted_second)):
         for one, other in zip(found, right, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("loops", "bias", "dropout"), [(True, True, 0.0), (False, False, 0.0), (True, True, 0.4)])
+def test_attention_of_a_new_graph_is_that_of_the_operators(loops, bias, dropout):
+    """The operators, which other suites hold against dense tensors, run where a mode sees all functions."""
+    given, x = graph(), torch.randn(NODES, 3, requires_grad=True)
+    layer = GATConv(3, 4, heads=2, add_self_loops=loops, bias=bias, dropout=dropout)
+
+    def results(order):
+        torch.manual_seed(1)
+        y = layer(x, given)
+        grads = torch.autograd.grad(y.square().sum(), leaves, create_graph=order > 1)
+        return (y, *grads, *(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves) if order > 1 else ()))
+
+    leaves = (x, *layer.parameters())
+    for order in (1, 2):
+        found = results(order)
+        assert "_AttendBackward" in nodes(found[0].grad_fn)
+        with BaseTorchFunctionMode():
+            expected = results(order)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.eval()(x, given), layer(x.detach(), given))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("normalize", ["row", None])
+@pytest.mark.parametrize("eye", [False, True])
+def test_neighbors_and_self_are_one_node(normalize, turned, eye):
+    given, x = graph(weighted=normalize == "row"), torch.randn(NODES, 4, requires_grad=True)
+    near = Adjacency(normalize, weighted=normalize == "row")
+    own = Identity()
+    mechanism = near if eye else own | near if turned else near | own
+    layer = Conv(mechanism, 4, 4, weight=Eye() if eye else None)
+    torch.nn.init.normal_(layer.bias)
+    leaves = (x, *layer.parameters())
+
+    def results():
+        y = layer(x, given)
+        first = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)
+        again = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        return y, *first, *again, *torch.autograd.grad(sum(g.square().sum() for g in again), leaves)
+
+    found = results()
+    assert nodes(found[0].grad_fn) & {"_ConvolveWithSelfBackward", "_SumsBackward"}
+    with BaseTorchFunctionMode():
+        expected = results()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_the_layer_is_one_node_and_transforms_agree_with_it():
@@ -115,3 +172,37 @@ def test_a_batch_and_a_graph_with_loops_are_as_they_are_written():
         y = layer(x, batch(parts).with_self_loops())
     torch.testing.assert_close(y, layer(x, looped))
     assert private.version(looped.edge_index) is not None
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "max"])
+@pytest.mark.parametrize("form", ["neighbors", "groups", "samples"])
+def test_pooling_is_that_of_the_operators(kind, form):
+    """Equal maxima share a gradient, a group without rows has zeros, and second derivatives are right."""
+    parts = [graph(), Graph(torch.zeros(2, 0, dtype=torch.int64), num_nodes=0), graph(weighted=False)]
+    joined = batch(parts) if form == "samples" else graph(outputs=12)
+    x = torch.randint(3, (joined.num_inputs, 5)).float().requires_grad_()
+    pool = (GraphPool if form == "samples" else GroupPool)(5, kind)
+    if form == "groups":
+        joined = rows_to_groups(torch.tensor([0, 2, 2, 1, 0, 2, 4, 4, 4]), 6)
+
+    def results():
+        y = pool(x, joined)
+        (grad,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+        (again,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(again.square().sum(), x)
+        return y, grad, again, second
+
+    found = results()
+    assert nodes(found[0].grad_fn) & {"_SumsBackward", "_MaximaBackward"}
+    with BaseTorchFunctionMode():
+        expected = results()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not found[0][1 if form == "samples" else 3 if form == "groups" else 11].any()
+    with torch.no_grad():
+        torch.testing.assert_close(pool(x, joined), expected[0])
+    nan = x.detach().clone()
+    nan[0, 0] = torch.nan
+    with BaseTorchFunctionMode():
+        expected = pool(nan, joined)
+    torch.testing.assert_close(pool(nan, joined), expected, equal_nan=True)

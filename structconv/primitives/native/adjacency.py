@@ -17,23 +17,29 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_private as private
-from structconv.memo import derived
+from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back
-from structconv.primitives.native import calls
+from structconv.primitives.native import affine, calls
+from structconv.primitives.native.calls import Side
 from structconv.primitives.native.indices import LAYOUT, LIMIT
 from structconv.primitives.native.interface import Struct, constants, integers, pointers
 from structconv.primitives.native.loader import Core
 from structconv.primitives.products import outer, product
 
-__all__ = ["Adjacency", "Side", "adjacency_of", "build_adjacency", "convolve", "first_wrong_edge", "is_direct"]
+__all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "check_unchanged", "convolve",
+           "convolve_with_self", "first_wrong_edge", "gather_maxima", "gather_sums", "groups_in_order", "is_direct"]
 
 _EDGES = Struct("EdgesArgs", pointers("index"), integers("row column wide edges inputs outputs samples"),
                 pointers("input_starts output_starts bad"))
 _ADJACENCY = Struct("AdjacencyArgs", pointers("index"),
                     integers("row column wide edges inputs outputs loops square normalize"),
                     pointers("weights indptr columns order values scales bad"))
+_GROUPS = Struct("GroupsArgs", pointers("starts"), integers("groups rows"), pointers("indptr columns values bad"))
 _TRANSPOSE = Struct("TransposeArgs", LAYOUT.named("layout"), pointers("values"), integers("rows"),
                     pointers("indptr columns order values_T"))
+_MAXIMA = Struct("MaximaArgs", LAYOUT.named("by_target by_source"), pointers("x y grad shares grad_x"),
+                 integers("channels threads"))
+_NO_LAYOUT = (0,) * 5
 _NONE, _ROW, _SYMMETRIC = constants(kNone=0, kRow=1, kSymmetric=2)
 _NORMALIZATIONS = {None: _NONE, "row": _ROW, "sym": _SYMMETRIC}
 _INTEGERS = frozenset((torch.int32, torch.int64))
@@ -48,18 +54,6 @@ class _Result(threading.local):
 
 
 _RESULT = _Result()
-
-
-class Side:
-    """A layout as kernels take it, and its values in the order of the slots; 0 for an array that is not there."""
-
-    __slots__ = ("columns", "held", "in_slots", "layout", "rows", "values")
-
-    def __init__(self, layout: tuple[int, int, int, int, int], values: int, columns: int, held: Tensor) -> None:
-        self.layout, self.values, self.columns, self.held = layout, values, columns, held
-        indptr, index, _, self.rows, slots = layout
-        #: The layout of products, whose values lie in the order of the slots.
-        self.in_slots = indptr, index, 0, self.rows, slots
 
 
 class Adjacency:
@@ -131,6 +125,31 @@ def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, sa
     return _RESULT.number.value
 
 
+def groups_in_order(starts: Tensor, rows: int, *, mean: bool = False) -> Adjacency | None:
+    """The edges from each row to its group, with values 1 or, for the `mean`, 1 by the number of its rows.
+
+    `starts` (G + 1,), int64, holds the first row of each group and the number of all. Remembered for as long as they
+    stay; `None` where no kernel can read them.
+    """
+    kernels = calls.kernels()
+    readable = starts.is_cpu and starts.dtype is torch.int64 and starts.is_contiguous() and rows < LIMIT
+    if kernels is None or not readable:
+        return None
+
+    def build() -> Adjacency | None:
+        groups = starts.shape[0] - 1
+        held = torch.empty(groups + 1 + rows * (1 + mean), dtype=torch.int32)
+        indptr = held.data_ptr()
+        columns = indptr + 4 * (groups + 1)
+        values = columns + 4 * rows if mean else 0
+        kernels.groups(_GROUPS.pack(starts.data_ptr(), groups, rows, indptr, columns, values, _RESULT.address))
+        if _RESULT.number.value >= 0:
+            return None
+        return Adjacency(Side((indptr, columns, 0, groups, rows), values, rows, held))
+
+    return kept(starts, ("groups", rows, mean), build)
+
+
 def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,
                  normalize: str | None = None, weights: Tensor | None = None, ordered: bool = False
                  ) -> Adjacency | None:
@@ -140,10 +159,13 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
     kernels = calls.Loaded.core if calls.Loaded.asked else calls.kernels()
     if kernels is None:
         return None
-    return derived(index if weights is None else (index, weights),
-                   ("adjacency", inputs, outputs, loops, square, normalize, ordered),
-                   lambda: build_adjacency(kernels, index, inputs, outputs, loops=loops, square=square,
-                                           normalize=normalize, weights=weights, ordered=ordered))
+    key = "adjacency", inputs, outputs, loops, square, normalize, ordered
+
+    def build() -> Adjacency | None:
+        return build_adjacency(kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
+                               weights=weights, ordered=ordered)
+
+    return kept(index, key, build) if weights is None else derived((index, weights), key, build)
 
 
 # -- a layer as one node ------------------------------------------------------------------------------------------
@@ -154,20 +176,29 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether a kernel may read x (M, C), and nothing but autograd is to see, or to transform, the layer."""
-    return (type(x) in _PLAIN and x.dtype is torch.float32 and x.is_cpu and x.dim() == 2 and x.numel() > 0
-            and x.shape[1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and _PLAIN.issuperset(map(type, others))
-            and not is_compiling() and not private.watched() and not private.is_wrapped(x) and not x.is_meta)
+    """Whether a kernel may read x (M, ..., C), and nothing but autograd is to see, or to transform, the layer."""
+    return (type(x) in _PLAIN and x.dtype is torch.float32 and x.is_cpu and x.numel() > 0
+            and x.shape[-1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and _PLAIN.issuperset(map(type, others))
+            and all(t is None or (t.dtype is torch.float32 and t.is_cpu) for t in others)
+            and not is_compiling() and not private.watched(profilers=False) and not private.is_wrapped(x)
+            and not x.is_meta)
 
 
-def sums(side: Side, x: Tensor) -> Tensor:
-    """y_n = sum of values_e x_m over the edges m -> n of one side: (M, C) -> (N, C), float32."""
+def check_unchanged(index: Tensor, version: int | None) -> None:
+    """Raise `RuntimeError` where edges were changed since they had this version."""
+    if private.version(index) != version:
+        raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of its "
+                           "gradient needs the edges as they were: change a copy")
+
+
+def sums(side: Side, x: Tensor, more: Tensor | None = None) -> Tensor:
+    """y_n = sum of values_e x_m over the edges m -> n of one side, plus more_n: (M, C) and (N, C) -> (N, C)."""
     x = calls.dense(x)
     y = calls.empty(x, (side.rows, x.shape[1]))
     kernels = calls.Loaded.core
     assert kernels is not None
-    kernels.spmm(calls.SPMM.pack(*side.in_slots, side.values, x.data_ptr(), 0, y.data_ptr(), x.shape[0], x.shape[1],
-                                 1, 0, 1, 1, 1, 0, torch.get_num_threads(), 1.0, 0.0))
+    kernels.spmm(calls.SPMM.pack(*side.in_slots, side.values, x.data_ptr(), calls.pointer(more), y.data_ptr(),
+                                 x.shape[0], x.shape[1], 1, 0, 1, 1, 1, 0, torch.get_num_threads(), 1.0, 1.0))
     return y
 
 
@@ -190,8 +221,8 @@ def _forward(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency
     """y, and A^T x where it was made."""
     if structure_first:
         r = sums(adjacency.by_target, x)
-        return product(r, theta[0], bias), r
-    y = sums(adjacency.by_target, product(x, theta[0]))
+        return product(r, theta.squeeze(0), bias), r
+    y = sums(adjacency.by_target, product(x, theta.squeeze(0)))
     return y if bias is None else y.add_(bias), None
 
 
@@ -219,10 +250,173 @@ class _Convolve(torch.autograd.Function):
         if needed[1]:
             grad_theta = outer(x if r is None else r, g).unsqueeze(0)
         if needed[0]:
-            grad_x = product(g, theta[0].t())
+            grad_x = product(g, theta.squeeze(0).t())
             if r is not None:
                 grad_x = sums(ctx.adjacency.by_source(kernels), grad_x)
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 
 _convolve = private.bound_apply(_Convolve)
+
+
+def convolve_with_self(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, own: int,
+                       composed: Composed) -> Tensor:
+    """y = A^T x Theta_(1 - own) + x Theta_own + b as one node: (N, P), (2, P, Q) and (Q) or none -> (N, Q).
+
+    The layer of GraphSAGE (Hamilton et al. 2017), of means or sums. Args: as of `convolve`.
+    """
+    if torch.is_grad_enabled() and private.any_requires_grad(x, theta, bias):
+        return _convolve_with_self(x, theta, bias, adjacency, own, composed)
+    return _forward_with_self(x, theta, bias, adjacency, own)[0]
+
+
+def _forward_with_self(x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, own: int
+                       ) -> tuple[Tensor, Tensor]:
+    r = sums(adjacency.by_target, x)
+    return product(r, theta[1 - own], bias).add_(product(x, theta[own])), r
+
+
+class _ConvolveWithSelf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, theta: Tensor, bias: Tensor | None, adjacency: Adjacency, own: int,
+                composed: Composed) -> Tensor:
+        y, r = _forward_with_self(x, theta, bias, adjacency, own)
+        ctx.save_for_backward(x, theta, bias, r)
+        ctx.adjacency, ctx.own, ctx.composed = adjacency, own, composed
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, theta, bias, r = ctx.saved_tensors
+        needed, own = ctx.needs_input_grad, ctx.own
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            return *pulled_back(ctx.composed, (x, theta, bias), needed[:3], [grad]), None, None, None
+        grad_x = grad_theta = None
+        g = calls.dense(grad)
+        if needed[0]:
+            kernels = calls.kernels()
+            assert kernels is not None
+            grad_x = sums(ctx.adjacency.by_source(kernels), product(g, theta[1 - own].t()), product(g, theta[own].t()))
+        if needed[1]:
+            grads = [outer(r, g), outer(x, g)]
+            grad_theta = torch.stack(grads if own else grads[::-1])
+        return grad_x, grad_theta, g.sum(0) if needed[2] else None, None, None, None
+
+
+_convolve_with_self = private.bound_apply(_ConvolveWithSelf)
+
+
+def attend(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency, slope: float,
+           drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
+    """`projected_attention` among the inputs as one node: (M, K, C), twice (K, C) and (K, C) or none -> (M, K, C).
+
+    Args:
+        x: float32 on the CPU; see `is_direct`.
+        drop: see `calls.drop_of`.
+        composed: (x, of_source, of_target, bias) -> the same by differentiable operators.
+    """
+    if torch.is_grad_enabled() and private.any_requires_grad(x, of_source, of_target, bias):
+        return _attend(x, of_source, of_target, bias, adjacency, slope, drop, composed)
+    kernels = calls.kernels()
+    assert kernels is not None
+    vectors = (calls.dense(of_source), calls.dense(of_target), None if bias is None else calls.dense(bias))
+    return affine.attend_forward(kernels, adjacency.by_target, calls.dense(x), *vectors, slope, drop, False).y
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency,
+                slope: float, drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
+        kernels = calls.kernels()
+        assert kernels is not None
+        tensors = (calls.dense(x), calls.dense(of_source), calls.dense(of_target),
+                   None if bias is None else calls.dense(bias))
+        found = affine.attend_forward(kernels, adjacency.by_target, *tensors, slope, drop, True)
+        ctx.save_for_backward(x, of_source, of_target, bias, *found)
+        ctx.adjacency, ctx.slope, ctx.drop, ctx.composed = adjacency, slope, drop, composed
+        return found.y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, of_source, of_target, bias, *saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            found = pulled_back(ctx.composed, (x, of_source, of_target, bias), needed[:4], [grad])
+            return *found, None, None, None, None
+        kernels, sides = calls.kernels(), ctx.adjacency
+        assert kernels is not None
+        tensors = (calls.dense(x), calls.dense(of_source), calls.dense(of_target),
+                   None if bias is None else calls.dense(bias))
+        grad_x, grads = affine.attend_backward(kernels, sides.by_target, sides.by_source(kernels), *tensors,
+                                               affine.Saved(*saved), calls.dense(grad), ctx.slope, ctx.drop)
+        others = grads.unbind(0)
+        return (grad_x if needed[0] else None, others[0] if needed[1] else None, others[1] if needed[2] else None,
+                others[2] if needed[3] else None, None, None, None, None)
+
+
+_attend = private.bound_apply(_Attend)
+
+
+def gather_sums(x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
+    """The sums of x (M, C) along the edges, weighed as these are, as one node: (N, C); see `convolve`."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _gather_sums(x, adjacency, composed)
+    return sums(adjacency.by_target, x)
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.adjacency, ctx.composed = adjacency, composed
+        return sums(adjacency.by_target, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            return *pulled_back(ctx.composed, ctx.saved_tensors, [True], [grad]), None, None
+        kernels = calls.kernels()
+        assert kernels is not None
+        return sums(ctx.adjacency.by_source(kernels), grad), None, None
+
+
+def gather_maxima(x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
+    """The maxima of x (M, C) over the edges into each output, 0 without any, as one node: (N, C); see `convolve`."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _gather_maxima(x, adjacency, composed)
+    return _maxima(adjacency.by_target, calls.dense(x))
+
+
+def _maxima(side: Side, x: Tensor) -> Tensor:
+    y = calls.empty(x, (side.rows, x.shape[1]))
+    kernels = calls.kernels()
+    assert kernels is not None
+    kernels.maxima(_MAXIMA.pack(*side.layout, *_NO_LAYOUT, x.data_ptr(), y.data_ptr(), 0, 0, 0, x.shape[1],
+                                torch.get_num_threads()))
+    return y
+
+
+class _Maxima(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
+        y = _maxima(adjacency.by_target, calls.dense(x))
+        ctx.save_for_backward(x, y)
+        ctx.adjacency, ctx.composed = adjacency, composed
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved_tensors
+        if torch.is_grad_enabled() or private.is_wrapped(grad):
+            return *pulled_back(ctx.composed, (x,), [True], [grad]), None, None
+        kernels, sides = calls.kernels(), ctx.adjacency
+        assert kernels is not None
+        x, grad = calls.dense(x), calls.dense(grad)
+        grad_x, shares = calls.empty(x, x.shape), calls.empty(y, y.shape)
+        kernels.maxima_backward(_MAXIMA.pack(
+            *sides.by_target.layout, *sides.by_source(kernels).layout, x.data_ptr(), y.data_ptr(), grad.data_ptr(),
+            shares.data_ptr(), grad_x.data_ptr(), x.shape[1], torch.get_num_threads()))
+        return grad_x, None, None
+
+
+_gather_sums, _gather_maxima = private.bound_apply(_Sums), private.bound_apply(_Maxima)

@@ -6,6 +6,7 @@ A tensor goes to a kernel through `dense`, `unit`, `rows` or `floats`, which see
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from torch import Tensor
 from structconv.errors import StructureError
 from structconv.memo import derived
 from structconv.primitives.memory import LEAST, new_empty
-from structconv.primitives.native.indices import LAYOUT, LIMIT, Addresses, Csr, addresses
+from structconv.primitives.native.indices import LAYOUT, LIMIT, Csr, addresses
 from structconv.primitives.native.interface import Struct, constants, integers, pointers, reals
 from structconv.primitives.native.loader import Core, core
 
-__all__ = ["DROP", "MAX_CHANNELS", "ROWS", "SPMM", "Drop", "drop_block", "drop_of", "dropped", "edges_of", "empty",
-           "floats", "half", "kernels", "pointer", "rows", "sddmm", "spmm", "unit", "usable"]
+__all__ = ["DROP", "MAX_CHANNELS", "ROWS", "SPMM", "Drop", "Side", "drop_block", "drop_of", "dropped", "edges_of",
+           "empty", "floats", "half", "kernels", "pointer", "rows", "rows_of", "sddmm", "spmm", "unit", "usable"]
 
 ROWS = Struct("Rows", pointers("x"), integers("row head"))
 DROP = Struct("DropArgs", reals("p"), integers("seed heads_per_batch num_outputs source_major"))
@@ -61,12 +62,32 @@ def usable(x: Tensor, edges: int) -> Core | None:
 
 # -- arguments ----------------------------------------------------------------------------------------------------
 
-def edges_of(layout: Csr, columns: int) -> Addresses:
+class Side:
+    """A layout as kernels take it, proved, and its values in the order of the slots; 0 for an array that is not there.
+    """
+
+    __slots__ = ("columns", "held", "in_slots", "layout", "rows", "values")
+
+    def __init__(self, layout: tuple[int, int, int, int, int], values: int, columns: int, held: Tensor) -> None:
+        self.layout, self.values, self.columns, self.held = layout, values, columns, held
+        indptr, index, _, self.rows, slots = layout
+        #: The layout of products, whose values lie in the order of the slots.
+        self.in_slots = indptr, index, 0, self.rows, slots
+
+
+def rows_of(layout: Csr | Side) -> int:
+    """The number of rows of a layout."""
+    return layout.rows if isinstance(layout, Side) else layout.indptr.shape[0] - 1
+
+
+def edges_of(layout: Csr | Side, columns: int) -> tuple[Any, ...]:
     """A layout of at most so many columns, whose first five fields are those of the interface.
 
     Raises:
         StructureError: if it has more.
     """
+    if isinstance(layout, Side):
+        return layout.layout
     found = addresses(layout)
     if found.columns > columns:
         raise StructureError("Csr", f"indices must be below {columns}", found.columns - 1)
@@ -159,7 +180,7 @@ def spmm(kernels: Core, layout: Csr, values: Tensor | None, x: Tensor, z: Tensor
     *lead, inputs, channels = x.shape
     batch = lead[0] if lead else 1
     x = dense(x)
-    indptr, indices, order, outputs, edges, _, _ = edges_of(layout, inputs)
+    indptr, indices, order, outputs, edges, *_ = edges_of(layout, inputs)
     stride, repeats = 0, count
     if values is not None:
         stride, repeats = (0, count) if values.numel() == edges else (edges, count // values.shape[0])

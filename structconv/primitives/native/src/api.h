@@ -89,6 +89,16 @@ struct AdjacencyArgs {
     int64_t* bad;
 };
 
+// The edges from each row to its group, where group g has the rows from starts[g] to starts[g + 1] of `rows`, and in
+// `values`, unless it is null, 1 by the number of its rows. `bad` is the first group whose rows are none of these, or -1.
+struct GroupsArgs {
+    const int64_t* starts;
+    int64_t groups, rows;
+    int32_t *indptr, *columns;
+    float* values;
+    int64_t* bad;
+};
+
 // A layout of which nothing is to be checked, and its values or null, with rows for columns. `order` may be null.
 struct TransposeArgs {
     Layout layout;
@@ -106,6 +116,17 @@ struct SpmmArgs {
     void* y;
     int64_t x_rows, channels, num_values, values_stride, repeats_values, repeats_x, repeats_y, half, threads;
     double alpha, beta;
+};
+
+// y[n][c] = max over the edges m -> n of x[m][c], 0 without any. Backward, of y and its gradient: `shares` is scratch of the
+// size of y, and the forward reads neither them nor `by_source`. All float32 and contiguous.
+struct MaximaArgs {
+    Layout by_target, by_source;
+    const float* x;
+    float* y;
+    const float* grad;
+    float *shares, *grad_x;
+    int64_t channels, threads;
 };
 
 // s[v][edge] = <q[v / repeats_q][n], k[v / repeats_k][m]>

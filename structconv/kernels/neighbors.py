@@ -1,0 +1,75 @@
+"""The neighbors and the node itself, `Adjacency(...) | Identity()`, as one node over edges that a kernel sorts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+from torch import Tensor
+
+from structconv import torch_private as private
+from structconv.bases.dense import Identity
+from structconv.bases.linear import Concat
+from structconv.bases.sparse import Sparse
+from structconv.kernels.composite import Part, PerPart
+from structconv.kernels.sparse_product import Matrices, is_lazy, matrices
+from structconv.planning.cost import Cost
+from structconv.planning.kernel import register
+from structconv.planning.plan import Plan
+from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.native.adjacency import check_unchanged, convolve_with_self, is_direct
+from structconv.weights import Full
+
+__all__ = ["WithSelf"]
+
+
+class _Match(NamedTuple):
+    """The plans of both parts, the matrix, and which part is the identity."""
+
+    both: tuple[Part, ...]
+    matrix: Matrices
+    own: int
+
+
+class WithSelf(PerPart):
+    """GraphSAGE's layer: one matrix of ones or of normalized weights, and the identity."""
+
+    name, before = "neighbors and self", ("parts, summed",)
+
+    def match(self, problem: Problem) -> _Match | None:  # type: ignore[override]
+        parts = cast(Concat, problem.basis).parts
+        own = next((i for i, part in enumerate(parts) if type(part) is Identity and part.size == 1), None)
+        usual = own is not None and len(parts) == 2 and isinstance(problem.theta, Full) and problem.x.dim() == 2
+        if own is None or not usual or problem.projected or not isinstance(near := parts[1 - own], Sparse):
+            return None
+        found, both = matrices(near, problem.x), super().match(problem)
+        if both is None or not found.single or not is_lazy(near) or both[1 - own].plan.path != "structure_first":
+            return None
+        return _Match(both, found, own)
+
+    def cost(self, match: _Match, problem: Problem, path: str) -> Cost:  # type: ignore[override]
+        return super().cost(match.both, problem, path)
+
+    def parts(self, match: _Match, problem: Problem) -> tuple[Plan, ...]:  # type: ignore[override]
+        return super().parts(match.both, problem)
+
+    def compile(self, match: _Match, problem: Problem, path: str) -> Run:  # type: ignore[override]
+        otherwise = super().compile(match.both, problem, path)
+        graph, own = match.matrix.graph, match.own
+
+        def run(call: Call) -> Tensor:
+            x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
+            if not is_direct(x, theta, bias) or (adjacency := match.matrix.adjacency(call)) is None:
+                return otherwise(call)
+            index = graph(call.basis).listed()[0]
+            version = private.version(index)
+
+            def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
+                check_unchanged(index, version)
+                return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
+
+            return convolve_with_self(x, theta, bias, adjacency, own, composed)
+
+        return run
+
+
+register(WithSelf())
