@@ -320,9 +320,9 @@ class _AvgPool:
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
         size, stride, padding = (_each(t, axes) for t in (self.kernel_size, self.stride, self.padding))
-        mechanism = _mechanism(self, _pooling, size, stride, padding, self.count_include_pad)
-        y = _computed(self, mechanism, EyeTheta(1, input.shape[-1 - axes]), None, input, axes)
         divisor = getattr(self, "divisor_override", None)
+        mechanism = _mechanism(self, _pooling, size, stride, padding, self.count_include_pad or divisor is not None)
+        y = _computed(self, mechanism, EyeTheta(1, input.shape[-1 - axes]), None, input, axes)
         return y if divisor is None else y * (math.prod(size) / divisor)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from structconv.compat import transformers as compat
 from structconv.errors import ConfigError
+from structconv.structures import Causal, Window
 
 transformers = pytest.importorskip("transformers")
 
@@ -188,6 +189,43 @@ def test_masks_of_ones_own(kind: str) -> None:
         found.append(model(words, **options).logits)
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(found[0], model(words, use_cache=False).logits, atol=1e-2)
+
+
+@pytest.mark.parametrize("case", ["whole", "table", "by head", "window", "soft cap"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_sinks(case: str, weights: bool) -> None:
+    """A sink is one more score, whose weight is thrown away; a query without keys has it alone."""
+    module = torch.nn.Module()
+    query, key, value, sink = (torch.randn(shape, dtype=torch.float64, requires_grad=True)
+                               for shape in ((2, 4, 7, 3), (2, 2, 7, 3), (2, 2, 7, 5), (4,)))
+    m, n = torch.arange(7).unsqueeze(0), torch.arange(7).unsqueeze(-1)
+    keep, given = m <= n, None
+    if case in ("table", "by head"):
+        keep = given = torch.rand(2, 4 if case == "by head" else 1, 7, 7) < 0.5
+        given[:, :, 2] = False
+    elif case == "window":
+        keep, given = keep & (n - m < 3), Causal() & Window(2)
+    y, own = compat.attention(module, query, key, value, given, scaling=0.4, s_aux=sink, output_attentions=weights,
+                              softcap=2.0 if case == "soft cap" else None)
+    scores = 0.4 * query @ key.repeat_interleave(2, 1).mT
+    scores = 2 * (scores / 2).tanh() if case == "soft cap" else scores
+    scores = torch.cat([scores.masked_fill(~keep, -torch.inf), sink.view(4, 1, 1).expand(2, 4, 7, 1)], -1)
+    expected = scores.softmax(-1)[..., :-1]
+    if own is not None:
+        torch.testing.assert_close(own, expected)
+    assert (own is not None) == weights
+    found, wanted = y, (expected @ value.repeat_interleave(2, 1)).transpose(1, 2)
+    grads = [torch.autograd.grad(t.sin().sum(), (query, key, value, sink), retain_graph=True) for t in (found, wanted)]
+    torch.testing.assert_close((found, *grads[0]), (wanted, *grads[1]), rtol=1e-10, atol=1e-10)
+
+
+def test_a_model_is_saved_and_loaded(tmp_path: Any) -> None:
+    model, words = _model("llama"), _words()
+    model.set_attn_implementation("structconv")
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="structconv")
+    assert again.config._attn_implementation == "structconv"
+    torch.testing.assert_close(again(words).logits, model(words).logits)
 
 
 def test_windows_become_structures() -> None:
