@@ -106,8 +106,8 @@ def _results(name: str, model: Any) -> dict[str, Any]:
         return {"logits": model(words).logits, "padded": model(words, attention_mask=keep).logits[keep.bool()],
                 "weights": torch.stack(model(words, output_attentions=True).attentions),
                 "greedy": model.generate(words, attention_mask=keep, **greedy),
-                "static cache": model.generate(words, attention_mask=keep, cache_implementation="static",
-                                               disable_compile=True, **greedy)}
+                "static cache": torch.cat([model.generate(words, attention_mask=mask, cache_implementation="static",
+                                                          disable_compile=True, **greedy) for mask in (keep, None)])}
     keep[1, 7:] = 0
     if kind == "encoder":
         return {"logits": model(words)[0], "padded": model(words, attention_mask=keep)[0][keep.bool()],
@@ -204,7 +204,7 @@ def test_sinks(case: str, weights: bool) -> None:
         keep = given = torch.rand(2, 4 if case == "by head" else 1, 7, 7) < 0.5
         given[:, :, 2] = False
     elif case == "window":
-        keep, given = keep & (n - m < 3), Causal() & Window(2)
+        keep, given = keep & (n - m < 3), compat.StructureMask.of(Causal() & Window(2), (2, 1, 7, 7), "cpu")
     y, own = compat.attention(module, query, key, value, given, scaling=0.4, s_aux=sink, output_attentions=weights,
                               softcap=2.0 if case == "soft cap" else None)
     scores = 0.4 * query @ key.repeat_interleave(2, 1).mT
@@ -231,14 +231,20 @@ def test_a_model_is_saved_and_loaded(tmp_path: Any) -> None:
 def test_windows_become_structures() -> None:
     from transformers.masking_utils import sliding_window_causal_mask_function
 
-    mask = compat.mask(2, 9, 9, mask_function=sliding_window_causal_mask_function(4), local_size=4)
+    function = sliding_window_causal_mask_function(4)
+    mask = compat.mask(2, 9, 9, mask_function=function, local_size=4)
+    assert isinstance(mask, compat.StructureMask)
     m, n = torch.arange(9).unsqueeze(0), torch.arange(9).unsqueeze(-1)
-    assert torch.equal(mask.contains(m, n), (m <= n) & (n - m < 4))  # type: ignore[union-attr]
+    table = ((m <= n) & (n - m < 4)).expand(2, 1, 9, 9)
+    assert (mask.shape, mask.dtype, mask.ndim) == (table.shape, torch.bool, 4)
+    for read in (lambda t: t[:, :, 2:], lambda t: ~t, lambda t: torch.cat([t, t], 1), lambda t: t.mT,
+                 lambda t: torch.where(t, 1.0, -1.0), lambda t: t.to(torch.float64), copy.deepcopy):
+        own = read(mask)
+        assert type(own) is Tensor and torch.equal(own, read(table))
     keep = torch.ones(2, 9, dtype=torch.bool)
     keep[0, 0] = False
-    table = compat.mask(2, 9, 9, mask_function=sliding_window_causal_mask_function(4), local_size=4,
-                        attention_mask=keep)
-    assert torch.equal(table, (mask.contains(m, n) & keep[:, None]).unsqueeze(1))  # type: ignore[union-attr]
+    padded = compat.mask(2, 9, 9, mask_function=function, local_size=4, attention_mask=keep)
+    assert type(padded) is Tensor and torch.equal(padded, table & keep[:, None, None])
 
 
 def test_training_with_dropout() -> None:
