@@ -261,10 +261,23 @@ def test_training_with_dropout() -> None:
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["mistral"])
 @torch.no_grad()
-def test_compiled(name: str) -> None:
+def test_generation_is_two_compiled_programs(name: str) -> None:
     model, words = _model(name), _words()
+    model.set_attn_implementation("structconv")
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static", "eos_token_id": None,
+               "disable_compile": True}
+    expected, programs = model.generate(words, **options), []
+    model.forward = torch.compile(model.forward, fullgraph=True,
+                                  backend=lambda graph, _: programs.append(graph) or graph.forward)
+    assert torch.equal(model.generate(words, **options), expected)
+    assert len(programs) == 2  # the prompt, and all steps
+
+
+@torch.no_grad()
+def test_compiled() -> None:
+    model, words = _model("gemma2"), _words()
     model.set_attn_implementation("structconv")
     keep = torch.ones_like(words)
     keep[0, :3] = 0
