@@ -105,7 +105,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
         q, k, v = (self._by_heads(t, first) for t in self._projected(query, key, value))
-        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights)
+        longer = self.add_zero_attn or self.bias_k is not None  # by keys that stand at no place
+        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights and not longer)
         k, v, mask = self._lengthened(k, v, mask)
         y, weights = attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0, weights=need_weights)
         y = y.transpose(-3, -2).flatten(-2) if first == 0 or not batched else y.permute(2, 0, 1, 3).flatten(-2)
@@ -118,13 +119,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         owner = "MultiheadAttention"
         sizes = ("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)
         for name, own, channels in sizes:
+            fits = isinstance(own, Tensor) and 1 < own.dim() < 4 and own.dim() == query.dim()
+            if fits and own.shape[-1] == channels and not own.is_nested:
+                continue
             if isinstance(own, Tensor) and own.is_nested:
                 raise ConfigError(owner, f"{name} must be a padded tensor", "a nested one", "Pad it by "
                                   "torch.nested.to_padded_tensor, or use structconv.MultiheadAttention.")
             check_tensor(owner, name, own)
-            if own.dim() not in (2, 3) or own.dim() != query.dim() or own.shape[-1] != channels:
-                raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
-                                 tuple(own.shape))
+            raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
+                             tuple(own.shape))
         if is_causal and attn_mask is None:
             raise ConfigError(owner, "attn_mask must be given with is_causal=True, which says what it is", "none")
 

@@ -103,6 +103,16 @@ def test_attention_is_torchs(call: tuple[Any, ...]) -> None:
     _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
 
 
+@pytest.mark.parametrize("longer", [False, True])
+def test_the_hint_takes_the_place_of_a_causal_mask(longer: bool) -> None:
+    layer, x = compat.MultiheadAttention(8, 2, add_bias_kv=longer, add_zero_attn=longer), torch.randn(5, 2, 8)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    expected, _ = layer(x, x, x, attn_mask=mask)
+    for need_weights in (False, True):
+        torch.testing.assert_close(layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights)[0],
+                                   expected)
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_scaled_dot_product_attention_is_torchs(data: Any) -> None:
