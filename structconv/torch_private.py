@@ -49,6 +49,7 @@ __all__ = [
     "profiling",
     "pytree",
     "single_level",
+    "softmax_backward",
     "tracing",
     "transforms_active",
     "version",
@@ -116,6 +117,7 @@ NAMES: dict[str, tuple[str, Any]] = {
     "linear_pointwise": ("torch.ops.mkldnn._linear_pointwise", None),
     "flash_attention": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", None),
     "flash_attention_backward": ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", None),
+    "softmax_backward": ("torch.ops.aten._softmax_backward_data", None),
     "fused_choice": ("torch._fused_sdp_choice", None),
     "any_autocast": ("torch._C._is_any_autocast_enabled", _some_autocast),
     "no_dispatch_modes": ("torch.utils._python_dispatch._disable_current_modes", None),
@@ -165,6 +167,8 @@ linear_pointwise: Any = _found(*NAMES["linear_pointwise"]) if torch.backends.mkl
 #: The operator of attention on a CPU; `None` where there is none.
 flash_attention: Any = _found(*NAMES["flash_attention"])
 flash_attention_backward: Any = _found(*NAMES["flash_attention_backward"])
+#: The backward of torch's softmax: (gradient, weights, axis, dtype) -> gradient of the scores.
+softmax_backward: Any = _found(*NAMES["softmax_backward"])
 #: Which operator torch takes for attention.
 fused_choice: Any = _found(*NAMES["fused_choice"])
 any_autocast: Callable[[], bool] = _found(*NAMES["any_autocast"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.bases.base import Basis
@@ -91,6 +92,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
                          tuple(key.shape))
     keep, bias, support = _NONE if mask is None else mask.in_one_table(outputs, inputs)
+    if sink is not None and softcap is None and (support is None or support is _CAUSAL):
+        return _with_sink(query, key, value, Mask(keep, bias, support), sink, scale=scale, dropout=dropout,
+                          weights=weights)
     by_head = keep is not None and keep.dim() > 2 and keep.shape[-3] > 1
     if shared and outputs == 1 and support is None and sink is None and not by_head:
         return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
@@ -130,6 +134,25 @@ def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options
     y, weights = attend(query.reshape(*lead, groups, -1, depth), key, value, mask._replace(bias=bias), **options)
     y = y.reshape(*y.shape[:-3], heads, 1, y.shape[-1])
     return y, None if weights is None else weights.reshape(*y.shape[:-1], weights.shape[-1])
+
+
+def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tensor, *, scale: float | None,
+               **options: Any) -> tuple[Tensor, Tensor | None]:
+    """`attend` with a sink as one more key, which all outputs have, and whose value is zero.
+
+    Its score is that of one more channel, which queries have for it alone. So torch's fused attention takes it.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    own = (sink.to(query.dtype) / scale).view(-1, 1, 1)
+    query = torch.cat([query, own.expand(*query.shape[:-1], 1)], -1)
+    last = F.pad(key.new_ones(()).view(1, 1), (key.shape[-1], 0))
+    key = torch.cat([F.pad(key, (0, 1)), last.expand(*key.shape[:-2], *last.shape)], -2)
+    if mask.support is not None:
+        mask = Mask(torch.ones(query.shape[-2], value.shape[-2], dtype=torch.bool, device=query.device).tril())
+    keep, bias = (None if t is None else F.pad(t.expand(*t.shape[:-1], value.shape[-2]), (0, 1), value=fill)
+                  for t, fill in ((mask.keep, True), (mask.bias, 0.0)))
+    y, weights = attend(query, key, F.pad(value, (0, 0, 0, 1)), Mask(keep, bias), scale=scale, **options)
+    return y, None if weights is None else weights[..., :-1]
 
 
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | None, scale: float | None,

@@ -9,7 +9,9 @@ Each class extends torch's own, so that constructors, defaults, initialization, 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Self, cast
 
@@ -31,8 +33,11 @@ from structconv.shapes import check_tensor
 from structconv.structures.grid import Grid
 from structconv.weights import Eye, Full, Grouped, Weight
 
-__all__ = ["AvgPool1d", "AvgPool2d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
-           "MultiheadAttention", "TransformerDecoderLayer", "TransformerEncoderLayer", "scaled_dot_product_attention"]
+__all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
+           "ConvTranspose3d", "MultiheadAttention", "Transformer", "TransformerDecoder", "TransformerDecoderLayer",
+           "TransformerEncoder", "TransformerEncoderLayer", "scaled_dot_product_attention"]
+
+TransformerDecoder = nn.TransformerDecoder
 
 
 # -- attention ----------------------------------------------------------------------------------------------------
@@ -100,7 +105,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._check(query, key, value, attn_mask, is_causal)
         batched, first = query.dim() == 3, 0 if self.batch_first and query.dim() == 3 else -3
         q, k, v = (self._by_heads(t, first) for t in self._projected(query, key, value))
-        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights)
+        longer = self.add_zero_attn or self.bias_k is not None  # by keys that stand at no place
+        mask = self._mask(q, k, key_padding_mask, attn_mask, is_causal and not need_weights and not longer)
         k, v, mask = self._lengthened(k, v, mask)
         y, weights = attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0, weights=need_weights)
         y = y.transpose(-3, -2).flatten(-2) if first == 0 or not batched else y.permute(2, 0, 1, 3).flatten(-2)
@@ -113,13 +119,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         owner = "MultiheadAttention"
         sizes = ("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)
         for name, own, channels in sizes:
+            fits = isinstance(own, Tensor) and 1 < own.dim() < 4 and own.dim() == query.dim()
+            if fits and own.shape[-1] == channels and not own.is_nested:
+                continue
             if isinstance(own, Tensor) and own.is_nested:
                 raise ConfigError(owner, f"{name} must be a padded tensor", "a nested one", "Pad it by "
                                   "torch.nested.to_padded_tensor, or use structconv.MultiheadAttention.")
             check_tensor(owner, name, own)
-            if own.dim() not in (2, 3) or own.dim() != query.dim() or own.shape[-1] != channels:
-                raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
-                                 tuple(own.shape))
+            raise ShapeError(owner, f"{name} must have shape (L, {channels}), or that in a batch, as query",
+                             tuple(own.shape))
         if is_causal and attn_mask is None:
             raise ConfigError(owner, "attn_mask must be given with is_causal=True, which says what it is", "none")
 
@@ -186,15 +194,13 @@ def _built_as(original: Callable[..., None]) -> Callable[[Callable[..., None]], 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     """`torch.nn.TransformerEncoderLayer`, whose attention is `structconv.compat.torch.MultiheadAttention`.
 
-    It goes into `torch.nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False)`: torch's fused inference,
-    and its removal of padding by nested tensors, are not used.
+    torch's fused inference, and its removal of padding by nested tensors, are not used.
     """
 
     @_built_as(nn.TransformerEncoderLayer.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.self_attn = MultiheadAttention.sharing(self.self_attn)
-        self.activation_relu_or_gelu = 0  # by which torch chooses its fused inference
+        _share(self)
 
 
 class TransformerDecoderLayer(nn.TransformerDecoderLayer):
@@ -203,8 +209,45 @@ class TransformerDecoderLayer(nn.TransformerDecoderLayer):
     @_built_as(nn.TransformerDecoderLayer.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.self_attn = MultiheadAttention.sharing(self.self_attn)
-        self.multihead_attn = MultiheadAttention.sharing(self.multihead_attn)
+        _share(self)
+
+
+class TransformerEncoder(nn.TransformerEncoder):
+    """`torch.nn.TransformerEncoder` without nested tensors: `enable_nested_tensor` has no effect."""
+
+    @_built_as(nn.TransformerEncoder.__init__)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        given = inspect.signature(super().__init__).bind(*args, **options).arguments
+        super().__init__(**{**given, "enable_nested_tensor": False})
+
+
+class Transformer(nn.Transformer):
+    """`torch.nn.Transformer`, whose attentions are `structconv.compat.torch.MultiheadAttention`.
+
+    What is given as `custom_encoder` or `custom_decoder` stays as it is.
+    """
+
+    @_built_as(nn.Transformer.__init__)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        given = inspect.signature(super().__init__).bind(*args, **options).arguments
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "enable_nested_tensor is True")
+            super().__init__(**given)
+        for part, custom in ((self.encoder, "custom_encoder"), (self.decoder, "custom_decoder")):
+            if given.get(custom) is None:
+                _share(part)
+
+
+def _share(module: nn.Module) -> None:
+    """Put our attention, with the same parameters, in the place of each of torch's in a module."""
+    for part in module.modules():
+        for name, child in part.named_children():
+            if type(child) is nn.MultiheadAttention:
+                setattr(part, name, MultiheadAttention.sharing(child))
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0  # by which torch chooses its fused inference
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
 
 
 # -- grids --------------------------------------------------------------------------------------------------------
@@ -303,6 +346,10 @@ class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d` as structured convolution: the same arguments, parameters and results."""
 
 
+class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d` as structured convolution: the same arguments, parameters and results."""
+
+
 class _AvgPool:
     """The forward pass of torch's average pooling."""
 
@@ -320,9 +367,9 @@ class _AvgPool:
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
         size, stride, padding = (_each(t, axes) for t in (self.kernel_size, self.stride, self.padding))
-        mechanism = _mechanism(self, _pooling, size, stride, padding, self.count_include_pad)
-        y = _computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes)
         divisor = getattr(self, "divisor_override", None)
+        mechanism = _mechanism(self, _pooling, size, stride, padding, self.count_include_pad or divisor is not None)
+        y = _computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes)
         return y if divisor is None else y * (math.prod(size) / divisor)
 
 
@@ -345,3 +392,9 @@ class AvgPool2d(_AvgPool, nn.AvgPool2d):
     """`torch.nn.AvgPool2d` as structured convolution, without `ceil_mode`."""
 
     axes = 2
+
+
+class AvgPool3d(_AvgPool, nn.AvgPool3d):
+    """`torch.nn.AvgPool3d` as structured convolution, without `ceil_mode`."""
+
+    axes = 3

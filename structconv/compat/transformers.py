@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
@@ -21,7 +22,7 @@ from structconv.compat.attending import Mask, attend
 from structconv.errors import ConfigError
 from structconv.structures.supports import Causal, Support, Window
 
-__all__ = ["NAME", "Registration", "register"]
+__all__ = ["NAME", "Registration", "StructureMask", "register"]
 
 #: The name of the implementation in transformers.
 NAME = "structconv"
@@ -62,7 +63,7 @@ def register() -> Registration:
     return Registration()
 
 
-def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | Support | None,
+def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
               dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
               position_bias: Tensor | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
               **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -80,19 +81,60 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     if causal and key.shape[2] > outputs:  # aligned to the first key: the rest of a static cache is empty
         key, value = key[:, :, :outputs], value[:, :, :outputs]
         position_bias = None if position_bias is None else position_bias[..., :outputs]
-    found = Mask.of(attention_mask, causal).joined(bias=position_bias)
+    known = attention_mask.support if isinstance(attention_mask, StructureMask) else attention_mask
+    found = Mask.of(known, causal).joined(bias=position_bias)
     y, weights = attend(query, key, value, found, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
                         weights=_weights_wanted(options))
     return y.transpose(1, 2).contiguous(), weights
 
 
+class StructureMask(Tensor):
+    """A structure that stands for its booleans (B, 1, N, M), which are computed when something reads them.
+
+    The attention function reads `support` alone. Whatever else a model does to a mask (slices it, moves it, joins it
+    with another) gives an ordinary tensor.
+    """
+
+    support: Support
+
+    @classmethod
+    def of(cls, support: Support, shape: tuple[int, ...], device: Any) -> StructureMask:
+        """The mask of a structure."""
+        made = torch.zeros((), dtype=torch.bool, device=device).expand(shape).as_subclass(cls)
+        made.support = support
+        return made
+
+    def table(self) -> Tensor:
+        """The booleans."""
+        *_, outputs, inputs = self.shape
+        m, n = torch.arange(inputs, device=self.device), torch.arange(outputs, device=self.device)
+        return self.support.contains(m.unsqueeze(0), n.unsqueeze(-1)).expand(self.shape)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # shape, dtype, device, ... are those of the booleans
+            found = super().__torch_function__(func, types, args, kwargs)
+            if not isinstance(found, Tensor):
+                return found
+        return func(*_opened(args), **_opened(kwargs or {}))
+
+
+def _opened(value: Any) -> Any:
+    """The same with booleans for each `StructureMask`."""
+    if isinstance(value, StructureMask):
+        return value.table()
+    if isinstance(value, dict):
+        return {name: _opened(part) for name, part in value.items()}
+    return type(value)(map(_opened, value)) if type(value) in (tuple, list) else value
+
+
 def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
          mask_function: Callable[..., Any] | None = None, attention_mask: Tensor | None = None, **options: Any
-         ) -> Tensor | Support | None:
-    """The mask function: a structure where the pairs are a window, else booleans (B, 1, N, M), or `None`.
+         ) -> Tensor | None:
+    """The mask function: booleans (B, 1, N, M), or `None`, as that of "sdpa".
 
-    A window that hides something, of whole sequences without padding, becomes `Causal() & Window(...)`, or a `Window`,
-    whose pairs alone are computed. Everything else is a table, as that of "sdpa".
+    A window that hides something, of whole sequences without padding, is a `StructureMask` of `Causal() & Window(...)`,
+    or of a `Window`, whose pairs alone are computed.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -101,7 +143,9 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     if plain and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
         causal, radius = _window(function)
         if radius is not None and radius < kv_length - 1:
-            return Causal() & Window(radius) if causal else Window(radius)
+            device = options.get("device", "cpu")
+            return StructureMask.of(Causal() & Window(radius) if causal else Window(radius),
+                                    (batch_size, 1, q_length, kv_length), device)
     found: Tensor | None = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                                      kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask,
                                      **options)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv import torch_private as private
 from structconv.errors import ShapeError
 from structconv.memo import values_known
 from structconv.primitives.functions import apply, finite, sum_dtype, transformed
@@ -223,8 +224,9 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (weights,) = ctx.saved_tensors
-        if weights.dtype is sum_dtype(weights.dtype) and _known_finite(grad):  # torch's backward, in one pass
-            return torch.ops.aten._softmax_backward_data(grad, weights, ctx.dim, weights.dtype), None, None
+        wide = weights.dtype is sum_dtype(weights.dtype)
+        if private.softmax_backward is not None and wide and _known_finite(grad):  # one pass instead of several
+            return private.softmax_backward(grad, weights, ctx.dim, weights.dtype), None, None
 
         def total(values: Tensor) -> Tensor:
             return values.sum(ctx.dim, keepdim=True)

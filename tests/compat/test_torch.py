@@ -103,6 +103,16 @@ def test_attention_is_torchs(call: tuple[Any, ...]) -> None:
     _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
 
 
+@pytest.mark.parametrize("longer", [False, True])
+def test_the_hint_takes_the_place_of_a_causal_mask(longer: bool) -> None:
+    layer, x = compat.MultiheadAttention(8, 2, add_bias_kv=longer, add_zero_attn=longer), torch.randn(5, 2, 8)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    expected, _ = layer(x, x, x, attn_mask=mask)
+    for need_weights in (False, True):
+        torch.testing.assert_close(layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights)[0],
+                                   expected)
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_scaled_dot_product_attention_is_torchs(data: Any) -> None:
@@ -138,8 +148,7 @@ def test_scaled_dot_product_attention_is_torchs(data: Any) -> None:
 @st.composite
 def image_layers(draw: Any) -> tuple[Any, ...]:
     """A layer over grids, its options, and an input."""
-    name = draw(st.sampled_from(("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "AvgPool1d",
-                                 "AvgPool2d")))
+    name = draw(st.sampled_from(("Conv", "ConvTranspose", "AvgPool"))) + draw(st.sampled_from(("1d", "2d", "3d")))
     axes, dtype = int(name[-2]), draw(st.sampled_from(list(TOLERANCES)))
     size = tuple(draw(st.integers(1, 3)) for _ in range(axes))
     stride, padding = draw(st.integers(1, 3)), draw(st.integers(0, 2))
@@ -147,7 +156,7 @@ def image_layers(draw: Any) -> tuple[Any, ...]:
         args: tuple[Any, ...] = (size,)
         options: dict[str, Any] = {"stride": draw(st.sampled_from((None, stride))),
                                    "padding": min(padding, min(size) // 2), "count_include_pad": draw(st.booleans())}
-        if axes == 2:
+        if axes > 1:
             options["divisor_override"] = draw(st.sampled_from((None, 3)))
     else:
         groups, dilation = draw(st.sampled_from((1, 2))), draw(st.integers(1, 2))
@@ -202,6 +211,27 @@ def test_in_torchs_containers(batch_first: bool, norm_first: bool, mode: str) ->
     _alike(*decoders, (target, source), tgt_mask=causal, tgt_is_causal=True)
     with torch.no_grad():  # where torch takes its fused inference
         torch.testing.assert_close(encoders[1](source), encoders[0](source), rtol=1e-10, atol=1e-10)
+
+
+def test_the_whole_transformer(recwarn: pytest.WarningsRecorder) -> None:
+    options = {"dim_feedforward": 12, "dropout": 0.0, "batch_first": True}
+    original, ours = _pair("Transformer", torch.float64, 8, 2, 1, 2, **options)
+    attentions = [m for m in ours.modules() if isinstance(m, nn.MultiheadAttention)]
+    assert len(attentions) == 5 and {type(m) for m in attentions} == {compat.MultiheadAttention}
+    source, target = (torch.randn(3, n, 8, dtype=torch.float64) for n in (5, 4))
+    masks = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64),
+             "src_key_padding_mask": torch.arange(5) >= torch.tensor([[5], [3], [2]])}
+    _alike(original, ours, (source, target), **masks)
+    with torch.no_grad():  # where torch would take its fused inference
+        padded = {name: mask for name, mask in masks.items() if name != "tgt_mask"}
+        found, expected = ours.eval()(source, target, **padded), original.train()(source, target, **padded)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    recwarn.clear()
+    encoder = compat.TransformerEncoder(compat.TransformerEncoderLayer(8, 2), 2, enable_nested_tensor=True)
+    assert not recwarn and isinstance(encoder, nn.TransformerEncoder)
+    custom = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)
+    kept = compat.Transformer(8, 2, 1, 1, custom_encoder=custom)
+    assert kept.encoder is custom and type(custom.layers[0].self_attn) is nn.MultiheadAttention
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from structconv.compat import transformers as compat
 from structconv.errors import ConfigError
+from structconv.structures import Causal, Window
 
 transformers = pytest.importorskip("transformers")
 
@@ -105,8 +106,8 @@ def _results(name: str, model: Any) -> dict[str, Any]:
         return {"logits": model(words).logits, "padded": model(words, attention_mask=keep).logits[keep.bool()],
                 "weights": torch.stack(model(words, output_attentions=True).attentions),
                 "greedy": model.generate(words, attention_mask=keep, **greedy),
-                "static cache": model.generate(words, attention_mask=keep, cache_implementation="static",
-                                               disable_compile=True, **greedy)}
+                "static cache": torch.cat([model.generate(words, attention_mask=mask, cache_implementation="static",
+                                                          disable_compile=True, **greedy) for mask in (keep, None)])}
     keep[1, 7:] = 0
     if kind == "encoder":
         return {"logits": model(words)[0], "padded": model(words, attention_mask=keep)[0][keep.bool()],
@@ -190,17 +191,60 @@ def test_masks_of_ones_own(kind: str) -> None:
     assert not torch.allclose(found[0], model(words, use_cache=False).logits, atol=1e-2)
 
 
+@pytest.mark.parametrize("case", ["whole", "table", "by head", "window", "soft cap"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_sinks(case: str, weights: bool) -> None:
+    """A sink is one more score, whose weight is thrown away; a query without keys has it alone."""
+    module = torch.nn.Module()
+    query, key, value, sink = (torch.randn(shape, dtype=torch.float64, requires_grad=True)
+                               for shape in ((2, 4, 7, 3), (2, 2, 7, 3), (2, 2, 7, 5), (4,)))
+    m, n = torch.arange(7).unsqueeze(0), torch.arange(7).unsqueeze(-1)
+    keep, given = m <= n, None
+    if case in ("table", "by head"):
+        keep = given = torch.rand(2, 4 if case == "by head" else 1, 7, 7) < 0.5
+        given[:, :, 2] = False
+    elif case == "window":
+        keep, given = keep & (n - m < 3), compat.StructureMask.of(Causal() & Window(2), (2, 1, 7, 7), "cpu")
+    y, own = compat.attention(module, query, key, value, given, scaling=0.4, s_aux=sink, output_attentions=weights,
+                              softcap=2.0 if case == "soft cap" else None)
+    scores = 0.4 * query @ key.repeat_interleave(2, 1).mT
+    scores = 2 * (scores / 2).tanh() if case == "soft cap" else scores
+    scores = torch.cat([scores.masked_fill(~keep, -torch.inf), sink.view(4, 1, 1).expand(2, 4, 7, 1)], -1)
+    expected = scores.softmax(-1)[..., :-1]
+    if own is not None:
+        torch.testing.assert_close(own, expected)
+    assert (own is not None) == weights
+    found, wanted = y, (expected @ value.repeat_interleave(2, 1)).transpose(1, 2)
+    grads = [torch.autograd.grad(t.sin().sum(), (query, key, value, sink), retain_graph=True) for t in (found, wanted)]
+    torch.testing.assert_close((found, *grads[0]), (wanted, *grads[1]), rtol=1e-10, atol=1e-10)
+
+
+def test_a_model_is_saved_and_loaded(tmp_path: Any) -> None:
+    model, words = _model("llama"), _words()
+    model.set_attn_implementation("structconv")
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="structconv")
+    assert again.config._attn_implementation == "structconv"
+    torch.testing.assert_close(again(words).logits, model(words).logits)
+
+
 def test_windows_become_structures() -> None:
     from transformers.masking_utils import sliding_window_causal_mask_function
 
-    mask = compat.mask(2, 9, 9, mask_function=sliding_window_causal_mask_function(4), local_size=4)
+    function = sliding_window_causal_mask_function(4)
+    mask = compat.mask(2, 9, 9, mask_function=function, local_size=4)
+    assert isinstance(mask, compat.StructureMask)
     m, n = torch.arange(9).unsqueeze(0), torch.arange(9).unsqueeze(-1)
-    assert torch.equal(mask.contains(m, n), (m <= n) & (n - m < 4))  # type: ignore[union-attr]
+    table = ((m <= n) & (n - m < 4)).expand(2, 1, 9, 9)
+    assert (mask.shape, mask.dtype, mask.ndim) == (table.shape, torch.bool, 4)
+    for read in (lambda t: t[:, :, 2:], lambda t: ~t, lambda t: torch.cat([t, t], 1), lambda t: t.mT,
+                 lambda t: torch.where(t, 1.0, -1.0), lambda t: t.to(torch.float64), copy.deepcopy):
+        own = read(mask)
+        assert type(own) is Tensor and torch.equal(own, read(table))
     keep = torch.ones(2, 9, dtype=torch.bool)
     keep[0, 0] = False
-    table = compat.mask(2, 9, 9, mask_function=sliding_window_causal_mask_function(4), local_size=4,
-                        attention_mask=keep)
-    assert torch.equal(table, (mask.contains(m, n) & keep[:, None]).unsqueeze(1))  # type: ignore[union-attr]
+    padded = compat.mask(2, 9, 9, mask_function=function, local_size=4, attention_mask=keep)
+    assert type(padded) is Tensor and torch.equal(padded, table & keep[:, None, None])
 
 
 def test_training_with_dropout() -> None:
@@ -217,10 +261,23 @@ def test_training_with_dropout() -> None:
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["mistral"])
 @torch.no_grad()
-def test_compiled(name: str) -> None:
+def test_generation_is_two_compiled_programs(name: str) -> None:
     model, words = _model(name), _words()
+    model.set_attn_implementation("structconv")
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static", "eos_token_id": None,
+               "disable_compile": True}
+    expected, programs = model.generate(words, **options), []
+    model.forward = torch.compile(model.forward, fullgraph=True,
+                                  backend=lambda graph, _: programs.append(graph) or graph.forward)
+    assert torch.equal(model.generate(words, **options), expected)
+    assert len(programs) == 2  # the prompt, and all steps
+
+
+@torch.no_grad()
+def test_compiled() -> None:
+    model, words = _model("gemma2"), _words()
     model.set_attn_implementation("structconv")
     keep = torch.ones_like(words)
     keep[0, :3] = 0
