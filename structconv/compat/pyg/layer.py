@@ -28,7 +28,7 @@ try:  # where it is installed, its tools (explainers, to_hetero, summary) find o
 except ImportError:
     MessagePassing = nn.Module
 
-__all__ = ["Channels", "Layer", "Linear", "Nodes", "draw", "pair", "pool_extreme", "project"]
+__all__ = ["Channels", "Layer", "Linear", "Nodes", "draw", "is_plain", "pair", "pool_extreme", "project"]
 
 Channels = int | tuple[int, int]
 #: x (..., M, P), or sources and targets.
@@ -213,7 +213,7 @@ class Layer(MessagePassing):
         messages = self._messages(messages, x.dtype)
         if self.aggr in ("max", "min"):
             y = project(self._extreme(x, messages), Identity(messages.num_outputs), lin, bias)
-        elif root is not None and x_root is x and _is_plain(root) and lin is not None and _is_plain(lin):
+        elif root is not None and x_root is x and is_plain(root) and lin is not None and is_plain(lin):
             for one in (lin, root):
                 one.materialize(x.shape[-1])  # type: ignore[operator]
             theta = ConcatTheta((_theta(lin), _theta(root)))
@@ -222,6 +222,14 @@ class Layer(MessagePassing):
         else:
             y = project(x, messages, lin, bias)
         return y if root is None or x_root is None else y + root(x_root)
+
+    def _of_edges(self, rows: Tensor, edges: Graph) -> Tensor:
+        """The aggregated messages, which are rows (..., E, C) of the edges."""
+        mask, graph = self._mask(edges), edges_to_outputs(edges)
+        rows = rows if mask is None else rows * mask.unsqueeze(-1)
+        if self.aggr in ("max", "min"):
+            return pool_extreme(rows, graph, self.aggr)
+        return project(rows, adjacency(graph, (None, "count") if self.aggr == "mean" else None, rows.dtype), None)
 
     def _extreme(self, x: Tensor, messages: Sparse) -> Tensor:
         """The largest or smallest message of each channel, zero where there is none."""
@@ -244,7 +252,7 @@ def _max_pool(channels: int) -> GroupPool:
 
 def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None) -> Tensor:
     """lin(A^T x) + bias; without `lin` A^T x. Theta is the weight of `lin` unless that is wrapped or replaced."""
-    if lin is not None and _is_plain(lin):
+    if lin is not None and is_plain(lin):
         lin.materialize(x.shape[-1])  # type: ignore[operator]
         return apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
     y = apply(x, basis, EyeTheta(1, x.shape[-1]), bias if lin is None else None)
@@ -254,7 +262,7 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
     return y if bias is None else y + bias
 
 
-def _is_plain(lin: nn.Module) -> bool:
+def is_plain(lin: nn.Module) -> bool:
     """Whether calling it only multiplies and adds, with nobody told of the call."""
     return type(lin) is Linear and not private.intercepted(lin)
 
