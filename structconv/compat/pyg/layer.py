@@ -114,7 +114,7 @@ class Layer(MessagePassing):
     decomposed_layers: int = 1
     aggr_module: None = None
     fuse: bool = False
-    _edge_mask: Tensor | None = None
+    _edge_mask: Tensor | None
     _loop_mask: Tensor | None = None
     _apply_sigmoid: bool = True
 
@@ -135,7 +135,7 @@ class Layer(MessagePassing):
                 raise ConfigError(owner, f"{name} must be one of {', '.join(map(repr, allowed))}", repr(value),
                                   "Others are not supported here: use PyTorch Geometric's layer.")
         self.aggr, self.flow, self.node_dim = aggr, flow, node_dim
-        self._constants: dict[str, float] = {}
+        self._edge_mask, self._constants = None, cast("dict[str, float]", {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
@@ -147,8 +147,10 @@ class Layer(MessagePassing):
             if child is not None:
                 draw(child)
         for name, parameter in self._parameters.items():
-            if parameter is not None and name not in ("_edge_mask", *self._constants):
-                bound = 0.0 if name == "bias" else math.sqrt(6 / sum(parameter.shape[-2:]))
+            if name == "bias" and parameter is not None:
+                parameter.zero_()
+            elif parameter is not None and name not in ("_edge_mask", *self._constants):
+                bound = math.sqrt(6 / sum(parameter.shape[-2:]))
                 parameter.uniform_(-bound, bound)
         for name, number in self._constants.items():
             getattr(self, name).fill_(number)
