@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["SUITES", "cases"]
 
 SUITES = ("grid", "graph", "attention", "windows", "relational", "messages", "planner", "dispatch", "decode",
-          "precision", "models")
+          "precision", "models", "compat")
 
 
 def cases(suite: str) -> tuple[Case | Probe, ...]:

@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,6 +93,30 @@ def test_a_patch_needs_pyg():
             "except ValueError as error:\n    sys.exit('torch_geometric must be' not in str(error))\n"
             "sys.exit(2)")
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+def test_the_documented_examples_run_with_another_import_and_under_a_patch():
+    from examples import pyg_citation as plain
+
+    source = Path(plain.__file__).read_text(encoding="utf-8")
+    before, line, after = source.partition("from torch_geometric.nn import GATConv, GCNConv\n")
+    assert line
+    changed = {"__name__": "changed"}
+    exec(f"{before}from structconv.compat.pyg import GATConv, GCNConv\n{after}", changed)
+    data = plain.made_up()
+    for name in ("GCN", "GAT"):
+        net = getattr(plain, name)
+        expected, accuracy = plain.train(net, data, 8)
+        assert expected[-1] < expected[0] and accuracy > 0.5
+        for found in (plain.train(changed[name], data, 8), patched(plain.train, net, data, 8)):
+            assert found == (pytest.approx(expected, rel=1e-4), pytest.approx(accuracy, abs=0.01))
+
+
+def patched(function, *args):
+    with ours.patch() as report:
+        found = function(*args)
+    assert sum(report.taken.values()) == 2 and not report.left
+    return found
 
 
 # -- tools --------------------------------------------------------------------------------------------------------
