@@ -18,6 +18,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ConfigError, ShapeError, nearest
+from structconv.memo import derived
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph
@@ -199,7 +200,7 @@ class Layer(MessagePassing):
         multiplied by an explainer's mask."""
         graph, values, mask = messages.graph, messages.values, self._mask(messages.graph)
         if self.aggr == "mean":
-            shares = cast(Tensor, adjacency(graph, (None, "count"), dtype, weighted=False).values)
+            shares = _shares(graph, dtype)
             values = shares if values is None else values * shares
         if mask is not None:
             values = mask if values is None else values * mask
@@ -231,7 +232,7 @@ class Layer(MessagePassing):
         rows = rows if mask is None else rows * mask.unsqueeze(-1)
         if self.aggr in ("max", "min"):
             return pool_extreme(rows, graph, self.aggr)
-        return project(rows, adjacency(graph, (None, "count") if self.aggr == "mean" else None, rows.dtype), None)
+        return project(rows, Sparse(graph, _shares(graph, rows.dtype) if self.aggr == "mean" else None), None)
 
     def _extreme(self, x: Tensor, messages: Sparse) -> Tensor:
         """The largest or smallest message of each channel, zero where there is none."""
@@ -239,6 +240,12 @@ class Layer(MessagePassing):
         if messages.values is not None:
             x, graph = gather(x, graph) * messages.values.unsqueeze(-1), edges_to_outputs(graph)
         return pool_extreme(x, graph, self.aggr)
+
+
+def _shares(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """One over the number of edges into the target of each edge, by which a mean weighs them."""
+    return derived(graph.edge_index, ("shares", graph.num_outputs, dtype), lambda: cast(
+        Tensor, adjacency(graph, (None, "count"), dtype, weighted=False).values))
 
 
 def pool_extreme(x: Tensor, graph: Graph, aggr: str) -> Tensor:
