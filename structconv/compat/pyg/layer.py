@@ -22,7 +22,7 @@ from structconv.memo import derived
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph
-from structconv.theta import ConcatTheta, EyeTheta, FullTheta
+from structconv.theta import EyeTheta, FullTheta
 
 try:  # where it is installed, its tools (explainers, to_hetero, summary) find our layers as its own
     from torch_geometric.nn import MessagePassing
@@ -109,6 +109,8 @@ class Layer(MessagePassing):
     """
 
     aggregations: ClassVar[tuple[str, ...]] = ("add", "sum", "mean", "max", "min")
+    #: What `repr` shows beside the channels.
+    shown: ClassVar[tuple[str, ...]] = ()
     # What explainers set: whether to multiply messages by a mask of the edges, the mask, which edges are no loops, and
     # whether the mask goes through a sigmoid.
     explain: bool | None = None
@@ -165,9 +167,9 @@ class Layer(MessagePassing):
         self._constants[name] = float(number)
 
     def __repr__(self) -> str:
-        held = self.__dict__
-        channels = ", ".join(str(held[name]) for name in ("in_channels", "out_channels") if name in held)
-        return f"{type(self).__name__}({channels})"
+        words = [str(self.__dict__[name]) for name in ("in_channels", "out_channels") if name in self.__dict__]
+        words += [f"{name}={getattr(self, name)}" for name in self.shown]
+        return f"{type(self).__name__}({', '.join(words)})"
 
     # What forward passes are made of.
 
@@ -216,12 +218,6 @@ class Layer(MessagePassing):
         messages = self._messages(messages, x.dtype)
         if self.aggr in ("max", "min"):
             y = project(self._extreme(x, messages), Identity(messages.num_outputs), lin, bias)
-        elif root is not None and x_root is x and is_plain(root) and lin is not None and is_plain(lin):
-            for one in (lin, root):
-                one.materialize(x.shape[-1])  # type: ignore[operator]
-            theta = ConcatTheta((_theta(lin), _theta(root)))
-            both = messages | Identity(x.shape[-2], device=x.device)
-            return apply(x, both, theta, lin.bias if bias is None else bias)  # type: ignore[arg-type]
         else:
             y = project(x, messages, lin, bias)
         return y if root is None or x_root is None else y + root(x_root)

@@ -51,6 +51,8 @@ def _weights(lins: Iterable[nn.Module], x: Tensor) -> Tensor | None:
 class TAGConv(_Polynomial):
     """y = sum_k A^k^T x Theta_k + b, k = 0 .. K. Arguments: those of `torch_geometric.nn.TAGConv`."""
 
+    shown = ("K",)
+
     def __init__(self, in_channels: int, out_channels: int, K: int = 3, bias: bool = True, normalize: bool = True,
                  **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -64,9 +66,6 @@ class TAGConv(_Polynomial):
         messages = normalized(self, edge_index, x, edge_weight, loops=False, normalize=self.normalize)
         return self._summed(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial"), self.bias)
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, K={self.K})"
-
 
 class ChebConv(_Polynomial):
     """y = sum_k T_k(2 L / lambda - I)^T x Theta_k + b, k = 0 .. K - 1. Arguments: those of
@@ -75,6 +74,8 @@ class ChebConv(_Polynomial):
     Without `lambda_max` it is twice the largest entry of L, as there.
     """
 
+    shown = ("K", "normalization")
+
     def __init__(self, in_channels: int, out_channels: int, K: int, normalization: str | None = "sym",
                  bias: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -82,7 +83,7 @@ class ChebConv(_Polynomial):
             raise ConfigError("ChebConv", "K must be positive", K)
         if normalization not in ("sym", "rw", None):
             raise ConfigError("ChebConv", "normalization must be 'sym', 'rw' or None", repr(normalization))
-        self.in_channels, self.out_channels, self.normalization = in_channels, out_channels, normalization
+        self.in_channels, self.out_channels, self.K, self.normalization = in_channels, out_channels, K, normalization
         self.lins = nn.ModuleList(Linear(in_channels, out_channels, bias=False, weight_initializer="glorot")
                                   for _ in range(K))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
@@ -118,15 +119,14 @@ class ChebConv(_Polynomial):
             found = Sparse(twice.graph, entries / largest - loop)
         return cast(Sparse, found.transpose()) if forward else found
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, K={len(self.lins)}, normalization={self.normalization})"
-
 
 class SGConv(_Polynomial):
     """y = A^K^T x Theta + b with GCN's A. Arguments: those of `torch_geometric.nn.SGConv`.
 
     `cached` changes nothing: the powers are applied to each x, and no other graph is mistaken for the first.
     """
+
+    shown = ("K",)
 
     def __init__(self, in_channels: int, out_channels: int, K: int = 1, cached: bool = False,
                  add_self_loops: bool = True, bias: bool = True, **kwargs: Any) -> None:
@@ -141,12 +141,11 @@ class SGConv(_Polynomial):
         messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
         return project(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial", self.K), self.lin)
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, K={self.K})"
-
 
 class SSGConv(_Polynomial):
     """y = (alpha I + (1 - alpha) / K sum_k A^k)^T x Theta + b. Arguments: those of `torch_geometric.nn.SSGConv`."""
+
+    shown = ("K", "alpha")
 
     def __init__(self, in_channels: int, out_channels: int, alpha: float, K: int = 1, cached: bool = False,
                  add_self_loops: bool = True, bias: bool = True, **kwargs: Any) -> None:
@@ -167,12 +166,11 @@ class SSGConv(_Polynomial):
         self.lin.materialize(x.shape[-1])
         return apply(x, powers, SeparableTheta(mix, self.lin.weight.mT.unsqueeze(0)), self.lin.bias)
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, K={self.K}, alpha={self.alpha})"
-
 
 class MixHopConv(_Polynomial):
     """y = ||_p A^p^T x Theta_p + b, p in `powers`. Arguments: those of `torch_geometric.nn.MixHopConv`."""
+
+    shown = ("powers",)
 
     def __init__(self, in_channels: int, out_channels: int, powers: list[int] | None = None,
                  add_self_loops: bool = True, bias: bool = True, **kwargs: Any) -> None:
@@ -196,12 +194,11 @@ class MixHopConv(_Polynomial):
         y = torch.cat([self.lins[p](rows[..., p - first, :, :]) for p in self.powers], -1)
         return y if self.bias is None else y + self.bias
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, powers={self.powers})"
-
 
 class APPNP(_Polynomial):
     """K times h <- (1 - alpha) A^T h + alpha x, from h = x. Arguments: those of `torch_geometric.nn.APPNP`."""
+
+    shown = ("K", "alpha")
 
     def __init__(self, K: int, alpha: float, dropout: float = 0.0, cached: bool = False, add_self_loops: bool = True,
                  normalize: bool = True, **kwargs: Any) -> None:
@@ -220,6 +217,3 @@ class APPNP(_Polynomial):
                 own = Sparse(own.graph, functional.dropout(own._rows(x.dtype)[0], self.dropout))
             h = (1 - self.alpha) * project(h, self._messages(own, x.dtype), None) + self.alpha * x
         return h
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(K={self.K}, alpha={self.alpha})"

@@ -27,6 +27,8 @@ __all__ = ["GINEConv", "NNConv", "RGCNConv"]
 class GINEConv(Layer):
     """y_n = nn(sum_m relu(x_m + e_mn) + (1 + eps) x_n). Arguments: those of `torch_geometric.nn.GINEConv`."""
 
+    shown = ("nn",)
+
     def __init__(self, nn: Any, eps: float = 0.0, train_eps: bool = False, edge_dim: int | None = None,
                  **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -49,9 +51,6 @@ class GINEConv(Layer):
         found: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
         return found
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(nn={self.nn})"
-
 
 def _width(owner: str, network: Any) -> int:
     """The channels that a network takes, by its first layer."""
@@ -68,6 +67,8 @@ class NNConv(Layer):
 
     Where `nn` ends in a linear layer, sums and means form no (E, P, Q) tensor.
     """
+
+    shown = ("aggr", "nn")
 
     def __init__(self, in_channels: Channels, out_channels: int, nn: Any, aggr: str = "add", root_weight: bool = True,
                  bias: bool = True, **kwargs: Any) -> None:
@@ -104,9 +105,6 @@ class NNConv(Layer):
         last: Any = self.nn[-1] if isinstance(self.nn, modules.Sequential) and len(self.nn) > 1 else None
         return last if type(last) in (modules.Linear, Linear) and not last._forward_hooks else None
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, aggr={self.aggr}, nn={self.nn})"
-
 
 class RGCNConv(Layer):
     """y_n = sum_r mean_(m: m -r-> n) x_m Theta_r + x_n Theta_0 + b. Arguments: those of `torch_geometric.nn.RGCNConv`.
@@ -114,6 +112,7 @@ class RGCNConv(Layer):
     x may be `None` or integers (M,): the numbers of entities, whose rows of Theta_r are then the messages.
     """
 
+    shown = ("num_relations",)
     aggregations = ("mean", "add", "sum")
 
     def __init__(self, in_channels: Channels, out_channels: int, num_relations: int, num_bases: int | None = None,
@@ -185,6 +184,3 @@ class RGCNConv(Layer):
         if mask is not None:
             values = mask if values is None else values * mask
         return Typed(graph, kind, self.num_relations, values)
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, num_relations={self.num_relations})"
