@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.suites import compat_torch
+from benchmarks.suites import compat_pyg, compat_torch
 
 __all__ = ["CASES"]
 
-CASES = (*compat_torch.CASES,)
+CASES = (*compat_torch.CASES, *compat_pyg.CASES)

@@ -148,7 +148,7 @@ def _largest(x: Tensor, groups: Graph) -> Tensor:
     members = _members(groups) if x.is_cpu and is_plain(x) and x.numel() else None
     if members is None:
         rows = x if _in_order(groups) else x.index_select(-2, groups.source)
-        return segment_max(rows.mT, groups.target, groups.num_outputs).mT
+        return segment_max(rows, groups.target, groups.num_outputs, rows=True)
     y = pad(x, (0, 0, 0, 1), value=-torch.inf).index_select(-2, members.flatten())
     return y.unflatten(-2, members.shape).amax(-2)
 

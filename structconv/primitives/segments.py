@@ -38,7 +38,7 @@ def segment_sum(values: Tensor, index: Tensor, num: int) -> Tensor:
     return wide.new_zeros((*values.shape[:-1], num)).index_add(-1, index, wide).to(values.dtype)
 
 
-def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0) -> Tensor:
+def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0, rows: bool = False) -> Tensor:
     """s_n = max of values_e over the entries e with index_e = n; `empty` where there is none.
 
     Args:
@@ -46,20 +46,36 @@ def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0) 
         index: (E,) int32 or int64 in [0, num), in any order.
         num: number of segments.
         empty: value of a segment without entries.
+        rows: whether values are rows of channels, (..., E, C); then so is what is returned, (..., num, C).
 
     Returns:
         (..., num). Equal maxima share the gradient evenly, as in `torch.amax`.
 
     Raises:
-        ShapeError: if the last dimension of `values` is not that of `index`.
+        ShapeError: if the last dimension of `values`, or that of its rows, is not that of `index`.
     """
+    if rows:
+        return _max_of_rows(values, index, num, empty)
     _check_segments("segment_max", values, index)
     places = index.long()
     # NaN equals nothing: torch shares the gradient with what was there before, left out or not, if that is a maximum
     start = values.new_full((*values.shape[:-1], num), torch.nan)
     found = start.scatter_reduce(-1, places.expand(values.shape), values, "amax", include_self=False)
-    absent = torch.ones(num, dtype=torch.bool, device=values.device).index_fill(0, places, False)
-    return found.masked_fill(absent, empty)
+    return found.masked_fill(_absent(places, num), empty)
+
+
+def _max_of_rows(values: Tensor, index: Tensor, num: int, empty: float) -> Tensor:
+    """The maxima of rows, without a transpose: torch scatters whole rows several times faster."""
+    _check_segments("segment_max", values.mT, index)
+    places = index.long()
+    start = values.new_full((*values.shape[:-2], num, values.shape[-1]), torch.nan)  # NaN: see `segment_max`
+    found = start.scatter_reduce(-2, places.unsqueeze(-1).expand(values.shape), values, "amax", include_self=False)
+    return found.masked_fill(_absent(places, num).unsqueeze(-1), empty)
+
+
+def _absent(places: Tensor, num: int) -> Tensor:
+    """Which segments have no entry."""
+    return torch.ones(num, dtype=torch.bool, device=places.device).index_fill(0, places, False)
 
 
 def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | None = None) -> Tensor:

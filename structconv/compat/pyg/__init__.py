@@ -10,6 +10,12 @@ PyTorch Geometric itself need not be installed.
 from structconv.compat.pyg.attention import AGNNConv, GATConv, GATv2Conv, TransformerConv
 from structconv.compat.pyg.convolutions import GCNConv, GINConv, GraphConv, SAGEConv
 from structconv.compat.pyg.layer import Linear
+from structconv.compat.pyg.patching import Patch, patch, unpatch
+from structconv.compat.pyg.polynomials import APPNP, ChebConv, MixHopConv, SGConv, SSGConv, TAGConv
+from structconv.compat.pyg.pooling import JumpingKnowledge, global_add_pool, global_max_pool, global_mean_pool
+from structconv.compat.pyg.relational import GINEConv, NNConv, RGCNConv
 
-__all__ = ["AGNNConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GraphConv", "Linear", "SAGEConv",
-           "TransformerConv"]
+__all__ = ["APPNP", "AGNNConv", "ChebConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GINEConv", "GraphConv",
+           "JumpingKnowledge", "Linear", "MixHopConv", "NNConv", "Patch", "RGCNConv", "SAGEConv", "SGConv", "SSGConv",
+           "TAGConv", "TransformerConv", "global_add_pool", "global_max_pool", "global_mean_pool",
+           "patch", "unpatch"]

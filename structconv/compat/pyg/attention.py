@@ -27,6 +27,7 @@ __all__ = ["AGNNConv", "GATConv", "GATv2Conv", "TransformerConv"]
 class _Attention(Layer):
     """What attention layers with heads share."""
 
+    shown = ("heads",)
     aggregations = ("add", "sum")
     #: Whether loops are added, and what attributes they have.
     add_self_loops: bool = False
@@ -84,9 +85,6 @@ class _Attention(Layer):
             y = y.unflatten(-1, (self.heads, self.out_channels)).mean(-2)
             y = y if bias is None else y + bias
         return y, alpha
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, heads={self.heads})"
 
 
 def _with_weights(y: Tensor, edges: Graph, alpha: Tensor | None) -> Any:

@@ -64,6 +64,7 @@ class GCNConv(Layer):
 class SAGEConv(Layer):
     """y_n = mean_m x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.SAGEConv`."""
 
+    shown = ("aggr",)
     aggregations = ("mean", "add", "sum", "max", "min")
 
     def __init__(self, in_channels: Channels, out_channels: int, aggr: str | None = "mean", normalize: bool = False,
@@ -90,9 +91,6 @@ class SAGEConv(Layer):
         y = self._aggregated(x, adjacency(graph, None, x.dtype), self.lin_l, root, x_root)
         return functional.normalize(y, p=2.0, dim=-1) if self.normalize else y
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, aggr={self.aggr})"
-
 
 class GraphConv(Layer):
     """y_n = sum_m w_mn x_m Theta_1 + x_n Theta_2 + b. Arguments: those of `torch_geometric.nn.GraphConv`."""
@@ -116,6 +114,8 @@ class GraphConv(Layer):
 class GINConv(Layer):
     """y_n = nn(sum_m x_m + (1 + eps) x_n). Arguments: those of `torch_geometric.nn.GINConv`."""
 
+    shown = ("nn",)
+
     def __init__(self, nn: Any, eps: float = 0.0, train_eps: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.nn, self.initial_eps = nn, eps
@@ -129,9 +129,6 @@ class GINConv(Layer):
         y = self._aggregated(x, adjacency(graph, None, x.dtype))
         found: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
         return found
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(nn={self.nn})"
 
 
 def channels(in_channels: Channels) -> tuple[int, int]:

@@ -18,17 +18,18 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of
 from structconv.compat.pyg.operator import apply
 from structconv.errors import ConfigError, ShapeError, nearest
+from structconv.memo import derived
 from structconv.nn.pooling import GroupPool
 from structconv.primitives.products import linear
 from structconv.structures.graph import Graph
-from structconv.weights import Eye, Full, WeightList
+from structconv.weights import Eye, Full
 
 try:  # where it is installed, its tools (explainers, to_hetero, summary) find our layers as its own
     from torch_geometric.nn import MessagePassing
 except ImportError:
     MessagePassing = nn.Module
 
-__all__ = ["Channels", "Layer", "Linear", "Nodes", "draw", "pair", "pool_extreme", "project"]
+__all__ = ["Channels", "Layer", "Linear", "Nodes", "draw", "is_plain", "pair", "pool_extreme", "project"]
 
 Channels = int | tuple[int, int]
 #: x (..., M, P), or sources and targets.
@@ -108,13 +109,15 @@ class Layer(MessagePassing):
     """
 
     aggregations: ClassVar[tuple[str, ...]] = ("add", "sum", "mean", "max", "min")
+    #: What `repr` shows beside the channels.
+    shown: ClassVar[tuple[str, ...]] = ()
     # What explainers set: whether to multiply messages by a mask of the edges, the mask, which edges are no loops, and
     # whether the mask goes through a sigmoid.
     explain: bool | None = None
     decomposed_layers: int = 1
     aggr_module: None = None
     fuse: bool = False
-    _edge_mask: Tensor | None = None
+    _edge_mask: Tensor | None
     _loop_mask: Tensor | None = None
     _apply_sigmoid: bool = True
 
@@ -135,7 +138,7 @@ class Layer(MessagePassing):
                 raise ConfigError(owner, f"{name} must be one of {', '.join(map(repr, allowed))}", repr(value),
                                   "Others are not supported here: use PyTorch Geometric's layer.")
         self.aggr, self.flow, self.node_dim = aggr, flow, node_dim
-        self._constants: dict[str, float] = {}
+        self._edge_mask, self._constants = None, cast("dict[str, float]", {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
@@ -147,8 +150,10 @@ class Layer(MessagePassing):
             if child is not None:
                 draw(child)
         for name, parameter in self._parameters.items():
-            if parameter is not None and name not in ("_edge_mask", *self._constants):
-                bound = 0.0 if name == "bias" else math.sqrt(6 / sum(parameter.shape[-2:]))
+            if name == "bias" and parameter is not None:
+                parameter.zero_()
+            elif parameter is not None and name not in ("_edge_mask", *self._constants):
+                bound = math.sqrt(6 / sum(parameter.shape[-2:]))
                 parameter.uniform_(-bound, bound)
         for name, number in self._constants.items():
             getattr(self, name).fill_(number)
@@ -162,9 +167,9 @@ class Layer(MessagePassing):
         self._constants[name] = float(number)
 
     def __repr__(self) -> str:
-        held = self.__dict__
-        channels = ", ".join(str(held[name]) for name in ("in_channels", "out_channels") if name in held)
-        return f"{type(self).__name__}({channels})"
+        words = [str(self.__dict__[name]) for name in ("in_channels", "out_channels") if name in self.__dict__]
+        words += [f"{name}={getattr(self, name)}" for name in self.shown]
+        return f"{type(self).__name__}({', '.join(words)})"
 
     # What forward passes are made of.
 
@@ -197,7 +202,7 @@ class Layer(MessagePassing):
         multiplied by an explainer's mask."""
         graph, values, mask = messages.graph, messages.values, self._mask(messages.graph)
         if self.aggr == "mean":
-            shares = cast(Tensor, adjacency(graph, (None, "count"), dtype, weighted=False).values)
+            shares = _shares(graph, dtype)
             values = shares if values is None else values * shares
         if mask is not None:
             values = mask if values is None else values * mask
@@ -213,15 +218,17 @@ class Layer(MessagePassing):
         messages = self._messages(messages, x.dtype)
         if self.aggr in ("max", "min"):
             y = project(self._extreme(x, messages), Identity(messages.num_outputs), lin, bias)
-        elif root is not None and x_root is x and _is_plain(root) and lin is not None and _is_plain(lin):
-            for one in (lin, root):
-                one.materialize(x.shape[-1])  # type: ignore[operator]
-            theta = WeightList.of((_theta(lin), _theta(root)))
-            both = messages | Identity(x.shape[-2], device=x.device)
-            return apply(x, both, theta, lin.bias if bias is None else bias)  # type: ignore[arg-type]
         else:
             y = project(x, messages, lin, bias)
         return y if root is None or x_root is None else y + root(x_root)
+
+    def _of_edges(self, rows: Tensor, edges: Graph) -> Tensor:
+        """The aggregated messages, which are rows (..., E, C) of the edges."""
+        mask, graph = self._mask(edges), edges_to_outputs(edges)
+        rows = rows if mask is None else rows * mask.unsqueeze(-1)
+        if self.aggr in ("max", "min"):
+            return pool_extreme(rows, graph, self.aggr)
+        return project(rows, Sparse(graph, _shares(graph, rows.dtype) if self.aggr == "mean" else None), None)
 
     def _extreme(self, x: Tensor, messages: Sparse) -> Tensor:
         """The largest or smallest message of each channel, zero where there is none."""
@@ -229,6 +236,12 @@ class Layer(MessagePassing):
         if messages.values is not None:
             x, graph = gather(x, graph) * messages.values.unsqueeze(-1), edges_to_outputs(graph)
         return pool_extreme(x, graph, self.aggr)
+
+
+def _shares(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """One over the number of edges into the target of each edge, by which a mean weighs them."""
+    return derived(graph.edge_index, ("shares", graph.num_outputs, dtype), lambda: cast(
+        Tensor, adjacency(graph, (None, "count"), dtype, weighted=False).values))
 
 
 def pool_extreme(x: Tensor, graph: Graph, aggr: str) -> Tensor:
@@ -244,7 +257,7 @@ def _max_pool(channels: int) -> GroupPool:
 
 def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None) -> Tensor:
     """lin(A^T x) + bias; without `lin` A^T x. Theta is the weight of `lin` unless that is wrapped or replaced."""
-    if lin is not None and _is_plain(lin):
+    if lin is not None and is_plain(lin):
         lin.materialize(x.shape[-1])  # type: ignore[operator]
         return apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
     y = apply(x, basis, Eye.of(1, x.shape[-1]), bias if lin is None else None)
@@ -254,7 +267,7 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
     return y if bias is None else y + bias
 
 
-def _is_plain(lin: nn.Module) -> bool:
+def is_plain(lin: nn.Module) -> bool:
     """Whether calling it only multiplies and adds, with nobody told of the call."""
     return type(lin) is Linear and not private.intercepted(lin)
 

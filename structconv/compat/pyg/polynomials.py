@@ -1,0 +1,219 @@
+"""Layers over powers and Chebyshev polynomials of one matrix of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from structconv.bases.matrices import scaled_laplacian
+from structconv.bases.polynomial import Polynomial
+from structconv.bases.sparse import Sparse
+from structconv.compat.pyg.convolutions import normalized
+from structconv.compat.pyg.edges import without_loops
+from structconv.compat.pyg.layer import Layer, Linear, is_plain, project
+from structconv.compat.pyg.operator import apply
+from structconv.errors import ConfigError
+from structconv.structures.graph import Graph
+from structconv.weights import Full, HeadBlocks, Separable
+
+__all__ = ["APPNP", "ChebConv", "MixHopConv", "SGConv", "SSGConv", "TAGConv"]
+
+
+class _Polynomial(Layer):
+    """What layers over powers of one matrix share."""
+
+    aggregations = ("add", "sum")
+    lins: nn.ModuleList
+
+    def _summed(self, x: Tensor, basis: Polynomial, bias: Tensor | None) -> Tensor:
+        """sum_k lins[k](A_k^T x) + b."""
+        weights = _weights(self.lins, x)
+        if weights is not None:
+            return apply(x, basis, Full.of(weights), bias)
+        y = sum(lin(rows) for lin, rows in zip(self.lins, basis.analysis(x).unbind(-3), strict=True))
+        return cast(Tensor, y) if bias is None else y + bias
+
+
+def _weights(lins: Iterable[nn.Module], x: Tensor) -> Tensor | None:
+    """The weights (K, P, Q) of linear layers; `None` where one is wrapped or replaced."""
+    lins = list(lins)
+    if not all(is_plain(lin) for lin in lins):
+        return None
+    for lin in lins:
+        cast(Linear, lin).materialize(x.shape[-1])
+    return torch.stack([cast(Linear, lin).weight.mT for lin in lins])
+
+
+class TAGConv(_Polynomial):
+    """y = sum_k A^k^T x Theta_k + b, k = 0 .. K. Arguments: those of `torch_geometric.nn.TAGConv`."""
+
+    shown = ("K",)
+
+    def __init__(self, in_channels: int, out_channels: int, K: int = 3, bias: bool = True, normalize: bool = True,
+                 **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.in_channels, self.out_channels, self.K, self.normalize = in_channels, out_channels, K, normalize
+        self.lins = nn.ModuleList(Linear(in_channels, out_channels, bias=False) for _ in range(K + 1))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
+        messages = normalized(self, edge_index, x, edge_weight, loops=False, normalize=self.normalize)
+        return self._summed(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial"), self.bias)
+
+
+class ChebConv(_Polynomial):
+    """y = sum_k T_k(2 L / lambda - I)^T x Theta_k + b, k = 0 .. K - 1. Arguments: those of
+    `torch_geometric.nn.ChebConv`.
+
+    Without `lambda_max` it is twice the largest entry of L, as there.
+    """
+
+    shown = ("K", "normalization")
+
+    def __init__(self, in_channels: int, out_channels: int, K: int, normalization: str | None = "sym",
+                 bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if K < 1:
+            raise ConfigError("ChebConv", "K must be positive", K)
+        if normalization not in ("sym", "rw", None):
+            raise ConfigError("ChebConv", "normalization must be 'sym', 'rw' or None", repr(normalization))
+        self.in_channels, self.out_channels, self.K, self.normalization = in_channels, out_channels, K, normalization
+        self.lins = nn.ModuleList(Linear(in_channels, out_channels, bias=False, weight_initializer="glorot")
+                                  for _ in range(K))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None, batch: Tensor | None = None,
+                lambda_max: float | Tensor | None = None) -> Tensor:
+        """x (..., N, P), edges and their weights (E,) -> (..., N, Q).
+
+        `lambda_max` is a number, or one for each graph of a batch.
+        """
+        graph = without_loops(self._graph(edge_index, x, x, weight=edge_weight))
+        laplacian = self._messages(self._laplacian(graph, batch, lambda_max, x.dtype), x.dtype)
+        return self._summed(x, Polynomial(laplacian, len(self.lins) - 1), self.bias)
+
+    def _laplacian(self, graph: Graph, batch: Tensor | None, bound: float | Tensor | None, dtype: torch.dtype
+                   ) -> Sparse:
+        """2 L / lambda - I; degrees are sums over the edges that have an entry in `edge_index[0]`, for both flows."""
+        kind, forward = "row" if self.normalization == "rw" else self.normalization, self.flow == "source_to_target"
+        turned = graph.reversed() if forward else graph
+        if bound is None and graph.edge_weight is None and kind is not None:
+            bound = 2.0
+        if isinstance(bound, float | int):
+            found = scaled_laplacian(turned, kind, float(bound), dtype)
+        else:
+            twice = scaled_laplacian(turned, kind, 1.0, dtype)  # 2 L - I, loops behind the edges
+            values = cast(Tensor, twice.values)
+            loop = (torch.arange(values.shape[-1], device=values.device) >= graph.num_edges).to(values)
+            entries = values + loop
+            largest = entries.max() if bound is None else bound.to(values)
+            if batch is not None and largest.numel() > 1:
+                largest = largest[batch[twice.graph.target.long()]]
+            found = Sparse(twice.graph, entries / largest - loop)
+        return cast(Sparse, found.transpose()) if forward else found
+
+
+class SGConv(_Polynomial):
+    """y = A^K^T x Theta + b with GCN's A. Arguments: those of `torch_geometric.nn.SGConv`.
+
+    `cached` changes nothing: the powers are applied to each x, and no other graph is mistaken for the first.
+    """
+
+    shown = ("K",)
+
+    def __init__(self, in_channels: int, out_channels: int, K: int = 1, cached: bool = False,
+                 add_self_loops: bool = True, bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
+        self.cached, self.add_self_loops = cached, add_self_loops
+        self.lin = Linear(in_channels, out_channels, bias=bias)
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
+        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
+        return project(x, Polynomial(self._messages(messages, x.dtype), self.K, "monomial", self.K), self.lin)
+
+
+class SSGConv(_Polynomial):
+    """y = (alpha I + (1 - alpha) / K sum_k A^k)^T x Theta + b. Arguments: those of `torch_geometric.nn.SSGConv`."""
+
+    shown = ("K", "alpha")
+
+    def __init__(self, in_channels: int, out_channels: int, alpha: float, K: int = 1, cached: bool = False,
+                 add_self_loops: bool = True, bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.in_channels, self.out_channels, self.alpha, self.K = in_channels, out_channels, alpha, K
+        self.cached, self.add_self_loops = cached, add_self_loops
+        self.lin = Linear(in_channels, out_channels, bias=bias)
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """x (..., N, P), edges and their weights (E,) -> (..., N, Q)."""
+        messages = self._messages(normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops), x.dtype)
+        powers = Polynomial(messages, self.K, "monomial")
+        mix = x.new_full((self.K + 1, 1), (1 - self.alpha) / max(self.K, 1))
+        mix[0] = self.alpha
+        if not is_plain(self.lin):
+            return project(x, powers.mix(mix), self.lin)
+        self.lin.materialize(x.shape[-1])
+        return apply(x, powers, Separable.of(mix, self.lin.weight.mT.unsqueeze(0)), self.lin.bias)
+
+
+class MixHopConv(_Polynomial):
+    """y = ||_p A^p^T x Theta_p + b, p in `powers`. Arguments: those of `torch_geometric.nn.MixHopConv`."""
+
+    shown = ("powers",)
+
+    def __init__(self, in_channels: int, out_channels: int, powers: list[int] | None = None,
+                 add_self_loops: bool = True, bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.powers, self.add_self_loops = [0, 1, 2] if powers is None else powers, add_self_loops
+        self.lins = nn.ModuleList(Linear(in_channels, out_channels, bias=False) if p in self.powers else nn.Identity()
+                                  for p in range(max(self.powers) + 1))
+        self.bias = nn.Parameter(torch.empty(len(self.powers) * out_channels)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """x (..., N, P), edges and their weights (E,) -> (..., N, len(powers) Q)."""
+        messages = normalized(self, edge_index, x, edge_weight, loops=self.add_self_loops)
+        first, last = min(self.powers), max(self.powers)
+        basis = Polynomial(self._messages(messages, x.dtype), last, "monomial", first)
+        weights = _weights([self.lins[p] for p in self.powers], x)
+        if weights is not None and self.powers == list(range(first, last + 1)):
+            return apply(x, basis, HeadBlocks.of(weights), self.bias)
+        rows = basis.analysis(x)
+        y = torch.cat([self.lins[p](rows[..., p - first, :, :]) for p in self.powers], -1)
+        return y if self.bias is None else y + self.bias
+
+
+class APPNP(_Polynomial):
+    """K times h <- (1 - alpha) A^T h + alpha x, from h = x. Arguments: those of `torch_geometric.nn.APPNP`."""
+
+    shown = ("K", "alpha")
+
+    def __init__(self, K: int, alpha: float, dropout: float = 0.0, cached: bool = False, add_self_loops: bool = True,
+                 normalize: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.K, self.alpha, self.dropout, self.cached = K, alpha, dropout, cached
+        self.add_self_loops, self.normalize = add_self_loops, normalize
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """x (..., N, P), edges and their weights (E,) -> (..., N, P)."""
+        loops = self.add_self_loops and self.normalize
+        messages = normalized(self, edge_index, x, edge_weight, loops=loops, normalize=self.normalize)
+        h = x
+        for _ in range(self.K):
+            own = messages
+            if self.dropout and self.training:
+                own = Sparse(own.graph, functional.dropout(own._rows(x.dtype)[0], self.dropout))
+            h = (1 - self.alpha) * project(h, self._messages(own, x.dtype), None) + self.alpha * x
+        return h

@@ -1,0 +1,87 @@
+"""Readouts of the graphs of a batch, and `JumpingKnowledge`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from structconv.bases.matrices import adjacency
+from structconv.compat.pyg.layer import pool_extreme, project
+from structconv.errors import ConfigError
+from structconv.memo import derived
+from structconv.shapes import check_choice
+from structconv.structures.graph import Graph
+
+__all__ = ["JumpingKnowledge", "global_add_pool", "global_max_pool", "global_mean_pool"]
+
+
+def global_add_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
+    """The sum of the rows of each graph: x (..., N, C), `batch` (N,) -> (..., B, C), B = `size` or the largest + 1."""
+    return _pooled(x, batch, size, "add")
+
+
+def global_mean_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
+    """The mean of the rows of each graph; see `global_add_pool`."""
+    return _pooled(x, batch, size, "mean")
+
+
+def global_max_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
+    """The largest number of each channel of each graph, zero of one without rows; see `global_add_pool`."""
+    return _pooled(x, batch, size, "max")
+
+
+def _pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tensor:
+    if x.dim() == 1:
+        return _pooled(x.unsqueeze(-1), batch, size, kind).squeeze(-1)
+    if batch is None:
+        y = _pooled(x, torch.zeros(x.shape[-2], dtype=torch.int64, device=x.device), 1, kind)
+        return y if x.dim() == 2 else y.squeeze(-2)
+    if size is None:
+        size = derived(batch, "size", lambda: int(batch.max()) + 1 if batch.numel() else 0)
+
+    def edges() -> Tensor:
+        return torch.stack([torch.arange(batch.shape[0], dtype=batch.dtype, device=batch.device), batch])
+
+    members = Graph(derived(batch, "members", edges), num_inputs=x.shape[-2], num_outputs=size)
+    if kind == "max":
+        return pool_extreme(x, members, "max")
+    return project(x, adjacency(members, (None, "count") if kind == "mean" else None, x.dtype), None)
+
+
+class JumpingKnowledge(nn.Module):
+    """The outputs of all layers, joined: side by side ("cat"), the largest ("max"), or their mean weighted by an LSTM
+    ("lstm"). Arguments and parameters: those of `torch_geometric.nn.JumpingKnowledge`.
+    """
+
+    def __init__(self, mode: str, channels: int | None = None, num_layers: int | None = None) -> None:
+        super().__init__()
+        self.mode = mode.lower()
+        check_choice("JumpingKnowledge", "mode", self.mode, ("cat", "max", "lstm"))
+        self.channels, self.num_layers = channels, num_layers
+        if self.mode == "lstm":
+            if channels is None or num_layers is None:
+                raise ConfigError("JumpingKnowledge", "channels and num_layers must be given for 'lstm'",
+                                  f"{channels} and {num_layers}")
+            width = num_layers * channels // 2
+            self.lstm = nn.LSTM(channels, width, bidirectional=True, batch_first=True)
+            self.att = nn.Linear(2 * width, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        for child in self.children():
+            child.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        """T outputs (N, C) -> (N, T C) for "cat", else (N, C)."""
+        if self.mode == "cat":
+            return torch.cat(xs, -1)
+        if self.mode == "max":
+            return torch.stack(xs, -1).max(-1).values
+        x = torch.stack(xs, 1)
+        share = self.att(self.lstm(x)[0]).softmax(1)
+        return (x * share).sum(1)
+
+    def __repr__(self) -> str:
+        more = f", channels={self.channels}, layers={self.num_layers}" if self.mode == "lstm" else ""
+        return f"{type(self).__name__}({self.mode}{more})"

@@ -1,0 +1,186 @@
+"""Layers whose messages depend on the kind or the attributes of an edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import nn as modules
+
+from structconv.bases.dense import Identity
+from structconv.bases.matrices import adjacency
+from structconv.bases.sparse import Sparse
+from structconv.bases.typed import Typed
+from structconv.compat.pyg.convolutions import channels
+from structconv.compat.pyg.edges import gather
+from structconv.compat.pyg.layer import Channels, Layer, Linear, Nodes, pair
+from structconv.compat.pyg.operator import apply
+from structconv.errors import ConfigError
+from structconv.memo import derived
+from structconv.structures.graph import Graph
+from structconv.weights import Full, Grouped, Separable, WeightList
+
+__all__ = ["GINEConv", "NNConv", "RGCNConv"]
+
+
+class GINEConv(Layer):
+    """y_n = nn(sum_m relu(x_m + e_mn) + (1 + eps) x_n). Arguments: those of `torch_geometric.nn.GINEConv`."""
+
+    shown = ("nn",)
+
+    def __init__(self, nn: Any, eps: float = 0.0, train_eps: bool = False, edge_dim: int | None = None,
+                 **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.nn, self.initial_eps = nn, eps
+        self._register("eps", train_eps, eps)
+        self.lin = None if edge_dim is None else Linear(edge_dim, _width("GINEConv", nn))
+        self.reset_parameters()
+
+    def forward(self, x: Nodes, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
+        """x (..., M, P), or (x_m, x_n), edges and attributes (E, P) or (E, A) -> what `nn` gives for (..., N, P)."""
+        x, x_root = pair(x)
+        edges = self._graph(edge_index, x, x_root, size)
+        if edge_attr is None:
+            raise ConfigError("GINEConv", "edge_attr must be given", "none")
+        edge_attr = edge_attr if self.lin is None else self.lin(edge_attr)
+        if edge_attr.shape[-1] != x.shape[-1]:
+            raise ConfigError("GINEConv", f"edge_attr must have the {x.shape[-1]} channels of x", edge_attr.shape[-1],
+                              "Say edge_dim=, which maps it to them.")
+        y = self._of_edges((gather(x, edges) + edge_attr).relu(), edges)
+        found: Tensor = self.nn(y if x_root is None else y + (1 + self.eps) * x_root)
+        return found
+
+
+def _width(owner: str, network: Any) -> int:
+    """The channels that a network takes, by its first layer."""
+    first = network[0] if isinstance(network, modules.Sequential) else network
+    found = getattr(first, "in_features", getattr(first, "in_channels", None))
+    if not isinstance(found, int):
+        raise ConfigError(owner, "nn must say its in_features or in_channels where edge_dim is given",
+                          type(first).__name__)
+    return found
+
+
+class NNConv(Layer):
+    """y_n = sum_m x_m nn(e_mn) + x_n Theta + b, nn giving P Q numbers. Arguments: those of `torch_geometric.nn.NNConv`.
+
+    Where `nn` ends in a linear layer, sums and means form no (E, P, Q) tensor.
+    """
+
+    shown = ("aggr", "nn")
+
+    def __init__(self, in_channels: Channels, out_channels: int, nn: Any, aggr: str = "add", root_weight: bool = True,
+                 bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(aggr, **kwargs)
+        self.in_channels, self.out_channels, self.nn, self.root_weight = in_channels, out_channels, nn, root_weight
+        sources, targets = channels(in_channels)
+        self.in_channels_l = sources
+        if root_weight:
+            self.lin = Linear(targets, out_channels, bias=False, weight_initializer="uniform")
+        self.bias = modules.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Nodes, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None) -> Tensor:
+        """x (..., M, P), or (x_m, x_n), edges and their attributes (E, A) -> (..., N, Q)."""
+        x, x_root = pair(x)
+        edges, last = self._graph(edge_index, x, x_root, size), self._last()
+        if last is None or self.aggr in ("max", "min"):
+            filters = self.nn(edge_attr).unflatten(-1, (x.shape[-1], self.out_channels))
+            y = self._of_edges((gather(x, edges).unsqueeze(-1) * filters).sum(-2), edges)
+            y = y if self.bias is None else y + self.bias
+        else:
+            hidden = self.nn[:-1](edge_attr)
+            theta, shape = last.weight.mT, (-1, x.shape[-1], self.out_channels)
+            if last.bias is not None:
+                hidden = torch.cat([hidden, hidden.new_ones(hidden.shape[0], 1)], -1)
+                theta = torch.cat([theta, last.bias.unsqueeze(0)])
+            factors = self._messages(adjacency(edges, None, x.dtype), x.dtype).values
+            values = hidden.mT if factors is None else hidden.mT * factors
+            y = apply(x, Sparse(edges, values), Full.of(theta.reshape(shape)), self.bias)
+        return y + self.lin(x_root) if self.root_weight and x_root is not None else y
+
+    def _last(self) -> Any:
+        """The linear layer in which the network ends."""
+        last: Any = self.nn[-1] if isinstance(self.nn, modules.Sequential) and len(self.nn) > 1 else None
+        return last if type(last) in (modules.Linear, Linear) and not last._forward_hooks else None
+
+
+class RGCNConv(Layer):
+    """y_n = sum_r mean_(m: m -r-> n) x_m Theta_r + x_n Theta_0 + b. Arguments: those of `torch_geometric.nn.RGCNConv`.
+
+    x may be `None` or integers (M,): the numbers of entities, whose rows of Theta_r are then the messages.
+    """
+
+    shown = ("num_relations",)
+    aggregations = ("mean", "add", "sum")
+
+    def __init__(self, in_channels: Channels, out_channels: int, num_relations: int, num_bases: int | None = None,
+                 num_blocks: int | None = None, aggr: str = "mean", root_weight: bool = True, is_sorted: bool = False,
+                 bias: bool = True, **kwargs: Any) -> None:
+        super().__init__(aggr, **kwargs)
+        if num_bases is not None and num_blocks is not None:
+            raise ConfigError("RGCNConv", "at most one of num_bases and num_blocks must be given", "both")
+        self.in_channels, self.out_channels, self.num_relations = in_channels, out_channels, num_relations
+        self.num_bases, self.num_blocks, self.is_sorted = num_bases, num_blocks, is_sorted
+        sources, targets = channels(in_channels)
+        self.in_channels_l = sources
+        shape: tuple[int, ...] = (num_relations if num_bases is None else num_bases, sources, out_channels)
+        if num_blocks is not None:
+            if sources % num_blocks or out_channels % num_blocks:
+                raise ConfigError("RGCNConv", "num_blocks must divide in_channels and out_channels", num_blocks)
+            shape = (num_relations, num_blocks, sources // num_blocks, out_channels // num_blocks)
+        self.weight = modules.Parameter(torch.empty(shape))
+        self.comp = None if num_bases is None else modules.Parameter(torch.empty(num_relations, num_bases))
+        self.root = modules.Parameter(torch.empty(targets, out_channels)) if root_weight else None
+        self.bias = modules.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
+        """x (..., M, P), or (x_m, x_n), edges and the relation (E,) of each -> (..., N, Q)."""
+        x, z = x if isinstance(x, tuple) else (x, x)
+        if x is None:
+            x = torch.arange(self.in_channels_l, device=self.weight.device)
+            z = x if z is None else z
+        rows = (x if x.dim() > 1 else x.unsqueeze(-1)), (z if z.dim() > 1 else z.unsqueeze(-1))
+        graph = self._graph(edge_index, *rows)
+        if edge_type is None:
+            if graph.edge_weight is None:
+                raise ConfigError("RGCNConv", "edge_type must be given", "none")
+            edge_type = graph.edge_weight.long()  # the values of a sparse matrix
+        basis = self._typed(graph, edge_type.long(), self.weight.dtype)
+        if not x.is_floating_point():
+            return self._of_numbers(x, z, basis)
+        theta = self._theta()
+        if self.root is not None and z is x:
+            both = WeightList.of((theta, Full.of(self.root.unsqueeze(0))))
+            return apply(x, basis | Identity(x.shape[-2], device=x.device), both, self.bias)
+        y = apply(x, basis, theta, self.bias)
+        return y if self.root is None else y + apply(z, Identity(z.shape[-2]), Full.of(self.root.unsqueeze(0)))
+
+    def _theta(self) -> Theta:
+        if self.comp is not None:
+            return Separable.of(self.comp, self.weight)
+        return Full.of(self.weight) if self.num_blocks is None else Grouped.of(self.weight)
+
+    def _of_numbers(self, x: Tensor, z: Tensor, basis: Typed) -> Tensor:
+        """The same for one-hot rows, of which only the numbers are there."""
+        if self.num_blocks is not None:
+            raise ConfigError("RGCNConv", "x must be floating with num_blocks", x.dtype)
+        y = basis.synthesis(self._theta().dense()[:, x])
+        y = y if self.root is None else y + self.root[z]
+        return y if self.bias is None else y + self.bias
+
+    def _typed(self, graph: Graph, kind: Tensor, dtype: torch.dtype) -> Typed:
+        """A matrix for each relation, of sums or means over its edges into each output."""
+        def shares() -> Tensor:
+            group = graph.target.long() * self.num_relations + kind
+            return torch.bincount(group)[group].to(dtype).reciprocal()
+
+        values = None
+        if self.aggr == "mean":
+            values = derived((graph.edge_index, kind), ("shares", self.num_relations, dtype), shares)
+        mask = self._mask(graph)
+        if mask is not None:
+            values = mask if values is None else values * mask
+        return Typed(graph, kind, self.num_relations, values)

@@ -1,0 +1,209 @@
+"""`patch()`, and PyTorch Geometric's tools on models of our layers. Skipped where torch_geometric is not installed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import structconv.compat.pyg as ours
+from structconv.compat.pyg.layer import Layer
+
+theirs = pytest.importorskip("torch_geometric.nn")
+EDGES = torch.tensor([[0, 1, 2, 2, 3, 1, 4, 3], [1, 0, 3, 2, 3, 4, 0, 4]])  # with loops at 2 and 3
+ATTENTION = ("GATConv", "GATv2Conv", "TransformerConv")
+
+
+class Net(nn.Module):
+    """Two layers and a nonlinearity, as in PyTorch Geometric's documentation."""
+
+    def __init__(self, make, **options):
+        super().__init__()
+        self.conv1, self.conv2 = make(-1, 8, **options), make(-1, 3, **options)
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+
+def close(got, want):
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def pair_of_nets(name, **options):
+    nets = []
+    for library in (ours, theirs):
+        net = Net(getattr(library, name), **options)
+        torch.manual_seed(2)
+        net(torch.randn(5, 4), EDGES)
+        nets.append(net)
+    nets[1].load_state_dict(nets[0].state_dict())
+    return nets
+
+
+# -- patch --------------------------------------------------------------------------------------------------------
+
+def test_a_program_runs_on_our_layers_and_is_given_back():
+    torch.manual_seed(0)
+    plain = theirs.GCN(4, 8, 2, 3)
+    x, batch = torch.randn(5, 4), torch.tensor([0, 0, 1, 1, 1])
+    with ours.patch() as report:
+        torch.manual_seed(0)
+        net = theirs.GCN(4, 8, 2, 3)
+        assert all(isinstance(conv, Layer) and isinstance(conv, theirs.GCNConv) for conv in net.convs)
+        close(net(x, EDGES), plain(x, EDGES))
+        close(theirs.global_mean_pool(x, batch), ours.global_mean_pool(x, batch))
+    assert report.taken == {"GCNConv": 2, "global_mean_pool": 1} and not report.left
+    assert not isinstance(theirs.GCNConv(4, 8), Layer) and theirs.global_mean_pool is not ours.global_mean_pool
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        close(twin(x, EDGES), plain(x, EDGES))
+    assert repr(net) == repr(plain)
+
+
+def test_what_is_not_supported_stays_theirs_and_is_reported():
+    class Halved(theirs.GCNConv):
+        def message(self, x_j, edge_weight):
+            return 0.5 * super().message(x_j, edge_weight)
+
+    with ours.patch() as report:
+        lstm, halved, own = theirs.SAGEConv(4, 3, aggr="lstm"), Halved(4, 3), theirs.SAGEConv(4, 3)
+    assert not isinstance(lstm, Layer) and not isinstance(halved, Layer) and isinstance(own, Layer)
+    x = torch.randn(5, 4)
+    order = EDGES[:, EDGES[1].argsort()]  # an LSTM takes edges by target
+    assert lstm(x, order).shape == (5, 3) and halved(x, EDGES).shape == (5, 3)
+    assert set(report.left) == {"SAGEConv", "Halved"} and report.taken == {"SAGEConv": 1}
+    assert "got 'lstm'" in str(report) and "SAGEConv: 1 made" in str(report)
+
+
+def test_copies_of_their_layers_stay_theirs_under_a_patch():
+    plain = theirs.AGNNConv()
+    with ours.patch():
+        assert type(copy.deepcopy(plain)) is theirs.AGNNConv
+
+
+def test_a_patch_needs_pyg():
+    code = ("import sys; sys.modules['torch_geometric'] = None\n"
+            "from structconv.compat.pyg import patch\n"
+            "try:\n    patch()\n"
+            "except ValueError as error:\n    sys.exit('torch_geometric must be' not in str(error))\n"
+            "sys.exit(2)")
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+def test_the_documented_examples_run_with_another_import_and_under_a_patch():
+    from examples import pyg_citation as plain
+
+    source = Path(plain.__file__).read_text(encoding="utf-8")
+    before, line, after = source.partition("from torch_geometric.nn import GATConv, GCNConv\n")
+    assert line
+    changed = {"__name__": "changed"}
+    exec(f"{before}from structconv.compat.pyg import GATConv, GCNConv\n{after}", changed)
+    data = plain.made_up()
+    for name in ("GCN", "GAT"):
+        net = getattr(plain, name)
+        expected, accuracy = plain.train(net, data, 8)
+        assert expected[-1] < expected[0] and accuracy > 0.5
+        for found in (plain.train(changed[name], data, 8), patched(plain.train, net, data, 8)):
+            assert found == (pytest.approx(expected, rel=1e-4), pytest.approx(accuracy, abs=0.01))
+
+
+def patched(function, *args):
+    with ours.patch() as report:
+        found = function(*args)
+    assert sum(report.taken.values()) == 2 and not report.left
+    return found
+
+
+# -- tools --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GraphConv", *ATTENTION])
+def test_explainers_mask_the_edges(name):
+    """An edge's mask multiplies its message; gradients reach it."""
+    from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
+
+    nets, x, found = pair_of_nets(name), torch.randn(5, 4), []
+    for net in nets:
+        mask = torch.linspace(-1, 1, EDGES.shape[1], requires_grad=True)
+        set_masks(net, mask, EDGES)
+        y = net(x, EDGES)
+        found.append((y.detach(), torch.autograd.grad(y.square().sum(), mask)[0]))
+        clear_masks(net)
+    close(*found)
+    close(*(net(x, EDGES) for net in nets))
+
+
+@pytest.mark.parametrize("name, args, more", [
+    ("GINConv", (nn.Linear(4, 3),), ()), ("SAGEConv", (4, 3, "max"), ()), ("AGNNConv", (), ()), ("TAGConv", (4, 3), ()),
+    ("ChebConv", (4, 3, 3), ()), ("APPNP", (2, 0.1), ()), ("GINEConv", (nn.Linear(4, 3),), (torch.ones(8, 4),)),
+    ("NNConv", (4, 3, nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 12))), (torch.ones(8, 2),)),
+    ("GATConv", (4, 3), (torch.ones(8, 2),))])
+def test_masks_of_other_layers(name, args, more):
+    options = {"edge_dim": 2} if name == "GATConv" else {}
+    x, found, state = torch.randn(5, 4), [], None
+    for library in (ours, theirs):
+        layer = getattr(library, name)(*copy.deepcopy(args), **options)
+        layer.load_state_dict(state := layer.state_dict() if state is None else state)
+        layer.explain, layer._edge_mask, layer._loop_mask = True, torch.linspace(-1, 1, 8), EDGES[0] != EDGES[1]
+        layer._apply_sigmoid = True
+        found.append(layer(x, EDGES, *more))
+        layer._edge_mask = None
+    close(*found)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "GATConv"])
+def test_gnn_explainer(name):
+    from torch_geometric.explain import Explainer, GNNExplainer
+
+    masks = []
+    for net in pair_of_nets(name):
+        explainer = Explainer(net, GNNExplainer(epochs=3), explanation_type="model", node_mask_type="attributes",
+                              edge_mask_type="object", model_config={
+                                  "mode": "multiclass_classification", "task_level": "node", "return_type": "raw"})
+        torch.manual_seed(0)
+        masks.append(explainer(torch.linspace(-1, 1, 20).view(5, 4), EDGES, index=1).edge_mask)
+    close(*masks)
+    assert masks[0].count_nonzero() > 0
+
+
+def test_summary_and_sequential():
+    nets, x = pair_of_nets("GCNConv"), torch.randn(5, 4)
+    assert theirs.summary(nets[0], x, EDGES) == theirs.summary(nets[1], x, EDGES)
+    stacked = theirs.Sequential("x, edge_index", [(nets[0].conv1, "x, edge_index -> x"), nn.ReLU(),
+                                                  (nets[0].conv2, "x, edge_index -> x")])
+    close(stacked(x, EDGES), nets[1](x, EDGES))
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv", *ATTENTION])
+@pytest.mark.parametrize("convert", ["to_hetero", "HeteroConv"])
+def test_heterogeneous_models(name, convert):
+    kinds = ["paper", "author"], [("paper", "cites", "paper"), ("author", "writes", "paper"),
+                                  ("paper", "by", "author")]
+    xs = {"paper": torch.randn(5, 4), "author": torch.randn(3, 6)}
+    edges = {kinds[1][0]: EDGES, kinds[1][1]: torch.tensor([[0, 2, 1], [4, 0, 0]]),
+             kinds[1][2]: torch.tensor([[4, 0, 0], [0, 2, 1]])}
+    options, found, state = {"add_self_loops": False} if name.startswith("GAT") else {}, [], None
+    for library in (ours, theirs):
+        make = getattr(library, name)
+        if convert == "to_hetero":
+            net = theirs.to_hetero(Net(lambda *a, make=make, **k: make((-1, -1), a[1], **k), **options), kinds)
+        else:
+            net = theirs.HeteroConv({kind: make((-1, -1), 3, **options) for kind in kinds[1]})
+        net(xs, edges)
+        net.load_state_dict(state := net.state_dict() if state is None else state)
+        found.append(net(xs, edges))
+    close(*found)
+
+
+def test_profiles():
+    from torch_geometric.profile import count_parameters, timeit
+
+    net, x = pair_of_nets("GCNConv")[0], torch.randn(5, 4)
+    assert count_parameters(net) == 4 * 8 + 8 + 8 * 3 + 3
+    with timeit(log=False) as timed:
+        net(x, EDGES)
+    assert timed.duration > 0
