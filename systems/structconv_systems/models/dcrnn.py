@@ -29,8 +29,9 @@ class DCRNN(nn.Module):
     figure 2).
 
     A cell is a GRU whose products are y = sum_k A_k^T x Theta_k over the powers of both random walks (eq. 2 and 3,
-    whose walks are not transposed; those of the authors' code are). The encoder reads standardised readings and what else is known of each time; the decoder begins with zero and goes on
-    with what it said last or, in training, with what was observed (scheduled sampling: Bengio et al. 2015).
+    whose walks are not transposed; those of the authors' code are). The encoder reads standardised readings and what
+    else is known of each time; the decoder begins with zero and goes on with what it said last or, in training, with
+    what was observed (scheduled sampling: Bengio et al. 2015).
 
     Args:
         mechanism: what relates the sensors, `diffusion` for instance; `Identity()` for a network without a graph.

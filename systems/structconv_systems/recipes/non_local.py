@@ -35,10 +35,6 @@ def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
                                                     channels=recipe.channels, inner=recipe.inner), parts)]
 
 
-def _with_block(means: dict[str, float]) -> float:
-    return sum(means[name] for name in _BLOCKS) / len(_BLOCKS)
-
-
 @torch.no_grad()
 def measured_costs(recipe: NonLocal, progress: Progress) -> dict[str, Any]:
     """Of a block of each function by the number n of pixels: seconds of a call, in turns, and the flops and the memory
@@ -106,5 +102,5 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 _STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_loss": "cross-entropy"},
-               contrast=(_with_block, "accuracy with a block, mean of four, %"), finish=_finish)
+               finish=_finish)
 RUNNER = dataclasses.replace(_STUDY.runner, show=_show)
