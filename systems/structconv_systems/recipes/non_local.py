@@ -12,6 +12,7 @@ import torch
 from structconv.commands.table import print_table
 from structconv.nn import NonLocalBlock
 from structconv.pictures import images_png
+from structconv_systems.data.images import Images, side_by_side
 from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.images import parts_of, trainings
@@ -28,8 +29,17 @@ _SHORTEST = 14
 _HEADERS = ("block", "ms", "exponent", "planned Mflop", "exponent", "planned KiB held", "exponent")
 
 
-def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
+def _parts(recipe: NonLocal) -> dict[str, Images]:
+    """The images, or pairs of images of the same part: no image is in two parts."""
     parts = parts_of(recipe)
+    if not recipe.pairs:
+        return parts
+    counts = {part: recipe.pairs if part == "train" else len(images) for part, images in parts.items()}
+    return {part: side_by_side(images, counts[part], seed) for seed, (part, images) in enumerate(parts.items())}
+
+
+def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
+    parts = _parts(recipe)
     return [job for function in FUNCTIONS for job in trainings(
         recipe, function.replace("_", "-"), partial(NonLocalNetwork, len(parts["train"].names), function=function,
                                                     channels=recipe.channels, inner=recipe.inner), parts)]

@@ -87,11 +87,13 @@ class NonLocal(OnImages):
         pairs=tuple((name, "none") for name in ("gaussian", "embedded-gaussian", "dot-product", "concatenation")),
         published=72.5 - 71.8)
     presets: ClassVar = {
-        "quick": {"samples": 10_000, "steps": 250, "validate_every": 125, "checkpoint_every": 125, "seeds": 1,
+        "quick": {"samples": 10_000, "steps": 200, "validate_every": 100, "checkpoint_every": 100, "seeds": 1,
                   "longest": 56, "rounds": 3},
         "paper": {"steps": 11_000, "seeds": 5}}
     channels: int = option(32, "of the layers; the first has half of them", minimum=2)
     inner: int = option(16, "channels within a block", minimum=1)
+    pairs: int = option(20_000, "training pairs of images side by side; the label says whether both show one class; "
+                        "0: single images and their classes", minimum=0)
     longest: int = option(112, "pixels on a side of the largest image over which blocks are timed; others are its "
                           "halves, down to 14", minimum=28)
     rounds: int = option(5, "in each of which every block is timed once", minimum=3)
