@@ -107,6 +107,16 @@ def test_a_run_is_measured_on_other_files(runs, folder, tmp_path, name, other, c
     assert "absent" in capsys.readouterr().err
 
 
+def test_a_test_sentence_longer_than_those_of_training_is_measured(runs, tmp_path, capsys, monkeypatch):
+    """By location, whose table ends with the longest training sentence, too."""
+    monkeypatch.chdir(tmp_path)
+    for language, word in (("en", "dog"), ("de", "hund")):
+        (tmp_path / f"long.{language}").write_text(f"a {word}\n" + " ".join([word] * 130) + "\n")
+    groups = evaluated(runs["luong"], capsys, "--test", "long")["groups"]
+    assert "global-location" in groups
+    assert all(math.isfinite(row["test_perplexity"]["mean"]) for row in groups.values())
+
+
 @pytest.mark.parametrize("name", list(TRAINED))
 def test_trying_writes_nothing(folder, tmp_path, name, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
