@@ -158,7 +158,7 @@ class RGCNConv(Layer):
         y = apply(x, basis, theta, self.bias)
         return y if self.root is None else y + apply(z, Identity(z.shape[-2]), Full.of(self.root.unsqueeze(0)))
 
-    def _theta(self) -> Theta:
+    def _theta(self) -> Weight:
         if self.comp is not None:
             return Separable.of(self.comp, self.weight)
         return Full.of(self.weight) if self.num_blocks is None else Grouped.of(self.weight)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from structconv.commands.options import Once, no_more
-from structconv.commands.output import print_json
+from structconv.commands.output import json_text, print_json
 from structconv.commands.table import print_table
 from structconv.errors import ConfigError
+from structconv_systems.data.hashing import sha256_of
+from structconv_systems.data.text import read_json
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named, recipe_of
 from structconv_systems.train.config import Recipe, options, presets, resolve, to_json
 from structconv_systems.train.interrupt import Interrupt, Interrupted
@@ -171,11 +175,29 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     with progress_for() as progress:
         progress.phase("loading torch")
         run.check_files(recipe, others=args.test is not None)
-        summary = _runner(entry, recipe).evaluate(recipe, run, progress)
-    if args.test is not None:
-        summary["headline"].update(goal=None, met=None)
+        runner = _runner(entry, recipe)
+        summary = runner.evaluate(recipe, run, progress)
+        if args.test is not None:
+            summary["test"] = _stored(run, recipe, args.test, summary)
+            if runner.report is not None:
+                runner.report(recipe_of(run)[1], run)
     _report(entry, recipe, summary, args.json)
+    if args.test is not None and not args.json:
+        print(f"test: {args.test}; kept in {run.folder / summary['test']['file']}")
     return 0
+
+
+def _stored(run: Run, recipe: Recipe, name: str, summary: dict[str, Any]) -> dict[str, Any]:
+    """Write what was measured on other data into ``evaluations/`` of the run; returns what names the data: ``name``,
+    the ``files`` that the run itself does not read with their SHA-256, and the ``file`` written."""
+    own = read_json(run.folder / "files.json")
+    files = {str(file): sha256_of(file) for file in recipe.files() if str(file) not in own}
+    key = hashlib.sha256(json.dumps([name, files]).encode()).hexdigest()[:8]
+    short = re.sub(r"[^\w.-]+", "-", Path(name).name)
+    place = f"evaluations/{short}-{key}.json"
+    test = {"name": name, "files": files, "file": place}
+    run.write(place, json_text({**summary, "test": test}, indent=2) + "\n")
+    return test
 
 
 def _on_other_files(recipe: Any, name: str) -> Any:

@@ -7,16 +7,17 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from structconv.commands.options import no_more
 from structconv.commands.output import print_json
-from structconv.commands.table import number, print_table
 from structconv.errors import ConfigError
 from structconv_systems.commands.recipes import carried_out
 from structconv_systems.recipes.register import RECIPES, Entry, entry_named
 from structconv_systems.train.config import resolve, to_json, written
+from structconv_systems.train.effect import NOT_SHOWN, ONE_SEED
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.options import Measured
 from structconv_systems.train.progress import Progress, progress_for
@@ -71,13 +72,19 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
                 progress.note(f"{recipe.name} is left out: {reason}")
             else:
                 rows.append(_reproduced(entry, recipe, args, overrides, interrupt, progress))
+    from structconv_systems.report.study import sentence
+
     if args.json:
         print_json({"outcomes": rows, "left_out": left_out, "minutes": (time.monotonic() - began) / 60})
     else:
-        print_table(("recipe", "figure", "ours", "goal", "published"), [
-            (row["recipe"], row["label"], number(row["value"]), number(row["goal"]), row["published"]) for row in rows],
-            texts=2)
-    return 0 if all(row["met"] is not False for row in rows) else 1
+        for row in rows:
+            print(f"{row['recipe']}: {sentence(row)}")
+    return 1 if any(_missed(row) for row in rows) else 0
+
+
+def _missed(row: Mapping[str, Any]) -> bool:
+    """Whether an effect that was measured is not shown; of one seed, whether its sign is wrong."""
+    return bool(row["effect"] and row["value"] is not None and row["state"] == NOT_SHOWN and row["reason"] != ONE_SEED)
 
 
 def _chosen(names: list[str], everything: bool) -> list[Entry]:

@@ -12,7 +12,7 @@ from structconv.errors import DataError
 from structconv_systems.data.idx import read_idx
 from structconv_systems.data.image_files import IMAGES, LABELS, class_folders, files_of, stem_files
 
-__all__ = ["Images", "read_images"]
+__all__ = ["Images", "read_images", "side_by_side"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -37,6 +37,30 @@ class Images:
 
     def __repr__(self) -> str:
         return f"Images({len(self)} of {' x '.join(map(str, self.inputs.shape[1:]))}, {len(self.names)} classes)"
+
+
+def side_by_side(images: Images, count: int, seed: int) -> Images:
+    """Pairs of images, the second to the right of the first, (count, H, 2 W), with the label 1 where both show the same
+    class and 0 where not. Images and the label are drawn uniformly; an image may be in several pairs.
+
+    Raises:
+        DataError: images of one class alone.
+    """
+    classes = images.labels.unique()
+    if len(classes) < 2:
+        raise DataError("pairs of images", "two classes at least", len(classes))
+    random = torch.Generator().manual_seed(seed)
+    first = torch.randint(len(images), (count,), generator=random)
+    same = torch.randint(2, (count,), generator=random)
+    second = torch.empty_like(first)
+    for label in classes:
+        own = images.labels == label
+        for kind, others in ((1, own), (0, ~own)):
+            chosen = (own[first] & (same == kind)).nonzero().squeeze(-1)
+            among = others.nonzero().squeeze(-1)
+            second[chosen] = among[torch.randint(len(among), (len(chosen),), generator=random)]
+    return Images(inputs=torch.cat([images.inputs[first], images.inputs[second]], -1), labels=same,
+                  names=("different", "same"))
 
 
 def read_images(path: str | Path) -> Images:

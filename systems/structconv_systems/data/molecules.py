@@ -19,7 +19,7 @@ from structconv_systems.data.tables import finite_number
 from structconv_systems.data.text import read_text
 from structconv_systems.optional import require
 
-__all__ = ["ATOM_CHANNELS", "BOND_CHANNELS", "Molecules", "read_molecules"]
+__all__ = ["ATOM_CHANNELS", "BOND_CHANNELS", "Molecules", "fingerprints", "read_molecules"]
 
 _ELEMENTS = ("B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Se", "Br", "I")
 _DEGREES = _HYDROGENS = (0, 1, 2, 3, 4)
@@ -103,6 +103,17 @@ def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, rea
                         else "no other line")
     found, atoms, bonds, numbers = zip(*known, strict=True)
     return Molecules(smiles=found, atoms=atoms, bonds=bonds, targets=torch.tensor(numbers), skipped=tuple(skipped))
+
+
+def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) -> Any:
+    """How often each neighborhood of up to `radius` bonds is in each molecule, as a NumPy array (B, size): Morgan
+    fingerprints with counts, folded. Needs rdkit."""
+    import numpy as np
+
+    chem, generators = (require(f"rdkit.{module}", "fingerprints", "molecules")
+                        for module in ("Chem", "Chem.rdFingerprintGenerator"))
+    generator = generators.GetMorganGenerator(radius=radius, fpSize=size)
+    return np.stack([generator.GetCountFingerprintAsNumPy(chem.MolFromSmiles(text)) for text in smiles])
 
 
 def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.shapes import check_natural, check_positive
 
-__all__ = ["check_distances", "distances", "exact", "held_karp", "lengths", "local_search", "uniform", "ways"]
+__all__ = ["check_distances", "distances", "exact", "farthest_insertion", "held_karp", "lengths", "local_search",
+           "two_opt", "uniform", "ways"]
 
 #: Nodes of `held_karp` at most: its table has 2^(N - 1) N numbers.
 MOST = 16
@@ -163,6 +164,43 @@ def local_search(table: Tensor, *, kicks: int = 20, seed: int = 0) -> Tensor:
     return tours
 
 
+def farthest_insertion(table: Tensor) -> Tensor:
+    """Tours (B, N) by symmetric distances (B, N, N): from the two nodes that are farthest apart on, the node that is
+    farthest from the tour is put where it makes it least longer (Rosenkrantz, Stearns and Lewis 1977).
+
+    O(N^3) time and O(N^2) memory of each table, in N steps over all tables at once.
+
+    Raises:
+        ShapeError: other tables.
+    """
+    batch, nodes = check_distances("farthest_insertion", table)
+    table, rows = table.double(), torch.arange(batch)
+    apart = table.masked_fill(torch.eye(nodes, dtype=torch.bool), -torch.inf)
+    ends = apart.flatten(1).argmax(-1)
+    tours = torch.stack([ends // nodes, ends % nodes], -1)[:, :nodes]
+    inside = torch.zeros(batch, nodes, dtype=torch.bool).scatter(1, tours, True)
+    near = table[rows.unsqueeze(-1), tours].amin(1)
+    while tours.shape[1] < nodes:
+        node = near.masked_fill(inside, -torch.inf).argmax(-1)
+        after = tours.roll(-1, -1)
+        way = rows.unsqueeze(-1)
+        place = (table[way, tours, node.unsqueeze(-1)] + table[way, node.unsqueeze(-1), after]
+                 - table[way, tours, after]).argmin(-1, keepdim=True)
+        places = torch.arange(tours.shape[1] + 1)
+        kept = tours.gather(1, (places - (places > place).long()).clamp(max=tours.shape[1] - 1))
+        tours = torch.where(places == place + 1, node.unsqueeze(-1), kept)
+        inside[rows, node] = True
+        near = torch.minimum(near, table[rows, node])
+    return tours
+
+
+def two_opt(table: Tensor, tours: Tensor) -> Tensor:
+    """Each tour (B, N) after the best reversals of a part, one after the other, until none makes it shorter (Croes
+    1958), by symmetric distances (B, N, N)."""
+    check_distances("two_opt", table)
+    return tours if tours.shape[-1] < 4 else _mended(table.double(), tours, longest=0)
+
+
 class _Move(NamedTuple):
     """The part of `size` nodes from place `start` on is put behind the `after` nodes that follow it, perhaps reversed;
     each (B,)."""
@@ -190,19 +228,19 @@ def _kick(batch: int, nodes: int, random: torch.Generator) -> _Move:
     return _Move(start, cuts[:, 0], cuts[:, 1] - cuts[:, 0], torch.zeros(batch, dtype=torch.bool))
 
 
-def _mended(table: Tensor, tours: Tensor) -> Tensor:
-    """Each tour by its best moves until none makes it shorter."""
+def _mended(table: Tensor, tours: Tensor, longest: int = _LONGEST) -> Tensor:
+    """Each tour by its best moves until none makes it shorter; nodes in a row that Or-opt moves, at most `longest`."""
     tours, going = tours.clone(), torch.arange(len(tours))
     least = _LEAST * table.mean((1, 2))
     while len(going):
-        gain, move = _best(table[going], tours[going])
+        gain, move = _best(table[going], tours[going], longest)
         better = gain > least[going]
         going, move = going[better], _Move(*(part[better] for part in move))
         tours[going] = _moved(tours[going], move)
     return tours
 
 
-def _best(table: Tensor, tours: Tensor) -> tuple[Tensor, _Move]:
+def _best(table: Tensor, tours: Tensor, longest: int) -> tuple[Tensor, _Move]:
     """What the best move of each tour gains (B,), and the move."""
     nodes, count = tours.shape[-1], len(tours)
     rows = torch.arange(count)[:, None, None]
@@ -210,7 +248,7 @@ def _best(table: Tensor, tours: Tensor) -> tuple[Tensor, _Move]:
     edge = near.diagonal(1, -2, -1)
     edge = torch.cat([edge, near[:, -1:, 0]], -1)
     tables, kinds = [_reversals(near, edge)], [(0, True)]
-    for size in range(1, min(_LONGEST, nodes - 3) + 1):
+    for size in range(1, min(longest, nodes - 3) + 1):
         for way in (False, True)[:1 if size == 1 else 2]:
             tables.append(_insertions(near, edge, size, way))
             kinds.append((size, way))

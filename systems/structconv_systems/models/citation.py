@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.bases.sparse import Sparse
-from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev, Mechanism
+from structconv.mechanisms import STRUCTURE, Adjacency, BiAffine, Chebyshev, Identity, Mechanism
 from structconv.memo import derived
 from structconv.nn import Conv
 from structconv.structures import Graph
 from structconv_systems.models.sparse_input import SparseConv, drop_values
 
-__all__ = ["CitationNetwork", "chebyshev", "gat", "gcn"]
+__all__ = ["CitationNetwork", "chebyshev", "gat", "gcn", "perceptron"]
 
 
 class CitationNetwork(nn.Module):
@@ -39,6 +39,12 @@ def gcn(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> 
     adjacency = Adjacency(normalize="sym", self_loops=True)
     return _glorot(CitationNetwork(SparseConv(adjacency, words, hidden), Conv(adjacency, hidden, classes, bias=False),
                                    dropout=dropout, activation=F.relu))
+
+
+def perceptron(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> CitationNetwork:
+    """The network of `gcn` without a graph: each paper is classified by its own words."""
+    return _glorot(CitationNetwork(SparseConv(Identity(), words, hidden),
+                                   Conv(Identity(), hidden, classes, bias=False), dropout=dropout, activation=F.relu))
 
 
 def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dropout: float = 0.5) -> CitationNetwork:

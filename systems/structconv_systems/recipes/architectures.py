@@ -53,10 +53,6 @@ def _task(recipe: Architectures, architecture: str, parts: dict[str, Labelled], 
     return Classification(network(recipe, architecture), recipe, parts, seed)
 
 
-def _gain(means: dict[str, float]) -> float:
-    return means["attention-far"] - means["convolution-far"]
-
-
 @torch.no_grad()
 def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
     """Of one layer of each: seconds of a call, in turns, and flops, counted and predicted, by length."""
@@ -115,6 +111,5 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
             f"{row['path'][0]} ... {row['path'][-1]}")
 
 
-_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %"}, finish=_finish,
-               contrast=(_gain, "accuracy of attention over convolution where marks are far, points"))
+_STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %"}, finish=_finish)
 RUNNER = dataclasses.replace(_STUDY.runner, show=_show)

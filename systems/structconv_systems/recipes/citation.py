@@ -15,11 +15,14 @@ from structconv_systems.data.planetoid import Planetoid, read_planetoid
 from structconv_systems.models import citation as networks
 from structconv_systems.recipes.options.citation import Cora, CoraCheb, CoraGAT, CoraGCN
 from structconv_systems.train.loop import Schedule, Task
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import LossWindow, Patience, Stopping
 from structconv_systems.train.study import Job, Study
 
 __all__ = ["RUNNER", "CitationTask", "network", "row_normalised"]
+
+_WORDS = "mlp"
 
 
 class CitationTask(Task):
@@ -29,10 +32,11 @@ class CitationTask(Task):
     (Kipf and Welling) or on everything (Velickovic et al.).
     """
 
-    def __init__(self, recipe: Cora, data: Planetoid) -> None:
+    def __init__(self, recipe: Cora, data: Planetoid, group: str = "") -> None:
         self.words, self.graph = row_normalised(data), Graph(data.edge_index, num_nodes=data.num_nodes)
-        self.labels, self.parts = data.labels, {"train": data.train, "val": data.validation, "test": data.test}
-        model = network(recipe, data)
+        self.labels = data.labels
+        self.parts = Parts({"train": data.train, "val": data.validation, "test": data.test})
+        model = network(recipe, data, group)
         self.model: nn.Module = model
         decayed = model.parameters() if isinstance(recipe, CoraGAT) else model.first.parameters()
         chosen = {id(parameter) for parameter in decayed}
@@ -73,9 +77,13 @@ class CitationTask(Task):
         return F.cross_entropy(outputs, labels), 100 * int((outputs.argmax(-1) == labels).sum()) / len(labels)
 
 
-def network(recipe: Cora, data: Planetoid) -> networks.CitationNetwork:
-    """The recipe's model."""
+def network(recipe: Cora, data: Planetoid, group: str = "") -> networks.CitationNetwork:
+    """The recipe's model; of the group ``mlp`` one as wide that has no graph."""
     sizes = data.num_features, data.num_classes
+    assert isinstance(recipe, CoraGCN | CoraGAT)
+    if group == _WORDS:
+        wide = recipe.heads * recipe.hidden if isinstance(recipe, CoraGAT) else recipe.hidden
+        return networks.perceptron(*sizes, hidden=wide, dropout=recipe.dropout)
     if isinstance(recipe, CoraGAT):
         return networks.gat(*sizes, heads=recipe.heads, hidden=recipe.hidden, dropout=recipe.dropout)
     if isinstance(recipe, CoraCheb):
@@ -97,8 +105,9 @@ def row_normalised(data: Planetoid) -> Sparse:
 
 def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
     data = read_planetoid(recipe.data, recipe.dataset, verify=recipe.verify)
-    return [Job(name=f"{recipe.name}/seed-{seed}", make=partial(CitationTask, recipe, data),
-                schedule=partial(_schedule, recipe, seed)) for seed in range(recipe.seeds)]
+    return [Job(name=f"{group}/seed-{seed}", make=partial(CitationTask, recipe, data, group),
+                schedule=partial(_schedule, recipe, seed)) for group in (recipe.name, _WORDS)
+            for seed in range(recipe.seeds)]
 
 
 def _schedule(recipe: Cora, seed: int) -> Schedule:

@@ -19,19 +19,20 @@ from structconv_systems.data.moving import Films
 from structconv_systems.models.convlstm import ConvLSTM, MeanFrame, width_without_grid
 from structconv_systems.recipes.options.convlstm import MovingDigits
 from structconv_systems.train.batches import Batches
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
-from structconv_systems.train.study import Finished, Job, Study, jobs_of
+from structconv_systems.train.study import Finished, Job, Study, jobs_of, parameters_of
 from structconv_systems.train.task import BatchTask
 from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "FilmTask", "films_of", "network"]
 
-_CONVOLUTION, _WITHOUT, _MEAN = "convlstm", "lstm", "mean-frame"
+_CONVOLUTION, _WITHOUT, _WIDE, _MEAN = "convlstm", "lstm", "lstm-wide", "mean-frame"
 #: Films that are forecast at a time; those of which means are taken; those in the animation, one after the other.
 _MANY, _MEANT, _SHOWN = 50, 500, 3
 
 
-def films_of(recipe: MovingDigits) -> dict[str, Films]:
+def films_of(recipe: MovingDigits) -> Parts[Films]:
     """``train``, ``val`` and ``test``: no image is in two of them."""
     path = recipe.path(recipe.images)
     images, counts = _images(recipe, path), {"train": recipe.films, "val": recipe.held_out, "test": recipe.held_out}
@@ -39,9 +40,9 @@ def films_of(recipe: MovingDigits) -> dict[str, Films]:
         raise DataError(path, "ten images at least, of which the last tenth validates", len(images))
     own = {"train": images[:-(len(images) // 10)], "val": images[-(len(images) // 10):],
            "test": _images(recipe, recipe.path(recipe.test))}
-    return {part: Films.drawn(own[part], count, frames=recipe.seen + recipe.ahead, size=recipe.size, seed=seed,
+    return Parts({part: Films.drawn(own[part], count, frames=recipe.seen + recipe.ahead, size=recipe.size, seed=seed,
                               together=recipe.together, speed=recipe.speed)
-            for seed, (part, count) in enumerate(counts.items())}
+            for seed, (part, count) in enumerate(counts.items())})
 
 
 def _images(recipe: MovingDigits, path: Path) -> Tensor:
@@ -54,16 +55,20 @@ def _images(recipe: MovingDigits, path: Path) -> Tensor:
 
 
 def network(recipe: MovingDigits, name: str) -> ConvLSTM:
-    """The recipe's model, or the one without convolution that has as many parameters."""
+    """The recipe's model; ``lstm`` is the one without convolution that has as many parameters, ``lstm-wide`` one with a
+    state of `recipe.wide` numbers, or of as many as the ConvLSTM's."""
     size, layers = recipe.size, recipe.layers
     if name == _CONVOLUTION:
         return ConvLSTM(size=size, ahead=recipe.ahead, patch=recipe.patch, kernel=recipe.kernel, hidden=recipe.hidden,
                         layers=layers)
-    wide = width_without_grid(size, recipe.patch, recipe.kernel, recipe.hidden, layers)
+    if name == _WIDE:
+        wide = recipe.wide or recipe.hidden * (size // recipe.patch) ** 2
+    else:
+        wide = width_without_grid(size, recipe.patch, recipe.kernel, recipe.hidden, layers)
     return ConvLSTM(size=size, ahead=recipe.ahead, patch=size, kernel=1, hidden=wide, layers=layers)
 
 
-def _some(films: dict[str, Films]) -> Tensor:
+def _some(films: Parts[Films]) -> Tensor:
     """The first of the films that train."""
     return films["train"].at(torch.arange(min(_MEANT, len(films["train"]))))
 
@@ -73,7 +78,7 @@ class FilmTask(BatchTask):
 
     model: ConvLSTM
 
-    def __init__(self, recipe: MovingDigits, films: dict[str, Films], name: str, seed: int) -> None:
+    def __init__(self, recipe: MovingDigits, films: Parts[Films], name: str, seed: int) -> None:
         self.films, self.seen = films, recipe.seen
         batches, model = Batches([1] * len(films["train"]), cost=recipe.batch_size, seed=seed), network(recipe, name)
         nn.init.constant_(model.readout.bias, float(_some(films).mean().logit(1e-4)))  # as bright as frames are
@@ -89,7 +94,7 @@ class FilmTask(BatchTask):
 
 
 @torch.no_grad()
-def _figures(films: dict[str, Films], seen: int, model: nn.Module, part: str) -> dict[str, float]:
+def _figures(films: Parts[Films], seen: int, model: nn.Module, part: str) -> dict[str, float]:
     """Cross-entropy and squared error of a frame, summed over its pixels: the mean, and of the first and the last."""
     sums: Any = 0
     for chosen in torch.arange(len(films[part])).split(_MANY):
@@ -108,13 +113,9 @@ def _figures(films: dict[str, Films], seen: int, model: nn.Module, part: str) ->
 def _jobs(recipe: MovingDigits, run: Run | None) -> list[Job]:
     films = films_of(recipe)
     mean = MeanFrame(_some(films), recipe.ahead)
-    trained = [job for name in (_CONVOLUTION, _WITHOUT)
+    trained = [job for name in (_CONVOLUTION, _WITHOUT, _WIDE)
                for job in jobs_of(recipe, name, partial(FilmTask, recipe, films, name), FilmTask)]
     return [*trained, untrained_job(_MEAN, mean, partial(_figures, films, recipe.seen))]
-
-
-def _gain(means: dict[str, float]) -> float:
-    return min(means[_WITHOUT], means[_MEAN]) - means[_CONVOLUTION]
 
 
 @torch.no_grad()
@@ -129,9 +130,9 @@ def _finish(recipe: MovingDigits, finished: Finished) -> dict[str, Any]:
                                                                    for name, film in shown.items()}))
     finished.run.write("pictures/films.gif", scenes.images_gif({name: film.flatten(0, 1)
                                                                 for name, film in shown.items()}))
-    return {}
+    return {"parameters": {name: parameters_of(task) for name, task in finished.tasks().items()}}
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_entropy": "cross-entropy a frame", "test_entropy_first": "of the first",
                                     "test_entropy_last": "of the last", "test_squared": "squared error a frame"},
-               contrast=(_gain, "cross-entropy of a frame less by convolution"), finish=_finish).runner
+               finish=_finish).runner

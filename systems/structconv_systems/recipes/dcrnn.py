@@ -28,9 +28,11 @@ from structconv_systems.data.series import (
     read_series,
 )
 from structconv_systems.models.dcrnn import DCRNN, Persistence, diffusion, sampled_share, width_without_graph
+from structconv_systems.models.forecasts import LinearForecast, TimeOfDay
 from structconv_systems.models.series import History
 from structconv_systems.recipes.options.dcrnn import Traffic
 from structconv_systems.train.batches import Batches
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
@@ -61,7 +63,7 @@ class Sensors:
     """Series in three parts, one behind the other, and the graph of the sensors."""
 
     recipe: Traffic
-    parts: dict[str, Part]
+    parts: Parts[Part]
     names: tuple[str, ...]
     graph: Graph
 
@@ -80,7 +82,7 @@ class Sensors:
         parts = {part: _part(recipe, series, max(firsts[part], least), ends[part]) for part in ends}
         parts = checked_parts(path, parts, _other(recipe, series) if recipe.test else None)
         assert series.graph is not None
-        return cls(recipe=recipe, parts=parts, names=series.names, graph=series.graph)
+        return cls(recipe=recipe, parts=Parts(parts), names=series.names, graph=series.graph)
 
     def batch(self, name: str, origins: Tensor) -> Batch:
         """Samples of a part; what lies behind it is not counted."""
@@ -177,16 +179,42 @@ class DCRNNTask(BatchTask):
         return self.sensors.figures(self.model, part)
 
 
+class Linear(nn.Module):
+    """`LinearForecast` of each sensor, called as `DCRNN` is."""
+
+    def __init__(self, forecast: LinearForecast) -> None:
+        super().__init__()
+        self.forecast = forecast
+
+    def forward(self, readings: Tensor, graph: Graph | None = None, known: Tensor | None = None) -> Tensor:
+        found: Tensor = self.forecast(readings.mT)
+        return found.mT
+
+    @classmethod
+    def fit(cls, recipe: Traffic, sensors: Sensors) -> Linear:
+        """That of the training part."""
+        batches = (sensors.batch("train", origins)
+                   for origins in torch.tensor(sensors.parts["train"].origins).split(_MANY))
+        return cls(LinearForecast(recipe.history, recipe.horizon).fit(
+            (batch.readings.mT.flatten(0, 1), batch.wanted.mT.flatten(0, 1), batch.counted.mT.flatten(0, 1))
+            for batch in batches))
+
+
+def _simple(recipe: Traffic, sensors: Sensors) -> dict[str, nn.Module]:
+    """Forecasts that are not trained by gradients; that by the time of day only if it is known."""
+    train = sensors.parts["train"]
+    days = {"time-of-day": TimeOfDay(train.values[:train.end], train.observed[:train.end], recipe.period,
+                                     recipe.horizon)} if recipe.period else {}
+    return {"linear": Linear.fit(recipe, sensors), **days, _LAST: Persistence(recipe.horizon)}
+
+
 def _jobs(recipe: Traffic, run: Run | None) -> list[Job]:
     sensors = Sensors.read(recipe)
     _positions(recipe, sensors)  # what is wrong with the file is said before hours of training
     trained = [job for name in (_GRAPH, _WITHOUT)
                for job in jobs_of(recipe, name, partial(DCRNNTask, recipe, sensors, name), DCRNNTask)]
-    return [*trained, untrained_job(_LAST, Persistence(recipe.horizon), sensors.figures)]
-
-
-def _gain(means: dict[str, float]) -> float:
-    return min(means[_WITHOUT], means[_LAST]) - means[_GRAPH]
+    return [*trained, *(untrained_job(name, model, sensors.figures)
+                        for name, model in _simple(recipe, sensors).items())]
 
 
 def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
@@ -217,5 +245,4 @@ def _positions(recipe: Traffic, sensors: Sensors) -> Tensor:
 
 RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_3_of_12": "at 1/4", "test_mae_6_of_12": "1/2",
                                     "test_mae_12_of_12": "the end", "test_rmse": "RMSE"},
-               contrast=(_gain, "error less by the graph, than without it and than the last value's"),
                finish=_finish).runner

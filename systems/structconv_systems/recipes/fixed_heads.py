@@ -40,10 +40,6 @@ def _jobs(recipe: FixedHeads, run: Run | None) -> list[Job]:
                                           _FIXED: partial(network, recipe, fixed=True)})
 
 
-def _difference(means: dict[str, float]) -> float:
-    return means[_FIXED] - means[_LEARNT]
-
-
 def _finish(recipe: FixedHeads, finished: Finished) -> dict[str, Any]:
     """Parameters of both, and the time of a step of one over that of the other, step by step in turn; in a picture
     what the heads of the encoder look at."""
@@ -75,5 +71,5 @@ def _heads(recipe: FixedHeads, task: TranslationTask) -> bytes:
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               contrast=(_difference, "BLEU of fixed heads over learnt ones"), finish=_finish,
+               finish=_finish,
                use=partial(translator, network, f"{_FIXED}/seed-0")).runner

@@ -13,6 +13,7 @@ from structconv_systems.data.generated import Labelled
 from structconv_systems.recipes.options.comparisons import Generated
 from structconv_systems.recipes.options.images import OnImages
 from structconv_systems.train.batches import Batches
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.task import BatchTask
 
 __all__ = ["Classification", "parts_of"]
@@ -36,7 +37,7 @@ class Classification(BatchTask):
 
     def __init__(self, model: nn.Module, recipe: Generated | OnImages, parts: Mapping[str, Any],
                  seed: int) -> None:
-        self.parts = parts
+        self.parts = Parts(parts)
         batches = Batches([1] * len(parts["train"]), cost=recipe.batch_size, seed=seed)
         super().__init__(model, recipe, batches)
 

@@ -16,6 +16,7 @@ from structconv_systems.data.knowledge import Triples, read_triples
 from structconv_systems.ranking import KnownAnswers, filtered_ranks, ranking_figures
 from structconv_systems.recipes.options.knowledge import Links
 from structconv_systems.train.batches import Windows
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.task import BatchTask
 
 __all__ = ["COLUMNS", "Facts", "LinkTask"]
@@ -36,7 +37,7 @@ class Facts:
     """
 
     graph: KnowledgeGraph
-    parts: dict[str, Tensor]
+    parts: Parts[Tensor]
     learnt: KnownAnswers
     known: KnownAnswers
 
@@ -72,7 +73,7 @@ class Facts:
         graph = data.graph(train).with_inverses()
         sizes = graph.num_entities, graph.num_relations
         every = torch.cat([known, *data.parts.values()])
-        return cls(graph=graph, parts={**data.parts, "train": train},
+        return cls(graph=graph, parts=Parts({**data.parts, "train": train}),
                    learnt=KnownAnswers(both_ways(train, graph), *sizes),
                    known=KnownAnswers(both_ways(every, graph), *sizes))
 

@@ -31,11 +31,6 @@ def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
     return translation_jobs(recipe, run, {row: partial(network, recipe, row=row) for row in recipe.rows})
 
 
-def _gain(means: dict[str, float]) -> float | None:
-    """Of the best row over the one whose weights are a function of the place alone."""
-    return means["global-location"] - min(means.values()) if "global-location" in means else None
-
-
 def _finish(recipe: Luong, finished: Finished) -> dict[str, Any]:
     """Where each row looks in the source of a test sentence (a row) while it chooses the reference's subwords."""
     tasks = finished.tasks()
@@ -55,5 +50,4 @@ def _use(recipe: Luong, run: Run, progress: Progress, beam: int | None = None) -
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_perplexity": "perplexity", "test_bleu": "BLEU"},
-               contrast=(_gain, "perplexity of global location over the least of the table"),
                finish=_finish, use=_use).runner

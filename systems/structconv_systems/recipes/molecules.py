@@ -9,21 +9,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from structconv.errors import DataError
 from structconv.structures import Graph
-from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, read_molecules
+from structconv_systems.data.molecules import ATOM_CHANNELS, BOND_CHANNELS, fingerprints, read_molecules
 from structconv_systems.data.molecules import Molecules as Data
 from structconv_systems.data.series import ends_of_parts
 from structconv_systems.models.molecules import MessagePassing
 from structconv_systems.recipes.options.molecules import Molecules
 from structconv_systems.scenes import agreement
 from structconv_systems.train.batches import Batches, generator
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
+from structconv_systems.train.untrained import fitted_job
 
 __all__ = ["RUNNER", "MoleculesTask", "Table", "network"]
 
@@ -45,12 +47,15 @@ class Table:
         molecules, other = (_read(recipe, name) if name else None for name in (recipe.file, recipe.test))
         assert molecules is not None
         table = cls(recipe=recipe, molecules=molecules, other=other)
-        if not all(table.places(0).values()):
+        if not all(table._split(0).values()):
             raise DataError(recipe.path(recipe.file), "molecules for training, validation and the test", len(molecules))
         return table
 
-    def places(self, seed: int) -> dict[str, list[int]]:
+    def places(self, seed: int) -> Parts[list[int]]:
         """Which molecules train, validate and test with this seed."""
+        return Parts(self._split(seed))
+
+    def _split(self, seed: int) -> dict[str, list[int]]:
         count = len(self.molecules)
         ends = ends_of_parts(count, self.recipe.train, self.recipe.valid)
         order: list[int] = torch.randperm(count, generator=generator(seed, 0)).tolist()
@@ -88,10 +93,7 @@ class MoleculesTask(BatchTask):
         return F.mse_loss(found, wanted, reduction="sum") / self.model.variance, float(len(samples))
 
     def figures(self, part: str) -> dict[str, float]:
-        found, wanted = self.predicted(part)
-        error = (found - wanted).double()
-        root = float(error.square().mean().sqrt())
-        return {"val_loss": root} if part == "val" else {f"{part}_rmse": root, f"{part}_mae": float(error.abs().mean())}
+        return errors(*self.predicted(part), part)
 
     @torch.no_grad()
     def predicted(self, part: str) -> tuple[Tensor, Tensor]:
@@ -110,6 +112,45 @@ class MoleculesTask(BatchTask):
         return self._measured_at[part]
 
 
+class Forest(nn.Module):
+    """A random forest (Breiman 2001) on Morgan fingerprints of radius 2 (Rogers and Hahn 2010), folded to 2048 counts;
+    of three shares of counts that a split sees, the one that is best in validation. It has no parameters of torch.
+
+    Calling it: SMILES -> numbers (B,).
+    """
+
+    def __init__(self, table: Table, seed: int) -> None:
+        from sklearn.ensemble import RandomForestRegressor
+
+        super().__init__()
+        data, places = table.molecules, table.places(seed)
+        train, val = (places[part] for part in ("train", "val"))
+        counts, targets = fingerprints(data.smiles), data.targets.double().numpy()
+        best = float("inf")
+        for share in (0.05, 0.2, 1.0):
+            forest = RandomForestRegressor(300, max_features=share, random_state=seed).fit(counts[train],
+                                                                                           targets[train])
+            error = float(((forest.predict(counts[val]) - targets[val]) ** 2).mean())
+            if error < best:
+                best, self.forest = error, forest
+
+    def forward(self, smiles: Sequence[str]) -> Tensor:
+        return torch.from_numpy(self.forest.predict(fingerprints(smiles)))
+
+
+def _forest_figures(table: Table, seed: int, model: nn.Module, part: str) -> dict[str, float]:
+    other = table.other if part == "test" else None
+    data, places = (table.molecules, table.places(seed)[part]) if other is None else (other, list(range(len(other))))
+    return errors(model([data.smiles[place] for place in places]), data.targets[places], part)
+
+
+def errors(found: Tensor, wanted: Tensor, part: str) -> dict[str, float]:
+    """Root mean square and mean absolute error of numbers (B,)."""
+    error = found.double() - wanted.double()
+    root = float(error.square().mean().sqrt())
+    return {"val_loss": root} if part == "val" else {f"{part}_rmse": root, f"{part}_mae": float(error.abs().mean())}
+
+
 def _read(recipe: Molecules, name: str) -> Data:
     path = recipe.path(name)
     data = read_molecules(path, smiles=recipe.smiles, target=recipe.target, reach=recipe.reach,
@@ -121,7 +162,10 @@ def _read(recipe: Molecules, name: str) -> Data:
 
 
 def _jobs(recipe: Molecules, run: Run | None) -> list[Job]:
-    return jobs_of(recipe, recipe.name, partial(MoleculesTask, recipe, Table.read(recipe)), MoleculesTask)
+    table = Table.read(recipe)
+    return [*jobs_of(recipe, recipe.name, partial(MoleculesTask, recipe, table), MoleculesTask),
+            *(fitted_job("random-forest", seed, partial(Forest, table, seed), partial(_forest_figures, table, seed))
+              for seed in range(recipe.seeds))]
 
 
 def _finish(recipe: Molecules, finished: Finished) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from structconv.commands.table import print_table
 from structconv.nn import NonLocalBlock
 from structconv.pictures import images_png
+from structconv_systems.data.images import Images, side_by_side
 from structconv_systems.models.non_local import FUNCTIONS, NonLocalNetwork
 from structconv_systems.recipes.growth import exponent, growth_png, halves
 from structconv_systems.recipes.images import parts_of, trainings
@@ -28,15 +29,20 @@ _SHORTEST = 14
 _HEADERS = ("block", "ms", "exponent", "planned Mflop", "exponent", "planned KiB held", "exponent")
 
 
-def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
+def _parts(recipe: NonLocal) -> dict[str, Images]:
+    """The images, or pairs of images of the same part: no image is in two parts."""
     parts = parts_of(recipe)
+    if not recipe.pairs:
+        return parts
+    counts = {part: recipe.pairs if part == "train" else len(images) for part, images in parts.items()}
+    return {part: side_by_side(images, counts[part], seed) for seed, (part, images) in enumerate(parts.items())}
+
+
+def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
+    parts = _parts(recipe)
     return [job for function in FUNCTIONS for job in trainings(
         recipe, function.replace("_", "-"), partial(NonLocalNetwork, len(parts["train"].names), function=function,
                                                     channels=recipe.channels, inner=recipe.inner), parts)]
-
-
-def _with_block(means: dict[str, float]) -> float:
-    return sum(means[name] for name in _BLOCKS) / len(_BLOCKS)
 
 
 @torch.no_grad()
@@ -106,5 +112,5 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 _STUDY = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_loss": "cross-entropy"},
-               contrast=(_with_block, "accuracy with a block, mean of four, %"), finish=_finish)
+               finish=_finish)
 RUNNER = dataclasses.replace(_STUDY.runner, show=_show)

@@ -21,6 +21,7 @@ from structconv_systems.data.physics import SYSTEMS, Simulations
 from structconv_systems.models.nri import Correlation, Encoder, RelationalInference
 from structconv_systems.recipes.options import physics as options
 from structconv_systems.train.batches import Batches
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
@@ -45,8 +46,8 @@ class Motion:
     """
 
     recipe: options.RelationalInference
-    states: dict[str, Tensor]
-    types: dict[str, Tensor]
+    states: Parts[Tensor]
+    types: Parts[Tensor]
     graph: Graph
     scale: Tensor
 
@@ -58,9 +59,10 @@ class Motion:
                                        recipe.times * (2 if part == "test" else 1), seed=seed)
                  for seed, part in enumerate(_PARTS)}
         scale = _scale(recipe, parts["train"])
-        return cls(recipe=recipe, states={part: found.states / scale for part, found in parts.items()}, graph=graph,
-                   types={part: (found.couplings[:, graph.source, graph.target] > 0).long()
-                          for part, found in parts.items()}, scale=scale)
+        return cls(recipe=recipe, graph=graph, scale=scale,
+                   states=Parts({part: found.states / scale for part, found in parts.items()}),
+                   types=Parts({part: (found.couplings[:, graph.source, graph.target] > 0).long()
+                                for part, found in parts.items()}))
 
     def mirrored(self, states: Tensor) -> Tensor:
         """Each simulation (B, T, N, 4) turned by quarters and mirrored at random: x, y exchanged, or a sign."""

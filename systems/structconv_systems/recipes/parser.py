@@ -19,6 +19,7 @@ from structconv_systems.models.parser import Parser as Model
 from structconv_systems.models.tokens import PAD
 from structconv_systems.recipes.options.sequences import Parser
 from structconv_systems.train.batches import Batches
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
@@ -61,7 +62,7 @@ class Treebank:
     """Sentences in three parts, ``train``, ``val`` and ``test``."""
 
     vocabularies: Vocabularies
-    parts: dict[str, list[Numbered]]
+    parts: Parts[list[Numbered]]
 
 
 def network(recipe: Parser, sizes: Vocabularies) -> Model:
@@ -127,8 +128,8 @@ def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
     if recipe.sentences:
         parts["train"] = parts["train"][:recipe.sentences]
     sizes = Vocabularies.of(parts["train"], recipe.least)
-    treebank = Treebank(vocabularies=sizes, parts={name: [_numbered(sizes, sentence) for sentence in sentences]
-                                                   for name, sentences in parts.items()})
+    treebank = Treebank(vocabularies=sizes, parts=Parts({
+        name: [_numbered(sizes, sentence) for sentence in sentences] for name, sentences in parts.items()}))
     return jobs_of(recipe, recipe.name, partial(ParserTask, recipe, treebank), ParserTask)
 
 

@@ -33,10 +33,6 @@ def _jobs(recipe: Pervasive, run: Run | None) -> list[Job]:
     return translation_jobs(recipe, run, {_OURS: partial(network, recipe), _BESIDE: partial(beside, recipe)})
 
 
-def _lead(means: dict[str, float]) -> float:
-    return means[_OURS] - means[_BESIDE]
-
-
 def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
     """Parameters of both, translations, and where the greatest values stand while a sentence is translated."""
     tasks = finished.tasks()
@@ -45,5 +41,5 @@ def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               contrast=(_lead, "BLEU of pervasive attention over RNNsearch"), finish=_finish,
+               finish=_finish,
                use=partial(translator, network, f"{_OURS}/seed-0")).runner

@@ -53,11 +53,6 @@ def _task(recipe: Pooling, name: str, parts: dict[str, Labelled], seed: int) -> 
     return PoolingTask(network(recipe, name), recipe, parts, seed)
 
 
-def _margin(means: dict[str, float]) -> float:
-    wins = {f"{name}-{question}" for name, questions in WINS.items() for question in questions}
-    return min(means[name] for name in wins) - max(mean for name, mean in means.items() if name not in wins)
-
-
 def _finish(recipe: Pooling, finished: Finished) -> dict[str, Any]:
     """The weights of a few test sequences, a picture a question, by the first trainings."""
     tasks = finished.tasks()
@@ -80,4 +75,4 @@ def _picture(recipe: Pooling, tasks: dict[str, PoolingTask]) -> bytes:
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_accuracy": "accuracy, %", "test_weight": "weight of what decides, %"},
-               contrast=(_margin, "worst that should win over best that should fail, points"), finish=_finish).runner
+               finish=_finish).runner

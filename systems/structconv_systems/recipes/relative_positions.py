@@ -66,10 +66,5 @@ def _finish(recipe: RelativePositions, finished: Finished) -> dict[str, Any]:
     return {}
 
 
-def _gain(means: dict[str, float]) -> float | None:
-    """Of clipping at 2 over clipping at 0, which knows no positions."""
-    return means["clip-2"] - means["clip-0"] if {"clip-2", "clip-0"} <= means.keys() else None
-
-
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               contrast=(_gain, "BLEU of clip 2 over clip 0"), finish=_finish).runner
+               finish=_finish).runner

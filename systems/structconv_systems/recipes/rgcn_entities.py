@@ -13,6 +13,7 @@ from structconv_systems.data.knowledge import Classes, read_classes
 from structconv_systems.models.rgcn import EntityClassifier
 from structconv_systems.recipes.options.knowledge import RGCNEntities
 from structconv_systems.train.loop import Schedule, Task
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import Last
 from structconv_systems.train.study import Job, Study
@@ -25,7 +26,7 @@ class EntityTask(Task):
     number of epochs is the paper's, so that nothing is chosen by looking at others."""
 
     def __init__(self, recipe: RGCNEntities, data: Classes) -> None:
-        self.graph, self.data = data.graph.with_inverses(), data
+        self.graph, self.nodes, self.labels = data.graph.with_inverses(), Parts(data.nodes), Parts(data.labels)
         self.model = EntityClassifier(self.graph, recipe.hidden, len(data.classes), num_bases=recipe.bases or None,
                                       dropout=recipe.dropout)
         groups: list[dict[str, Any]] = [
@@ -52,7 +53,7 @@ class EntityTask(Task):
         return {"test_accuracy": self._measured("test")[1]}
 
     def _measured(self, part: str) -> tuple[Tensor, float]:
-        logits, labels = self.model(self.graph)[self.data.nodes[part]], self.data.labels[part]
+        logits, labels = self.model(self.graph)[self.nodes[part]], self.labels[part]
         return F.cross_entropy(logits, labels), 100 * float((logits.argmax(-1) == labels).double().mean())
 
 

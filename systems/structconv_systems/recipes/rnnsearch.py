@@ -28,10 +28,6 @@ def _jobs(recipe: RNNSearch, run: Run | None) -> list[Job]:
                                           _WITH: partial(network, recipe, attention=True)})
 
 
-def _gain(means: dict[str, float]) -> float:
-    return means[_WITH] - means[_WITHOUT]
-
-
 def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
     """BLEU of one, two, three and four test sentences in a row, and a sentence's alignment, by the first trainings."""
     tasks = finished.tasks()
@@ -46,5 +42,5 @@ def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
 
 
 RUNNER = Study(jobs=_jobs, columns={"test_bleu": "BLEU", "test_perplexity": "perplexity"},
-               contrast=(_gain, "BLEU gained by attention"), finish=_finish,
+               finish=_finish,
                use=partial(translator, partial(network, attention=True), f"{_WITH}/seed-0")).runner

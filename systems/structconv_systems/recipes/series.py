@@ -25,9 +25,11 @@ from structconv_systems.data.series import (
     mean_and_deviation,
     read_series,
 )
-from structconv_systems.models.series import Forecaster, LastValue
+from structconv_systems.models.forecasts import LinearForecast, MeanForecast, SeasonalForecast, ZeroForecast
+from structconv_systems.models.series import Forecaster, History, LastValue
 from structconv_systems.recipes.options.series import Series
 from structconv_systems.train.batches import Windows
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
@@ -57,7 +59,7 @@ class Histories:
     ``val`` and ``test`` origins and what is forecast lie in the part; histories reach back before it."""
 
     recipe: Series
-    parts: dict[str, Part]
+    parts: Parts[Part]
 
     @classmethod
     def read(cls, recipe: Series) -> Histories:
@@ -71,7 +73,7 @@ class Histories:
         firsts = {"train": recipe.history - 1, "val": ends["train"], "test": ends["val"]}
         parts = {part: Part(values, observed, firsts[part], ends[part]) for part in ends}
         other = _other(recipe, recipe.path(recipe.test)) if recipe.test else None
-        return cls(recipe=recipe, parts=checked_parts(recipe.path(recipe.file), parts, other))
+        return cls(recipe=recipe, parts=Parts(checked_parts(recipe.path(recipe.file), parts, other)))
 
     def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
         """Samples, without those of the history that are `missing` (B, T); what lies behind the part is not counted."""
@@ -159,16 +161,41 @@ class SeriesTask(BatchTask):
         return self.histories.figures(self.model, part)
 
 
+class Filled(nn.Module):
+    """A forecast of histories without gaps, of histories whose missing readings are the last before them."""
+
+    def __init__(self, forecast: nn.Module) -> None:
+        super().__init__()
+        self.forecast = forecast
+
+    def forward(self, values: Tensor, observed: Tensor) -> Tensor:
+        found: Tensor = self.forecast(History.of(values, observed).filled)
+        return found
+
+
+def _linear(histories: Histories) -> Filled:
+    """The linear forecast that fits the training part best, without gaps."""
+    recipe, part = histories.recipe, histories.parts["train"]
+    samples = torch.cartesian_prod(torch.tensor(part.origins[::recipe.stride]), torch.arange(part.values.shape[1]))
+    batches = (histories.batch("train", *rows.unbind(-1)) for rows in samples.split(_MANY))
+    return Filled(LinearForecast(recipe.history, recipe.horizon).fit(
+        (History.of(batch.values, batch.observed).filled, batch.wanted, batch.counted) for batch in batches))
+
+
+def _simple(recipe: Series, histories: Histories) -> dict[str, nn.Module]:
+    """Forecasts that are not trained by gradients; the seasonal one if a history has a whole period."""
+    seasonal = {"seasonal": Filled(SeasonalForecast(recipe.period, recipe.horizon))} if (
+        recipe.horizon <= recipe.period <= recipe.history) else {}
+    return {"linear": _linear(histories), **seasonal, _LAST: LastValue(recipe.horizon),
+            "mean": MeanForecast(recipe.horizon), "zero": ZeroForecast(recipe.horizon)}
+
+
 def _jobs(recipe: Series, run: Run | None) -> list[Job]:
     histories = Histories.read(recipe)
-    last = untrained_job(_LAST, LastValue(recipe.horizon), histories.figures)
+    simple = [untrained_job(name, model, histories.figures) for name, model in _simple(recipe, histories).items()]
     trainings = [jobs_of(recipe, name, partial(SeriesTask, recipe, histories, attention), SeriesTask)
                  for name, attention in _ATTENTION.items()]
-    return [*(job for jobs in trainings for job in jobs), last]
-
-
-def _gain(means: dict[str, float]) -> float:
-    return means[_PLAIN] - means[_PERIOD]
+    return [*(job for jobs in trainings for job in jobs), *simple]
 
 
 def _finish(recipe: Series, finished: Finished) -> dict[str, Any]:
@@ -197,4 +224,4 @@ def _picture(task: SeriesTask) -> bytes:
 RUNNER = Study(jobs=_jobs, columns={"test_mae": "MAE", "test_mae_1_of_12": "at 1/12", "test_mae_3_of_12": "1/4",
                                     "test_mae_6_of_12": "1/2", "test_mae_12_of_12": "the end",
                                     "test_mae_gaps": "with gaps"},
-               contrast=(_gain, "error less by period-aware attention"), finish=_finish).runner
+               finish=_finish).runner

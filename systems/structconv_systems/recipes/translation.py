@@ -24,6 +24,7 @@ from structconv_systems.models.decoding import beam
 from structconv_systems.models.tokens import BEGIN, END, PAD
 from structconv_systems.recipes.options.sequences import Translation
 from structconv_systems.train.batches import Batches
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Job, jobs_of, loaded
@@ -50,7 +51,7 @@ class Corpus:
     """Parallel text in three parts, ``train``, ``val`` and ``test``, over one vocabulary of subwords."""
 
     subwords: Subwords
-    parts: dict[str, Pairs]
+    parts: Parts[Pairs]
 
 
 def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
@@ -64,7 +65,7 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
     subwords, alone = _subwords(recipe, texts["train"], run), len(texts["train"])
     texts["train"] = _with_rows(texts["train"], recipe.in_a_row)
     parts = {part: _encoded(text, subwords) for part, text in texts.items()}
-    return Corpus(subwords=subwords, parts={**parts, "train": _shorter(recipe, parts["train"], alone)})
+    return Corpus(subwords=subwords, parts=Parts({**parts, "train": _shorter(recipe, parts["train"], alone)}))
 
 
 def _with_rows(text: Parallel, most: int) -> Parallel:

@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from structconv.errors import DataError
-from structconv_systems.data.tours import distances, exact, lengths, local_search, uniform, ways
+from structconv_systems.data.tours import (
+    distances,
+    exact,
+    farthest_insertion,
+    lengths,
+    local_search,
+    two_opt,
+    uniform,
+    ways,
+)
 from structconv_systems.data.tsplib import read_problem, read_tour
 from structconv_systems.models.decoding import greedy, sample
 from structconv_systems.models.tours import BEGIN, TourDecoding, TourModel
@@ -21,9 +30,11 @@ from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.scenes import Drawing, graphs
 from structconv_systems.train.batches import Windows
 from structconv_systems.train.optimisation import Optimisation
+from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
 from structconv_systems.train.task import BatchTask
+from structconv_systems.train.untrained import untrained_job
 
 __all__ = ["RUNNER", "Instances", "TourTask", "best_of", "network", "said"]
 
@@ -105,8 +116,11 @@ def drawn(model: TourModel, points: Tensor, samples: int, generator: torch.Gener
 
 
 def best_of(model: TourModel, instances: Instances, samples: int) -> Tensor:
-    """The shortest (B, N) of so many tours of each instance, always the same ones."""
-    tours = drawn(model, instances.points, samples, torch.Generator().manual_seed(0))
+    """The shortest (B, N) of so many tours of each instance, always the same ones; the likeliest tour is the first."""
+    tours = said(model, instances.points).unsqueeze(1)
+    if samples > 1:
+        others = drawn(model, instances.points, samples - 1, torch.Generator().manual_seed(0))
+        tours = torch.cat([tours, others], 1)
     shortest = instances.lengths(tours).argmin(-1)
     return tours[torch.arange(len(tours)), shortest]
 
@@ -158,7 +172,7 @@ class TourTask(BatchTask):
     metric = "val_length"
     model: TourModel
 
-    def __init__(self, recipe: TSP, parts: dict[str, Instances], seed: int) -> None:
+    def __init__(self, recipe: TSP, parts: Parts[Instances], seed: int) -> None:
         self.recipe, self.parts, self.length = recipe, parts, float("nan")
         super().__init__(network(recipe), recipe, Windows(_OTHERS, size=1, seed=seed))
         self.optimizer = _Reinforced(self.model, recipe)
@@ -194,10 +208,40 @@ class TourTask(BatchTask):
                 "test_length_samples": float(sampled.mean()), "test_shortest": float(shortest.mean())}
 
 
+class Heuristic(nn.Module):
+    """Tours of a rule without parameters, by distances (B, N, N).
+
+    Args:
+        improve: mend the tours of farthest insertion by 2-opt.
+    """
+
+    def __init__(self, *, improve: bool) -> None:
+        super().__init__()
+        self.improve = improve
+
+    def forward(self, table: Tensor) -> Tensor:
+        tours = farthest_insertion(table)
+        return two_opt(table, tours) if self.improve else tours
+
+
+def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, float]:
+    """The figures of `TourTask` of tours that are the same in each sample."""
+    instances = parts[part]
+    found = instances.lengths(model(instances.table))
+    if part == "val":
+        return {"val_loss": float(found.mean())}
+    shortest = instances.lengths(instances.best)
+    gap, length = float(_gap(found, shortest).mean()), float(found.mean())
+    return {"test_gap": gap, "test_gap_samples": gap, "test_length": length, "test_length_samples": length,
+            "test_shortest": float(shortest.mean())}
+
+
 def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
     test = Instances.read(recipe.test) if recipe.test else Instances.made(recipe.instances, recipe.nodes, _TEST)
-    parts = {"val": Instances.made(recipe.instances, recipe.nodes, _VALIDATION), "test": test}
-    return jobs_of(recipe, "attention", partial(TourTask, recipe, parts), TourTask)
+    parts = Parts({"val": Instances.made(recipe.instances, recipe.nodes, _VALIDATION), "test": test})
+    rules = {"farthest-insertion": Heuristic(improve=False), "insertion-2-opt": Heuristic(improve=True)}
+    return [*jobs_of(recipe, "attention", partial(TourTask, recipe, parts), TourTask),
+            *(untrained_job(name, rule, partial(_by_rule, parts)) for name, rule in rules.items())]
 
 
 def _finish(recipe: TSP, finished: Finished) -> dict[str, Any]:

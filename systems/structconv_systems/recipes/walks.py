@@ -50,10 +50,6 @@ def _jobs(recipe: TypedWalks, run: Run | None) -> list[Job]:
             for job in jobs_of(recipe, name, partial(WalkTask, recipe, facts, length), WalkTask, Last)]
 
 
-def _gain(means: dict[str, float]) -> float:
-    return means[_WALKS] - means[_SINGLE]
-
-
 def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
     """By relation the walks that speak for it most, in words and in a picture."""
     task = finished.task(_WALKS)
@@ -77,5 +73,4 @@ def _learnt(task: WalkTask) -> tuple[list[str], list[str], Tensor]:
     return list(names), [".".join(walk) for walk in walks], weights.mT[:len(names)]
 
 
-RUNNER = Study(jobs=_jobs, columns=COLUMNS, contrast=(_gain, "MRR of walks above single relations, points"),
-               finish=_finish).runner
+RUNNER = Study(jobs=_jobs, columns=COLUMNS, finish=_finish).runner

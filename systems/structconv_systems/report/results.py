@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,31 @@ from structconv.errors import DataError
 from structconv.files import write_atomically
 from structconv_systems.data.text import read_json
 from structconv_systems.train.config import written
+from structconv_systems.train.effect import effect_text
+from structconv_systems.train.summary import with_spread
 
-__all__ = ["outcome", "record", "render"]
+__all__ = ["outcome", "record", "render", "render_recipe"]
 
 _TITLE = """# Results
 
-What the recipes reached, each by the command beside it, and what was published. The sizes of data and model are those
-of the preset, mostly smaller than the paper's; a figure that missed the recipe's goal stands here as well.
+Each row is the effect that the paper of a system claims: the system against a named baseline, on the data and at the
+size of the recipe, which are mostly smaller than the paper's. The interval is Student's t at 95 % over seeds. A ratio
+(x1.3) compares errors, a difference (+1.3) compares scores; above 1 or 0 the system is better.
+
+- **reproduced**: the whole interval shows the effect, and its mean reaches half of the published one.
+- **partly**: the whole interval shows the effect, but it is smaller than that.
+- **not shown**: the interval includes no effect, or there is no interval (one seed), or no baseline.
+- **not run since the change**: the recipe has a new baseline or task, and no figures of it yet.
+
+The name of a system leads to its page: figures of every group, command, machine, commit and date.
 
 """
-_HEADERS = ("recipe", "preset", "figure", "ours", "goal", "met", "published", "minutes", "machine", "commit", "date")
+_HEADERS = ("system", "compared", "published", "here", "state", "minutes")
+_PARTS = (("Default presets", False), ("Quick presets", True))
+_QUICK = """One seed and a few minutes each. They have no interval, so that none can be "reproduced": they show that the
+recipe runs, and the sign of the effect.
+
+"""
 
 
 def outcome(summary: Mapping[str, Any], environment: Mapping[str, Any], overrides: Mapping[str, Any],
@@ -38,7 +53,8 @@ def outcome(summary: Mapping[str, Any], environment: Mapping[str, Any], override
 
 
 def record(path: Path, found: dict[str, Any]) -> None:
-    """Put an outcome into a file of JSON, in the place of the one before it, and write the table beside the file.
+    """Put an outcome into a file of JSON, in the place of the one before it, and write its pages beside it: the table,
+    and a folder with a page for each recipe.
 
     An outcome replaces another of the same recipe, preset and overrides.
 
@@ -50,7 +66,11 @@ def record(path: Path, found: dict[str, Any]) -> None:
         raise DataError(path, "a list of outcomes", type(known).__name__)
     rows = sorted([*(row for row in known if _key(row) != _key(found)), found], key=_key)
     write_atomically(path, json_text(rows, indent=1) + "\n")
-    write_atomically(path.with_suffix(".md"), render(rows))
+    write_atomically(path.with_suffix(".md"), render(rows, path.stem))
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for name in {row["recipe"] for row in rows}:
+        write_atomically(folder / f"{name}.md", render_recipe([row for row in rows if row["recipe"] == name]))
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -62,23 +82,48 @@ def _setting(row: Mapping[str, Any]) -> str:
     return written(row.get("overrides", {}))
 
 
-def render(rows: list[dict[str, Any]]) -> str:
-    """The page of outcomes."""
-    lines = [_line(_HEADERS), _line(["---"] * len(_HEADERS)), *(_line(_cells(row)) for row in rows)]
-    commands = [f"- `{row['recipe']}`, {_preset(row)}: `{row['command']}`" for row in rows]
-    return _TITLE + "\n".join(lines) + "\n\n## Commands\n\n" + "\n".join(commands) + "\n"
+def render(rows: Sequence[Mapping[str, Any]], folder: str) -> str:
+    """The page of outcomes; those of a recipe have pages of their own in `folder`."""
+    text = _TITLE
+    for title, quick in _PARTS:
+        chosen = [row for row in rows if (row["preset"] == "quick") == quick]
+        if chosen:
+            lines = [_line(_HEADERS), _line(["---"] * len(_HEADERS)), *(_line(_cells(row, folder)) for row in chosen)]
+            text += f"## {title}\n\n" + (_QUICK if quick else "") + "\n".join(lines) + "\n\n"
+    return text + f"```{{toctree}}\n:hidden:\n:glob:\n\n{folder}/*\n```\n"
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    met = {None: "", True: "yes", False: "no"}[row["met"]]
-    goal = "" if row["goal"] is None else f"{row['goal']:g}"
-    return [row["recipe"], _preset(row), row["label"], number(row["value"]), goal, met, row["published"],
-            f"{row['minutes']:.1f}", row["machine"], str(row["commit"] or ""), row["date"]]
+def _cells(row: Mapping[str, Any], folder: str) -> list[str]:
+    name = f"[{row['recipe']}]({folder}/{row['recipe']}.md)" + (f" {_setting(row)}" if _setting(row) else "")
+    published = effect_text(row["ratio"], row["published_effect"]) if row["published_effect"] is not None else (
+        "direction only" if row["effect"] else row["published"])
+    return [name, row["label"], published, _here(row), row["state"], f"{row['minutes']:.1f}"]
+
+
+def _here(row: Mapping[str, Any]) -> str:
+    if row["effect"]:
+        return effect_text(row["ratio"], row["value"], row["low"], row["high"])
+    return number(row["value"]) + ("" if row["low"] is None else f" [{row['low']:.3g}, {row['high']:.3g}]")
+
+
+def render_recipe(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page of one recipe: of each outcome its effect, the figures of its groups, and how it was had."""
+    text = f"# {rows[0]['recipe']}\n\nPublished: {rows[0]['published']}.\n"
+    for row in rows:
+        figures = list(dict.fromkeys(name for group in row["groups"].values() for name in group))
+        table = [_line(("group", *figures)), _line(["---"] * (1 + len(figures))),
+                 *(_line((name, *(with_spread(**group[figure]) for figure in figures)))
+                   for name, group in row["groups"].items())]
+        reason = f" ({row['reason']})" if row["reason"] else ""
+        text += (f"\n## {_preset(row)}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
+                 + f"\n\n- seeds: {row['seeds']}\n- command: `{row['command']}`\n- machine: {row['machine']}\n"
+                 f"- commit: {row['commit'] or 'none'}\n- date: {row['date']}\n- minutes: {row['minutes']:.1f}\n")
+    return text
 
 
 def _preset(row: Mapping[str, Any]) -> str:
     return " ".join([row["preset"], *([_setting(row)] if _setting(row) else [])])
 
 
-def _line(cells: Any) -> str:
+def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,26 +1,112 @@
-"""The page of a study: what each group reached, and every picture of the run."""
+"""The page of a study: the effect, how the run was made, what each group reached, curves, and every picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from structconv.commands.table import number
+from structconv.pictures import curves_png
+from structconv_systems.data.text import read_json
 from structconv_systems.report.html import figure, page, paragraph, section, table
+from structconv_systems.train.config import written
+from structconv_systems.train.effect import effect_text
+from structconv_systems.train.options import Measured
+from structconv_systems.train.run import Run
+from structconv_systems.train.summary import with_spread
 
-__all__ = ["study_page"]
+__all__ = ["group_rows", "sentence", "study_page"]
 
 _KINDS = {".png": "png", ".gif": "gif"}
+#: Trainings up to which each has a curve of its own; of more, each group has one, the mean over seeds.
+_CURVES = 12
 
 
-def study_page(title: str, headline: dict[str, Any], head: Sequence[str], rows: Sequence[Sequence[str]], folder: Path
-               ) -> str:
-    """HTML with everything in it; pictures are those of ``pictures/`` in the run's folder, named after their files."""
-    goal = "" if headline["goal"] is None else (f" The goal is {headline['goal']}: "
-                                                f"{'met' if headline['met'] else 'not met'}.")
-    said = f"{headline['label']}: {number(headline['value'])}. Published: {headline['published']}.{goal}"
-    files = sorted(path for path in (folder / "pictures").glob("*") if path.suffix in _KINDS)
-    shown = [figure(path.read_bytes(), path.stem.replace("-", " "), _KINDS[path.suffix]) for path in files]
-    return page(title, [paragraph(said), section("Figures", [table(head, rows)]),
-                        *([section("Pictures", shown)] if shown else [])])
+def sentence(head: Mapping[str, Any]) -> str:
+    """A headline for people, with a full stop."""
+    if not head["effect"]:
+        within = "" if head["low"] is None else f" [{head['low']:.3f}, {head['high']:.3f}]"
+        found = number(head["value"]) + within
+    else:
+        found = effect_text(head["ratio"], head["value"], head["low"], head["high"])
+    published = head["published"]
+    if head["published_effect"] is not None:
+        published = f"{effect_text(head['ratio'], head['published_effect'])} ({published})"
+    reason = f", {head['reason']}" if head["reason"] else ""
+    return f"{head['label']}: {found}; published: {published}; {head['state']}{reason}."
+
+
+def group_rows(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], columns: Mapping[str, str]
+               ) -> list[tuple[str, ...]]:
+    """A row for each group of trainings: its name and its figures, with their deviation over seeds."""
+    return [(name, *(with_spread(**group[metric]) for metric in columns)) for name, group in groups.items()]
+
+
+def study_page(recipe: Measured, run: Run, columns: Mapping[str, str]) -> str:
+    """HTML with everything in it, of a run with its ``summary.json``; pictures are those of ``pictures/``, named after
+    their files."""
+    summary = read_json(run.folder / "summary.json")
+    parts = [paragraph(sentence(summary["headline"])),
+             section("Figures", [table((recipe.name, *columns.values()), group_rows(summary["groups"], columns))]),
+             section("Run", _origin(recipe, run)), section("Trainings", [_trainings(summary["results"])])]
+    curves = _curves(run)
+    shown = [figure(path.read_bytes(), path.stem.replace("-", " "), _KINDS[path.suffix])
+             for path in sorted((run.folder / "pictures").glob("*")) if path.suffix in _KINDS]
+    for title, pieces in (("Curves", curves), ("Pictures", shown), ("Other test data", _evaluations(run, columns))):
+        if pieces:
+            parts.append(section(title, pieces))
+    return page(recipe.name, parts)
+
+
+def _origin(recipe: Measured, run: Run) -> list[str]:
+    """Preset, overrides, seeds, command and versions; each file that was read, with its SHA-256."""
+    environment = read_json(run.folder / "environment.json")
+    rows = [("preset", recipe.preset), ("overrides", written(recipe.overrides) or "none"),
+            ("seeds", ", ".join(map(str, range(recipe.seeds)))), ("command", " ".join(environment["command"])),
+            ("begun", environment["started"]), ("commit", str(environment["commit"])),
+            ("machine", f"{environment['processor']}, {environment['threads']} threads"),
+            ("versions", f"Python {environment['python']}, torch {environment['torch']}, "
+                         f"structconv {environment['structconv']}")]
+    files = read_json(run.folder / "files.json")
+    data = ([table(("data set", "SHA-256"), [(Path(name).name, value) for name, value in files.items()])] if files
+            else [paragraph("The recipe makes its data from a seed; it reads no files.")])
+    return [table(("", ""), rows), *data]
+
+
+def _trainings(results: Mapping[str, Mapping[str, Any]]) -> str:
+    return table(("training", "steps", "minutes"), [
+        (name, str(row.get("steps", "")), f"{row['seconds'] / 60:.1f}") for name, row in results.items()])
+
+
+def _curves(run: Run) -> list[str]:
+    """Each validation figure over steps."""
+    found: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    jobs = {line["job"] for line in run.metrics}
+    for line in run.metrics:
+        name = line["job"] if len(jobs) <= _CURVES else line["job"].partition("/")[0]
+        for metric, value in line.items():
+            if metric.startswith("val_") and value is not None:
+                found[metric][name][line["step"]].append(value)
+    many = ", mean over seeds" if len(jobs) > _CURVES else ""
+    pictures = []
+    for metric, groups in found.items():
+        label = metric.replace("_", " ")
+        lines = {name: ([float(step) for step in steps], [sum(values) / len(values) for values in steps.values()])
+                 for name, steps in groups.items() if len(steps) > 1}
+        if lines:
+            pictures.append(figure(curves_png(lines, x_label="step", y_label=label), f"{label} while training{many}"))
+    return pictures
+
+
+def _evaluations(run: Run, columns: Mapping[str, str]) -> list[str]:
+    """What `evaluate --test` measured, one table for each test set."""
+    pieces = []
+    for path in sorted((run.folder / "evaluations").glob("*.json")):
+        found = json.loads(path.read_bytes())
+        hashes = ", ".join(f"{Path(name).name}: {value}" for name, value in found["test"]["files"].items())
+        pieces += [paragraph(f"Test data: {found['test']['name']}" + (f" ({hashes})" if hashes else "")),
+                   table(("group", *columns.values()), group_rows(found["groups"], columns))]
+    return pieces

@@ -16,6 +16,7 @@ from structconv.errors import ConfigError
 from structconv_systems.train.checkpoint import Checkpoint, Checkpoints
 from structconv_systems.train.events import Events
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
+from structconv_systems.train.parts import final_evaluation
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.state import capture_generators, restore_generators, seed_everything
@@ -225,7 +226,9 @@ def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str
     task, last = training.task, training.checkpoint()
     weights = {name: value.clone() for name, value in last.weights.items()}
     task.model.load_state_dict(task.weights() if training.best is None else training.best)
-    result = {**task.test(), "steps": training.step, "seconds": last.state["seconds"]}
+    with final_evaluation():
+        tested = task.test()
+    result = {**tested, "steps": training.step, "seconds": last.state["seconds"]}
     run.metrics.flush()
     checkpoints.save(training.finished(replace(last, weights=weights), result))
     return result

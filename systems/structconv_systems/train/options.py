@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from structconv_systems.train.config import Recipe, option
+from structconv_systems.train.effect import Effect
 from structconv_systems.train.schedules import SCHEDULES
 
 __all__ = ["Measured", "Trained"]
 
-#: Options that change nothing of what a preset is: a goal stays that of the preset.
-_BESIDE = frozenset(("preset", "threads", "seeds", "data", "checkpoint_every"))
 #: Options that change no result, apart from rounding: two runs that differ in these alone are the same experiment.
-_NOT_A_RESULT = _BESIDE - {"seeds"}
+_NOT_A_RESULT = frozenset(("preset", "threads", "data", "checkpoint_every"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +21,18 @@ class Measured(Recipe):
     """A recipe with a figure that stands beside a published one.
 
     Attributes:
-        goals: by preset, what the recipe's headline figure should reach.
         published: the figure in the paper, as it is printed there.
-        higher: whether a greater figure is better.
+        effect: what the paper says that its system gains; None if no baseline is trained beside it.
         folder: where its files are below a folder with the data of all recipes; empty where it needs none.
         where: a user gets them; a sentence.
     """
 
-    goals: ClassVar[Mapping[str, float]]
     published: ClassVar[str]
-    higher: ClassVar[bool] = True
+    effect: ClassVar[Effect | None] = None
     folder: ClassVar[str] = ""
     where: ClassVar[str] = ""
     preset: str = option("default", "the preset whose values these are", fixed=True)
     seeds: int = option(1, "trainings, with seeds 0, 1, ...", minimum=1)
-
-    @property
-    def goal(self) -> float | None:
-        """What the headline figure should reach; None where options, or names of files, are others than those of the
-        preset. In which folder they lie is not asked."""
-        return None if self._changed(_BESIDE) else self.goals.get(self.preset)
 
     @property
     def paper(self) -> str:
@@ -50,16 +40,17 @@ class Measured(Recipe):
         return self.published
 
     @property
+    def expected(self) -> Effect | None:
+        """The published effect on the data that the options name."""
+        return self.effect
+
+    @property
     def overrides(self) -> dict[str, Any]:
         """Options by which a result differs from that of the preset, with their values."""
-        return self._changed(_NOT_A_RESULT)
-
-    def _changed(self, without: Container[str]) -> dict[str, Any]:
-        """Options with other values than those of the preset, apart from some."""
         own = {field.name: field.default for field in dataclasses.fields(self)}
         own.update(self.presets.get(self.preset, {}))
         return {key: found for key, value in own.items()
-                if key not in without and (found := getattr(self, key)) != value}
+                if key not in _NOT_A_RESULT and (found := getattr(self, key)) != value}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,20 +15,22 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from structconv.analysis.flops import counted
-from structconv.commands.table import number, print_table
+from structconv.commands.table import print_table
 from structconv.errors import ConfigError
-from structconv_systems.report.study import study_page
+from structconv_systems.report.study import group_rows, sentence, study_page
 from structconv_systems.train.checkpoint import Checkpoints
+from structconv_systems.train.effect import NO_BASELINE, Contrast, Effect, interval
 from structconv_systems.train.interrupt import Interrupt
 from structconv_systems.train.loop import Schedule, Task, fit
 from structconv_systems.train.options import Measured, Trained
+from structconv_systems.train.parts import final_evaluation
 from structconv_systems.train.progress import Progress
 from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import Best, Stopping
-from structconv_systems.train.summary import mean_and_std, with_spread
+from structconv_systems.train.summary import mean_and_std
 from structconv_systems.train.task import BatchTask
 
-__all__ = ["Finished", "Job", "Runner", "Study", "against", "jobs_of", "loaded", "measured", "parameters_of",
+__all__ = ["Finished", "Job", "Runner", "Study", "jobs_of", "loaded", "measured", "parameters_of",
            "train_all", "trained", "tried", "tried_all"]
 
 
@@ -41,6 +44,7 @@ class Runner:
         show: (recipe, summary): print a summary for people.
         jobs: (recipe, run or None) -> its trainings, data read; `None` of a recipe that cannot be tried.
         use: (recipe, run, progress) -> what a finished run translates or writes with; `None` where it is for neither.
+        report: (recipe, run): write the page of a finished run again; `None` of a recipe that has none of that kind.
     """
 
     execute: Callable[[Any, Run, Interrupt, Progress], dict[str, Any]]
@@ -48,6 +52,7 @@ class Runner:
     show: Callable[[Any, dict[str, Any]], None]
     jobs: Callable[[Any, Run | None], list[Job]] | None = None
     use: Callable[..., Any] | None = None
+    report: Callable[[Any, Run], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +63,20 @@ class Study:
         jobs: (recipe, run or None) -> its trainings.
         columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
             is the one the recipe is about.
-        contrast: (mean by group) -> the headline figure, or None where its groups were left out, and its name; where
-            absent that of the first group.
         finish: (recipe, finished) -> what else the summary says; it may write pictures and samples into the run.
         use: see `Runner`.
     """
 
     jobs: Callable[[Any, Run | None], list[Job]]
     columns: Mapping[str, str]
-    contrast: tuple[Callable[[dict[str, float]], float | None], str] | None = None
     finish: Callable[[Any, Finished], dict[str, Any]] = lambda recipe, finished: {}
     use: Callable[..., Any] | None = None
 
     @property
     def runner(self) -> Runner:
         """What a recipe's module offers as ``RUNNER``."""
-        return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self.jobs, use=self.use)
+        return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self.jobs, use=self.use,
+                      report=self.report)
 
     def execute(self, recipe: Measured, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
         """Train, or continue; the run's ``summary.json`` holds what is returned."""
@@ -83,10 +86,15 @@ class Study:
         progress.phase("measuring and drawing what was learnt")
         summary = self._summary(recipe, run, results)
         finished = Finished(run=run, jobs=jobs, progress=progress, groups=summary["groups"])
-        summary.update(self.finish(recipe, finished))
-        table = self._table(recipe, summary)
-        run.write("report.html", study_page(recipe.name, summary["headline"], *table, run.folder))
-        return run.write_summary(summary)
+        with final_evaluation():
+            summary.update(self.finish(recipe, finished))
+        run.write_summary(summary)
+        self.report(recipe, run)
+        return summary
+
+    def report(self, recipe: Measured, run: Run) -> None:
+        """Write ``report.html`` of a finished run, with what was evaluated since."""
+        run.write("report.html", study_page(recipe, run, self.columns))
 
     def evaluate(self, recipe: Measured, run: Run, progress: Progress) -> dict[str, Any]:
         """The figures of the run's final weights, computed anew."""
@@ -94,19 +102,10 @@ class Study:
         return self._summary(recipe, run, measured(self.jobs(recipe, run), run, progress))
 
     def show(self, recipe: Measured, summary: dict[str, Any]) -> None:
-        """Print the figures of each group, and the headline beside the published figure."""
-        head = summary["headline"]
-        print_table(*self._table(recipe, summary))
-        goal = f"; goal of preset {recipe.preset}: {head['goal']}, {'met' if head['met'] else 'not met'}"
-        print(f"{head['label']}: {number(head['value'])}; seeds: {recipe.seeds}; published: {recipe.paper}"
-              + (goal if head["goal"] is not None else ""))
+        """Print the figures of each group, and the effect beside the published one."""
+        print_table((recipe.name, *self.columns.values()), group_rows(summary["groups"], self.columns))
+        print(f"{sentence(summary['headline'])} Seeds: {recipe.seeds}.")
         print(f"run: {summary['run']}")
-
-    def _table(self, recipe: Measured, summary: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """A head, and a row a group."""
-        return (recipe.name, *self.columns.values()), [
-            (name, *(with_spread(**group[metric]) for metric in self.columns))
-            for name, group in summary["groups"].items()]
 
     def _summary(self, recipe: Measured, run: Run, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -115,21 +114,33 @@ class Study:
         table: dict[str, dict[str, dict[str, Any]]] = {
             name: {metric: dict(zip(("mean", "std"), mean_and_std([one[metric] for one in group]), strict=True))
                    for metric in self.columns} for name, group in groups.items()}
-        first = next(iter(self.columns))
-        means = {name: row[first]["mean"] for name, row in table.items()}
-        contrast, label = self.contrast or (lambda means: next(iter(means.values())), self.columns[first])
-        value = contrast(means)
         return {"recipe": recipe.name, "preset": recipe.preset, "run": str(run.folder), "groups": table,
-                "headline": {"label": label, "value": value, **against(recipe, value)}, "results": results,
+                "headline": self._headline(recipe, groups), "results": results,
                 "seconds": sum(result["seconds"] for result in results.values())}
 
+    def _headline(self, recipe: Measured, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+        """The published effect as it was measured; the first figure alone of a recipe without a baseline."""
+        effect = recipe.expected
+        if effect is None:
+            figure, label = next(iter(self.columns.items()))
+            value, low, high = interval([one[figure] for one in next(iter(groups.values()))])
+            found = Contrast(value=value, low=low, high=high, seeds=recipe.seeds, reason=NO_BASELINE)
+            about = {"label": label, "effect": False, "ratio": False, "published_effect": None}
+        else:
+            found = effect.measured(_figures(effect, groups))
+            about = {"label": effect.claim, "effect": True, "ratio": effect.ratio,
+                     "published_effect": effect.published}
+        return {**about, **dataclasses.asdict(found), "published": recipe.paper}
 
-def against(recipe: Measured, value: float | None) -> dict[str, Any]:
-    """The recipe's goal, whether it is met, and the published figure."""
-    goal, met = recipe.goal, None
-    if goal is not None and value is not None:
-        met = value >= goal if recipe.higher else value <= goal
-    return {"goal": goal, "met": met, "published": recipe.paper}
+
+def _figures(effect: Effect, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[float]]:
+    """By the names in the effect's pairs, the figures over seeds; ``GROUP:FIGURE`` is another figure of a group."""
+    found = {}
+    for name in {name for pair in effect.pairs for name in pair}:
+        group, _, figure = name.partition(":")
+        if group in groups:
+            found[name] = [one[figure or effect.figure] for one in groups[group]]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +252,9 @@ def measured(jobs: Sequence[Job], run: Run, progress: Progress) -> dict[str, dic
     results = {}
     for job in jobs:
         start = time.perf_counter()
-        results[job.name] = {**trained(job, run, progress).test(), "seconds": time.perf_counter() - start}
+        task = trained(job, run, progress)
+        with final_evaluation():
+            results[job.name] = {**task.test(), "seconds": time.perf_counter() - start}
         progress.job_done(job.name)
     return results
 

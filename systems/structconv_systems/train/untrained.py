@@ -13,7 +13,7 @@ from structconv_systems.train.loop import Schedule, Task
 from structconv_systems.train.stopping import Best
 from structconv_systems.train.study import Job
 
-__all__ = ["Untrained", "untrained_job"]
+__all__ = ["Untrained", "fitted_job", "untrained_job"]
 
 
 class _Nothing:
@@ -50,5 +50,15 @@ class Untrained(Task):
 
 def untrained_job(name: str, model: nn.Module, figures: Callable[[nn.Module, str], dict[str, float]]) -> Job:
     """The job ``name/once``, of one step, after which it is validated; ``val_loss`` must be among the figures."""
-    return Job(name=f"{name}/once", make=partial(Untrained, model, figures),
-               schedule=lambda: Schedule(steps=1, seed=0, stopping=Best("val_loss")))
+    return _job(f"{name}/once", partial(Untrained, model, figures), 0)
+
+
+def fitted_job(name: str, seed: int, fit: Callable[[], nn.Module],
+               figures: Callable[[nn.Module, str], dict[str, float]]) -> Job:
+    """The job ``name/seed-...`` of a model that `fit` returns fitted, with the training and validation parts of its
+    seed; otherwise as `untrained_job`."""
+    return _job(f"{name}/seed-{seed}", lambda: Untrained(fit(), figures), seed)
+
+
+def _job(name: str, make: Callable[[], Task], seed: int) -> Job:
+    return Job(name=name, make=make, schedule=lambda: Schedule(steps=1, seed=seed, stopping=Best("val_loss")))

@@ -176,7 +176,7 @@ def test_any_data_set_of_the_format_trains_without_coras_goal(tmp_path, capsys):
     words = ["train", "cora-gcn", "--data", str(tmp_path), "--dataset", "tiny", "epochs=2", "seeds=1", "--json"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
     head = json.loads(capsys.readouterr().out.splitlines()[-1])["headline"]
-    assert head["goal"] is head["met"] is None
+    assert head["published_effect"] is None
     assert head["published"] == "no figure on tiny"
     (tmp_path / "ind.tiny.graph").write_bytes((tmp_path / "ind.tiny.graph").read_bytes()[:-3])
     assert main(["resume", str(tmp_path / "run")]) == 3

@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError, ShapeError
-from structconv_systems.data.tours import distances, exact, held_karp, lengths, local_search, uniform, ways
+from structconv_systems.data.tours import (
+    distances,
+    exact,
+    farthest_insertion,
+    held_karp,
+    lengths,
+    local_search,
+    two_opt,
+    uniform,
+    ways,
+)
 
 
 def of_all(table):
@@ -81,3 +91,19 @@ def test_what_is_no_table_or_no_tour():
         held_karp(distances(uniform(1, 17, 0)))
     with pytest.raises(ConfigError, match="kicks"):
         local_search(table, kicks=-1)
+
+
+def test_farthest_insertion_and_2_opt_make_tours_that_are_short_and_never_longer():
+    table = distances(uniform(20, 12, 0))
+    inserted = farthest_insertion(table)
+    mended = two_opt(table, inserted)
+    best = lengths(table, held_karp(table))
+    own, better = lengths(table, inserted), lengths(table, mended)
+    assert (better <= own + 1e-9).all() and (best <= better + 1e-9).all()
+    assert (better < own - 1e-9).any()
+    assert own.mean() < 1.08 * best.mean()
+    square = torch.tensor([[[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.4, 0.5]]])
+    assert lengths(distances(square), farthest_insertion(distances(square))).item() == pytest.approx(4.28, abs=0.02)
+    for nodes in (1, 2, 3):
+        same = torch.zeros(2, nodes, nodes)
+        assert lengths(same, two_opt(same, farthest_insertion(same))).tolist() == [0, 0]

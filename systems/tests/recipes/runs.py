@@ -5,15 +5,50 @@ from __future__ import annotations
 import json
 import shutil
 
+import pytest
 from safetensors.torch import load_file
 
 from structconv.cli import main
+from structconv_systems.recipes.register import recipe_of
+from structconv_systems.train.parts import TestReadEarly
+from structconv_systems.train.run import Run
+from structconv_systems.train.state import seed_everything
+from structconv_systems.train.untrained import Untrained
 
 
 def evaluated(run, capsys, *words):
     """What `evaluate` says of a run, as an object."""
     assert main(["evaluate", str(run), *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def check_fair_and_blind(run):
+    """System and baseline of each pair get the same steps, batches and choice of weights; and no group reads the test
+    part before the final evaluation."""
+    entry, recipe = recipe_of(Run.open(run))
+    found = {}
+    for job in entry.runner().jobs(recipe, Run.open(run)):
+        if job.name.partition("/")[0] not in found:
+            seed_everything(0)
+            found[job.name.partition("/")[0]] = job.make(), job.schedule()
+    for task, _ in found.values():
+        task.validate()
+        with pytest.raises(TestReadEarly):
+            task.test()
+    if recipe.expected is None:
+        return
+    pairs = [[name.partition(":")[0] for name in pair] for pair in recipe.expected.pairs]
+    pairs = [pair for pair in pairs if set(pair) <= found.keys()]
+    assert pairs, "the groups of the effect are not those that are trained"
+    for system, baseline in pairs:
+        (own, schedule), (other, beside) = found[system], found[baseline]
+        if isinstance(other, Untrained):
+            continue
+        assert (schedule.steps, schedule.validate_every) == (beside.steps, beside.validate_every)
+        assert type(schedule.stopping) is type(beside.stopping)
+        assert schedule.stopping.state() == beside.stopping.state()
+        if hasattr(own, "batches"):
+            assert [own.batches.at(step) for step in (1, 2, 3)] == [other.batches.at(step) for step in (1, 2, 3)]
 
 
 def check_resumed_to_the_same_weights(run, cut):

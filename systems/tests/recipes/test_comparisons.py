@@ -13,7 +13,8 @@ from structconv_systems.models.architectures import ARCHITECTURES
 from structconv_systems.models.pooling import POOLINGS
 from structconv_systems.recipes.growth import exponent
 from structconv_systems.recipes.options.comparisons import Architectures, Pooling
-from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+from structconv_systems.train.effect import ONE_SEED
+from systems.tests.recipes.runs import check_fair_and_blind, check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "threads=1", "warmup=1", "seeds=2", "samples=40",
         "held_out=16", "batch_size=8", "channels=8"]
@@ -90,14 +91,14 @@ def test_recipes_without_files_are_reproduced_without_a_folder(tmp_path, capsys,
     for kind, name in ((Architectures, "architectures"), (Pooling, "pooling")):
         values = dict(option.split("=") for option in TRAINED[name] if not option.startswith("seeds"))
         monkeypatch.setattr(kind, "presets", {"quick": {**values, "seeds": 1}})
-        monkeypatch.setattr(kind, "goals", {"quick": -100.0})
     words = ["reproduce", "architectures", "pooling", "--preset", "quick", "--out", str(tmp_path / "out"), "--json"]
-    assert main(words) == 0
+    code = main(words)
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"]
+    assert code == int(any(row["reason"] != ONE_SEED for row in rows))  # 1 where the sign is wrong
     assert [row["recipe"] for row in rows] == ["architectures", "pooling"]
     assert rows[0]["command"] == "structconv reproduce architectures --preset quick"
-    assert "structconv reproduce pooling --preset quick" in (tmp_path / "out" / "results.md").read_text()
-    assert main([*words, "--budget", "0"]) == 0
+    assert "structconv reproduce pooling --preset quick" in (tmp_path / "out" / "results" / "pooling.md").read_text()
+    assert main([*words, "--budget", "0"]) == code
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"]) == 2
 
 
@@ -124,3 +125,8 @@ def test_options_that_compare_nothing_are_refused(name, options, said, tmp_path,
     assert main(["train", name, *options]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@EACH
+def test_the_baseline_is_fair_and_the_test_unread(runs, name):
+    check_fair_and_blind(runs[name])

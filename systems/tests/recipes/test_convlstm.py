@@ -13,7 +13,8 @@ import torch
 from structconv.cli import main
 from structconv_systems.recipes.convlstm import films_of
 from structconv_systems.recipes.options.convlstm import MovingDigits
-from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+from structconv_systems.train.parts import final_evaluation
+from systems.tests.recipes.runs import check_fair_and_blind, check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "size=8", "side=4", "seen=3", "ahead=2", "films=8",
         "held_out=4", "patch=2", "hidden=3", "layers=1", "batch_size=4", "warmup=0"]
@@ -47,7 +48,9 @@ def run(folder, tmp_path_factory):
 
 def test_a_run_says_its_figure_draws_films_and_evaluates_to_the_same(run, capsys):
     summary = json.loads((run / "summary.json").read_text())
-    assert list(summary["groups"]) == ["convlstm", "lstm", "mean-frame"] and summary["headline"]["published"]
+    assert list(summary["groups"]) == ["convlstm", "lstm", "lstm-wide", "mean-frame"]
+    sizes = summary["parameters"]
+    assert abs(sizes["lstm"] - sizes["convlstm"]) < 0.2 * sizes["convlstm"] < sizes["lstm-wide"] - sizes["lstm"]
     for name, begin in (("frames.png", b"\x89PNG"), ("frames.svg", b"<?xml"), ("films.gif", b"GIF8")):
         assert (run / "pictures" / name).read_bytes().startswith(begin)
     again = evaluated(run, capsys)
@@ -58,7 +61,7 @@ def test_a_run_is_measured_on_other_images(run, tmp_path, capsys):
     other = images(tmp_path / "other.gz", 7, seed=2, sides=(9, 9))
     found = evaluated(run, capsys, "--test", str(other))
     assert found["groups"] != json.loads((run / "summary.json").read_text())["groups"]
-    assert found["headline"]["goal"] is None
+    assert found["test"]["name"] == str(other) and list(found["test"]["files"]) == [str(other)]
     assert main(["evaluate", str(run), "--test", "absent"]) == 3
     assert "absent" in capsys.readouterr().err
 
@@ -86,8 +89,13 @@ def test_options_that_do_not_fit(folder, tmp_path, option, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@final_evaluation()
 def test_no_image_is_in_two_parts(folder):
     parts = films_of(MovingDigits(data=str(folder), size=8, side=4, films=8, held_out=4, patch=2))
     assert [len(films) for films in parts.values()] == [8, 4, 4]
     assert [len(films.images) for films in parts.values()] == [18, 2, 5]
     assert parts["train"].at(torch.tensor([1])).shape == (1, 20, 8, 8)
+
+
+def test_the_baseline_is_fair_and_the_test_unread(run):
+    check_fair_and_blind(run)

@@ -12,7 +12,8 @@ from structconv.cli import main
 from structconv_systems.models.dcrnn import Persistence
 from structconv_systems.recipes.dcrnn import Sensors
 from structconv_systems.recipes.options.dcrnn import Traffic
-from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+from structconv_systems.train.parts import final_evaluation
+from systems.tests.recipes.runs import check_fair_and_blind, check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "history=3", "horizon=3", "hidden=4", "layers=1",
         "batch_size=4", "period=12", "adjacency=adjacency.csv", "sampling=2", "warmup=0"]
@@ -48,7 +49,7 @@ def run(folder, tmp_path_factory):
 
 def test_a_run_says_its_figure_draws_a_map_and_evaluates_to_the_same(run, capsys):
     summary = json.loads((run / "summary.json").read_text())
-    assert list(summary["groups"]) == ["dcrnn", "without-graph", "last-value"]
+    assert list(summary["groups"]) == ["dcrnn", "without-graph", "linear", "time-of-day", "last-value"]
     assert summary["below"].keys() == {"without-graph", "last-value"} and summary["headline"]["published"]
     for ending, begin in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         assert (run / "pictures" / f"errors.{ending}").read_bytes().startswith(begin)
@@ -60,7 +61,7 @@ def test_a_run_is_measured_on_another_file(run, folder, tmp_path, capsys):
     other = written(tmp_path, lines=20, shift=5.0, name="other.csv")
     found = evaluated(run, capsys, "--test", str(other))
     assert found["groups"] != json.loads((run / "summary.json").read_text())["groups"]
-    assert found["headline"]["goal"] is None
+    assert found["test"]["name"] == str(other)
     for bad, said in ((written(tmp_path, head="a,b,d", name="x.csv"), "3 without 'c'"),
                       (written(tmp_path, lines=2, name="y.csv"), "history=3 times at least, and horizon="),
                       ("absent.csv", "no such file")):
@@ -101,6 +102,7 @@ def test_options_that_do_not_fit(folder, tmp_path, option, code, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@final_evaluation()
 def test_what_is_missing_is_filled_and_does_not_count(tmp_path, folder):
     rows = [f"{time},{'' if time % 4 == 0 else 100 + time},1" for time in range(60)]
     (tmp_path / "los_speed.csv").write_text("a,b,c\n" + "\n".join(rows))
@@ -117,6 +119,7 @@ def test_what_is_missing_is_filled_and_does_not_count(tmp_path, folder):
     assert counts[:, 1].tolist() == [9, 8]
 
 
+@final_evaluation()
 def test_the_last_value_has_its_known_error_on_los_loop(data_dir):
     folder = data_dir / "traffic"
     if not folder.is_dir():
@@ -124,3 +127,7 @@ def test_the_last_value_has_its_known_error_on_los_loop(data_dir):
     figures = Sensors.read(Traffic(data=str(folder))).figures(Persistence(12), "test")
     known = {"test_mae_3_of_12": 3.54, "test_mae_6_of_12": 4.34, "test_mae_12_of_12": 5.77}
     assert {name: figures[name] for name in known} == pytest.approx(known, abs=0.005)
+
+
+def test_the_baseline_is_fair_and_the_test_unread(run):
+    check_fair_and_blind(run)

@@ -6,16 +6,19 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from structconv.cli import main
+from structconv.errors import DataError
+from structconv_systems.data.images import Images, side_by_side
 from structconv_systems.models.non_local import FUNCTIONS
 from systems.tests.data.test_idx import write_mnist
-from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+from systems.tests.recipes.runs import check_fair_and_blind, check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=2", "validate_every=2", "checkpoint_every=1", "warmup=1", "held_out=10", "batch_size=8", "seeds=1"]
 OPTIONS = {"mnist-cheb": [*TINY, "channels=2,4", "order=3", "kernel=3", "hidden=8"],
-           "nonlocal": [*TINY, "channels=4", "inner=2", "longest=56", "rounds=3"]}
+           "nonlocal": [*TINY, "channels=4", "inner=2", "longest=56", "rounds=3", "pairs=40"]}
 PICTURES = {"mnist-cheb": ["graphs.png", "graphs.svg"], "nonlocal": ["looks.png", "cost.png"]}
 EACH = pytest.mark.parametrize("name", list(OPTIONS))
 
@@ -49,7 +52,7 @@ def test_a_run_draws_says_its_figure_and_evaluates_to_the_same(runs, name, capsy
     summary = json.loads((runs[name] / "summary.json").read_text())
     groups = ["graph", "cnn"] if name == "mnist-cheb" else [function.replace("_", "-") for function in FUNCTIONS]
     assert list(summary["groups"]) == list(summary["parameters"]) == groups
-    assert summary["headline"]["goal"] is None  # for its options are others than those of the preset
+    assert (summary["headline"]["state"], summary["headline"]["low"]) == ("not shown", None)  # of one seed
     assert all((runs[name] / "pictures" / picture).stat().st_size > 1000 for picture in PICTURES[name])
     again = evaluated(runs[name], capsys)
     assert (again["headline"], again["groups"]) == (summary["headline"], summary["groups"])
@@ -65,9 +68,23 @@ def test_other_images_are_measured(runs, name, data, tmp_path, capsys, monkeypat
     found = []
     for test in ("other", "own"):
         found.append(evaluated(runs[name], capsys, "--test", test))
-    assert all(summary["headline"]["goal"] is None for summary in found)
+    assert [summary["test"]["name"] for summary in found] == ["other", "own"]
     first = next(iter(found[1]["groups"].values()))
-    assert first["test_accuracy"]["mean"] == pytest.approx(100 / 3)
+    if name == "mnist-cheb":  # three images, one of each class
+        assert first["test_accuracy"]["mean"] == pytest.approx(100 / 3)
+
+
+def test_pairs_are_of_one_part_and_half_of_them_the_same():
+    images = torch.arange(60.0).view(60, 1, 1).expand(-1, 2, 3) / 60
+    data = Images(inputs=images, labels=torch.arange(60) % 3, names=("a", "b", "c"))
+    pairs = side_by_side(data, 400, 0)
+    assert pairs.inputs.shape == (400, 2, 6)
+    left, right = (60 * pairs.inputs[:, 0, column] for column in (0, 3))
+    assert torch.equal((left.round() % 3 == right.round() % 3).long(), pairs.labels)
+    assert 0.4 < pairs.labels.float().mean() < 0.6
+    assert torch.equal(side_by_side(data, 400, 0).inputs, pairs.inputs)
+    with pytest.raises(DataError, match="two classes at least"):
+        side_by_side(data[:1], 4, 0)
 
 
 def test_the_costs_of_blocks(runs, capsys):
@@ -104,3 +121,8 @@ def test_what_does_not_fit_is_refused(change, said, code, data, tmp_path, capsys
 def test_channels_of_the_block_are_even(data, capsys):
     assert main(["train", "nonlocal", "--data", str(data), "channels=5"]) == 2
     assert "channels must be even" in capsys.readouterr().err
+
+
+@EACH
+def test_the_baseline_is_fair_and_the_test_unread(runs, name):
+    check_fair_and_blind(runs[name])

@@ -8,7 +8,7 @@ import resource
 import pytest
 
 from structconv.cli import main
-from systems.tests.recipes.runs import check_resumed_to_the_same_weights, evaluated
+from systems.tests.recipes.runs import check_fair_and_blind, check_resumed_to_the_same_weights, evaluated
 
 TINY = ["steps=4", "validate_every=2", "checkpoint_every=2", "seeds=1", "batch_size=4"]
 TRAINED = {"rgcn-links": [*TINY, "triples=family", "channels=8", "bases=2"], "walks": [*TINY, "triples=family"],
@@ -69,7 +69,10 @@ def test_a_run_that_lost_its_end_is_resumed_to_the_same_weights(runs, tmp_path, 
 def test_other_triples_are_ranked(runs, name, test, data, capsys):
     """The other family is the same but for the names, which walks do not know."""
     found = evaluated(runs[name], capsys, "--test", str(data / test))
-    assert found["headline"]["goal"] is None
+    assert found["test"]["name"] == str(data / test) and len(found["test"]["files"]) == (3 if test == "others" else 0)
+    kept = json.loads((runs[name] / found["test"]["file"]).read_text())
+    assert (kept["groups"], kept["test"]) == (found["groups"], found["test"])
+    assert str(data / test) in (runs[name] / "report.html").read_text()
     assert found["groups"] == summary(runs[name])["groups"]
 
 
@@ -86,7 +89,7 @@ def test_a_model_of_entities_knows_no_others(runs, data, capsys):
 
 def test_what_is_compared(runs):
     groups = {name: list(summary(run)["groups"]) for name, run in runs.items()}
-    assert groups == {"rgcn-links": ["rgcn", "distmult"], "walks": ["walks", "relations"],
+    assert groups == {"rgcn-links": ["rgcn", "distmult", "distmult-tuned"], "walks": ["walks", "relations"],
                       "rgcn-entities": ["rgcn-entities"]}
 
 
@@ -108,7 +111,7 @@ def test_rdf_is_learnt(data, tmp_path):
 def test_trying_writes_nothing(data, tmp_path, name, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", name, *TRAINED[name], "--data", str(data), "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["trainings"] == 2
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["trainings"] == (2 if name == "walks" else 3)
     assert not list(tmp_path.iterdir())
 
 
@@ -146,3 +149,8 @@ def test_bad_input(data, tmp_path, capsys, name, options, code, said):
         (bad / "test.txt").write_text("a older\n")
     assert main(["train", name, *options, "--data", str(data), "--out", str(tmp_path / "run")]) == code
     assert said in capsys.readouterr().err
+
+
+@EACH
+def test_the_baseline_is_fair_and_the_test_unread(runs, name):
+    check_fair_and_blind(runs[name])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from structconv.errors import ConfigError
 from structconv_systems.recipes.register import RECIPES
 from structconv_systems.train.config import from_json, resolve, to_json
+from structconv_systems.train.effect import NOT_SHOWN, PARTLY, REPRODUCED, Effect
 from structconv_systems.train.options import Measured
 
+NAMES = sorted(name for name, entry in RECIPES.items() if issubclass(entry.recipe, Measured))
 PRESETS = [(name, preset) for name, entry in RECIPES.items() if issubclass(entry.recipe, Measured)
            for preset in ("default", *entry.recipe.presets)]
 
@@ -22,11 +26,59 @@ def test_a_preset_resolves_and_is_written_down(name, preset, tmp_path):
     assert from_json(kind, to_json(recipe)) == recipe
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in PRESETS}))
-def test_each_has_a_quick_preset_with_a_goal_and_a_published_figure(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_each_has_a_quick_preset_and_a_published_figure(name):
     kind = RECIPES[name].recipe
-    assert {"quick"} <= kind.presets.keys() & kind.goals.keys()
+    assert "quick" in kind.presets
     assert kind.published
+    assert resolve(kind, preset="quick").seeds <= resolve(kind).seeds
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if RECIPES[name].recipe.effect is not None])
+def test_an_effect_can_be_missed_and_reached(name):
+    """Of figures in which the system gains a part of the published effect: less than nothing, 0, a little, all."""
+    effect = resolve(RECIPES[name].recipe).expected
+    published = effect.published if effect.published is not None else 2.0
+    size = math.log(published) if effect.ratio else published
+
+    def state(share, noise=0.0):
+        gain = effect.margin + share * (size - effect.margin)
+        figures = {}
+        for system, baseline in effect.pairs:
+            figures[baseline] = [50.0, 50.0, 50.0]
+            gains = [(gain + off) * (1 if effect.higher else -1) for off in (-noise, 0, noise)]
+            figures[system] = [50 * math.exp(one) if effect.ratio else 50 + one for one in gains]
+        return effect.measured(figures)
+
+    spread = size - effect.margin
+    assert state(1.0).state == REPRODUCED
+    assert state(1.0).value == pytest.approx(published)
+    assert state(0.25).state == (PARTLY if effect.published is not None else REPRODUCED)
+    for missed in (state(0.0), state(-1.0), state(1.0, noise=spread)):
+        assert missed.state == NOT_SHOWN and missed.reason
+    one = effect.measured({name: [50.0 if name == effect.pairs[0][1] else 60.0] for pair in effect.pairs
+                           for name in pair})
+    assert (one.state, one.low) == (NOT_SHOWN, None)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"pairs": (("a", "a"),)}, "pairs must be of a system and of another group"), ({"pairs": ()}, "pairs must be"),
+    ({"published": -1.0}, "the published effect must be above no effect"),
+    ({"published": 0.9, "ratio": True}, "the published effect must be above no effect"),
+    ({"share": 0.0}, "share must be above 0"), ({"margin": -3.0}, "margin must be 0, or below 0")])
+def test_an_effect_that_no_figure_can_miss_is_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        Effect(**{"claim": "gain", "figure": "test_bleu", "pairs": (("a", "b"),), **options})
+
+
+def test_the_effect_is_the_least_over_pairs_with_its_interval():
+    effect = Effect(claim="gain", figure="test_bleu", pairs=(("a", "b"), ("a", "once")), published=8.0)
+    found = effect.measured({"a": [10.0, 12.0, 14.0], "b": [9.0, 8.0, 13.0], "once": [8.0]})
+    assert found.value == pytest.approx(2.0)  # of 1, 4 and 1
+    half = 4.302653 * 3 ** 0.5 / 3 ** 0.5
+    assert (found.low, found.high) == pytest.approx((2 - half, 2 + half), rel=1e-5)
+    assert (found.state, found.reason) == (NOT_SHOWN, "the interval includes no effect")
+    assert effect.measured({"a": [1.0]}).value is None
 
 
 @pytest.mark.parametrize(("name", "figure"), [("cora-gcn", "70.3"), ("cora-cheb", "69.6"), ("cora-gat", "72.5")])

@@ -12,6 +12,7 @@ from structconv_systems.data.series import mean_and_deviation
 from structconv_systems.models.series import LastValue
 from structconv_systems.recipes.options.series import Series
 from structconv_systems.recipes.series import Histories
+from structconv_systems.train.parts import final_evaluation
 
 LINES = 100
 
@@ -24,6 +25,7 @@ def histories(tmp_path):
     return Histories.read(Series(data=str(tmp_path), file="series.csv", missing="nan", history=12, horizon=3, patch=3))
 
 
+@final_evaluation()
 def test_what_is_forecast_lies_in_its_part(histories):
     assert [part.end for part in histories.parts.values()] == [70, 80, 100]
     for part, first in (("train", 0), ("val", 70), ("test", 80)):
@@ -36,6 +38,7 @@ def test_what_is_forecast_lies_in_its_part(histories):
     assert histories.parts["train"].known.max() == 1069
 
 
+@final_evaluation()
 def test_another_file_tests_as_a_whole_with_sensors_of_its_own(histories, tmp_path):
     (tmp_path / "other.csv").write_text("z\n" + "\n".join(str(time) for time in range(40)))
     other = Histories.read(dataclasses.replace(histories.recipe, test="other.csv"))
@@ -54,6 +57,7 @@ def test_readings_that_are_all_the_same_have_a_scale():
     assert mean_and_deviation(torch.full((5,), 3.0)) == (3.0, 1.0)
     assert mean_and_deviation(torch.tensor([2.0])) == (2.0, 1.0)
 
+@final_evaluation()
 def test_only_what_was_observed_counts(histories):
     sensor = torch.ones(1, dtype=torch.int64)
     batch = histories.batch("test", torch.tensor([82]), sensor)
@@ -65,6 +69,7 @@ def test_only_what_was_observed_counts(histories):
     assert not batch.observed[0, -3:].any() and not batch.values[0, -3:].any()
 
 
+@final_evaluation()
 def test_errors_are_means_over_what_was_observed(histories):
     """The last value of a line that rises by 1 is h too low at step h, or more where the last reading is missing."""
     errors = histories.errors(LastValue(3), "test", 1)
@@ -78,6 +83,7 @@ def test_errors_are_means_over_what_was_observed(histories):
     assert histories.errors(LastValue(3), "test", 1, 0.5).mean() > errors.mean() + 0.2
 
 
+@final_evaluation()
 def test_the_last_value_has_its_known_error_on_los_loop(data_dir):
     folder = data_dir / "traffic"
     if not folder.is_dir():

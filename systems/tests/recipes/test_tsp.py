@@ -15,10 +15,10 @@ from structconv_systems.recipes.baselines import Exponential, Rollout, Shared, b
 from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.recipes.tsp import Instances, best_of, measure, said
 from structconv_systems.train.config import resolve
-from systems.tests.recipes.runs import check_resumed_to_the_same_weights
+from systems.tests.recipes.runs import check_fair_and_blind, check_resumed_to_the_same_weights
 
 TINY = ["steps=6", "validate_every=3", "checkpoint_every=2", "challenge_every=2", "nodes=6", "channels=8", "layers=1",
-        "heads=2", "hidden=16", "batch_size=16", "challengers=64", "instances=8", "samples=4"]
+        "heads=2", "hidden=16", "batch_size=16", "challengers=64", "instances=8", "samples=4", "seeds=1"]
 SQUARE = "NAME : square\nTYPE : TSP\nDIMENSION : 5\nEDGE_WEIGHT_TYPE : EUC_2D\nNODE_COORD_SECTION\n" \
          "1 100 0\n2 300 200\n3 100 200\n4 300 0\n5 200 250\nEOF\n"
 
@@ -44,9 +44,12 @@ def evaluated(run, capsys, *more):
 def test_a_run_has_its_figures_and_its_pictures(run, capsys):
     summary = json.loads((run / "summary.json").read_text())
     figures = {name: value["mean"] for name, value in summary["groups"]["attention"].items()}
-    assert 0 <= figures["test_gap_samples"] <= figures["test_gap"] == summary["headline"]["value"]
+    assert 0 <= figures["test_gap_samples"] <= figures["test_gap"]
+    beside = {name: row["test_gap"]["mean"] for name, row in summary["groups"].items() if name != "attention"}
+    assert beside["farthest-insertion"] >= beside["insertion-2-opt"] >= 0
+    assert summary["headline"]["value"] == pytest.approx(beside["farthest-insertion"] - figures["test_gap"])
     assert figures["test_shortest"] <= figures["test_length_samples"] <= figures["test_length"]
-    assert summary["headline"]["goal"] is None
+    assert (summary["headline"]["seeds"], summary["headline"]["state"]) == (1, "not shown")
     assert {path.name for path in (run / "pictures").glob("*.png")} == {f"tours-{place}.png" for place in (1, 2, 3)}
     assert "tours 1" in (run / "report.html").read_text()
     again = evaluated(run, capsys)["groups"]["attention"]
@@ -64,7 +67,7 @@ def test_a_file_is_measured_in_its_own_unit(run, tmp_path, capsys):
     path.write_text(SQUARE)
     summary = evaluated(run, capsys, "--test", str(path))
     figures = {name: value["mean"] for name, value in summary["groups"]["attention"].items()}
-    assert figures["test_shortest"] == 824 and summary["headline"]["goal"] is None
+    assert figures["test_shortest"] == 824 and summary["test"]["name"] == str(path)
     assert figures["test_gap"] == pytest.approx(100 * (figures["test_length"] / 824 - 1))
     path.with_suffix(".opt.tour").write_text("TYPE : TOUR\nTOUR_SECTION\n1 2 3 4 5\n-1\n")
     worse = evaluated(run, capsys, "--test", str(path))["groups"]["attention"]["test_shortest"]["mean"]
@@ -96,13 +99,13 @@ def test_options_that_do_not_fit():
     for options in ({"heads": 3}, {"baseline": "critic"}, {"baseline": "shared", "copies": 7}):
         with pytest.raises(ConfigError):
             resolve(TSP, options)
-    assert resolve(TSP).goal == TSP.goals["default"] and resolve(TSP, {"nodes": 50}).goal is None
 
 
 def test_nodes_at_one_place_leave_no_gap(run, tmp_path, capsys):
     path = tmp_path / "same.tsp"
     path.write_text("TYPE: TSP\nDIMENSION: 3\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n1 5 5\n2 5 5\n3 5 5\nEOF\n")
-    assert evaluated(run, capsys, "--test", str(path))["headline"]["value"] == 0
+    groups = evaluated(run, capsys, "--test", str(path))["groups"]
+    assert all(group["test_gap"]["mean"] == 0 for group in groups.values())
 
 
 def test_points_of_a_file_lie_in_the_unit_square(tmp_path):
@@ -168,3 +171,7 @@ def test_a_model_is_better_only_by_enough():
     noise = torch.randn(100, generator=torch.Generator().manual_seed(0))
     assert better(noise - 1, noise, 0.05) and not better(noise, noise - 1, 0.05)
     assert not better(noise, noise, 0.05) and not better(noise.flip(0), noise, 0.05)
+
+
+def test_the_baseline_is_fair_and_the_test_unread(run):
+    check_fair_and_blind(run)

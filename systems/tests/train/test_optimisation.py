@@ -14,9 +14,11 @@ from torch import nn
 
 from structconv.errors import ConfigError
 from structconv_systems.train.batches import Batches
+from structconv_systems.train.effect import Effect
 from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
 from structconv_systems.train.loop import fit
 from structconv_systems.train.options import Trained
+from structconv_systems.train.parts import Parts, TestReadEarly, final_evaluation
 from structconv_systems.train.progress import Quiet
 from structconv_systems.train.run import Run
 from structconv_systems.train.schedules import Plateau, rate
@@ -32,7 +34,6 @@ class Sums(Trained):
     """Learn the sums of rows."""
 
     name = "sums"
-    goals: ClassVar = {"default": 0.5}
     published = "0"
     higher = False
 
@@ -63,6 +64,8 @@ class SumsTask(BatchTask):
 
 @dataclass(frozen=True, kw_only=True)
 class LongSums(Sums):
+    effect: ClassVar = Effect(claim="loss, short over long", figure="test_loss", higher=False, ratio=True,
+                              pairs=(("sums", "short"),), published=1.5)
     steps: int = 200
     learning_rate: float = 0.02
 
@@ -226,23 +229,43 @@ def test_trainings_are_done_once_and_measured_again(tmp_path):
     assert {name: r["test_loss"] for name, r in again.items()} == {name: r["test_loss"] for name, r in results.items()}
 
 
-def test_a_study_says_its_figure_beside_the_goal_and_the_published_one(tmp_path):
+def test_a_study_says_its_effect_beside_the_published_one(tmp_path, capsys):
     recipe = LongSums(seeds=2)
     run = Run.create(tmp_path / "run", recipe)
-    study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
+    study = Study(jobs=lambda recipe, run: [*jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
+                                            *jobs_of(plain(seeds=2), "short", lambda seed: SumsTask(plain(), seed),
+                                                     SumsTask)],
                   columns={"test_loss": "loss"}, finish=lambda *_: {"more": 1})
     summary = study.execute(recipe, run, Interrupt(), Quiet())
-    losses = [result["test_loss"] for result in summary["results"].values()]
-    assert summary["headline"] == {"label": "loss", "value": pytest.approx(sum(losses) / 2), "goal": 0.5, "met": True,
-                                   "published": "0"}
+    losses = {name: result["test_loss"] for name, result in summary["results"].items()}
+    ratios = [losses[f"short/seed-{seed}"] / losses[f"sums/seed-{seed}"] for seed in (0, 1)]
+    head = summary["headline"]
+    assert head["value"] == pytest.approx(math.prod(ratios) ** 0.5)
+    assert head["low"] < head["value"] < head["high"] and (head["ratio"], head["seeds"]) == (True, 2)
+    assert (head["label"], head["published_effect"], head["published"]) == ("loss, short over long", 1.5, "0")
     assert summary["more"] == 1
     assert json.loads((run.folder / "summary.json").read_text()) == summary
-    assert study.evaluate(recipe, run, Quiet())["headline"] == summary["headline"]
+    assert study.evaluate(recipe, run, Quiet())["headline"] == head
+    study.show(recipe, summary)
+    assert f"loss, short over long: x{head['value']:.3g} [" in capsys.readouterr().out
+    page = (run.folder / "report.html").read_text()
+    for text in ("loss, short over long", "makes its data from a seed", "<td>preset</td><td>default</td>",
+                 "<td>seeds</td><td>0, 1</td>", "<td>overrides</td><td>seeds=2</td>", "<td>command</td><td>structconv ",
+                 "val loss while training", "sums/seed-1", f"torch {torch.__version__}"):
+        assert text in page, text
 
 
-@pytest.mark.parametrize("options, goal", [({"seeds": 3, "threads": 2}, 0.5), ({"steps": 3}, None)])
-def test_a_goal_is_of_the_preset_as_it_is(options, goal):
-    assert LongSums(**options).goal == goal
+def test_the_test_part_is_read_in_the_final_evaluation_alone():
+    parts = Parts({"train": 1, "val": 2, "test": 3})
+    assert (parts["train"], parts["val"], len(parts), list(parts)) == (1, 2, 3, ["train", "val", "test"])
+    for read in (lambda: parts["test"], lambda: list(parts.values()), lambda: dict(parts.items()),
+                 lambda: parts.get("test")):
+        with pytest.raises(TestReadEarly, match="'test' is read before the final evaluation"):
+            read()
+    with final_evaluation():
+        assert list(parts.values()) == [1, 2, 3]
+    with pytest.raises(TestReadEarly):
+        _ = parts["test"]
 
 
 def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_path):
@@ -255,14 +278,14 @@ def test_figures_that_nobody_measures_are_named_after_the_first_training(tmp_pat
         Best("val_bleu").update({"val_loss": 1.0})
 
 
-def test_a_headline_whose_groups_were_left_out_is_none(tmp_path, capsys):
-    recipe = plain()
+def test_an_effect_whose_groups_were_left_out_is_none(tmp_path, capsys):
+    recipe = LongSums()
     study = Study(jobs=lambda recipe, run: jobs_of(recipe, "sums", lambda seed: SumsTask(recipe, seed), SumsTask),
-                  columns={"test_loss": "loss"}, contrast=(lambda means: None, "gain"))
+                  columns={"test_loss": "loss"})
     summary = study.execute(recipe, Run.create(tmp_path / "run", recipe), Interrupt(), Quiet())
-    assert summary["headline"]["value"] is None and summary["headline"]["met"] is None
+    assert (summary["headline"]["value"], summary["headline"]["state"]) == (None, "not shown")
     study.show(recipe, summary)
-    assert "gain: -" in capsys.readouterr().out
+    assert "loss, short over long: -;" in capsys.readouterr().out
 
 
 def test_a_batch_with_nothing_to_count_changes_nothing():

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from structconv.errors import ConfigError
 from structconv_systems.train.config import option
+from structconv_systems.train.effect import Effect
 from structconv_systems.train.options import Trained
 
 __all__ = ["Architectures", "Generated", "Pooling"]
@@ -29,7 +30,9 @@ class Architectures(Generated):
 
     name = "architectures"
     published = "path O(1) of attention, O(n/k) of convolution"
-    goals: ClassVar = {"quick": 50.0, "default": 70.0}
+    effect: ClassVar = Effect(
+        claim="accuracy of attention over convolution where marks are far, points", figure="test_accuracy",
+        pairs=(("attention-far", "convolution-far"),))
     presets: ClassVar = {
         "quick": {"length": 64, "channels": 32, "steps": 400, "validate_every": 200, "checkpoint_every": 100,
                   "seeds": 1, "longest": 1024, "rounds": 5}}
@@ -56,13 +59,20 @@ class Architectures(Generated):
             raise ConfigError(self.name, "heads must divide channels", f"{self.heads} and {self.channels}")
 
 
+#: Which poolings are predicted to answer which question, and which not.
+_WINS = ("spatial-place", "context-content", "self-attention-content", "self-attention-relation")
+_FAILS = ("spatial-content", "spatial-relation", "context-place", "context-relation", "self-attention-place")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pooling(Generated):
     """Fleuret, EE-559, lecture 13.1."""
 
     name = "pooling"
     published = "each wins where it is predicted to"
-    goals: ClassVar = {"quick": 50.0, "default": 65.0}
+    effect: ClassVar = Effect(
+        claim="worst pooling that should win over best that should fail, points", figure="test_accuracy",
+        pairs=tuple((win, fail) for win in _WINS for fail in _FAILS))
     presets: ClassVar = {
         "quick": {"steps": 1000, "validate_every": 250, "checkpoint_every": 250, "seeds": 1}}
     length: int = option(16, "entries of a sequence", minimum=4)

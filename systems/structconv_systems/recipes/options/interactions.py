@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from structconv_systems.train.config import option
+from structconv_systems.train.effect import Effect
 from structconv_systems.train.options import Trained
 
 __all__ = ["Interactions"]
@@ -20,13 +21,17 @@ class Interactions(Trained):
     name = "interactions"
     published = "mean squared error of velocities, of constant ones and of the network: gravity 82 and 0.25, balls " \
                 "0.074 and 0.0020, string 0.018 and 0.0011"
-    goals: ClassVar = {"quick": 10.0, "default": 50.0, "paper": 50.0}
+    effect: ClassVar = Effect(
+        claim="squared error, constant velocity over the network, the least of gravity and balls", figure="test_loss",
+        higher=False, ratio=True, published=0.074 / 0.0020,
+        pairs=(("gravity", "gravity:test_constant"), ("balls", "balls:test_constant")))
     presets: ClassVar = {
-        "quick": {"systems": ("gravity", "balls"), "scenes": 96, "held_out": 32, "times": 300, "rollouts": 3,
-                  "hidden": 64, "effects": 32, "steps": 1300, "validate_every": 650, "checkpoint_every": 650},
-        "paper": {"scenes": 2000, "held_out": 200, "times": 1000, "repeats": 1, "hidden": 150, "effects": 50,
-                  "layers": 4, "batch_size": 100, "learning_rate": 1e-3, "steps": 1_000_000, "validate_every": 10_000,
-                  "checkpoint_every": 5000}}
+        "quick": {"seeds": 1, "systems": ("gravity", "balls"), "scenes": 96, "held_out": 32, "times": 300,
+                  "rollouts": 3, "hidden": 64, "effects": 32, "steps": 1300, "validate_every": 650,
+                  "checkpoint_every": 650},
+        "paper": {"seeds": 1, "scenes": 2000, "held_out": 200, "times": 1000, "repeats": 1, "hidden": 150,
+                  "effects": 50, "layers": 4, "batch_size": 100, "learning_rate": 1e-3, "steps": 1_000_000,
+                  "validate_every": 10_000, "checkpoint_every": 5000}}
     systems: tuple[str, ...] = option(_SYSTEMS, f"what is simulated, a network each: {', '.join(_SYSTEMS)}",
                                       choices=_SYSTEMS)
     scenes: int = option(500, "simulations to train on", minimum=1)
@@ -44,6 +49,7 @@ class Interactions(Trained):
     layers: int = option(2, "of the network of effects, before its last one; 4 in the paper", minimum=1)
     batch_size: int = option(64, "steps of simulations in a batch", minimum=1)
     threads: int = 1
+    seeds: int = 3
     steps: int = 12_000
     learning_rate: float = 2e-3
     schedule: str = "cosine"

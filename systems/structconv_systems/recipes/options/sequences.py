@@ -10,6 +10,7 @@ from typing import ClassVar
 from structconv.errors import ConfigError
 from structconv_systems.recipes.options.folder import InFolder
 from structconv_systems.train.config import option
+from structconv_systems.train.effect import Effect
 from structconv_systems.train.options import Trained
 
 __all__ = ["Characters", "FixedHeads", "Luong", "OnFiles", "Parser", "Pervasive", "RNNSearch", "RelativePositions",
@@ -72,13 +73,14 @@ class Transformer(Attending):
 
     name = "transformer"
     published = "small models 36-41 on Multi30k"
-    goals: ClassVar = {"quick": 3.0, "default": 33.0}
     presets: ClassVar = {
-        "quick": {"sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2, "steps": 400,
-                  "warmup": 100, "validate_every": 200, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
-        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000, "warmup": 4000,
-                  "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6, "dropout": 0.1,
-                  "norm": "post"}}
+        "quick": {"seeds": 1, "sentences": 4000, "vocabulary": 2000, "channels": 128, "hidden": 256, "layers": 2,
+                  "steps": 400, "warmup": 100, "validate_every": 200, "checkpoint_every": 50, "beam": 1,
+                  "learning_rate": 3e-3},
+        "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
+                  "warmup": 4000, "batch_tokens": 25_000, "learning_rate": 7e-4, "beam": 4, "length_penalty": 0.6,
+                  "dropout": 0.1, "norm": "post"}}
+    seeds: int = 2
     heads: int = option(4, "of attention", minimum=1)
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
                             choices=("sinusoidal", "learnt"))
@@ -90,11 +92,14 @@ class RNNSearch(Translation):
 
     name = "rnnsearch"
     published = "26.75 vs 17.82 on WMT 14 EN-FR"
-    goals: ClassVar = {"quick": 0.3, "default": 6.0}
+    effect: ClassVar = Effect(
+        claim="BLEU of attention over none", figure="test_bleu", published=26.75 - 17.82,
+        pairs=(("with-attention", "without-attention"),))
     presets: ClassVar = {
-        "quick": {"sentences": 4000, "in_a_row": 1, "vocabulary": 2000, "channels": 128, "steps": 300,
+        "quick": {"seeds": 1, "sentences": 4000, "in_a_row": 1, "vocabulary": 2000, "channels": 128, "steps": 300,
                   "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3}}
     in_a_row: int = 4
+    seeds: int = 2
     steps: int = 3000
     label_smoothing: float = 0.0
     dropout: float = 0.2
@@ -113,12 +118,14 @@ class Luong(Translation):
 
     name = "luong"
     published = "perplexity 6.4 (location) to 5.9 (local-p, general) on WMT 14 EN-DE"
-    goals: ClassVar = {"quick": 0.0, "default": 0.5}
+    effect: ClassVar = Effect(
+        claim="perplexity, global location over local-p general", figure="test_perplexity", higher=False, ratio=True,
+        pairs=(("local-p-general", "global-location"),), published=6.4 / 5.9)
     presets: ClassVar = {
-        "quick": {"rows": ("global-location", "local-p-general"), "sentences": 3000, "vocabulary": 1500, "channels": 96,
-                  "layers": 1, "steps": 200, "warmup": 20, "validate_every": 100, "checkpoint_every": 50, "beam": 1,
-                  "learning_rate": 5e-3},
-        "paper": {"channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0}}
+        "quick": {"seeds": 1, "rows": ("global-location", "local-p-general"), "sentences": 3000, "vocabulary": 1500,
+                  "channels": 96, "layers": 1, "steps": 200, "warmup": 20, "validate_every": 100,
+                  "checkpoint_every": 50, "beam": 1, "learning_rate": 5e-3},
+        "paper": {"seeds": 1, "channels": 1000, "layers": 4, "steps": 300_000, "vocabulary": 50_000, "sentences": 0}}
     rows: tuple[str, ...] = option(_ALIGNMENTS, "of the table, a,b,c: where the model looks, and its score",
                                    choices=_ALIGNMENTS)
     layers: int = option(2, "LSTMs of each stack", minimum=1)
@@ -128,6 +135,7 @@ class Luong(Translation):
     vocabulary: int = 4000
     label_smoothing: float = 0.0
     dropout: float = 0.2
+    seeds: int = 2
     steps: int = 1000
     beam: int = 1
     schedule: str = "cosine"
@@ -145,12 +153,14 @@ class RelativePositions(Attending):
 
     name = "relative-positions"
     published = "WMT 14 EN-DE, clip 0: 12.5, 2: 25.8, 16: 25.9; both sides 25.8, keys 25.8, values 25.3, none 12.5"
-    goals: ClassVar = {"quick": 1.0, "default": 3.0}
+    effect: ClassVar = Effect(
+        claim="BLEU of clip 2 over clip 0", figure="test_bleu", pairs=(("clip-2", "clip-0"),), published=25.8 - 12.5)
     presets: ClassVar = {
-        "quick": {"rows": ("clip-0", "clip-2"), "sentences": 6000, "vocabulary": 2000, "channels": 96,
+        "quick": {"seeds": 1, "rows": ("clip-0", "clip-2"), "sentences": 6000, "vocabulary": 2000, "channels": 96,
                   "hidden": 192, "layers": 2, "steps": 600, "warmup": 150, "validate_every": 200,
                   "checkpoint_every": 50, "learning_rate": 3e-3},
-        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000, "sentences": 0}}
+        "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "heads": 8, "steps": 100_000,
+                  "sentences": 0}}
     rows: tuple[str, ...] = option(
         ("clip-0", "clip-1", "clip-2", "clip-4", "clip-16", "clip-64", *_ROWS),
         "of the tables, a,b,c: clip-C is positions on both sides; keys and values alone are clipped at 16")
@@ -160,6 +170,7 @@ class RelativePositions(Attending):
     batch_tokens: int = 1024
     channels: int = 128
     layers: int = 2
+    seeds: int = 2
     steps: int = 1200
     warmup: int = 200
     beam: int = 1
@@ -178,17 +189,22 @@ class FixedHeads(Attending):
 
     name = "fixed-heads"
     published = "within 0.5 BLEU of learnt heads"
-    goals: ClassVar = {"quick": -3.0, "default": -0.5}
+    effect: ClassVar = Effect(
+        claim="BLEU of fixed heads over learned ones", figure="test_bleu", pairs=(("fixed-heads", "learnt-heads"),),
+        published=0.0, margin=-0.5)
     presets: ClassVar = {
-        "quick": {"sentences": 3000, "vocabulary": 1500, "channels": 64, "hidden": 128, "layers": 2, "steps": 300,
-                  "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 3e-3, "beam": 1},
-        "paper": {"channels": 512, "hidden": 2048, "layers": 6, "shifts": (-3, -2, -1, 0, 1, 2, 3), "steps": 100_000}}
+        "quick": {"seeds": 1, "sentences": 3000, "vocabulary": 1500, "channels": 64, "hidden": 128, "layers": 2,
+                  "steps": 300, "warmup": 100, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 3e-3,
+                  "beam": 1},
+        "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "shifts": (-3, -2, -1, 0, 1, 2, 3),
+                  "steps": 100_000}}
     shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learnt")
     positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
                             choices=("sinusoidal", "learnt"))
     vocabulary: int = 4000
     channels: int = 192
     hidden: int = 384
+    seeds: int = 2
     steps: int = 2000
 
     def __post_init__(self) -> None:
@@ -204,12 +220,13 @@ class Pervasive(Translation):
 
     name = "pervasive"
     published = "IWSLT DE-EN 34.18, EN-DE 27.99"
-    goals: ClassVar = {"quick": -3.0, "default": -3.0}
+    effect: ClassVar = Effect(
+        claim="BLEU of pervasive attention over RNNsearch", figure="test_bleu", pairs=(("pervasive", "rnnsearch"),))
     presets: ClassVar = {
-        "quick": {"sentences": 3000, "vocabulary": 1500, "batch_tokens": 768, "channels": 96, "pairs": 32, "layers": 3,
-                  "growth": 16, "hidden": 48, "steps": 300, "warmup": 50, "validate_every": 150,
+        "quick": {"seeds": 1, "sentences": 3000, "vocabulary": 1500, "batch_tokens": 768, "channels": 96, "pairs": 32,
+                  "layers": 3, "growth": 16, "hidden": 48, "steps": 300, "warmup": 50, "validate_every": 150,
                   "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3},
-        "paper": {"channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 5,
+        "paper": {"seeds": 1, "channels": 128, "pairs": 128, "layers": 24, "growth": 32, "hidden": 128, "kernel": 5,
                   "positions": "none", "sentences": 0, "steps": 50_000, "learning_rate": 5e-4}}
     pairs: int = option(64, "channels of a pair in front of the first layer", minimum=1)
     layers: int = option(6, "of convolution", minimum=1)
@@ -224,6 +241,7 @@ class Pervasive(Translation):
     batch_tokens: int = 1024
     channels: int = 192
     dropout: float = 0.2
+    seeds: int = 2
     steps: int = 2500
     learning_rate: float = 2e-3
     schedule: str = "cosine"
@@ -239,11 +257,11 @@ class Parser(OnFiles):
     folder = "ud_ewt"
     where = "Universal Dependencies are at universaldependencies.org; any CoNLL-U goes."
     published = "UAS 95.7, LAS 94.1 on PTB"
-    goals: ClassVar = {"quick": 50.0, "default": 86.0}
     presets: ClassVar = {
-        "quick": {"sentences": 1500, "hidden": 96, "layers": 1, "arc": 96, "label": 48, "steps": 150, "warmup": 20,
-                  "validate_every": 150, "checkpoint_every": 50, "learning_rate": 5e-3},
-        "paper": {"steps": 75_000, "hidden": 400, "layers": 3, "arc": 500, "label": 100, "batch_words": 5000}}
+        "quick": {"seeds": 1, "sentences": 1500, "hidden": 96, "layers": 1, "arc": 96, "label": 48, "steps": 150,
+                  "warmup": 20, "validate_every": 150, "checkpoint_every": 50, "learning_rate": 5e-3},
+        "paper": {"seeds": 1, "steps": 75_000, "hidden": 400, "layers": 3, "arc": 500, "label": 100,
+                  "batch_words": 5000}}
     train: str = option("en_ewt-ud-train.conllu.gz", "the training file, CoNLL-U, plain or gzipped")
     valid: str = option("en_ewt-ud-dev.conllu.gz", "the validation file")
     test: str = option("en_ewt-ud-test.conllu.gz", "the test file")
@@ -256,6 +274,7 @@ class Parser(OnFiles):
     arc: int = option(300, "channels of the perceptrons of heads", minimum=1)
     label: int = option(100, "channels of the perceptrons of relations", minimum=1)
     dropout: float = option(0.33, "share of hidden units dropped", minimum=0, below=1)
+    seeds: int = 3
     steps: int = 2500
     learning_rate: float = 2e-3
     schedule: str = "cosine"
@@ -272,13 +291,11 @@ class Characters(OnFiles):
     folder = "text"
     where = "Tiny Shakespeare is at github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt; any text goes."
     published = "1.47 on Tiny Shakespeare"
-    higher = False
     reads = ("text", "test")
-    goals: ClassVar = {"quick": 2.6, "default": 1.55}
     presets: ClassVar = {
-        "quick": {"channels": 96, "layers": 2, "heads": 3, "length": 64, "batch_size": 16, "steps": 300, "warmup": 50,
-                  "validate_every": 150, "checkpoint_every": 50, "dropout": 0.0, "learning_rate": 3e-3},
-        "paper": {"channels": 384, "layers": 6, "heads": 6, "length": 256, "batch_size": 64, "steps": 5000}}
+        "quick": {"seeds": 1, "channels": 96, "layers": 2, "heads": 3, "length": 64, "batch_size": 16, "steps": 300,
+                  "warmup": 50, "validate_every": 150, "checkpoint_every": 50, "dropout": 0.0, "learning_rate": 3e-3},
+        "paper": {"seeds": 1, "channels": 384, "layers": 6, "heads": 6, "length": 256, "batch_size": 64, "steps": 5000}}
     text: str = option("tinyshakespeare.txt", "the file, plain or gzipped")
     test: str = option("", "another file that is measured in the end; without one, the text's last tenth")
     length: int = option(128, "characters of a sample", minimum=2)
@@ -288,6 +305,7 @@ class Characters(OnFiles):
     heads: int = option(6, "of attention", minimum=1)
     dropout: float = option(0.15, "share of hidden units dropped", minimum=0, below=1)
     sample: int = option(300, "characters sampled in the end", minimum=0)
+    seeds: int = 2
     steps: int = 3600
     optimizer: str = "adamw"
     learning_rate: float = 2e-3

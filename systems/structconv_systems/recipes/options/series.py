@@ -8,6 +8,7 @@ from typing import ClassVar
 from structconv.errors import ConfigError
 from structconv_systems.recipes.options.sequences import OnFiles
 from structconv_systems.train.config import option
+from structconv_systems.train.effect import Effect
 
 __all__ = ["Series"]
 
@@ -21,7 +22,9 @@ class Series(OnFiles):
     where = "Los-loop is at github.com/lehaifeng/T-GCN, data/los_speed.csv; any CSV of series goes."
     published = "period-aware below plain attention"
     reads = ("file", "test")
-    goals: ClassVar = {"quick": 0.0, "default": 0.0}
+    effect: ClassVar = Effect(
+        claim="absolute error, plain over period-aware attention", figure="test_mae", higher=False, ratio=True,
+        pairs=(("period-aware", "attention"),))
     presets: ClassVar = {
         "quick": {"history": 300, "patch": 12, "hidden": 32, "steps": 300, "validate_every": 150,
                   "checkpoint_every": 50, "seeds": 1, "stride": 12, "learning_rate": 1e-2}}
@@ -31,6 +34,7 @@ class Series(OnFiles):
     train: float = option(0.7, "share of the times, the first ones", minimum=0.05, below=1)
     valid: float = option(0.1, "share of the times, behind these; the rest tests", minimum=0.01, below=1)
     history: int = option(324, "readings that a forecast sees, at best more than a period", minimum=1)
+    period: int = option(288, "readings of a period, for the seasonal forecast; 0: there is none", minimum=0)
     horizon: int = option(12, "readings that are forecast", minimum=1)
     patch: int = option(3, "readings of an entry; divides history and horizon", minimum=1)
     hidden: int = option(64, "channels of the states", minimum=1)

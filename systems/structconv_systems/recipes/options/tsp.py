@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from structconv.errors import ConfigError
 from structconv_systems.train.config import option
+from structconv_systems.train.effect import Effect
 from structconv_systems.train.options import Trained
 
 __all__ = ["TSP"]
@@ -20,15 +21,16 @@ class TSP(Trained):
     """Kool, van Hoof and Welling (2019)."""
 
     name = "tsp"
-    published = "0.34 % greedy, 0.08 % best of 1280 samples (TSP20)"
-    goals: ClassVar = {"quick": 12.0, "default": 4.0}
-    higher = False
+    published = "0.34 % greedy, 0.08 % best of 1280 samples, farthest insertion 2.36 % (TSP20)"
+    effect: ClassVar = Effect(
+        claim="gap of farthest insertion over the network's, points", figure="test_gap", higher=False,
+        pairs=(("attention", "farthest-insertion"),), published=2.36 - 0.34)
     presets: ClassVar = {
-        "quick": {"channels": 64, "layers": 2, "heads": 4, "hidden": 256, "batch_size": 256, "steps": 400,
+        "quick": {"seeds": 1, "channels": 64, "layers": 2, "heads": 4, "hidden": 256, "batch_size": 256, "steps": 400,
                   "warmup": 20, "challenge_every": 50, "validate_every": 100, "checkpoint_every": 100,
                   "instances": 200, "samples": 16},
-        "paper": {"channels": 128, "layers": 3, "heads": 8, "hidden": 512, "batch_size": 512, "steps": 250_000,
-                  "learning_rate": 1e-4, "schedule": "constant", "warmup": 0, "challenge_every": 2500,
+        "paper": {"seeds": 1, "channels": 128, "layers": 3, "heads": 8, "hidden": 512, "batch_size": 512,
+                  "steps": 250_000, "learning_rate": 1e-4, "schedule": "constant", "warmup": 0, "challenge_every": 2500,
                   "challengers": 10_000, "validate_every": 2500, "checkpoint_every": 500, "instances": 10_000,
                   "samples": 1280}}
     nodes: int = option(20, "points of a training instance, and of those that are made to measure with", minimum=2)
@@ -51,6 +53,7 @@ class TSP(Trained):
     challengers: int = option(1000, "instances by which is decided whether it is", minimum=2)
     alpha: float = option(0.05, "level of the paired t-test that decides", minimum=0, below=1)
     threads: int = 1
+    seeds: int = 3
     steps: int = 3000
     learning_rate: float = 1e-3
     schedule: str = "cosine"

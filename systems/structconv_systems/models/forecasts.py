@@ -1,0 +1,116 @@
+"""Forecasts that a network has to beat: linear, seasonal, mean and zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from structconv.errors import ConfigError
+from structconv.shapes import check_positive
+
+__all__ = ["LinearForecast", "MeanForecast", "SeasonalForecast", "TimeOfDay", "ZeroForecast"]
+
+
+class LinearForecast(nn.Module):
+    """y_n = last + sum_m w_mn (x_m - last) + b_n, the same weights for all series; fitted by least squares.
+
+    Calling it: histories (..., T) without gaps -> (..., horizon).
+    """
+
+    weight: Tensor
+
+    def __init__(self, history: int, horizon: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(history + 1, horizon, dtype=torch.float64))
+
+    def forward(self, history: Tensor) -> Tensor:
+        last = history[..., -1:]
+        return (self._inputs(history) @ self.weight).to(history.dtype) + last
+
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> LinearForecast:
+        """Fit each step to histories (B, T), what follows (B, horizon), and which of it counts, booleans (B, horizon).
+        A step that never counts is forecast as the last value."""
+        size, horizon = self.weight.shape
+        square = torch.zeros(horizon, size, size, dtype=torch.float64)
+        right = torch.zeros(horizon, size, dtype=torch.float64)
+        for history, later, counted in batches:
+            x, y = self._inputs(history), (later - history[..., -1:]).double()
+            if counted.all():
+                square += x.mT @ x
+                right += y.mT @ x
+            else:
+                for step, own in enumerate(counted.mT):
+                    square[step] += x[own].mT @ x[own]
+                    right[step] += y[own, step] @ x[own]
+        ridge = 1e-6 * square.diagonal(0, -2, -1).mean(-1).clamp(min=1e-6)
+        self.weight = torch.linalg.solve(square + ridge[:, None, None] * torch.eye(size, dtype=square.dtype), right).mT
+        return self
+
+    def _inputs(self, history: Tensor) -> Tensor:
+        shifted = (history - history[..., -1:]).double()
+        return torch.cat([shifted, torch.ones_like(shifted[..., :1])], -1)
+
+
+class SeasonalForecast(nn.Module):
+    """The reading one period before: histories (..., T) without gaps -> (..., horizon)."""
+
+    def __init__(self, period: int, horizon: int) -> None:
+        super().__init__()
+        if period < horizon:
+            raise ConfigError("SeasonalForecast", f"period must be at least horizon={horizon}", period)
+        self.period, self.horizon = period, check_positive("SeasonalForecast", "horizon", horizon)
+
+    def forward(self, history: Tensor) -> Tensor:
+        first = history.shape[-1] - self.period
+        return history[..., first:first + self.horizon]
+
+
+class MeanForecast(nn.Module):
+    """The mean of what was observed of a history, (B, T) readings and booleans -> (B, horizon); 0 where nothing was."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__()
+        self.horizon = check_positive("MeanForecast", "horizon", horizon)
+
+    def forward(self, values: Tensor, observed: Tensor) -> Tensor:
+        mean = (values * observed).sum(-1, keepdim=True) / observed.sum(-1, keepdim=True).clamp(min=1)
+        return mean.expand(*values.shape[:-1], self.horizon)
+
+
+class ZeroForecast(nn.Module):
+    """0 at all of `horizon` steps: what an error is when nothing is forecast. Called as `MeanForecast` is."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__()
+        self.horizon = check_positive("ZeroForecast", "horizon", horizon)
+
+    def forward(self, values: Tensor, observed: Tensor) -> Tensor:
+        return values.new_zeros(*values.shape[:-1], self.horizon)
+
+
+class TimeOfDay(nn.Module):
+    """The mean of each sensor's training readings at the time of day that is forecast (a historical average).
+
+    Args:
+        values, observed: training readings (T, S), the first at the beginning of a day, and which count.
+        period: readings of a day.
+
+    Calling it: as `DCRNN` is, with the time of day in [0, 1) as `known` (..., T, S, 1) -> (..., horizon, S).
+    """
+
+    def __init__(self, values: Tensor, observed: Tensor, period: int, horizon: int) -> None:
+        super().__init__()
+        self.period, self.horizon = period, check_positive("TimeOfDay", "horizon", horizon)
+        time = torch.arange(len(values)) % period
+        sums, counts = (values.new_zeros(period, values.shape[1]).index_add(0, time, table)
+                        for table in (values * observed, observed.to(values.dtype)))
+        mean = sums.sum(0) / counts.sum(0).clamp(min=1)
+        self.register_buffer("table", torch.where(counts > 0, sums / counts.clamp(min=1), mean))
+
+    def forward(self, readings: Tensor, graph: object, known: Tensor) -> Tensor:
+        now = (known[..., -1, 0, 0] * self.period).round().long()
+        later = now.unsqueeze(-1) + torch.arange(1, self.horizon + 1)
+        return cast(Tensor, self.table)[later % self.period]

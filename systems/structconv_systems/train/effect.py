@@ -1,0 +1,139 @@
+"""The published effect of a recipe: a contrast between groups of trainings, with an interval over seeds; no torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from structconv.errors import ConfigError
+
+__all__ = ["NOT_SHOWN", "NO_BASELINE", "ONE_SEED", "PARTLY", "REPRODUCED", "Contrast", "Effect", "effect_text",
+           "interval"]
+
+REPRODUCED, PARTLY, NOT_SHOWN = "reproduced", "partly", "not shown"
+NO_BASELINE = "no baseline is trained beside it"
+ONE_SEED = "one seed has no interval"
+_LEFT_OUT = "its groups were not trained"
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """An effect as it was measured.
+
+    Attributes:
+        value: mean over seeds, None if its groups were not trained. low, high: its interval, None for one seed.
+        state: "reproduced", "partly" or "not shown". reason: why it is not shown, empty otherwise.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    seeds: int = 0
+    state: str = NOT_SHOWN
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What a system gains over a baseline according to its paper.
+
+    In each seed a pair gains the difference of its two figures, or the ratio of them, and the effect is the least gain
+    of all pairs. It is positive, or a ratio above 1, if the system is better than every baseline.
+
+    Attributes:
+        claim: what is compared and in which unit, in words.
+        figure: the name of the figure in what `Task.test` measures.
+        pairs: names of groups of trainings, (system, baseline); ``GROUP:FIGURE`` names another figure of a group.
+        higher: whether a greater figure is better.
+        ratio: compare by the ratio, for errors and perplexities, which scale with the data.
+        published: the effect in the paper; None if the paper gives a direction without a number.
+        margin: an effect up to here counts as none. Below 0 for a paper that claims that little is lost.
+        share: the part of the way from margin to published that "reproduced" asks for.
+
+    Raises:
+        ConfigError: an effect that no figures can miss.
+    """
+
+    claim: str
+    figure: str
+    pairs: tuple[tuple[str, str], ...]
+    higher: bool = True
+    ratio: bool = False
+    published: float | None = None
+    margin: float = 0.0
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.pairs or any(system == baseline for system, baseline in self.pairs):
+            raise ConfigError("Effect", "pairs must be of a system and of another group, its baseline", self.pairs)
+        if not 0 < self.share <= 1:
+            raise ConfigError("Effect", "share must be above 0 and at most 1", self.share)
+        if self.margin > 0 or (self.margin < 0 and (self.ratio or self.published is None)):
+            raise ConfigError("Effect", "margin must be 0, or below 0 for a difference with a published value",
+                              self.margin)
+        if self.published is not None and self._scaled(self.published) <= self.margin:
+            raise ConfigError("Effect", "the published effect must be above no effect", self.published)
+
+    def measured(self, groups: Mapping[str, Sequence[float]]) -> Contrast:
+        """The effect in the figures of each group, one for each seed; a group with one figure is the same in all.
+
+        The interval is Student's t over seeds, at 95 %. The effect is shown if all of the interval is above `margin`,
+        and reproduced if its mean also reaches `share` of the published effect.
+        """
+        pairs = [pair for pair in self.pairs if set(pair) <= groups.keys()]
+        if not pairs:
+            return Contrast(value=None, reason=_LEFT_OUT)
+        seeds = max(len(groups[name]) for pair in pairs for name in pair)
+        gains = [min(self._gain(*(_at(groups[name], seed) for name in pair)) for pair in pairs)
+                 for seed in range(seeds)]
+        mean, low, high = interval(gains)
+        ends = [None if end is None else math.exp(end) if self.ratio else end for end in (low, high)]
+        state, reason = self._judged(mean, low)
+        return Contrast(value=math.exp(mean) if self.ratio else mean, low=ends[0], high=ends[1], seeds=seeds,
+                        state=state, reason=reason)
+
+    def _judged(self, mean: float, low: float | None) -> tuple[str, str]:
+        if not mean > self.margin:
+            return NOT_SHOWN, "the mean is on the side of the baseline"
+        if low is None:
+            return NOT_SHOWN, ONE_SEED
+        if not low > self.margin:
+            return NOT_SHOWN, "the interval includes no effect"
+        if self.published is None:
+            return REPRODUCED, ""
+        least = self.margin + self.share * (self._scaled(self.published) - self.margin)
+        return (REPRODUCED if mean >= least else PARTLY), ""
+
+    def _scaled(self, effect: float) -> float:
+        return math.log(effect) if self.ratio else effect
+
+    def _gain(self, system: float, baseline: float) -> float:
+        gain = math.log(system) - math.log(baseline) if self.ratio else system - baseline
+        return gain if self.higher else -gain
+
+
+def effect_text(ratio: bool, value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """An effect for people: ``+1.30 [0.40, 2.20]``, or as a ratio ``x1.32 [1.10, 1.58]``."""
+    if value is None:
+        return "-"
+    within = "" if low is None or high is None else f" [{low:.3g}, {high:.3g}]"
+    return (f"x{value:.3g}" if ratio else f"{value:+.3g}") + within
+
+
+def interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Mean and Student's t interval at 95 %, which one value has none of."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, None, None
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + _LEVEL) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def _at(figures: Sequence[float], seed: int) -> float:
+    """The figure of a seed; a group that was measured once has the same in each."""
+    return figures[0 if len(figures) == 1 else seed]

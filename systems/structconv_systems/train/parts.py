@@ -1,0 +1,54 @@
+"""The parts of a data set, of which the test part cannot be read before the final evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+__all__ = ["Parts", "TestReadEarly", "final_evaluation"]
+
+V = TypeVar("V")
+_FINAL: ContextVar[bool] = ContextVar("final evaluation", default=False)
+
+
+class TestReadEarly(RuntimeError):
+    """The test part was read while a model was trained or chosen."""
+
+    __test__ = False  # pytest collects classes by such names
+
+
+class Parts(Mapping[str, V]):
+    """Data by the name of its part: ``train``, ``val``, ``test``.
+
+    Reading a part that tests raises `TestReadEarly`, except within `final_evaluation`.
+
+    Args:
+        parts: the data by part.
+        tests: the names of the parts that test.
+    """
+
+    def __init__(self, parts: Mapping[str, V], tests: Collection[str] = ("test",)) -> None:
+        self._parts, self._tests = dict(parts), frozenset(tests)
+
+    def __getitem__(self, part: str) -> V:
+        if part in self._tests and not _FINAL.get():
+            raise TestReadEarly(f"the part {part!r} is read before the final evaluation")
+        return self._parts[part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+@contextmanager
+def final_evaluation() -> Iterator[None]:
+    """Within it the parts that test may be read: the weights are chosen."""
+    token = _FINAL.set(True)
+    try:
+        yield
+    finally:
+        _FINAL.reset(token)
