@@ -19,7 +19,7 @@ from structconv.compat.pyg.operator import apply
 from structconv.errors import ConfigError
 from structconv.memo import derived
 from structconv.structures.graph import Graph
-from structconv.weights import Full, Grouped, Separable, WeightList
+from structconv.weights import Full, Grouped, Separable, Weight, WeightList
 
 __all__ = ["GINEConv", "NNConv", "RGCNConv"]
 
