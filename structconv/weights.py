@@ -46,7 +46,14 @@ Energy = float | Tensor | None
 
 
 class Weight(nn.Module, abc.ABC):
-    """A configuration of Theta; `bound` makes a module with parameters, and calling that module yields Theta."""
+    """A configuration of Theta; `bound` makes a module with parameters, and calling that module yields Theta.
+
+    Example:
+
+        >>> from structconv import Conv, Identity, Weight
+        >>> isinstance(Conv(Identity(), 4, 8).weight, Weight)
+        True
+    """
 
     size: int = 0
     in_channels: int = 0
@@ -132,7 +139,15 @@ class _Whole(Weight):
 
 
 class Full(_Whole):
-    """Theta (K, P, Q) whole: K P Q numbers."""
+    """Theta (K, P, Q) whole: K P Q numbers.
+
+    Example:
+
+        >>> from structconv import Conv, Full, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Full(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        768
+    """
 
     def _make(self, new: _Maker) -> None:
         self.theta = new(self.size, self.in_channels, self.out_channels)
@@ -142,7 +157,15 @@ class Full(_Whole):
 
 
 class Grouped(_Whole):
-    """Block-diagonal Theta: channels in `groups` groups, each of which feeds one; K P Q / G numbers."""
+    """Block-diagonal Theta: channels in `groups` groups, each of which feeds one; K P Q / G numbers.
+
+    Example:
+
+        >>> from structconv import Conv, Grouped, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Grouped(groups=4), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        192
+    """
 
     def __init__(self, groups: int) -> None:
         super().__init__()
@@ -158,7 +181,15 @@ class Grouped(_Whole):
 
 
 class Shared(_Whole):
-    """One Theta (P, Q) for all k: P Q numbers. Its variance counts the energy of the sum of all matrices."""
+    """One Theta (P, Q) for all k: P Q numbers. Its variance counts the energy of the sum of all matrices.
+
+    Example:
+
+        >>> from structconv import Conv, Shared, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Shared(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        256
+    """
 
     def _make(self, new: _Maker) -> None:
         self.theta = new(self.in_channels, self.out_channels)
@@ -176,6 +207,13 @@ class Separable(Weight):
     """Theta_k = sum_h mix_kh filters_h (Andreoli 2019, eq. 9): H (K + P Q) numbers.
 
     With rank 1 all channels share one pattern over k; for a pattern a channel see `DepthwiseSeparable`.
+
+    Example:
+
+        >>> from structconv import Conv, Separable, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Separable(rank=2), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        518
     """
 
     mix: nn.Parameter = private.parameter()
@@ -201,7 +239,16 @@ class Separable(Weight):
 
 
 class DepthwiseSeparable(Weight):
-    """Theta_kpq = depthwise_kp pointwise_pq (Chollet 2017): P (K + Q) numbers, one pattern over k a channel."""
+    """Theta_kpq = depthwise_kp pointwise_pq (Chollet 2017): P (K + Q) numbers, one pattern over k a channel.
+
+    Example:
+
+        >>> from structconv import Conv, Shifts
+        >>> from structconv.weights import DepthwiseSeparable
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=DepthwiseSeparable(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        304
+    """
 
     depthwise: nn.Parameter = private.parameter()
     pointwise: nn.Parameter = private.parameter()
@@ -227,6 +274,13 @@ class LowRank(Weight):
     Args:
         dim: D, channels a head between the two.
         shared_by: heads that share one value projection (grouped queries); must divide K.
+
+    Example:
+
+        >>> from structconv import Conv, LowRank, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=LowRank(4), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        384
     """
 
     value: nn.Parameter = private.parameter()
@@ -255,7 +309,16 @@ class LowRank(Weight):
 
 
 class HeadBlocks(_Whole):
-    """Head k fills the k-th of K blocks of output channels (concatenated heads, as in GAT): P Q numbers."""
+    """Head k fills the k-th of K blocks of output channels (concatenated heads, as in GAT): P Q numbers.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct
+        >>> from structconv.weights import HeadBlocks
+        >>> layer = Conv(DotProduct(heads=4, dim=8).softmax(), 16, 32, weight=HeadBlocks(), bias=False)
+        >>> layer.weight().dense().shape                             # (K, P, Q); head k fills outputs 8 k ... 8 k + 7
+        torch.Size([4, 16, 32])
+    """
 
     def _make(self, new: _Maker) -> None:
         dim = check_divides("HeadBlocks", "size", self.size, "out_channels", self.out_channels)
@@ -277,6 +340,13 @@ class Depthwise(Weight):
             absent.
         normalize: "softmax" for weights e^w_k / sum_k e^w_k, so that each output is a mean over k: lightweight
             convolution (Wu et al. 2019, eq. 4 and 5). The variance of y then follows from the basis.
+
+    Example:
+
+        >>> from structconv import Conv, Depthwise, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Depthwise(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        48
     """
 
     depthwise: nn.Parameter = private.parameter()
@@ -318,7 +388,15 @@ class Depthwise(Weight):
 
 
 class Eye(Weight):
-    """Theta_k = the identity, P = Q: nothing to draw, to scale or to train."""
+    """Theta_k = the identity, P = Q: nothing to draw, to scale or to train.
+
+    Example:
+
+        >>> from structconv import Conv, Eye, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Eye(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        0
+    """
 
     def _make(self, new: _Maker) -> None:
         if self.in_channels != self.out_channels:
@@ -336,7 +414,16 @@ class Eye(Weight):
 
 
 class EyeBlocks(Eye):
-    """Head k hands on the k-th of K blocks of P / K channels, P = Q: nothing to draw, to scale or to train."""
+    """Head k hands on the k-th of K blocks of P / K channels, P = Q: nothing to draw, to scale or to train.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import DynamicShifts
+        >>> from structconv.weights import EyeBlocks
+        >>> Conv(DynamicShifts([-1, 0, 1], heads=4), 16, 16, weight=EyeBlocks())(torch.randn(9, 16)).shape
+        torch.Size([9, 16])
+    """
 
     def _make(self, new: _Maker) -> None:
         super()._make(new)
@@ -350,6 +437,13 @@ class WeightList(Weight):
     """One weight for each part of a basis `a | b`, in order; the variance is shared in proportion to their K.
 
     They are its children by their numbers, so that a layer has `weight.0.theta`, `weight.1.theta`, ...
+
+    Example:
+
+        >>> from structconv import Conv, Full, Identity, Separable, Shifts
+        >>> layer = Conv(Shifts([-1, 1]) | Identity(), 4, 8, weight=[Separable(rank=1), Full()])
+        >>> layer.weight
+        WeightList([Separable(1, K=2, P=4, Q=8), Full(K=1, P=4, Q=8)])
     """
 
     def __init__(self, weights: Sequence[Weight]) -> None:
@@ -403,6 +497,13 @@ class MixtureWeights(WeightList):
     Args:
         weights: one for each part, or one of which each has a copy.
         channels: P of each part.
+
+    Example:
+
+        >>> from structconv import Conv, Identity
+        >>> layer = Conv(Identity().of("words") | Identity().of("tags"), {"words": 4, "tags": 2}, 8)
+        >>> layer({"words": torch.randn(5, 4), "tags": torch.randn(5, 2)}).shape
+        torch.Size([5, 8])
     """
 
     def __init__(self, weights: Weight | Sequence[Weight], channels: Sequence[int]) -> None:

@@ -60,6 +60,12 @@ def cuboid_offsets(kernel_size: Ints, dilation: Ints = 1, offset: Ints = 0) -> t
 
     Raises:
         ConfigError: more than 2^22 offsets, each of which is a matrix with a Theta_k of its own.
+
+    Example:
+
+        >>> from structconv.bases import cuboid_offsets
+        >>> cuboid_offsets(3), cuboid_offsets(3, offset=1)
+        (((0,), (-1,), (-2,)), ((1,), (0,), (-1,)))
     """
     sizes = per_axis("cuboid_offsets", "kernel_size", kernel_size,
                      len(kernel_size) if isinstance(kernel_size, (list, tuple)) else 1, least=1)

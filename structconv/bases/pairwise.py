@@ -32,7 +32,22 @@ BLOCK_ELEMENTS = 1 << 21
 
 
 class Pairwise(Basis):
-    """A basis given by its entries at pairs; a subclass implements `evaluate` and, if it restricts them, `support`."""
+    """A basis given by its entries at pairs; a subclass implements `evaluate` and, if it restricts them, `support`.
+
+    Example:
+
+        >>> from structconv.bases import Pairwise, value
+        >>> @value
+        ... class Product(Pairwise):
+        ...     s: torch.Tensor
+        ...     size = 1
+        ...     num_inputs = num_outputs = property(lambda self: self.s.shape[-1])
+        ...     def evaluate(self, pairs):
+        ...         return pairs.source(self.s) * pairs.target(self.s)
+        >>> Product(torch.tensor([[1.0, 2.0]])).dense()[0]
+        tensor([[1., 2.],
+                [2., 4.]])
+    """
 
     @property
     def width(self) -> int:

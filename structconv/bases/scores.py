@@ -40,7 +40,22 @@ def _guarded(pairs: Pairs, score: Callable[[Tensor, Tensor], Tensor], source: Te
 
 
 class Score(Pairwise):
-    """Scores, not computed by an operator from others: a softmax over them is meaningful."""
+    """Scores, not computed by an operator from others: a softmax over them is meaningful.
+
+    Example:
+
+        >>> from structconv import Conv, Given
+        >>> from structconv.bases import Score, value
+        >>> @value
+        ... class Nearness(Score):
+        ...     s: torch.Tensor                                      # (K, M)
+        ...     size = property(lambda self: self.s.shape[-2])
+        ...     num_inputs = num_outputs = property(lambda self: self.s.shape[-1])
+        ...     def evaluate(self, pairs):
+        ...         return -(pairs.source(self.s) - pairs.target(self.s)).abs()
+        >>> Conv(Given(Nearness(torch.tensor([[0.0, 1.0, 5.0]])).softmax()), 8, 8)(torch.randn(3, 8)).shape
+        torch.Size([3, 8])
+    """
 
     @property
     def has_scores(self) -> bool:
@@ -68,7 +83,16 @@ class Products(Score):
 
 @value
 class Bilinear(QueryKey, Products):
-    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
+    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D).
+
+    Example:
+
+        >>> from structconv.bases import Bilinear
+        >>> query, key = torch.randn(2, 3, 8), torch.randn(2, 5, 8)         # K, N, D and K, M, D
+        >>> scores = Bilinear(query, key)
+        >>> torch.allclose(scores.dense(), key @ query.mT, atol=1e-5)
+        True
+    """
 
     query: Tensor
     key: Tensor
@@ -86,7 +110,15 @@ class Terms(Score):
 
 @value
 class Affine(Terms):
-    """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N)."""
+    """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N).
+
+    Example:
+
+        >>> from structconv.bases import Affine
+        >>> Affine(torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0, 30.0]])).dense()[0]
+        tensor([[11., 21., 31.],
+                [12., 22., 32.]])
+    """
 
     ENTRY_COUNTS = ("source", "target")
 
@@ -198,7 +230,17 @@ class PairFunction(SourceTarget, Score):
 
 @value
 class EdgeScore(OnGraph, Score):
-    """a_kmn = values_ke at the edge e: m -> n, (..., K, E); pairs without an edge are absent."""
+    """a_kmn = values_ke at the edge e: m -> n, (..., K, E); pairs without an edge are absent.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import EdgeScore
+        >>> graph = Graph(torch.tensor([[0, 1, 0], [1, 1, 0]]), num_nodes=2)
+        >>> EdgeScore(graph, torch.zeros(1, 3)).softmax().dense()[0]
+        tensor([[1.0000, 0.5000],
+                [0.0000, 0.5000]])
+    """
 
     ENTRY_COUNTS = ("values",)
 

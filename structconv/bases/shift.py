@@ -48,6 +48,15 @@ class Shift(Basis):
 
     Raises:
         ConfigError: if there are no offsets, they do not have one number an axis, or an option has no meaning.
+
+    Example:
+
+        >>> from structconv import Grid, Shift
+        >>> Shift(Grid(4), [1]).dense()[0]
+        tensor([[0., 1., 0., 0.],
+                [0., 0., 1., 0.],
+                [0., 0., 0., 1.],
+                [0., 0., 0., 0.]])
     """
 
     keeps_key = True

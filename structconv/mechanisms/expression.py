@@ -61,6 +61,15 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     Args:
         structure: the name of the structure that it reads, in calls with several: `layer(x, structure={name: ...})`.
             `on` names it too, also where a subclass takes no such argument.
+
+    Example:
+
+        >>> from structconv import Conv, Eye, Mechanism
+        >>> class Reversed(Mechanism):
+        ...     def forward(self, inputs):
+        ...         return torch.eye(inputs.num_inputs).flip(0)[None]
+        >>> Conv(Reversed(), 1, 1, weight=Eye(), bias=False)(torch.arange(3.0)[:, None]).flatten()
+        tensor([2., 1., 0.])
     """
 
     #: The name that a layer has for it; that of its class in snake case where it is empty.
