@@ -15,12 +15,9 @@ NAMES = {f"{home.__name__}.{name}": getattr(home, name) for home in HOMES for na
 EXAMPLES = {name: held for name, held in NAMES.items() if ">>>" in (held.__doc__ or "")}
 #: Constants, types of annotations, and a setting of the whole process.
 NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "AnyStructure", "Structure", "keep_memory"}
-#: What expressions and layers create, or kernels and a basis of one's own derive from: to do.
+#: To do: what an expression or a layer creates, or a mechanism derives from.
 TO_DO = {
-    "structconv.bases": {
-        "Additive", "Algebra", "Block", "ClippedShifts", "CuboidSpec", "Distance", "Dropped", "Edges", "GaussianBump",
-        "GridLookup", "Lookup", "Mixture", "PairFunction", "Pairs", "Pooling", "ShiftTransposed", "Typed", "Uniform",
-        "adjacency", "operator", "random_walk", "scaled_laplacian", "weights_at"},
+    "structconv.bases": {"Algebra", "CuboidSpec", "Pairs", "operator"},
     "structconv.mechanisms": {"GridMechanism", "Mixture", "Operation", "Position", "Score", "Term"},
 }
 

@@ -367,6 +367,13 @@ class Dropped(Unary):
     Whether a weight falls is a function of the seed, of the stream, which tells parts of a `|` apart, and of its
     indices (batch, k, m, n), so that it does not matter in which blocks, in which pass or along which edges it is
     evaluated.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> from structconv.bases import Dropped
+        >>> Dropped(Dense(torch.ones(1, 50, 50)), 0.5, torch.tensor(1)).dense().unique()
+        tensor([0., 2.])
     """
 
     child: Basis

@@ -108,7 +108,15 @@ class Pairs(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class Block(Pairs):
-    """Inputs `rows` and outputs `columns` of the (M, N) rectangle, as half-open ranges."""
+    """Inputs `rows` and outputs `columns` of the (M, N) rectangle, as half-open ranges.
+
+    Example:
+
+        >>> from structconv.bases import Block
+        >>> block = Block(4, 4, (0, 4), (2, 4), torch.float32, torch.device("cpu"))
+        >>> block.shape
+        (4, 2)
+    """
 
     num_inputs: int
     num_outputs: int
@@ -179,7 +187,16 @@ class Block(Pairs):
 
 @dataclass(frozen=True, eq=False)
 class Edges(Pairs):
-    """The edges of a graph, in its order."""
+    """The edges of a graph, in its order.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Edges
+        >>> graph = Graph(torch.tensor([[0, 2], [1, 0]]), num_nodes=3)
+        >>> Edges(graph, torch.float32).shape
+        (2,)
+    """
 
     graph: Graph
     dtype: torch.dtype

@@ -130,7 +130,16 @@ def _same_edges(first: Support, second: Support) -> bool:
 
 
 def weights_at(basis: Basis, dtype: torch.dtype) -> Tensor:
-    """The entries where they count: (..., K, E) along the basis's edges in their order, else (..., K, M, N)."""
+    """The entries where they count: (..., K, E) along the basis's edges in their order, else (..., K, M, N).
+
+    Example:
+
+        >>> from structconv import Dense, Window
+        >>> from structconv.bases import weights_at
+        >>> scores = Dense(torch.zeros(1, 3, 3)).masked(keep=Window(1)).softmax()
+        >>> weights_at(scores, torch.float32).shape                  # one column for each of the 7 pairs
+        torch.Size([1, 7])
+    """
     pairs = listed(basis, dtype) if isinstance(basis, Pairwise) else None
     if pairs is None and isinstance(basis, Sparse):
         pairs = Edges(basis.graph, dtype)

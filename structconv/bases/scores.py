@@ -150,6 +150,13 @@ class Additive(SourceTarget, Score):
     """a_kmn = <vector_k, activation(target_kn + source_km)>, D channels (Bahdanau; GATv2 with a leaky ReLU).
 
     `source` (..., K, M, D), `target` (..., K, N, D), `vector` (K, D).
+
+    Example:
+
+        >>> from structconv.bases import Additive
+        >>> source, target = torch.randn(2, 5, 8), torch.randn(2, 3, 8)        # K, M, D and K, N, D
+        >>> Additive(source, target, torch.randn(2, 8)).softmax().dense().shape
+        torch.Size([2, 5, 3])
     """
 
     source: Tensor
@@ -192,6 +199,14 @@ class PairFunction(SourceTarget, Score):
 
     `fn(parameters, source, target)` maps (..., P) and (..., P'), broadcast against each other, to (..., K); it takes
     its parameters as arguments, so that a recomputed block sends gradients to them.
+
+    Example:
+
+        >>> from structconv.bases import PairFunction
+        >>> source, target = torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])
+        >>> PairFunction(lambda parameters, x, z: x + z, (), source, target, heads=1, hidden=1).dense()[0]
+        tensor([[11., 21.],
+                [12., 22.]])
     """
 
     fn: Callable[..., Tensor]
@@ -274,7 +289,16 @@ def _equal_edges(first: Tensor, second: Tensor) -> bool:
 
 @value
 class Uniform(Sized, Score):
-    """a_mn = 1 at every pair: the window and the normalisation do the rest."""
+    """a_mn = 1 at every pair: the window and the normalisation do the rest.
+
+    Example:
+
+        >>> from structconv.bases import Uniform
+        >>> Uniform(torch.empty(0), 3, 2).normalize("sum").dense()[0]
+        tensor([[0.3333, 0.3333],
+                [0.3333, 0.3333],
+                [0.3333, 0.3333]])
+    """
 
     like: Tensor
     inputs: int
