@@ -36,7 +36,18 @@ T = TypeVar("T")
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the algebra's operator `name`, for bases and for mechanisms alike."""
+    """Register a function as the algebra's operator `name`, for bases and for mechanisms alike.
+
+    Example:
+
+        >>> from structconv.bases import operator
+        >>> from structconv.bases.base import OPERATORS
+        >>> @operator("double")
+        ... def double(a):
+        ...     return a + a
+        >>> OPERATORS.pop("double") is double
+        True
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         OPERATORS[name] = function
@@ -70,6 +81,15 @@ class Algebra(Generic[T]):
     """The operators of the algebra, shared by bases (values) and mechanisms (modules).
 
     A subclass says in `_operate` what an operator's name and its arguments become.
+
+    Example:
+
+        >>> from structconv import DotProduct, Grid, Shift, Shifts
+        >>> shift = Shift(Grid(4), [1])
+        >>> (shift | shift @ shift).size                             # of bases
+        2
+        >>> (DotProduct(heads=2, dim=4).scaled().softmax() | Shifts([-1, 1])).size      # of mechanisms
+        4
     """
 
     def _operate(self, name: str, *args: Any, **options: Any) -> T:

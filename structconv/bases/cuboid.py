@@ -25,6 +25,12 @@ class CuboidSpec(NamedTuple):
     pad_low and pad_high entries are added in the manner of `padding`; a negative amount takes entries away.
     `permutation[j]` is the k of the window's j-th position in row-major order: Theta[permutation] is in the layout
     of a convolution kernel.
+
+    Example:
+
+        >>> from structconv import Grid, Shift
+        >>> Shift(Grid(9), [-2, 0, 2]).as_cuboid().dilation
+        (2,)
     """
 
     kernel_size: tuple[int, ...]

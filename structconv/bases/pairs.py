@@ -31,7 +31,23 @@ NORMALIZATIONS = ("softmax", "sum", "count", "sigmoid", "none")
 
 
 class Pairs(abc.ABC):
-    """Pairs of entries; `num_inputs` is M, `num_outputs` N, `shape` the trailing shape of what is evaluated at them."""
+    """Pairs of entries; `num_inputs` is M, `num_outputs` N, `shape` the trailing shape of what is evaluated at them.
+
+    Example:
+
+        >>> from structconv.bases import Score, value
+        >>> @value
+        ... class Offset(Score):
+        ...     like: torch.Tensor                                   # (M,)
+        ...     size = 1
+        ...     num_inputs = num_outputs = property(lambda self: self.like.shape[0])
+        ...     def evaluate(self, pairs):                           # pairs is a block or a list of edges
+        ...         return (pairs.source_index() - pairs.target_index())[None].to(pairs.dtype)
+        >>> Offset(torch.empty(3)).dense()[0]
+        tensor([[ 0., -1., -2.],
+                [ 1.,  0., -1.],
+                [ 2.,  1.,  0.]])
+    """
 
     num_inputs: int
     num_outputs: int

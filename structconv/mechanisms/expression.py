@@ -359,7 +359,19 @@ def check_bound(owner: str, mechanism: Mechanism) -> None:
 
 
 class Position(nn.Module):
-    """A module that predicts a position for each output, `Inputs` -> (..., N): the center of a window."""
+    """A module that predicts a position for each output, `Inputs` -> (..., N): the center of a window.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct, Window
+        >>> from structconv.mechanisms import Position
+        >>> class Middle(Position):
+        ...     def forward(self, inputs):
+        ...         return inputs.x.new_full((inputs.num_outputs,), inputs.num_inputs / 2)
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=Window(1, centre=Middle())).softmax(), 8, 4)
+        >>> layer.basis(torch.randn(6, 8)).dense()[0].count_nonzero(1).tolist()
+        [0, 0, 6, 6, 6, 0]
+    """
 
     #: The same facts as of a mechanism. Positions count from the first entry of the sample of each output.
     reads: Collection[str] = ("content", "structure")

@@ -52,7 +52,19 @@ def grids_of(grid: AnyGrid) -> tuple[Grid, ...]:
 
 
 class GridMechanism(Mechanism):
-    """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row."""
+    """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row.
+
+    Example:
+
+        >>> from structconv import Conv, Grid
+        >>> from structconv.mechanisms import GridMechanism
+        >>> class Knight(GridMechanism):
+        ...     ndim, size = 2, 2
+        ...     def shift_options(self, ndim):                       # offsets, padding, stride, growth
+        ...         return ((1, 2), (2, 1)), "zeros", 1, 0
+        >>> Conv(Knight(), 8, 4)(torch.randn(16, 8), Grid((4, 4))).shape
+        torch.Size([16, 4])
+    """
 
     reads: Collection[str] = ("structure",)
     _reads_sizes = False

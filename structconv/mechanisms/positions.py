@@ -33,7 +33,19 @@ __all__ = ["ALiBi", "ClippedShifts", "EdgeBias", "GaussianWindow", "Location", "
 
 
 class Term(Mechanism):
-    """A term of a sum; where `heads` is left open it takes the number of heads of the term beside it."""
+    """A term of a sum; where `heads` is left open it takes the number of heads of the term beside it.
+
+    Example:
+
+        >>> from structconv import Conv, Dense, DotProduct
+        >>> from structconv.mechanisms import Term
+        >>> class Past(Term):
+        ...     def forward(self, inputs):
+        ...         ahead = torch.ones(inputs.num_inputs, inputs.num_outputs).tril(-1)
+        ...         return Dense(-2.0 * ahead[None])
+        >>> Conv((DotProduct(heads=2, dim=4).scaled() + Past()).softmax(), 8, 4)(torch.randn(5, 8)).shape
+        torch.Size([5, 4])
+    """
 
     has_scores = True
     reads: Collection[str] = ("content",)

@@ -35,7 +35,18 @@ __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct",
 
 
 class Score(Mechanism):
-    """A content-based mechanism of `heads` heads."""
+    """A content-based mechanism of `heads` heads.
+
+    Example:
+
+        >>> from structconv import Conv, Dense
+        >>> from structconv.mechanisms import Score
+        >>> class Closeness(Score):
+        ...     def forward(self, inputs):                           # (..., K, M, N)
+        ...         return Dense(-torch.cdist(inputs.x, inputs.z)[..., None, :, :])
+        >>> Conv(Closeness().softmax(), 8, 4)(torch.randn(5, 8)).shape
+        torch.Size([5, 4])
+    """
 
     _role = "attention"
     has_scores = True

@@ -166,7 +166,7 @@ class RelationalConv(_GraphLayer):
 
     Called with x (..., M, P) and a `KnowledgeGraph`.
 
-    Equals `Conv(Relations(num_relations) | Identity(), P, Q)`.
+    Equals `Conv(Relations(num_relations) | Identity(), P, Q, weight=[Full(), Full()])`.
 
     Example:
 
@@ -223,7 +223,7 @@ class EdgeConditionedConv(_GraphLayer):
     x (..., M, P) -> (..., N, Q). O(N K P Q) flops and never a filter an edge, (E, P, Q); where edges are of U kinds,
     O(U K P Q + E P Q).
 
-    Equals `Conv(EdgeNetwork(edge_channels, hidden) | Identity(), P, Q)`.
+    Equals `Conv(EdgeNetwork(edge_channels, hidden) | Identity(), P, Q, weight=[Full(), Full()])`.
 
     Example:
 
