@@ -23,6 +23,7 @@ extensions = [
     "sphinx_copybutton",
     "plain_docstrings",
     "gallery",
+    "mathml",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext"]
@@ -30,6 +31,7 @@ default_role = "code"
 suppress_warnings = ["ref.python"]  # a name documented in its module and in its package is two targets
 
 html_theme = "furo"
+html_math_renderer = "mathml"  # docs/_ext/mathml.py: no script from the network
 html_title = f"structconv {release}"
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]

@@ -50,15 +50,45 @@ class StructconvError(ValueError):
 
 
 class ShapeError(StructconvError):
-    """Sizes, dtypes or devices of tensors that do not fit each other."""
+    """Sizes, dtypes or devices of tensors that do not fit each other.
+
+    Example:
+
+        >>> from structconv import Conv, Identity, ShapeError
+        >>> try:
+        ...     Conv(Identity(), 4, 8)(torch.randn(5, 3))
+        ... except ShapeError as error:
+        ...     print(error)
+        Conv: x must have shape (..., M, P=4); got (5, 3). Entries are dim -2, channels dim -1.
+    """
 
 
 class StructureError(StructconvError):
-    """A structure that cannot exist: an index out of range, a mask of the wrong length, a missing grid."""
+    """A structure that cannot exist: an index out of range, a mask of the wrong length, a missing grid.
+
+    Example:
+
+        >>> from structconv import Graph, StructureError
+        >>> try:
+        ...     Graph(torch.tensor([[0], [7]]), num_nodes=4)
+        ... except StructureError as error:
+        ...     print(error)
+        Graph: edge_index must be in [0, num_outputs=4) in row 1; got 7 at edge 0. Is num_outputs too small?
+    """
 
 
 class ConfigError(StructconvError):
-    """A layer, mechanism or recipe asked for something that has no meaning."""
+    """A layer, mechanism or recipe asked for something that has no meaning.
+
+    Example:
+
+        >>> from structconv import ConfigError, MultiheadAttention
+        >>> try:
+        ...     MultiheadAttention(10, 4)
+        ... except ConfigError as error:
+        ...     print(error)
+        MultiheadAttention: num_heads must divide embed_dim=10; got num_heads=4.
+    """
 
 
 class DataError(StructureError):

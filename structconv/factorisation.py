@@ -66,6 +66,15 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
 
     Raises:
         ShapeError: if shapes, dtypes or devices do not fit.
+
+    Example:
+
+        >>> from structconv import Grid, Shift, tensors
+        >>> from structconv.ops import decompose
+        >>> basis, theta = Shift(Grid(6), [-1, 1]), torch.randn(2, 3, 4, dtype=torch.float64)
+        >>> found = decompose(tensors.compose(basis.dense(torch.float64), theta), basis)
+        >>> torch.allclose(found.theta, theta)
+        True
     """
     if not phi.is_floating_point():
         raise ShapeError("decompose", "phi must be a floating-point tensor of shape (*S, *T)",
@@ -116,6 +125,13 @@ def factorise(phi: Tensor, *, size: int, axes: int | None = None, method: Method
     Raises:
         ShapeError: if `phi` is not a floating tensor (*S, *T), (M, N, P, Q) without `axes`.
         ConfigError: if K is not in 1 .. min(|S|, |T|), `axes` is not a number of axes, or the method is unknown.
+
+    Example:
+
+        >>> from structconv.ops import factorise
+        >>> phi = torch.randn(4, 5, 2, 3, dtype=torch.float64)             # M, N, P, Q
+        >>> factorise(phi, size=6).residual < 1e-9                         # no more than P Q are needed
+        True
     """
     s_shape, t_shape = _index_shapes("factorise", phi, axes)
     check_choice("factorise", "method", method, ("auto", "svd", "randomized"))

@@ -44,6 +44,13 @@ def conv(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = 
     Raises:
         ShapeError: if entries, channels, sizes K, dtypes or devices do not fit.
         ConfigError: if there is no such path for this basis and Theta, or both `path` and `plan` are given.
+
+    Example:
+
+        >>> from structconv import Grid, Shift, conv
+        >>> basis, theta = Shift(Grid(5), [-1, 2]), torch.randn(2, 3, 4)
+        >>> conv(torch.randn(5, 3), basis, theta).shape
+        torch.Size([5, 4])
     """
     call = _call(x, basis, theta)
     if plan is None:
@@ -66,6 +73,13 @@ def plan(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = 
 
     Arguments and errors are those of `conv`. Nothing is computed, unless `planning.autotune` is on: then the paths
     within three times the cheapest are timed, once per class of shapes.
+
+    Example:
+
+        >>> from structconv import Grid, Shift, plan
+        >>> chosen = plan(torch.randn(5, 3), Shift(Grid(5), [-1, 2]), torch.randn(2, 3, 4))
+        >>> chosen.path in ("channels_first", "structure_first", "operator_first")
+        True
     """
     return plan_for(_call(x, basis, theta), path=path, max_bytes=max_bytes)
 

@@ -36,7 +36,18 @@ T = TypeVar("T")
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the algebra's operator `name`, for bases and for mechanisms alike."""
+    """Register a function as the algebra's operator `name`, for bases and for mechanisms alike.
+
+    Example:
+
+        >>> from structconv.bases import operator
+        >>> from structconv.bases.base import OPERATORS
+        >>> @operator("double")
+        ... def double(a):
+        ...     return a + a
+        >>> OPERATORS.pop("double") is double
+        True
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         OPERATORS[name] = function
@@ -47,7 +58,22 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def value(cls: _Class) -> _Class:
-    """Make `cls` a frozen dataclass compared by identity, and a pytree, so that blocks can be recomputed over it."""
+    """Make `cls` a frozen dataclass compared by identity, and a pytree, so that blocks can be recomputed over it.
+
+    Example:
+
+        >>> from structconv import Basis
+        >>> from structconv.bases import value
+        >>> @value
+        ... class Ones(Basis):
+        ...     entries: int
+        ...     size = 1
+        ...     num_inputs = num_outputs = property(lambda self: self.entries)
+        ...     def dense(self, dtype=None):
+        ...         return torch.ones(1, self.entries, self.entries, dtype=dtype)
+        >>> Ones(3).analysis(torch.ones(3, 1)).flatten()
+        tensor([3., 3., 3.])
+    """
     return cast(_Class, frozen(cls, eq=False, init=True))
 
 
@@ -55,6 +81,15 @@ class Algebra(Generic[T]):
     """The operators of the algebra, shared by bases (values) and mechanisms (modules).
 
     A subclass says in `_operate` what an operator's name and its arguments become.
+
+    Example:
+
+        >>> from structconv import DotProduct, Grid, Shift, Shifts
+        >>> shift = Shift(Grid(4), [1])
+        >>> (shift | shift @ shift).size                             # of bases
+        2
+        >>> (DotProduct(heads=2, dim=4).scaled().softmax() | Shifts([-1, 1])).size      # of mechanisms
+        4
     """
 
     def _operate(self, name: str, *args: Any, **options: Any) -> T:
@@ -175,6 +210,15 @@ class Basis(FrozenValue, ScoreMaps["Basis"], abc.ABC):
 
     A subclass gives `size`, `num_inputs`, `num_outputs` and `dense()`; everything else has a default.
     `analysis` and `synthesis` are the two primitives of filter banks, `apply` is the one that both rest on.
+
+    Example:
+
+        >>> from structconv import Basis, Grid, Shift
+        >>> shift = Shift(Grid(5), [-1, 2])
+        >>> isinstance(shift, Basis), shift.size, shift.num_inputs, shift.num_outputs
+        (True, 2, 5, 5)
+        >>> (shift | shift.transpose()).size
+        4
     """
 
     #: "inputs" or "outputs" where an entry depends on all others that share its output, or its input.

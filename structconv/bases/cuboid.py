@@ -25,6 +25,12 @@ class CuboidSpec(NamedTuple):
     pad_low and pad_high entries are added in the manner of `padding`; a negative amount takes entries away.
     `permutation[j]` is the k of the window's j-th position in row-major order: Theta[permutation] is in the layout
     of a convolution kernel.
+
+    Example:
+
+        >>> from structconv import Grid, Shift
+        >>> Shift(Grid(9), [-2, 0, 2]).as_cuboid().dilation
+        (2,)
     """
 
     kernel_size: tuple[int, ...]
@@ -60,6 +66,12 @@ def cuboid_offsets(kernel_size: Ints, dilation: Ints = 1, offset: Ints = 0) -> t
 
     Raises:
         ConfigError: more than 2^22 offsets, each of which is a matrix with a Theta_k of its own.
+
+    Example:
+
+        >>> from structconv.bases import cuboid_offsets
+        >>> cuboid_offsets(3), cuboid_offsets(3, offset=1)
+        (((0,), (-1,), (-2,)), ((1,), (0,), (-1,)))
     """
     sizes = per_axis("cuboid_offsets", "kernel_size", kernel_size,
                      len(kernel_size) if isinstance(kernel_size, (list, tuple)) else 1, least=1)

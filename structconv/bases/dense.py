@@ -32,6 +32,12 @@ class Dense(Basis):
 
     Raises:
         ShapeError: if `a` has fewer than three dimensions or is not floating, or x has another dtype.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> Dense(torch.ones(2, 4, 3)).analysis(torch.ones(4, 5)).shape       # K, N, C
+        torch.Size([2, 3, 5])
     """
 
     ENTRY_COUNTS = ("a",)
@@ -116,6 +122,12 @@ class Identity(Basis):
         n: number of entries, M = N.
         size: K.
         device: where the pairs of `pattern()` are listed; the products follow their x.
+
+    Example:
+
+        >>> from structconv.bases import Identity
+        >>> Identity(5).size, Identity(5).num_outputs
+        (1, 5)
     """
 
     ENTRY_COUNTS = ("n",)

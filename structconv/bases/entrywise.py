@@ -135,7 +135,16 @@ def check_sizes(owner: str, first: Basis, second: Basis) -> None:
 
 @value
 class Sum(Binary):
-    """a_k + b_k."""
+    """a_k + b_k.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> first, second = Dense(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])), Dense(torch.ones(1, 2, 2))
+        >>> (first + second).dense()[0]
+        tensor([[2., 3.],
+                [4., 5.]])
+    """
 
     written = "a + b"
 
@@ -155,7 +164,16 @@ class Sum(Binary):
 
 @value
 class Product(Binary):
-    """a_k * b_k, entry by entry; evaluated only where the sparser of the two is not zero."""
+    """a_k * b_k, entry by entry; evaluated only where the sparser of the two is not zero.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> first, second = Dense(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])), Dense(torch.ones(1, 2, 2))
+        >>> (first * second).dense()[0]
+        tensor([[1., 2.],
+                [3., 4.]])
+    """
 
     written = "a * b"
 
@@ -181,7 +199,15 @@ class Product(Binary):
 
 @value
 class Outer(Binary):
-    """a_k' * b_k'', entry by entry, for every pair of heads; k = k' K'' + k''."""
+    """a_k' * b_k'', entry by entry, for every pair of heads; k = k' K'' + k''.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> three, two = Dense(torch.ones(3, 4, 4)), Dense(torch.ones(2, 4, 4))
+        >>> three.outer(two).size
+        6
+    """
 
     written = "a.outer(b)"
 
@@ -209,7 +235,16 @@ class Outer(Binary):
 
 @value
 class Masked(Unary):
-    """Only the pairs that `keep` contains exist."""
+    """Only the pairs that `keep` contains exist.
+
+    Example:
+
+        >>> from structconv import Causal, Dense
+        >>> Dense(torch.ones(1, 3, 3)).masked(keep=Causal()).dense()[0]
+        tensor([[1., 1., 1.],
+                [0., 1., 1.],
+                [0., 0., 1.]])
+    """
 
     child: Basis
     mask: Support
@@ -238,7 +273,14 @@ class Masked(Unary):
 
 @value
 class Mapped(Unary):
-    """fn(a_kmn), entry by entry."""
+    """fn(a_kmn), entry by entry.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> Dense(torch.tensor([[[-1.0, 2.0]]])).relu().dense()[0]
+        tensor([[0., 2.]])
+    """
 
     child: Basis
     fn: Callable[[Tensor], Tensor]
@@ -252,7 +294,14 @@ class Mapped(Unary):
 
 @value
 class LeakyReLU(Unary):
-    """max(a, 0) + negative_slope min(a, 0); a type of its own because kernels use that it is monotone."""
+    """max(a, 0) + negative_slope min(a, 0); a type of its own because kernels use that it is monotone.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> Dense(torch.tensor([[[-1.0, 2.0]]])).leaky_relu(0.5).dense()[0]
+        tensor([[-0.5000,  2.0000]])
+    """
 
     child: Basis
     negative_slope: float
@@ -272,7 +321,15 @@ def pattern_of_normalised(scores: Basis) -> Graph | None:
 
 @value
 class Normalised(Unary):
-    """Weights from scores: "softmax", "sum", "count" or "sigmoid", over inputs or outputs; absent pairs weigh zero."""
+    """Weights from scores: "softmax", "sum", "count" or "sigmoid", over inputs or outputs; absent pairs weigh zero.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> scores = Dense(torch.tensor([[[0.0], [0.0]]]))
+        >>> scores.softmax().dense().flatten()
+        tensor([0.5000, 0.5000])
+    """
 
     child: Basis
     kind: str
@@ -310,6 +367,13 @@ class Dropped(Unary):
     Whether a weight falls is a function of the seed, of the stream, which tells parts of a `|` apart, and of its
     indices (batch, k, m, n), so that it does not matter in which blocks, in which pass or along which edges it is
     evaluated.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> from structconv.bases import Dropped
+        >>> Dropped(Dense(torch.ones(1, 50, 50)), 0.5, torch.tensor(1)).dense().unique()
+        tensor([0., 2.])
     """
 
     child: Basis

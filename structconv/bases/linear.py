@@ -39,7 +39,14 @@ def _unfold(t: Tensor, size: int) -> Tensor:
 
 @value
 class Concat(Basis):
-    """Heads side by side: the K matrices of each part, in order."""
+    """Heads side by side: the K matrices of each part, in order.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> (Dense(torch.ones(3, 4, 4)) | Dense(torch.ones(2, 4, 4))).size
+        5
+    """
 
     parts: tuple[Basis, ...]
 
@@ -134,7 +141,16 @@ class Operands(Basis):
 
 @value
 class Composed(Operands):
-    """All products A'_k' A''_k'': first `first`, then `second`; k = k' K'' + k'' (Proposition 3)."""
+    """All products A'_k' A''_k'': first `first`, then `second`; k = k' K'' + k'' (Proposition 3).
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> first, second = Dense(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])), Dense(torch.ones(1, 2, 2))
+        >>> (first @ second).dense()[0]
+        tensor([[3., 3.],
+                [7., 7.]])
+    """
 
     first: Basis
     second: Basis
@@ -184,7 +200,15 @@ class Composed(Operands):
 
 @value
 class Repeated(Unary):
-    """A basis of one matrix, k times."""
+    """A basis of one matrix, k times.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> from structconv.bases import Repeated
+        >>> Repeated(Dense(torch.ones(1, 3, 3)), 4).size
+        4
+    """
 
     child: Basis
     times: int
@@ -223,7 +247,17 @@ class Repeated(Unary):
 
 @value
 class LinearSum(Operands):
-    """a_k + b_k of two matrices, each through its own primitives."""
+    """a_k + b_k of two matrices, each through its own primitives.
+
+    Example:
+
+        >>> from structconv import Grid, Shift
+        >>> from structconv.bases import LinearSum
+        >>> LinearSum(Shift(Grid(3), [1]), Shift(Grid(3), [-1])).dense()[0]
+        tensor([[0., 1., 0.],
+                [1., 0., 1.],
+                [0., 1., 0.]])
+    """
 
     first: Basis
     second: Basis
@@ -258,7 +292,15 @@ class LinearSum(Operands):
 
 @value
 class Scaled(Unary):
-    """factor * a_k: one number, or a tensor of them, (K,) or (1,)."""
+    """factor * a_k: one number, or a tensor of them, (K,) or (1,).
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> (2 * Dense(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]))).dense()[0]
+        tensor([[2., 4.],
+                [6., 8.]])
+    """
 
     child: Basis
     factor: float | Tensor
@@ -298,7 +340,14 @@ class Scaled(Unary):
 
 @value
 class Transposed(Unary):
-    """A_kmn -> A_knm of any basis, entry by entry."""
+    """A_kmn -> A_knm of any basis, entry by entry.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> Dense(torch.ones(1, 4, 3)).transpose().dense().shape
+        torch.Size([1, 3, 4])
+    """
 
     child: Basis
     flips = True

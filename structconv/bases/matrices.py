@@ -41,6 +41,14 @@ def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: 
             "sqrt" and "sqrt_count", or None.
         weighted: whether the values are the weights, or ones. A pair's "sum" and "sqrt" are of the weights anyway.
         dtype: of the values; unweighted edges without normalisation stay ones, in whatever dtype x has.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import adjacency
+        >>> graph = Graph(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> adjacency(graph, "row", torch.float32).dense()[0, :, 2]
+        tensor([0.5000, 0.5000, 0.0000])
     """
     if normalize in (None, (None, None)) and (graph.edge_weight is None or not weighted):
         return Sparse(graph)
@@ -65,7 +73,15 @@ def _values(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bo
 
 
 def random_walk(graph: Graph, dtype: torch.dtype) -> Sparse:
-    """D_O^-1 W: each input's outgoing weights divided by their sum. O(E)."""
+    """D_O^-1 W: each input's outgoing weights divided by their sum. O(E).
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import random_walk
+        >>> random_walk(Graph(torch.tensor([[0, 0], [1, 2]]), num_nodes=3), torch.float32).dense()[0, 0]
+        tensor([0.0000, 0.5000, 0.5000])
+    """
     def build() -> Tensor:
         weight = _weights(graph, sum_dtype(dtype))
         degree = _sums(graph.source, weight, graph.num_inputs)
@@ -78,6 +94,15 @@ def scaled_laplacian(graph: Graph, normalize: str | None, lambda_max: float, dty
     """2 L / lambda_max - I with L = I - W', W' the normalised adjacency, or D - W where `normalize` is None.
 
     The diagonal is one more edge a node, after the others, unless it is zero: lambda_max = 2 and L = I - W'. O(E).
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import scaled_laplacian
+        >>> graph = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> scaled_laplacian(graph, "sym", 2.0, torch.float32).dense()[0]
+        tensor([[ 0., -1.],
+                [-1.,  0.]])
     """
     scale = 2.0 / lambda_max
     bare = normalize is not None and scale == 1.0

@@ -20,6 +20,13 @@ class Mixed(Unary):
     """sum_k W_kj a_k for each of J heads: W (K, J) maps over the heads, and no pair meets another.
 
     A score that is -inf in one of the heads, an absent pair in the log domain, is absent in every mixture.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> heads = Dense(torch.ones(2, 3, 3))
+        >>> heads.mix(torch.tensor([[0.5], [2.0]])).dense()[0, 0]
+        tensor([2.5000, 2.5000, 2.5000])
     """
 
     child: Basis

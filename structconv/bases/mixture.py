@@ -21,6 +21,13 @@ class Mixture(Basis):
 
     Raises:
         ShapeError: if the parts have different numbers of outputs, or there are none.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> from structconv.bases import Mixture
+        >>> Mixture((Dense(torch.ones(1, 2, 3)), Dense(torch.ones(1, 4, 3)))).num_inputs
+        6
     """
 
     parts: tuple[Basis, ...]

@@ -43,6 +43,14 @@ def register_normalisation(name: str, function: Normalisation) -> None:
 
     Raises:
         ConfigError: if the name is taken.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> from structconv.bases import register_normalisation
+        >>> register_normalisation("share", lambda scores, keep, dim: scores / scores.sum(dim, keepdim=True))
+        >>> Dense(torch.tensor([[[1.0], [3.0]]])).normalize("share").dense().flatten()
+        tensor([0.2500, 0.7500])
     """
     if name in NORMALIZATIONS or name in _REGISTERED:
         raise ConfigError("register_normalisation", "name must be new", repr(name))
@@ -91,7 +99,16 @@ def hard(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
 
 @structure(eq=True)
 class TopK(FrozenValue):
-    """A softmax over the k largest scores of each group, the others weighing zero: `scores.normalize(TopK(8))`."""
+    """A softmax over the k largest scores of each group, the others weighing zero: `scores.normalize(TopK(8))`.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> from structconv.bases import TopK
+        >>> scores = Dense(torch.tensor([[[1.0], [2.0], [3.0]]]))
+        >>> scores.normalize(TopK(2)).dense().flatten()
+        tensor([0.0000, 0.2689, 0.7311])
+    """
 
     k: int
 
@@ -172,7 +189,15 @@ class _Weights(GroupWise):
 
 @value
 class NormalisedBy(_Weights):
-    """fn(scores, keep, dim) of each group, over inputs or outputs."""
+    """fn(scores, keep, dim) of each group, over inputs or outputs.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> scores = Dense(torch.tensor([[[0.0], [0.0]]]))
+        >>> scores.normalize(lambda s, keep, dim: keep / keep.sum(dim, keepdim=True)).dense().flatten()
+        tensor([0.5000, 0.5000])
+    """
 
     child: Basis
     fn: Normalisation
@@ -190,6 +215,13 @@ class SinkSoftmax(_Weights):
     """e^s_kmn / (e^sink_k + sum of e^s over the group): a softmax with one more score, whose weight is thrown away.
 
     `sink` is one number, or a tensor of one or of K.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> scores = Dense(torch.tensor([[[0.0], [0.0]]]))
+        >>> scores.softmax(sink=0.0).dense().flatten()        # 1 / (1 + 1 + 1)
+        tensor([0.3333, 0.3333])
     """
 
     child: Basis
@@ -210,7 +242,15 @@ class SinkSoftmax(_Weights):
 
 @value
 class LogSoftmax(GroupWise):
-    """s_kmn - log(sum of e^s over the group): scores in the log domain, where absent pairs are -inf."""
+    """s_kmn - log(sum of e^s over the group): scores in the log domain, where absent pairs are -inf.
+
+    Example:
+
+        >>> from structconv import Dense
+        >>> scores = Dense(torch.tensor([[[0.0], [0.0]]]))
+        >>> scores.log_softmax().dense().flatten()
+        tensor([-0.6931, -0.6931])
+    """
 
     child: Basis
     over: str

@@ -30,7 +30,23 @@ NORMALIZATIONS = ("softmax", "sum", "count", "sigmoid", "none")
 
 
 class Pairs(abc.ABC):
-    """Pairs of entries; `num_inputs` is M, `num_outputs` N, `shape` the trailing shape of what is evaluated at them."""
+    """Pairs of entries; `num_inputs` is M, `num_outputs` N, `shape` the trailing shape of what is evaluated at them.
+
+    Example:
+
+        >>> from structconv.bases import Score, value
+        >>> @value
+        ... class Offset(Score):
+        ...     like: torch.Tensor                                   # (M,)
+        ...     size = 1
+        ...     num_inputs = num_outputs = property(lambda self: self.like.shape[0])
+        ...     def evaluate(self, pairs):                           # pairs is a block or a list of edges
+        ...         return (pairs.source_index() - pairs.target_index())[None].to(pairs.dtype)
+        >>> Offset(torch.empty(3)).dense()[0]
+        tensor([[ 0., -1., -2.],
+                [ 1.,  0., -1.],
+                [ 2.,  1.,  0.]])
+    """
 
     num_inputs: int
     num_outputs: int
@@ -107,7 +123,15 @@ class Pairs(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class Block(Pairs):
-    """Inputs `rows` and outputs `columns` of the (M, N) rectangle, as half-open ranges."""
+    """Inputs `rows` and outputs `columns` of the (M, N) rectangle, as half-open ranges.
+
+    Example:
+
+        >>> from structconv.bases import Block
+        >>> block = Block(4, 4, (0, 4), (2, 4), torch.float32, torch.device("cpu"))
+        >>> block.shape
+        (4, 2)
+    """
 
     num_inputs: int
     num_outputs: int
@@ -178,7 +202,16 @@ class Block(Pairs):
 
 @dataclass(frozen=True, eq=False)
 class Edges(Pairs):
-    """The edges of a graph, in its order."""
+    """The edges of a graph, in its order.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Edges
+        >>> graph = Graph(torch.tensor([[0, 2], [1, 0]]), num_nodes=3)
+        >>> Edges(graph, torch.float32).shape
+        (2,)
+    """
 
     graph: Graph
     dtype: torch.dtype

@@ -33,7 +33,22 @@ BLOCK_ELEMENTS = 1 << 21
 
 
 class Pairwise(Basis):
-    """A basis given by its entries at pairs; a subclass implements `evaluate` and, if it restricts them, `support`."""
+    """A basis given by its entries at pairs; a subclass implements `evaluate` and, if it restricts them, `support`.
+
+    Example:
+
+        >>> from structconv.bases import Pairwise, value
+        >>> @value
+        ... class Product(Pairwise):
+        ...     s: torch.Tensor
+        ...     size = 1
+        ...     num_inputs = num_outputs = property(lambda self: self.s.shape[-1])
+        ...     def evaluate(self, pairs):
+        ...         return pairs.source(self.s) * pairs.target(self.s)
+        >>> Product(torch.tensor([[1.0, 2.0]])).dense()[0]
+        tensor([[1., 2.],
+                [2., 4.]])
+    """
 
     @property
     def width(self) -> int:
@@ -116,7 +131,16 @@ def _same_edges(first: Support, second: Support) -> bool:
 
 
 def weights_at(basis: Basis, dtype: torch.dtype) -> Tensor:
-    """The entries where they count: (..., K, E) along the basis's edges in their order, else (..., K, M, N)."""
+    """The entries where they count: (..., K, E) along the basis's edges in their order, else (..., K, M, N).
+
+    Example:
+
+        >>> from structconv import Dense, Window
+        >>> from structconv.bases import weights_at
+        >>> scores = Dense(torch.zeros(1, 3, 3)).masked(keep=Window(1)).softmax()
+        >>> weights_at(scores, torch.float32).shape                  # one column for each of the 7 pairs
+        torch.Size([1, 7])
+    """
     pairs = listed(basis, dtype) if isinstance(basis, Pairwise) else None
     if pairs is None and isinstance(basis, Sparse):
         pairs = Edges(basis.graph, dtype)

@@ -36,6 +36,14 @@ class Polynomial(Basis):
     Raises:
         ShapeError: if the operator has another K or is not square.
         ConfigError: unless 0 <= first <= order.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Polynomial, Sparse
+        >>> ring = Sparse(Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3), torch.ones(3))
+        >>> Polynomial(ring, 2).size
+        3
     """
 
     operator: Basis

@@ -23,6 +23,17 @@ class Pooling(Basis):
     Args:
         shift: the window, as a strided `Shift`, or the transpose of one.
         scale: 1 over the number of positions, for the mean.
+
+    Example:
+
+        >>> from structconv import Grid, Shift
+        >>> from structconv.bases import Pooling
+        >>> window = Shift(Grid(4), [0, -1], stride=2)
+        >>> Pooling(window, 0.5).dense()[0]
+        tensor([[0.5000, 0.0000],
+                [0.5000, 0.0000],
+                [0.0000, 0.5000],
+                [0.0000, 0.5000]])
     """
 
     keeps_key = True

@@ -56,7 +56,16 @@ def _log_bucket(distance: Tensor, count: int, furthest: int = 128) -> Tensor:
 
 @value
 class Lookup(Sized, Score):
-    """a_kmn = table[..., k, n, bucket(m, n)], with table (..., K, N or 1, L): learnt biases, Shaw's key side."""
+    """a_kmn = table[..., k, n, bucket(m, n)], with table (..., K, N or 1, L): learnt biases, Shaw's key side.
+
+    Example:
+
+        >>> from structconv.bases import Lookup
+        >>> Lookup(torch.tensor([[[-1.0, 0.0, 1.0]]]), "clip", 1, 3, 3).dense()[0]      # K, 1, 2 clip + 1
+        tensor([[ 0., -1., -1.],
+                [ 1.,  0., -1.],
+                [ 1.,  1.,  0.]])
+    """
 
     table: Tensor
     kind: str
@@ -111,6 +120,16 @@ class GridLookup(Score):
 
     Raises:
         StructureError: a periodic grid, or a table that has not an odd number of each of its axes' offsets.
+
+    Example:
+
+        >>> from structconv import Grid
+        >>> from structconv.bases import GridLookup
+        >>> table = torch.arange(3.0).reshape(1, 3)                 # K, 2 R + 1
+        >>> GridLookup(table, Grid(3)).dense()[0]
+        tensor([[1., 0., 0.],
+                [2., 1., 0.],
+                [2., 2., 1.]])
     """
 
     table: Tensor
@@ -171,7 +190,16 @@ class GridLookup(Score):
 
 @value
 class Distance(Sized, Score):
-    """a_kmn = -slope_k |m - n| (ALiBi; Press et al. 2022)."""
+    """a_kmn = -slope_k |m - n| (ALiBi; Press et al. 2022).
+
+    Example:
+
+        >>> from structconv.bases import Distance
+        >>> Distance(torch.tensor([1.0]), 3, 3).dense()[0]
+        tensor([[-0., -1., -2.],
+                [-1., -0., -1.],
+                [-2., -1., -0.]])
+    """
 
     slope: Tensor
     inputs: int
@@ -215,6 +243,12 @@ class GaussianBump(Pairwise):
     """a_mn = exp(-(m - centre_n)^2 / (2 deviation^2)), centre (..., N): Luong's local attention (2015, eq. 10).
 
     Distances are taken in float32 or wider, because 16-bit types do not tell positions beyond 256 apart.
+
+    Example:
+
+        >>> from structconv.bases import GaussianBump
+        >>> GaussianBump(torch.tensor([1.0]), 1.0, 3).dense()[0, :, 0]
+        tensor([0.6065, 1.0000, 0.6065])
     """
 
     ENTRY_COUNTS = ("inputs",)
@@ -254,6 +288,14 @@ class ClippedShifts(Sized, Pairwise):
     """a_kmn = 1 where bucket(m, n) = k: the shifts by -clip..clip, the outermost two standing for all beyond.
 
     `attention.outer(ClippedShifts(...))` applied to ones is Shaw's value side (Shaw et al. 2018, eq. 3).
+
+    Example:
+
+        >>> from structconv.bases import ClippedShifts
+        >>> ClippedShifts(torch.empty(0), 1, 3, 3).dense()[0]
+        tensor([[0., 1., 1.],
+                [0., 0., 1.],
+                [0., 0., 0.]])
     """
 
     like: Tensor

@@ -46,6 +46,20 @@ class Score(Pairwise):
     """Scores, not computed by an operator from others: a softmax over them is meaningful.
 
     `evaluate(pairs)` returns (..., K, *pairs.shape); K and axes of one are expanded, of inputs or outputs alone too.
+
+    Example:
+
+        >>> from structconv import Conv, Given
+        >>> from structconv.bases import Score, value
+        >>> @value
+        ... class Nearness(Score):
+        ...     s: torch.Tensor                                      # (K, M)
+        ...     size = property(lambda self: self.s.shape[-2])
+        ...     num_inputs = num_outputs = property(lambda self: self.s.shape[-1])
+        ...     def evaluate(self, pairs):
+        ...         return -(pairs.source(self.s) - pairs.target(self.s)).abs()
+        >>> Conv(Given(Nearness(torch.tensor([[0.0, 1.0, 5.0]])).softmax()), 8, 8)(torch.randn(3, 8)).shape
+        torch.Size([3, 8])
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -103,7 +117,16 @@ class Products(Score):
 
 @value
 class Bilinear(QueryKey, Products):
-    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D)."""
+    """a_kmn = <query_kn, key_km>, with query (..., K, N, D) and key (..., K, M, D).
+
+    Example:
+
+        >>> from structconv.bases import Bilinear
+        >>> query, key = torch.randn(2, 3, 8), torch.randn(2, 5, 8)         # K, N, D and K, M, D
+        >>> scores = Bilinear(query, key)
+        >>> torch.allclose(scores.dense(), key @ query.mT, atol=1e-5)
+        True
+    """
 
     query: Tensor
     key: Tensor
@@ -121,7 +144,15 @@ class Terms(Score):
 
 @value
 class Affine(Terms):
-    """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N)."""
+    """a_kmn = source_km + target_kn, with source (..., K, M) and target (..., K, N).
+
+    Example:
+
+        >>> from structconv.bases import Affine
+        >>> Affine(torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0, 30.0]])).dense()[0]
+        tensor([[11., 21., 31.],
+                [12., 22., 32.]])
+    """
 
     ENTRY_COUNTS = ("source", "target")
 
@@ -153,6 +184,13 @@ class Additive(SourceTarget, Score):
     """a_kmn = <vector_k, activation(target_kn + source_km)>, D channels (Bahdanau; GATv2 with a leaky ReLU).
 
     `source` (..., K, M, D), `target` (..., K, N, D), `vector` (K, D).
+
+    Example:
+
+        >>> from structconv.bases import Additive
+        >>> source, target = torch.randn(2, 5, 8), torch.randn(2, 3, 8)        # K, M, D and K, N, D
+        >>> Additive(source, target, torch.randn(2, 8)).softmax().dense().shape
+        torch.Size([2, 5, 3])
     """
 
     source: Tensor
@@ -195,6 +233,14 @@ class PairFunction(SourceTarget, Score):
 
     `fn(parameters, source, target)` maps (..., P) and (..., P'), broadcast against each other, to (..., K); it takes
     its parameters as arguments, so that a recomputed block sends gradients to them.
+
+    Example:
+
+        >>> from structconv.bases import PairFunction
+        >>> source, target = torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])
+        >>> PairFunction(lambda parameters, x, z: x + z, (), source, target, heads=1, hidden=1).dense()[0]
+        tensor([[11., 21.],
+                [12., 22.]])
     """
 
     fn: Callable[..., Tensor]
@@ -233,7 +279,17 @@ class PairFunction(SourceTarget, Score):
 
 @value
 class EdgeScore(OnGraph, Score):
-    """a_kmn = values_ke at the edge e: m -> n, (..., K, E); pairs without an edge are absent."""
+    """a_kmn = values_ke at the edge e: m -> n, (..., K, E); pairs without an edge are absent.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import EdgeScore
+        >>> graph = Graph(torch.tensor([[0, 1, 0], [1, 1, 0]]), num_nodes=2)
+        >>> EdgeScore(graph, torch.zeros(1, 3)).softmax().dense()[0]
+        tensor([[1.0000, 0.5000],
+                [0.0000, 0.5000]])
+    """
 
     ENTRY_COUNTS = ("values",)
 
@@ -267,7 +323,16 @@ def _equal_edges(first: Tensor, second: Tensor) -> bool:
 
 @value
 class Uniform(Sized, Score):
-    """a_mn = 1 at every pair: the window and the normalisation do the rest."""
+    """a_mn = 1 at every pair: the window and the normalisation do the rest.
+
+    Example:
+
+        >>> from structconv.bases import Uniform
+        >>> Uniform(torch.empty(0), 3, 2).normalize("sum").dense()[0]
+        tensor([[0.3333, 0.3333],
+                [0.3333, 0.3333],
+                [0.3333, 0.3333]])
+    """
 
     like: Tensor
     inputs: int

@@ -48,6 +48,15 @@ class Shift(Basis):
 
     Raises:
         ConfigError: if there are no offsets, they do not have one number an axis, or an option has no meaning.
+
+    Example:
+
+        >>> from structconv import Grid, Shift
+        >>> Shift(Grid(4), [1]).dense()[0]
+        tensor([[0., 1., 0., 0.],
+                [0., 0., 1., 0.],
+                [0., 0., 0., 1.],
+                [0., 0., 0., 0.]])
     """
 
     keeps_key = True
@@ -245,6 +254,14 @@ class ShiftTransposed(Basis):
     """A[k, m, n] = shift[k, n, m]: what a strided convolution scatters, back on the finer grid (upsampling).
 
     Every primitive is one scatter-add of K N C numbers.
+
+    Example:
+
+        >>> from structconv import Grid, Shift
+        >>> from structconv.bases import ShiftTransposed
+        >>> ShiftTransposed(Shift(Grid(4), [0], stride=2)).dense()[0]
+        tensor([[1., 0., 0., 0.],
+                [0., 0., 1., 0.]])
     """
 
     keeps_key = True

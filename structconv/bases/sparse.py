@@ -36,6 +36,16 @@ class Sparse(GraphValues):
     Raises:
         ShapeError: if the last dimension of `values` is not E, or if they are not floating; on use, if x has another
             dtype or device than they.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Sparse
+        >>> graph = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
+        >>> Sparse(graph, torch.tensor([5.0, 7.0])).dense()[0]
+        tensor([[0., 5., 0.],
+                [0., 0., 7.],
+                [0., 0., 0.]])
     """
 
     graph: Graph

@@ -20,6 +20,13 @@ class Taps(Basis):
         index: (..., K or 1, N, T) int64, the input of each tap; -1 reads nothing.
         weights: (..., K, N, T).
         inputs: M.
+
+    Example:
+
+        >>> from structconv.bases import Taps
+        >>> Taps(torch.tensor([[[0], [0], [1]]]), torch.ones(1, 3, 1), 2).dense()[0]
+        tensor([[1., 1., 0.],
+                [0., 0., 1.]])
     """
 
     ENTRY_COUNTS = ("inputs",)

@@ -21,6 +21,12 @@ def fourier_basis(num_entries: int, *, dtype: torch.dtype | None = None) -> Tens
 
     Raises:
         ConfigError: if M is not a positive integer.
+
+    Example:
+
+        >>> from structconv.bases import fourier_basis
+        >>> fourier_basis(4).shape                             # real and imaginary parts, M, N
+        torch.Size([2, 4, 4])
     """
     check_positive("fourier_basis", "num_entries", num_entries)
     place = torch.arange(num_entries)
@@ -47,6 +53,13 @@ def haar_basis(num_entries: int, *, dtype: torch.dtype | None = None) -> Tensor:
 
     Raises:
         ConfigError: if M is not a power of two.
+
+    Example:
+
+        >>> from structconv.bases import haar_basis
+        >>> haar_basis(2)
+        tensor([[[ 0.7071,  0.7071],
+                 [ 0.7071, -0.7071]]])
     """
     if num_entries < 1 or num_entries & (num_entries - 1):
         raise ConfigError("haar_basis", "num_entries must be a power of two", num_entries, "Pad with zeros.")

@@ -42,6 +42,16 @@ class Typed(GraphValues):
     Raises:
         ShapeError: if `kind` or `values` has another shape or dtype; on use, if x has another dtype or device.
         StructureError: if a type is not in [0, K). One synchronisation on a GPU for each `kind` tensor.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.bases import Typed
+        >>> graph = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
+        >>> Typed(graph, torch.tensor([0, 1]), 2).dense()[1]       # edges of type 1
+        tensor([[0., 0., 0.],
+                [0., 0., 1.],
+                [0., 0., 0.]])
     """
 
     graph: Graph

@@ -31,6 +31,12 @@ class Context(Score):
         heads: K, where no `score` is given.
         score: any expression of scores, of which theta_n (P') are the outputs' content, as z otherwise:
             `Context(4, score=Additive(dim=16)).softmax()`. Its terms of positions count the queries from 0.
+
+    Example:
+
+        >>> from structconv import Context, Conv
+        >>> Conv(Context(queries=3).softmax(), 4, 8)(torch.randn(9, 4)).shape      # three learned queries
+        torch.Size([3, 8])
     """
 
     def __init__(self, queries: int, heads: int = 1, *, score: Mechanism | None = None) -> None:

@@ -38,6 +38,15 @@ class DynamicShifts(Shifts):
 
     Raises:
         ShapeError: if z has not as many entries as the shifts have outputs.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import DynamicShifts
+        >>> from structconv.weights import EyeBlocks
+        >>> layer = Conv(DynamicShifts([-1, 0, 1], heads=4), 16, 16, weight=EyeBlocks())      # dynamic convolution
+        >>> layer(torch.randn(9, 16)).shape
+        torch.Size([9, 16])
     """
 
     reads = ("content", "structure")
@@ -74,6 +83,13 @@ class Deformable(Cuboid):
 
     Raises:
         ShapeError: if z, by which taps move, has not as many entries as there are outputs.
+
+    Example:
+
+        >>> from structconv import Conv, Grid
+        >>> from structconv.mechanisms import Deformable
+        >>> Conv(Deformable((3, 3)), 4, 8)(torch.randn(36, 4), Grid((6, 6))).shape
+        torch.Size([36, 8])
     """
 
     reads = ("content", "structure")

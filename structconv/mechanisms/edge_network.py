@@ -42,6 +42,14 @@ class EdgeNetwork(GraphMechanism):
         activation: what makes the module behind each.
         normalize: "row" divides by the number of edges into each output, so that it is a mean; None does not.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Conv, Graph
+        >>> from structconv.mechanisms import EdgeNetwork
+        >>> graph = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=3, edge_attr=torch.randn(2, 5))
+        >>> Conv(EdgeNetwork(5, hidden=16), 8, 4)(torch.randn(3, 8), graph).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, attributes: int, hidden: int | Sequence[int] = 128, *,

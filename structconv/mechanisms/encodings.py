@@ -21,6 +21,14 @@ def sinusoidal(positions: Tensor, channels: int, base: float = 10000.0) -> Tenso
 
     Returns:
         (..., channels) in float32, or in the dtype of floating positions.
+
+    Example:
+
+        >>> from structconv.mechanisms import sinusoidal
+        >>> sinusoidal(torch.arange(3), 2)
+        tensor([[ 0.0000,  1.0000],
+                [ 0.8415,  0.5403],
+                [ 0.9093, -0.4161]])
     """
     coordinates = positions.unsqueeze(-1) if positions.dim() == 1 else positions
     axes = coordinates.shape[-1]
@@ -34,7 +42,14 @@ def sinusoidal(positions: Tensor, channels: int, base: float = 10000.0) -> Tenso
 
 
 class SinusoidalEncoding(nn.Module):
-    """x + p with p of `sinusoidal`, for entries of a sequence or, with `shape`, of a grid of any order."""
+    """x + p with p of `sinusoidal`, for entries of a sequence or, with `shape`, of a grid of any order.
+
+    Example:
+
+        >>> from structconv.mechanisms import SinusoidalEncoding
+        >>> SinusoidalEncoding(8)(torch.zeros(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
 
     def __init__(self, channels: int, shape: tuple[int, ...] | None = None, base: float = 10000.0) -> None:
         super().__init__()
@@ -51,7 +66,14 @@ class SinusoidalEncoding(nn.Module):
 
 
 class LearntEncoding(nn.Module):
-    """x + e with a trained vector e_m for each of at most `length` positions."""
+    """x + e with a trained vector e_m for each of at most `length` positions.
+
+    Example:
+
+        >>> from structconv.mechanisms import LearntEncoding
+        >>> LearntEncoding(16, 8)(torch.zeros(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
 
     def __init__(self, length: int, channels: int, *, device: torch.device | str | int | None = None,
                  dtype: torch.dtype | None = None) -> None:

@@ -61,6 +61,15 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     Args:
         structure: the name of the structure that it reads, in calls with several: `layer(x, structure={name: ...})`.
             `on` names it too, also where a subclass takes no such argument.
+
+    Example:
+
+        >>> from structconv import Conv, Eye, Mechanism
+        >>> class Reversed(Mechanism):
+        ...     def forward(self, inputs):
+        ...         return torch.eye(inputs.num_inputs).flip(0)[None]
+        >>> Conv(Reversed(), 1, 1, weight=Eye(), bias=False)(torch.arange(3.0)[:, None]).flatten()
+        tensor([2., 1., 0.])
     """
 
     #: The name that a layer has for it; that of its class in snake case where it is empty.
@@ -350,7 +359,19 @@ def check_bound(owner: str, mechanism: Mechanism) -> None:
 
 
 class Position(nn.Module):
-    """A module that predicts a position for each output, `Inputs` -> (..., N): the center of a window."""
+    """A module that predicts a position for each output, `Inputs` -> (..., N): the center of a window.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct, Window
+        >>> from structconv.mechanisms import Position
+        >>> class Middle(Position):
+        ...     def forward(self, inputs):
+        ...         return inputs.x.new_full((inputs.num_outputs,), inputs.num_inputs / 2)
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=Window(1, centre=Middle())).softmax(), 8, 4)
+        >>> layer.basis(torch.randn(6, 8)).dense()[0].count_nonzero(1).tolist()
+        [0, 0, 6, 6, 6, 0]
+    """
 
     #: The same facts as of a mechanism. Positions count from the first entry of the sample of each output.
     reads: Collection[str] = ("content", "structure")

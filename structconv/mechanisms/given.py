@@ -33,6 +33,13 @@ class Given(Mechanism):
         ConfigError: if it is neither a basis nor a floating tensor, or a basis that holds parameters where nothing is
             known of them, as its class is no `structconv.bases.value`.
         ShapeError: in a call with other numbers of inputs than M, or of outputs than N where z is given.
+
+    Example:
+
+        >>> from structconv import Conv, Given
+        >>> mixing = torch.nn.Parameter(torch.randn(2, 9, 5))          # K, M, N
+        >>> Conv(Given(mixing), 4, 6)(torch.randn(9, 4)).shape
+        torch.Size([5, 6])
     """
 
     reads = ()
@@ -127,6 +134,14 @@ class Learnt(Mechanism):
     Raises:
         ConfigError: if a size is not a positive integer.
         ShapeError: in a call with more than M inputs, or more than N outputs.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import Learnt
+        >>> layer = Conv(Learnt(16, size=2).softmax(), 4, 6)           # for up to 16 entries
+        >>> layer(torch.randn(9, 4)).shape
+        torch.Size([9, 6])
     """
 
     has_scores = True

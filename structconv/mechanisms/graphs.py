@@ -92,6 +92,15 @@ class Adjacency(GraphMechanism):
         self_loops: add the identity to W first; a graph with M != N is refused.
         weighted: whether the entries are the weights, or ones; a pair's "sum" and "sqrt" are of weights in any case.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Adjacency, Graph
+        >>> graph = Graph(torch.tensor([[0, 1, 2], [2, 2, 0]]), num_nodes=3)
+        >>> Adjacency("row").basis(torch.zeros(3, 1), structure=graph).dense()[0]
+        tensor([[0.0000, 0.0000, 0.5000],
+                [0.0000, 0.0000, 0.5000],
+                [1.0000, 0.0000, 0.0000]])
     """
 
     def __init__(self, normalize: Normalize = "sym", self_loops: bool = False, *, weighted: bool = True,
@@ -134,6 +143,12 @@ class Chebyshev(MatrixMechanism):
             "computed": the largest absolute value of an eigenvalue of this graph's L, found once a graph, by O(E)
             products where the graph is large. Of a batch it is that of the whole; no gradient comes to it from weights.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Chebyshev, Grid
+        >>> Chebyshev(order=2).basis(torch.zeros(9, 1), structure=Grid((3, 3)).graph()).dense().shape
+        torch.Size([3, 9, 9])
     """
 
     def __init__(self, order: int, normalize: str | None = "sym", lambda_max: float | str | None = None, *,
@@ -188,6 +203,15 @@ class Powers(MatrixMechanism):
         self_loops: add the identity to W first.
         first: the lowest power; 1 leaves the identity out.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Graph, Powers
+        >>> ring = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3)
+        >>> Powers(2, walk="forward").basis(torch.zeros(3, 1), structure=ring).dense()[2]      # two steps
+        tensor([[0., 0., 1.],
+                [1., 0., 0.],
+                [0., 1., 0.]])
     """
 
     def __init__(self, order: int, walk: str | None = None, normalize: str | None = None, self_loops: bool = False,
@@ -227,6 +251,15 @@ class Relation(MatrixMechanism):
         name: the relation; "name^-1" is its inverse, whether or not the knowledge graph lists inverses.
         normalize: "sym", "row" or None, as in `Adjacency`.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph
+        >>> from structconv.mechanisms import Relation
+        >>> facts = KnowledgeGraph.from_labels([("Ada", "knows", "Bob"), ("Bob", "likes", "Ada")])
+        >>> Relation("likes").basis(torch.zeros(2, 1), structure=facts).dense()[0]
+        tensor([[0., 0.],
+                [1., 0.]])
     """
 
     def __init__(self, name: str, normalize: str | None = None, *, structure: str | None = None) -> None:
@@ -250,6 +283,13 @@ class Relations(GraphMechanism):
         count: K, how many relations the knowledge graph will have; the weight's size depends on it.
         normalize: "sym", "row" or None, as in `Adjacency`, within each relation.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Conv, KnowledgeGraph, Relations
+        >>> facts = KnowledgeGraph.from_labels([("Ada", "knows", "Bob"), ("Bob", "likes", "Ada")])
+        >>> Conv(Relations(2), 4, 8)(torch.randn(2, 4), facts).shape
+        torch.Size([2, 8])
     """
 
     def __init__(self, count: int, normalize: str | None = "row", *, structure: str | None = None) -> None:
@@ -280,6 +320,16 @@ class Walks(GraphMechanism):
         walks: for each k names joined by dots, or a sequence of names where these have dots themselves; "name^-1"
             goes against the relation.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph
+        >>> from structconv.mechanisms import Walks
+        >>> facts = KnowledgeGraph.from_labels([("Ada", "knows", "Bob"), ("Bob", "likes", "Eve")])
+        >>> Walks(["knows.likes"]).basis(torch.zeros(3, 1), structure=facts).dense()[0]     # from Ada to Eve
+        tensor([[0., 0., 1.],
+                [0., 0., 0.],
+                [0., 0., 0.]])
     """
 
     def __init__(self, walks: Sequence[str | Sequence[str]], *, structure: str | None = None) -> None:
@@ -315,6 +365,14 @@ class Incidence(GraphMechanism):
     Args:
         end: "sender" (row 0 of `edge_index`), "receiver" (row 1) or "sample".
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Graph, Incidence
+        >>> graph = Graph(torch.tensor([[0, 0, 1], [1, 2, 2]]), num_nodes=3)
+        >>> x = torch.tensor([[1.0], [10.0], [100.0]])
+        >>> Incidence("sender").basis(x, structure=graph).analysis(x).flatten()      # x of each edge's source
+        tensor([ 1.,  1., 10.])
     """
 
     def __init__(self, end: str, *, structure: str | None = None) -> None:

@@ -52,7 +52,19 @@ def grids_of(grid: AnyGrid) -> tuple[Grid, ...]:
 
 
 class GridMechanism(Mechanism):
-    """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row."""
+    """A mechanism over a `Grid` or `GridBatch`; without a structure, one with one axis takes x's entries in a row.
+
+    Example:
+
+        >>> from structconv import Conv, Grid
+        >>> from structconv.mechanisms import GridMechanism
+        >>> class Knight(GridMechanism):
+        ...     ndim, size = 2, 2
+        ...     def shift_options(self, ndim):                       # offsets, padding, stride, growth
+        ...         return ((1, 2), (2, 1)), "zeros", 1, 0
+        >>> Conv(Knight(), 8, 4)(torch.randn(16, 8), Grid((4, 4))).shape
+        torch.Size([16, 4])
+    """
 
     reads: Collection[str] = ("structure",)
     _reads_sizes = False
@@ -112,6 +124,15 @@ class Shifts(GridMechanism):
             "circular" on a periodic grid, else "zeros".
         stride: distance of neighbouring outputs, for all axes or for each.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Shifts
+        >>> Shifts([-1, 0, 1]).basis(torch.zeros(4, 1)).dense()[0]     # offset -1: output n reads input n + 1
+        tensor([[0., 0., 0., 0.],
+                [1., 0., 0., 0.],
+                [0., 1., 0., 0.],
+                [0., 0., 1., 0.]])
     """
 
     def __init__(self, offsets: Sequence[Ints], padding: str | None = None, stride: Ints = 1, *,
@@ -158,6 +179,12 @@ class Cuboid(GridMechanism):
         offset: added to Delta, for all axes or for each. Without padding it has no effect, because the output grid
             begins where the window fits.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Conv, Cuboid, Grid
+        >>> Conv(Cuboid((3, 3), stride=2), 4, 8)(torch.randn(36, 4), Grid((6, 6))).shape
+        torch.Size([9, 8])
     """
 
     def __init__(self, kernel_size: Ints, stride: Ints = 1, dilation: Ints = 1,
@@ -230,6 +257,12 @@ class Pool(GridMechanism):
         stride: distance of neighbouring windows; the window's size by default.
         padding: zeros before and behind each axis, at most half a window.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Pool
+        >>> Pool(2).basis(torch.zeros(4, 1)).analysis(torch.tensor([[1.0], [3.0], [5.0], [7.0]])).flatten()
+        tensor([2., 6.])
     """
 
     def __init__(self, window: Ints, stride: Ints | None = None, padding: Ints = 0, *,

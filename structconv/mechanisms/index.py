@@ -23,6 +23,13 @@ class Identity(Mechanism):
 
     Args:
         size: K.
+
+    Example:
+
+        >>> from structconv import Conv, Identity
+        >>> layer = Conv(Identity(), 4, 8)                         # a 1x1 convolution
+        >>> layer(torch.randn(5, 4)).shape
+        torch.Size([5, 8])
     """
 
     reads = ()

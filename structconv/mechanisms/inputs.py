@@ -18,7 +18,19 @@ __all__ = ["Channels", "Inputs"]
 
 @dataclass(frozen=True)
 class Channels:
-    """The channel counts of a layer, for `Mechanism.bind`: P of x, P' of z, Q of y."""
+    """The channel counts of a layer, for `Mechanism.bind`: P of x, P' of z, Q of y.
+
+    Example:
+
+        >>> from structconv import Conv, Mechanism
+        >>> class Scaling(Mechanism):
+        ...     def bind(self, channels):
+        ...         self.scale = torch.nn.Parameter(torch.ones(channels.inputs))
+        ...     def forward(self, inputs):
+        ...         return torch.diag((inputs.x * self.scale).mean(-1))[None]
+        >>> Conv(Scaling(), 8, 4)(torch.randn(5, 8)).shape
+        torch.Size([5, 4])
+    """
 
     inputs: int
     others: int
@@ -37,6 +49,15 @@ class Inputs(NamedTuple):
         kept: (..., M) booleans, the inputs that some output reads; `None` if masks hide none.
         places: the positions of the outputs among the inputs; `None` if output n is at input n.
         prepared: results computed from x in an earlier call.
+
+    Example:
+
+        >>> from structconv import Conv, Mechanism
+        >>> class Ones(Mechanism):
+        ...     def forward(self, inputs):
+        ...         return torch.ones(1, inputs.num_inputs, inputs.num_outputs, dtype=inputs.dtype)
+        >>> Conv(Ones(), 8, 4)(torch.randn(5, 8)).shape
+        torch.Size([5, 4])
     """
 
     x: Tensor

@@ -62,6 +62,14 @@ class Mixture(Mechanism):
 
     Raises:
         ConfigError: a part whose scores are of x Theta, or with names of several x.
+
+    Example:
+
+        >>> from structconv import Conv, Identity
+        >>> from structconv.mechanisms import Mixture
+        >>> layer = Conv(Identity().of("words") | Identity().of("tags"), {"words": 4, "tags": 2}, 8)
+        >>> isinstance(layer.mechanism, Mixture), layer.mechanism.size
+        (True, 2)
     """
 
     _hands_on = True

@@ -144,6 +144,14 @@ class Operation(Mechanism):
         join: "concat", "compose", "add", "multiply" or "outer" of two operands; `None` for one operand.
         steps: the operators on the joined basis, in order.
         held: the modules that steps read (masks, factors, mixings, functions), in the order of their steps.
+
+    Example:
+
+        >>> from structconv import Causal, DotProduct
+        >>> from structconv.mechanisms import Operation
+        >>> expression = DotProduct(heads=2, dim=4).scaled().masked(keep=Causal()).softmax()
+        >>> isinstance(expression, Operation), expression.size
+        (True, 2)
     """
 
     _hands_on = True

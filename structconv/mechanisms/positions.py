@@ -33,7 +33,19 @@ __all__ = ["ALiBi", "ClippedShifts", "EdgeBias", "GaussianWindow", "Location", "
 
 
 class Term(Mechanism):
-    """A term of a sum; where `heads` is left open it takes the number of heads of the term beside it."""
+    """A term of a sum; where `heads` is left open it takes the number of heads of the term beside it.
+
+    Example:
+
+        >>> from structconv import Conv, Dense, DotProduct
+        >>> from structconv.mechanisms import Term
+        >>> class Past(Term):
+        ...     def forward(self, inputs):
+        ...         ahead = torch.ones(inputs.num_inputs, inputs.num_outputs).tril(-1)
+        ...         return Dense(-2.0 * ahead[None])
+        >>> Conv((DotProduct(heads=2, dim=4).scaled() + Past()).softmax(), 8, 4)(torch.randn(5, 8)).shape
+        torch.Size([5, 4])
+    """
 
     has_scores = True
     reads: Collection[str] = ("content",)
@@ -65,6 +77,13 @@ class RelativeBias(Term):
         heads: K; that of the term beside it where absent.
         grid: of a tuple of distances; where absent the layer is called with it as its structure.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct, RelativeBias
+        >>> layer = Conv((DotProduct(2, 4).scaled() + RelativeBias(clip=3)).softmax(), 8, 8)
+        >>> layer.position_bias.table.shape                        # heads, offsets -3 ... 3
+        torch.Size([2, 1, 7])
     """
 
     _role = "position_bias"
@@ -106,6 +125,14 @@ class RelativeKey(Term):
         clip: k, the distance beyond which positions share a vector.
         sinusoidal: the vectors r are fixed sinusoids instead of trained ones.
         dim: D where there is no `DotProduct` beside it, from which D and the queries come.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct
+        >>> from structconv.mechanisms import RelativeKey
+        >>> scores = (DotProduct(2, 4) + RelativeKey(clip=3)).scaled()
+        >>> Conv(scores.softmax(), 8, 8)(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
     """
 
     batching = "offsets"
@@ -166,7 +193,16 @@ def _depth(projects: bool, dim: int | None, heads: int, channels: Channels) -> i
 
 
 class Location(Score):
-    """a_kmn = (W_k z_n)_m from z alone, for at most `length` inputs (Luong et al. 2015, "location")."""
+    """a_kmn = (W_k z_n)_m from z alone, for at most `length` inputs (Luong et al. 2015, "location").
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import Location
+        >>> layer = Conv(Location(length=9).softmax(), 4, 4)
+        >>> layer(torch.randn(9, 4)).shape
+        torch.Size([9, 4])
+    """
 
     reads = ("content", "positions")
 
@@ -192,7 +228,14 @@ _SLOPES = Owner()
 
 
 class ALiBi(Term):
-    """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3)."""
+    """a_kmn = -s_k |m - n| with slopes s_k = 2^(-8 k / K), k = 1..K (Press et al. 2022, section 3).
+
+    Example:
+
+        >>> from structconv import ALiBi, Conv, DotProduct
+        >>> Conv((DotProduct(2, 4).scaled() + ALiBi()).softmax(), 8, 8)(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
+    """
 
     _role = "alibi"
     reads = ()
@@ -217,6 +260,15 @@ class EdgeBias(Term):
             linear map, of which each layer has its copy.
         bias: add c_k to the linear map.
         structure: the name of the one that it reads, in a call with several.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct, Graph
+        >>> from structconv.mechanisms import EdgeBias
+        >>> graph = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=3, edge_attr=torch.randn(2, 5))
+        >>> layer = Conv((DotProduct(2, 4).scaled() + EdgeBias(5)).softmax(), 8, 8)
+        >>> layer(torch.randn(3, 8), graph).shape
+        torch.Size([3, 8])
     """
 
     reads = ("structure",)
@@ -275,6 +327,15 @@ class GaussianWindow(Mechanism):
     """a_mn = exp(-(m - p_n)^2 / (2 s^2)) around a predicted position p_n, or around n itself (Luong 2015, eq. 10).
 
     Luong multiplies it to the weights after the softmax, without normalising again: `attention * GaussianWindow(D/2)`.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import GaussianWindow, General, PredictedPosition
+        >>> center = PredictedPosition()
+        >>> layer = Conv(General().softmax() * GaussianWindow(2.0, centre=center), 8, 8)     # Luong's local-p
+        >>> layer(torch.randn(9, 8)).shape
+        torch.Size([9, 8])
     """
 
     batching = "offsets"
@@ -299,6 +360,15 @@ class PredictedPosition(Position):
 
     Args:
         dim: channels of the hidden layer; those of z where absent.
+
+    Example:
+
+        >>> from structconv import Conv, Window
+        >>> from structconv.mechanisms import General, PredictedPosition
+        >>> center = PredictedPosition()
+        >>> layer = Conv(General().masked(keep=Window(2, centre=center)).softmax(), 8, 8)
+        >>> layer(torch.randn(9, 8)).shape
+        torch.Size([9, 8])
     """
 
     reads = ("content",)
@@ -320,7 +390,17 @@ class PredictedPosition(Position):
 
 
 class ClippedShifts(Mechanism):
-    """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018)."""
+    """The shifts by -clip..clip, the outermost two standing for all beyond: K = 2 clip + 1 (Shaw et al. 2018).
+
+    Example:
+
+        >>> from structconv.mechanisms import ClippedShifts
+        >>> ClippedShifts(1).basis(torch.zeros(4, 1)).dense()[0]
+        tensor([[0., 1., 1., 1.],
+                [0., 0., 1., 1.],
+                [0., 0., 0., 1.],
+                [0., 0., 0., 0.]])
+    """
 
     batching = "offsets"
     reads = ()

@@ -16,6 +16,12 @@ class Projection(nn.Linear):
     """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.
 
     Any module of the same shapes may take its place, a quantised linear layer or one with an update of low rank.
+
+    Example:
+
+        >>> from structconv.mechanisms import Projection
+        >>> Projection(8, heads=2, dim=4)(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
     """
 
     def __init__(self, channels: int, heads: int, dim: int, bias: bool = False) -> None:

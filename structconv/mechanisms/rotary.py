@@ -38,6 +38,13 @@ class Rotary(nn.Module):
 
     Raises:
         ConfigError: a layout or a kind of scaling that is not known, numbers that it needs, an odd number of channels.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct, Rotary
+        >>> rotary = DotProduct(2, 4, rotary=Rotary(layout="half")).scaled()
+        >>> Conv(rotary.softmax(), 8, 8)(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
     """
 
     def __init__(self, base: float = 10000.0, layout: str = "interleaved", *, channels: int | None = None,

@@ -35,7 +35,18 @@ __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct",
 
 
 class Score(Mechanism):
-    """A content-based mechanism of `heads` heads."""
+    """A content-based mechanism of `heads` heads.
+
+    Example:
+
+        >>> from structconv import Conv, Dense
+        >>> from structconv.mechanisms import Score
+        >>> class Closeness(Score):
+        ...     def forward(self, inputs):                           # (..., K, M, N)
+        ...         return Dense(-torch.cdist(inputs.x, inputs.z)[..., None, :, :])
+        >>> Conv(Closeness().softmax(), 8, 4)(torch.randn(5, 8)).shape
+        torch.Size([5, 4])
+    """
 
     _role = "attention"
     has_scores = True
@@ -68,6 +79,13 @@ class DotProduct(Score):
         feature: a map of each query and key, channels last, before the product; a positive one with `normalize("sum")`
             is linear attention (Katharopoulos et al. 2020), which the planner computes in O(M + N).
         on: "entries"; or "projected": <Theta_k^T z_n, Theta_k^T x_m>, without projections of its own.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct
+        >>> layer = Conv(DotProduct(heads=2, dim=8).scaled().softmax(), 16, 16)
+        >>> layer(torch.randn(9, 16), z=torch.randn(3, 16)).shape      # queries from z
+        torch.Size([3, 16])
     """
 
     batching = "pairs"
@@ -158,7 +176,16 @@ class DotProduct(Score):
 
 
 class General(Score):
-    """a_kmn = z_n^T W_k x_m (Luong et al. 2015, "general")."""
+    """a_kmn = z_n^T W_k x_m (Luong et al. 2015, "general").
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import General
+        >>> layer = Conv(General(heads=2).softmax(), 4, 4)
+        >>> layer(torch.randn(9, 4)).shape
+        torch.Size([9, 4])
+    """
 
     batching = "pairs"
     sources = ("keys",)
@@ -183,6 +210,13 @@ class BiAffine(Score):
         rank: D of the factorised form W_k = U_k V_k^T (eq. 12); full where absent.
         on: "entries" scores x and z; "projected" scores x Theta_k and z Theta_k (section 3.2: GAT), with parameters
             of the output's channels.
+
+    Example:
+
+        >>> from structconv import BiAffine, Conv
+        >>> layer = Conv(BiAffine(heads=2).softmax(), 4, 4)
+        >>> layer(torch.randn(9, 4)).shape
+        torch.Size([9, 4])
     """
 
     batching = "pairs"
@@ -266,6 +300,13 @@ class Additive(Score):
         activation: maps each element.
         on: "entries": U_k is a parameter; "projected": U_k is the layer's Theta_k, as in GATv2, whose values are the
             projected sources.
+
+    Example:
+
+        >>> from structconv import Additive, Conv
+        >>> layer = Conv(Additive(dim=8, heads=2).softmax(), 4, 4)
+        >>> layer(torch.randn(9, 4)).shape
+        torch.Size([9, 4])
     """
 
     batching = "pairs"
@@ -305,6 +346,14 @@ class Concatenation(Score):
     """a_kmn = w_k^T [theta(x_m), phi(z_n)], theta and phi linear to `dim` channels (Wang et al. 2018, eq. 5).
 
     The paper's ReLU is written `Concatenation(dim).relu()`. The score is a sum of two terms, one for each entry.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import Concatenation
+        >>> layer = Conv(Concatenation(dim=8, heads=2).softmax(), 4, 4)
+        >>> layer(torch.randn(9, 4)).shape
+        torch.Size([9, 4])
     """
 
     batching = "pairs"
@@ -342,6 +391,15 @@ class Channelwise(Score):
 
     Raises:
         ConfigError: if x has other channels.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import Channelwise
+        >>> from structconv.weights import EyeBlocks
+        >>> layer = Conv(Channelwise(4).softmax(), 4, 4, weight=EyeBlocks())
+        >>> layer(torch.randn(9, 4)).shape
+        torch.Size([9, 4])
     """
 
     batching = "pairs"
@@ -360,7 +418,15 @@ class Channelwise(Score):
 
 
 class Gaussian(DotProduct):
-    """a_mn = exp(<z_n, x_m>) (Wang et al. 2018, eq. 2); `.normalize("sum")` makes it a softmax, computed as one."""
+    """a_mn = exp(<z_n, x_m>) (Wang et al. 2018, eq. 2); `.normalize("sum")` makes it a softmax, computed as one.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import Gaussian
+        >>> Conv(Gaussian().normalize("sum"), 4, 8)(torch.randn(9, 4)).shape
+        torch.Size([9, 8])
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +436,15 @@ class Gaussian(DotProduct):
 
 
 class EmbeddedGaussian(DotProduct):
-    """a_mn = exp(<phi(z_n), theta(x_m)>) in `dim` channels (Wang et al. 2018, eq. 3)."""
+    """a_mn = exp(<phi(z_n), theta(x_m)>) in `dim` channels (Wang et al. 2018, eq. 3).
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import EmbeddedGaussian
+        >>> Conv(EmbeddedGaussian(8).normalize("sum"), 4, 8)(torch.randn(9, 4)).shape
+        torch.Size([9, 8])
+    """
 
     def __init__(self, dim: int, heads: int = 1) -> None:
         super().__init__(heads, dim)
@@ -385,6 +459,14 @@ class Pair(Score):
     Args:
         module: acts on the last axis alone. heads: K. hidden: channels of the default MLP, and how many numbers at a
             time one pair needs, by which blocks are sized.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import Pair
+        >>> network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+        >>> Conv(Pair(network, heads=2).softmax(), 4, 4)(torch.randn(9, 4)).shape
+        torch.Size([9, 4])
     """
 
     batching = "pairs"
@@ -425,7 +507,16 @@ class OfPair(FrozenValue):
 
 
 class Uniform(Score):
-    """a_mn = 1, within `window` entries of n where it is given; `.normalize("sum")` makes it average pooling."""
+    """a_mn = 1, within `window` entries of n where it is given; `.normalize("sum")` makes it average pooling.
+
+    Example:
+
+        >>> from structconv import Uniform
+        >>> Uniform(window=1).normalize("sum").basis(torch.zeros(3, 1)).dense()[0]
+        tensor([[0.5000, 0.3333, 0.0000],
+                [0.5000, 0.3333, 0.5000],
+                [0.0000, 0.3333, 0.5000]])
+    """
 
     reads = ("positions",)
     batching = "offsets"

@@ -50,6 +50,17 @@ class MultiheadAttention(Conv):
 
     Raises:
         ConfigError: heads that do not divide. ShapeError: channels that do not fit.
+
+    Equals `Conv(DotProduct(heads, D).scaled().softmax(), P, P, weight=LowRank(D))` with biases.
+
+    Example:
+
+        >>> from structconv import Causal, MultiheadAttention
+        >>> attention, x = MultiheadAttention(16, 4), torch.randn(2, 10, 16)
+        >>> attention(x, keep=Causal()).shape
+        torch.Size([2, 10, 16])
+        >>> attention(torch.randn(2, 3, 16), x).shape                # query, then key and value
+        torch.Size([2, 3, 16])
     """
 
     call_names = CallNames("MultiheadAttention", "key_value", "query", "layer(query, key_value)",
@@ -266,6 +277,12 @@ class NonLocalBlock(Layer):
         zero_init: begin with O = 0, so that a new block is the identity (section 3.3).
 
     Images (B, C, *S) with `axes` axes S -> the same shape.
+
+    Example:
+
+        >>> from structconv.nn import NonLocalBlock
+        >>> NonLocalBlock(8, function="dot_product")(torch.randn(2, 8, 6, 6)).shape
+        torch.Size([2, 8, 6, 6])
     """
 
     fixed = frozenset(("zero_init",))

@@ -27,6 +27,14 @@ class StructureBuffer(nn.Module, Generic[S]):
     Args:
         structure: a `Graph`, a `KnowledgeGraph`, a `Grid`, a batch of them, or a support.
         persistent: whether its tensors are in `state_dict`.
+
+    Example:
+
+        >>> from structconv import Grid
+        >>> from structconv.nn import StructureBuffer
+        >>> held = StructureBuffer(Grid((2, 2)).graph())
+        >>> sorted(held.state_dict()), held()
+        (['edge_index'], Graph(M=4, N=4, E=8, int64))
     """
 
     def __init__(self, structure: S, persistent: bool = True) -> None:

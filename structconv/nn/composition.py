@@ -41,6 +41,13 @@ def compose(first: Any, second: Any) -> Any:
         ShapeError: channels that do not fit (entries are compared in the call).
         ConfigError: a mechanism that is content-based, or has parameters; heads laid side by side; a bias of the first
             that the second turns into another vector at each output; a layer and a pair.
+
+    Example:
+
+        >>> from structconv import Conv2d, compose
+        >>> first, second, image = Conv2d(3, 6, 3), Conv2d(6, 4, 3), torch.randn(1, 3, 9, 9)
+        >>> torch.allclose(compose(first, second)(image), second(first(image)), atol=1e-4)
+        True
     """
     if isinstance(first, tuple) and isinstance(second, tuple):
         return ops.compose_pairs(cast(Any, first), cast(Any, second))

@@ -89,6 +89,13 @@ class Conv(Expressed):
         ShapeError: channels, entries, dtype or device of x or z do not fit.
         StructureError: the mechanism needs a structure that was not given.
         ConfigError: a weight that does not fit the mechanism.
+
+    Example:
+
+        >>> from structconv import Conv, Cuboid, DotProduct, Grid
+        >>> layer = Conv(DotProduct(heads=2).scaled().softmax() | Cuboid((3, 3)), 16, 32)
+        >>> layer(torch.randn(5, 64, 16), Grid((8, 8))).shape
+        torch.Size([5, 64, 32])
     """
 
     fixed = frozenset(("in_channels", "out_channels", "other_channels", "relative_value"))

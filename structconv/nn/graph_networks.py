@@ -42,7 +42,16 @@ Widths = int | Sequence[int] | None
 
 
 class Attributes(NamedTuple):
-    """Of nodes (..., N, C_v), of edges (..., E, C_e) and of graphs (..., B, C_u); `None` where there are none."""
+    """Of nodes (..., N, C_v), of edges (..., E, C_e) and of graphs (..., B, C_u); `None` where there are none.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.nn import GraphNetwork
+        >>> block = GraphNetwork.independent(4, node=8)
+        >>> block(torch.randn(3, 4), Graph.complete(3)).nodes.shape
+        torch.Size([3, 8])
+    """
 
     nodes: Tensor | None = None
     edges: Tensor | None = None
@@ -74,6 +83,16 @@ class GraphNetwork(Composite):
 
     Raises:
         ConfigError: an update reads what there is not. ShapeError: attributes that do not fit the graph.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.nn import GraphNetwork
+        >>> block = GraphNetwork.interaction(4, 2, edge=8, node=6)
+        >>> graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3)
+        >>> nodes, edges, _ = block(torch.randn(3, 4), graph, torch.randn(3, 2))
+        >>> nodes.shape, edges.shape
+        (torch.Size([3, 6]), torch.Size([3, 8]))
     """
 
     fixed = frozenset(("node_channels", "edge_channels", "global_channels", "aggregate", "readout", "bipartite"))

@@ -77,6 +77,15 @@ class GCNConv(_GraphLayer):
         bias: add b.
 
     x (..., M, P) -> (..., M, Q); `graph.edge_weight` is A's. O(E min(P, Q) + M P Q).
+
+    Equals `Conv(Adjacency(self_loops=True), P, Q)`.
+
+    Example:
+
+        >>> from structconv import GCNConv, Graph
+        >>> graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3)
+        >>> GCNConv(8, 4)(torch.randn(3, 8), graph).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, add_self_loops: bool | None = None,
@@ -99,6 +108,14 @@ class ChebConv(_GraphLayer):
         bias: add b.
 
     No power of L is formed: O(E K min(P, Q) + M K P Q).
+
+    Equals `Conv(Chebyshev(K - 1), P, Q)`.
+
+    Example:
+
+        >>> from structconv import ChebConv, Grid
+        >>> ChebConv(8, 4, K=3)(torch.randn(9, 8), Grid((3, 3)).graph()).shape
+        torch.Size([9, 4])
     """
 
     def __init__(self, in_channels: int, out_channels: int, K: int, *, normalize: str | None = "sym",
@@ -117,6 +134,15 @@ class DiffusionConv(_GraphLayer):
         bias: add b.
 
     Products as DCRNN's published code takes them; see `Powers`. O(2 E K min(P, Q) + 2 M K P Q).
+
+    Equals `Conv(Powers(K - 1, walk="forward") | Powers(K - 1, walk="backward"), P, Q)`.
+
+    Example:
+
+        >>> from structconv import Grid
+        >>> from structconv.nn import DiffusionConv
+        >>> DiffusionConv(8, 4, K=3)(torch.randn(9, 8), Grid((3, 3)).graph()).shape
+        torch.Size([9, 4])
     """
 
     def __init__(self, in_channels: int, out_channels: int, K: int, *, bias: bool = True,
@@ -139,6 +165,15 @@ class RelationalConv(_GraphLayer):
         bias: add b.
 
     Called with x (..., M, P) and a `KnowledgeGraph`.
+
+    Equals `Conv(Relations(num_relations) | Identity(), P, Q, weight=[Full(), Full()])`.
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph, RelationalConv
+        >>> facts = KnowledgeGraph(torch.tensor([[0, 0, 1], [1, 1, 2]]), 3, ("likes", "knows"))
+        >>> RelationalConv(8, 4, num_relations=2)(torch.randn(3, 8), facts).shape
+        torch.Size([3, 4])
     """
 
     kind = KnowledgeGraph
@@ -187,6 +222,16 @@ class EdgeConditionedConv(_GraphLayer):
 
     x (..., M, P) -> (..., N, Q). O(N K P Q) flops and never a filter an edge, (E, P, Q); where edges are of U kinds,
     O(U K P Q + E P Q).
+
+    Equals `Conv(EdgeNetwork(edge_channels, hidden) | Identity(), P, Q, weight=[Full(), Full()])`.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.nn import EdgeConditionedConv
+        >>> graph = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=3, edge_attr=torch.randn(2, 5))
+        >>> EdgeConditionedConv(8, 4, edge_channels=5, hidden=16)(torch.randn(3, 8), graph).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, in_channels: int, out_channels: int, edge_channels: int, hidden: int | Sequence[int] = 128, *,
@@ -273,6 +318,17 @@ class GATConv(_AttentionLayer):
 
     x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
     O(E K + M P K Q) memory and never an (E, K, Q) tensor.
+
+    Equals `Conv(scores.softmax(), P, K Q, weight=HeadBlocks())` on the graph with self-loops, where the scores are
+    `BiAffine(heads, bilinear=False, on="projected").leaky_relu(0.2).masked(keep=STRUCTURE)`.
+
+    Example:
+
+        >>> from structconv import GATConv, Grid
+        >>> layer, graph = GATConv(8, 4, heads=2), Grid((3, 3)).graph()
+        >>> y, weights = layer(torch.randn(9, 8), graph, return_weights=True)
+        >>> y.shape
+        torch.Size([9, 8])
     """
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,
@@ -308,6 +364,12 @@ class GATv2Conv(_AttentionLayer):
 
     x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
     O(M P K Q) memory, and nothing of the size of the edges but the weights that are returned.
+
+    Example:
+
+        >>> from structconv import GATv2Conv, Grid
+        >>> GATv2Conv(8, 4, heads=2)(torch.randn(9, 8), Grid((3, 3)).graph()).shape
+        torch.Size([9, 8])
     """
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1, *, concat: bool = True,

@@ -36,6 +36,13 @@ class OnGrid(Layer):
 
     Raises:
         ShapeError: an image with other channels or too few axes.
+
+    Example:
+
+        >>> from structconv import Conv, Shifts
+        >>> from structconv.nn import OnGrid
+        >>> OnGrid(Conv(Shifts([(0, 0), (2, -1)]), 3, 8), 2)(torch.randn(5, 3, 6, 6)).shape
+        torch.Size([5, 8, 6, 6])
     """
 
 
@@ -229,19 +236,42 @@ class Conv1d(_ConvNd):
 
     Raises:
         ConfigError: arguments without meaning. ShapeError: another number of channels.
+
+    Equals `Conv(Cuboid(kernel_size, stride, dilation, padding), P, Q)` on a grid.
+
+    Example:
+
+        >>> from structconv import Conv1d
+        >>> Conv1d(3, 8, 5, stride=2, padding=2)(torch.randn(2, 3, 20)).shape
+        torch.Size([2, 8, 10])
     """
 
     axes = 1
 
 
 class Conv2d(_ConvNd):
-    """torch's Conv2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `Conv1d`."""
+    """torch's Conv2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `Conv1d`.
+
+    Example:
+
+        >>> from structconv import Conv2d
+        >>> theirs, image = torch.nn.Conv2d(3, 8, 3, padding=1), torch.randn(2, 3, 6, 6)
+        >>> torch.allclose(Conv2d.from_torch(theirs)(image), theirs(image), atol=1e-5)
+        True
+    """
 
     axes = 2
 
 
 class Conv3d(_ConvNd):
-    """torch's Conv3d as structured convolution: (B, P, D, H, W) -> (B, Q, D', H', W'); see `Conv1d`."""
+    """torch's Conv3d as structured convolution: (B, P, D, H, W) -> (B, Q, D', H', W'); see `Conv1d`.
+
+    Example:
+
+        >>> from structconv import Conv3d
+        >>> Conv3d(3, 8, 2)(torch.randn(2, 3, 4, 4, 4)).shape
+        torch.Size([2, 8, 3, 3, 3])
+    """
 
     axes = 3
 
@@ -255,6 +285,14 @@ class SeparableConv2d(OnGrid):
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, bias, padding_mode: as in `Conv2d`; the
             stride, padding and dilation are those of the depthwise filter, the bias is added after the second.
+
+    Equals `Conv(Cuboid(kernel_size), P, Q, weight=DepthwiseSeparable())` on a grid.
+
+    Example:
+
+        >>> from structconv.nn import SeparableConv2d
+        >>> SeparableConv2d(3, 8, 3, padding=1)(torch.randn(2, 3, 6, 6)).shape
+        torch.Size([2, 8, 6, 6])
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
@@ -307,18 +345,40 @@ class AvgPool1d(_AvgPoolNd):
         kernel_size: the window. stride: of the windows; the window's size by default.
         padding: zeros on both sides, which count, as torch's do by default.
         path, max_bytes: what the planner is held to; see `ops.conv`.
+
+    Equals `Conv(Pool(kernel_size), C, C, weight=Eye())` on a grid.
+
+    Example:
+
+        >>> from structconv.nn import AvgPool1d
+        >>> AvgPool1d(2)(torch.arange(6.0).reshape(1, 6))
+        tensor([[0.5000, 2.5000, 4.5000]])
     """
 
     axes = 1
 
 
 class AvgPool2d(_AvgPoolNd):
-    """The mean over windows of an image, (B, C, H, W) -> (B, C, H', W'); see `AvgPool1d`."""
+    """The mean over windows of an image, (B, C, H, W) -> (B, C, H', W'); see `AvgPool1d`.
+
+    Example:
+
+        >>> from structconv.nn import AvgPool2d
+        >>> AvgPool2d(2)(torch.randn(5, 3, 8, 6)).shape
+        torch.Size([5, 3, 4, 3])
+    """
 
     axes = 2
 
 
 class AvgPool3d(_AvgPoolNd):
-    """The mean over windows of a volume, (B, C, D, H, W) -> (B, C, D', H', W'); see `AvgPool1d`."""
+    """The mean over windows of a volume, (B, C, D, H, W) -> (B, C, D', H', W'); see `AvgPool1d`.
+
+    Example:
+
+        >>> from structconv.nn import AvgPool3d
+        >>> AvgPool3d(2)(torch.randn(5, 3, 8, 6, 4)).shape
+        torch.Size([5, 3, 4, 3, 2])
+    """
 
     axes = 3

@@ -20,14 +20,30 @@ _known = lru_cache(maxsize=64)(Grid)
 
 @explained
 def to_entries(image: Tensor, ndim: int) -> tuple[Tensor, Grid]:
-    """(..., C, S_1, ..., S_ndim) -> entries (..., M, C) in row-major order, and their grid."""
+    """(..., C, S_1, ..., S_ndim) -> entries (..., M, C) in row-major order, and their grid.
+
+    Example:
+
+        >>> from structconv.nn import to_entries
+        >>> x, grid = to_entries(torch.randn(5, 3, 8, 10), 2)
+        >>> x.shape, grid
+        (torch.Size([5, 80, 3]), Grid((8, 10)))
+    """
     grid = grid_of(image, ndim)
     return image.flatten(-ndim).mT, grid
 
 
 @explained
 def to_image(entries: Tensor, grid: Grid) -> Tensor:
-    """Entries (..., N, C) on a grid -> (..., C, *S): the inverse of `to_entries`."""
+    """Entries (..., N, C) on a grid -> (..., C, *S): the inverse of `to_entries`.
+
+    Example:
+
+        >>> from structconv.nn import to_entries, to_image
+        >>> image = torch.randn(5, 3, 8, 10)
+        >>> torch.equal(to_image(*to_entries(image, 2)), image)
+        True
+    """
     check_entries("to_image", entries, entries=grid.num_entries, name="entries", letters="NC")
     return entries.mT.unflatten(-1, grid.shape)
 

@@ -24,7 +24,15 @@ _NAMED = frozenset(("forward", "basis", "plan", "plans", "prepare", "calibrate")
 
 
 class Layer(nn.Module):
-    """A module whose arguments can be read; those that no call reads again cannot be assigned."""
+    """A module whose arguments can be read; those that no call reads again cannot be assigned.
+
+    Example:
+
+        >>> from structconv import GCNConv, MultiheadAttention
+        >>> from structconv.nn import Layer
+        >>> isinstance(GCNConv(8, 4), Layer), isinstance(MultiheadAttention(8, 2), Layer)
+        (True, True)
+    """
 
     #: Attributes that say how the layer was made.
     fixed: ClassVar[frozenset[str]] = frozenset()

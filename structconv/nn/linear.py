@@ -44,6 +44,12 @@ class Linear(nn.Linear):
 
     Raises:
         ConfigError: another activation, or x is no tensor. ShapeError: its last axis, dtype or device are not W's.
+
+    Example:
+
+        >>> from structconv.nn import Linear
+        >>> Linear(8, 4, activation="relu")(torch.randn(5, 8)).min() >= 0
+        tensor(True)
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Device = None,

@@ -31,6 +31,13 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing: as torch's.
 
     Differentiable any number of times. Raises what torch raises. 7 M V flops.
+
+    Example:
+
+        >>> from structconv.nn import cross_entropy
+        >>> logits, target = torch.randn(5, 7), torch.randint(7, (5,))
+        >>> torch.allclose(cross_entropy(logits, target), torch.nn.functional.cross_entropy(logits, target))
+        True
     """
     common = (weight is None and size_average is None and reduce is None and reduction in ("mean", "sum")
               and type(ignore_index) is int and type(label_smoothing) in (int, float) and 0 <= label_smoothing <= 1)

@@ -67,6 +67,14 @@ class GroupPool(Composite):
 
     x (..., M, C), and a `Graph` from M rows to G groups, an edge for each row and its group -> (..., G, C). A row may
     be in several groups, or in none. Weights of edges are not read. O(E C) for E edges.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.nn import GroupPool
+        >>> groups = Graph(torch.tensor([[0, 1, 2], [0, 0, 1]]), num_inputs=3, num_outputs=2)   # 2 groups
+        >>> GroupPool(1, "max")(torch.tensor([[1.0], [5.0], [2.0]]), groups).flatten()
+        tensor([5., 2.])
     """
 
     fixed = frozenset(("channels", "kind", "steps"))
@@ -177,6 +185,14 @@ class GraphPool(GroupPool):
     """A row for each graph of a batch, from those of its nodes; of one that is no batch, one row. See `GroupPool`.
 
     x (..., M, C), and the batch -> (..., B, C).
+
+    Example:
+
+        >>> from structconv import Grid, batch
+        >>> from structconv.nn import GraphPool
+        >>> graphs = batch([Grid((2, 2)).graph(), Grid((3, 3)).graph()])
+        >>> GraphPool(8, "mean")(torch.randn(13, 8), graphs).shape
+        torch.Size([2, 8])
     """
 
     def forward(self, x: Tensor, graph: Structure) -> Tensor:

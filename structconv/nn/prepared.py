@@ -150,6 +150,17 @@ class Prepared:
     Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`; it is of
     that layer, and of its parameters as they were: a call says so where they have been changed since, unless through
     `.data` or in inference mode, which torch does not count.
+
+    Example:
+
+        >>> from structconv import Causal, Conv, DotProduct
+        >>> layer = Conv(DotProduct(2, 4).masked(keep=Causal()).softmax(), 8, 8)
+        >>> x = torch.randn(1, 6, 8)
+        >>> prepared = layer.prepare(x[:, :5])
+        >>> torch.allclose(layer.step(prepared, x[:, 5:]), layer(x)[:, 5:], atol=1e-5)
+        True
+        >>> prepared.length
+        6
     """
 
     def __init__(self, layer: Any, x: Tensor, structure: Any, sight: int | None) -> None:

@@ -40,6 +40,13 @@ class ConvGRUCell(Composite):
         reset: "before" or "after".
 
     x (..., M, P), h (..., M, H) or none for zeros -> h' (..., M, H). On images use `to_entries`.
+
+    Example:
+
+        >>> from structconv import ConvGRUCell, Grid, Powers
+        >>> cell = ConvGRUCell(Powers(2, walk="forward") | Powers(2, walk="backward"), 2, 8)  # DCRNN's cell
+        >>> cell(torch.randn(9, 2), structure=Grid((3, 3)).graph()).shape
+        torch.Size([9, 8])
     """
 
     fixed = frozenset(("in_channels", "hidden_channels", "reset"))
@@ -102,6 +109,16 @@ class ConvLSTMCell(Composite):
             each of M positions and channels, as Shi's.
 
     x (..., M, P), state (h, c) of (..., M, H) each, or none for zeros -> (h', c'). On images use `to_entries`.
+
+    Example:
+
+        >>> from structconv import ConvLSTMCell, Cuboid, Grid
+        >>> cell, frames = ConvLSTMCell(Cuboid((3, 3)), 1, 8), torch.randn(4, 2, 64, 1)      # 4 steps of 2 images
+        >>> state = None
+        >>> for frame in frames:
+        ...     state = cell(frame, state, structure=Grid((8, 8)))
+        >>> state[0].shape
+        torch.Size([2, 64, 8])
     """
 
     fixed = frozenset(("in_channels", "hidden_channels"))

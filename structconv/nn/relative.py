@@ -19,6 +19,14 @@ class RelativeValue(Layer):
 
     It is `attention.outer(ClippedShifts(clip))` applied to ones, with r (2 clip + 1, D) as its weight; D is what one
     head carries (the rank of a `LowRank` weight). Cost beyond the attention's: 2 K N (2 clip + 1) D flops.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct, LowRank
+        >>> from structconv.nn import RelativeValue
+        >>> layer = Conv(DotProduct(2, 4).softmax(), 8, 8, weight=LowRank(4), relative_value=RelativeValue(clip=3))
+        >>> layer(torch.randn(6, 8)).shape
+        torch.Size([6, 8])
     """
 
     table: nn.Parameter

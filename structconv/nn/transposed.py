@@ -131,18 +131,40 @@ class ConvTranspose1d(_ConvTransposeNd):
 
     Raises:
         ConfigError: arguments without meaning. ShapeError: another number of channels, or no output.
+
+    Equals `Conv(Cuboid(kernel_size, stride).transpose(), P, Q)` on a grid.
+
+    Example:
+
+        >>> from structconv.nn import ConvTranspose1d
+        >>> ConvTranspose1d(3, 8, 2, stride=2)(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 8, 10])
     """
 
     axes = 1
 
 
 class ConvTranspose2d(_ConvTransposeNd):
-    """torch's ConvTranspose2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `ConvTranspose1d`."""
+    """torch's ConvTranspose2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `ConvTranspose1d`.
+
+    Example:
+
+        >>> from structconv.nn import ConvTranspose2d
+        >>> ConvTranspose2d(3, 8, 2, stride=2)(torch.randn(2, 3, 5, 5)).shape
+        torch.Size([2, 8, 10, 10])
+    """
 
     axes = 2
 
 
 class ConvTranspose3d(_ConvTransposeNd):
-    """torch's ConvTranspose3d: (B, P, D, H, W) -> (B, Q, D', H', W'); see `ConvTranspose1d`."""
+    """torch's ConvTranspose3d: (B, P, D, H, W) -> (B, Q, D', H', W'); see `ConvTranspose1d`.
+
+    Example:
+
+        >>> from structconv.nn import ConvTranspose3d
+        >>> ConvTranspose3d(3, 8, 2, stride=2)(torch.randn(2, 3, 5, 5, 5)).shape
+        torch.Size([2, 8, 10, 10, 10])
+    """
 
     axes = 3

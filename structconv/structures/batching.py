@@ -28,6 +28,15 @@ class GridBatch(FrozenValue):
     """Grids side by side, entries of one after entries of the other; what shifts do, they do within each grid.
 
     Grids of one shape need no batch: a single `Grid` serves x (B, M, P).
+
+    Example:
+
+        >>> from structconv import Conv, Grid, Shifts, batch
+        >>> grids = batch([Grid(3), Grid(2)])
+        >>> grids
+        GridBatch(Grid((3,)), Grid((2,)))
+        >>> Conv(Shifts([1]), 4, 4)(torch.randn(5, 4), grids).shape
+        torch.Size([5, 4])
     """
 
     grids: tuple[Grid, ...]
@@ -61,6 +70,16 @@ class StructureBatch(FrozenValue):
     """Structures of a class of your own side by side, entries of one after entries of the other.
 
     A mechanism is asked for each of them alone. `batch` makes it where the class has no method `batched`.
+
+    Example:
+
+        >>> from structconv import batch
+        >>> from structconv.structures.values import FrozenValue, structure
+        >>> @structure()
+        ... class Ring(FrozenValue):
+        ...     num_entries: int
+        >>> batch([Ring(3), Ring(4)]).samples.num_samples
+        2
     """
 
     parts: tuple[FrozenValue, ...]
@@ -112,6 +131,12 @@ def batch(structures: Sequence[Any]) -> Structure:
     Raises:
         StructureError: an empty list, different kinds, or graphs of which only some have weights or attributes, or
             whose dtypes or devices differ.
+
+    Example:
+
+        >>> from structconv import Grid, batch
+        >>> batch([Grid((2, 2)).graph(), Grid((3, 3)).graph()])
+        Graph(M=13, N=13, E=32, int64)
     """
     parts = list(structures)
     kinds = {type(part) for part in parts}
@@ -161,6 +186,12 @@ def unbatch(y: Tensor, parts: Sequence[Structure | int]) -> tuple[Tensor, ...]:
 
     Args:
         parts: the structures that were batched, or their numbers of outputs.
+
+    Example:
+
+        >>> from structconv import Grid, unbatch
+        >>> [part.shape for part in unbatch(torch.randn(13, 8), [Grid((2, 2)), Grid((3, 3))])]
+        [torch.Size([4, 8]), torch.Size([9, 8])]
     """
     sizes = _output_sizes(parts)
     if y.dim() < 2 or y.shape[-2] != sum(sizes):
@@ -171,7 +202,15 @@ def unbatch(y: Tensor, parts: Sequence[Structure | int]) -> tuple[Tensor, ...]:
 
 @explained
 def membership(parts: Sequence[Structure | int], device: torch.device | str | None = None) -> Tensor:
-    """(sum N,): for each output entry of a batch, which of the structures it belongs to; what a readout sums over."""
+    """(sum N,): for each output entry of a batch, which of the structures it belongs to; what a readout sums over.
+
+    Example:
+
+        >>> from structconv import Grid
+        >>> from structconv.structures import membership
+        >>> membership([Grid(2), Grid(3)])
+        tensor([0, 0, 1, 1, 1])
+    """
     sizes = torch.tensor(_output_sizes(parts), dtype=torch.int64, device=device)
     return torch.repeat_interleave(sizes, output_size=sum(_output_sizes(parts)))
 

@@ -41,6 +41,13 @@ def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shar
     ::
 
         DataLoader(dataset, batch_size, collate_fn=functools.partial(collate, shared=("graph",)))
+
+    Example:
+
+        >>> from structconv import Grid, collate
+        >>> x, graph = collate([(torch.randn(4, 8), Grid((2, 2)).graph()), (torch.randn(9, 8), Grid((3, 3)).graph())])
+        >>> x.shape, graph.num_nodes
+        (torch.Size([13, 8]), 13)
     """
     if not samples:
         raise StructureError("collate", "samples must be one or more", "none")

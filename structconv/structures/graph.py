@@ -43,6 +43,15 @@ class Graph(Exchange, Structure):
     The edges are checked here, O(E) and one synchronisation on a GPU, and again where they were changed in place. A
     graph is frozen; `dataclasses.replace(graph, edge_weight=w)` is the same graph with other weights, and shares its
     sorted layouts. Row 0 as source and row 1 as target is PyTorch Geometric's convention too.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> graph = Graph(torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3, edge_weight=torch.tensor([1.0, 2.0, 3.0]))
+        >>> graph.to_torch_sparse(torch.sparse_coo).to_dense()
+        tensor([[0., 1., 0.],
+                [0., 0., 2.],
+                [3., 0., 0.]])
     """
 
     ENTRY_COUNTS = ("num_inputs", "num_outputs")

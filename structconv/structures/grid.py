@@ -32,6 +32,14 @@ class Grid(FrozenValue):
     ::
 
         Grid((28, 28)), Grid(10), Grid((8, 8), periodic=True)
+
+    Example:
+
+        >>> from structconv import Grid
+        >>> Grid((2, 3)).coordinates().tolist()
+        [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+        >>> Grid((8, 8)).graph()
+        Graph(M=64, N=64, E=224, int64)
     """
 
     shape: tuple[int, ...]

@@ -28,7 +28,22 @@ Device = torch.device | str | None
 
 
 class Support(Structure, abc.ABC):
-    """Which pairs of an input m and an output n exist."""
+    """Which pairs of an input m and an output n exist.
+
+    Example:
+
+        >>> from structconv.structures import Support
+        >>> from structconv.structures.values import structure
+        >>> @structure()
+        ... class Every(Support):
+        ...     step: int
+        ...     def _contains(self, m, n):
+        ...         return (m - n) % self.step == 0
+        >>> Every(2).contains(torch.arange(3)[:, None], torch.arange(3))
+        tensor([[ True, False,  True],
+                [False,  True, False],
+                [ True, False,  True]])
+    """
 
     @property
     def num_inputs(self) -> int | None:

@@ -36,6 +36,15 @@ class KnowledgeGraph(Structure):
     Raises:
         StructureError: a wrong shape or dtype, an index that is negative or out of range, a name given twice, a triple
             from one sample to another.
+
+    Example:
+
+        >>> from structconv import KnowledgeGraph
+        >>> facts = KnowledgeGraph.from_labels([("Ada", "knows", "Bob"), ("Bob", "likes", "Eve")])
+        >>> facts
+        KnowledgeGraph(T=2, entities=3, relations=2: knows, likes)
+        >>> facts.relation("likes")
+        Graph(M=3, N=3, E=1, int64)
     """
 
     ENTRY_COUNTS = ("num_entities",)

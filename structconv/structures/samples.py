@@ -37,6 +37,14 @@ class Samples(Support):
     ::
 
         Samples([5, 2, 7]), Samples([5, 2], outputs=[3, 3])
+
+    Example:
+
+        >>> from structconv import MultiheadAttention, Samples
+        >>> sentences, attention = [torch.randn(2, 8), torch.randn(5, 8)], MultiheadAttention(8, 2)
+        >>> together = attention(torch.cat(sentences), structure=Samples([2, 5]))
+        >>> torch.allclose(together[:2], attention(sentences[0]), atol=1e-5)
+        True
     """
 
     ENTRY_COUNTS = ("input_count", "output_count", "longest", "pair_count")

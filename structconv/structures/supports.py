@@ -27,6 +27,13 @@ class Causal(Support):
     """m <= n: an output sees itself and what came before.
 
     Aligned at the first entry also where M differs from N, as `is_causal` of torch's scaled dot product attention.
+
+    Example:
+
+        >>> from structconv import Causal, Conv, DotProduct
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=Causal()).softmax(), 8, 8)
+        >>> layer.basis(torch.randn(3, 8)).dense()[0].count_nonzero(0)     # inputs of each output
+        tensor([1, 2, 3])
     """
 
     may_hide = False
@@ -40,7 +47,16 @@ class Causal(Support):
 
 @structure()
 class Blocks(Support):
-    """m and n in the same block of `size` consecutive entries: m // size == n // size. Lists O(N size) edges."""
+    """m and n in the same block of `size` consecutive entries: m // size == n // size. Lists O(N size) edges.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct
+        >>> from structconv.structures import Blocks
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=Blocks(2)).softmax(), 8, 8)
+        >>> layer.basis(torch.randn(5, 8)).dense()[0].count_nonzero(0)     # inputs of each output
+        tensor([2, 2, 2, 2, 1])
+    """
 
     size: int
 
@@ -77,6 +93,14 @@ class Global(Support):
         StructureError: a number that is no integer >= 0, or comes twice.
 
     Lists G (M + N) - G^2 edges for G global entries. (Beltagy et al. 2020, section 3.1.)
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct, Window
+        >>> from structconv.structures import Global
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=Window(1) | Global(1)).softmax(), 8, 8)
+        >>> layer.basis(torch.randn(5, 8)).dense()[0].count_nonzero(0)     # inputs of each output
+        tensor([5, 3, 4, 4, 3])
     """
 
     entries: int | tuple[int, ...]
@@ -131,6 +155,14 @@ class Padding(Support):
     """The inputs that exist: `keep` (..., M) is true where input m is an entry and false where it is padding.
 
     Leading dimensions are the batch's.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct, Padding
+        >>> keep = torch.tensor([True, True, False])
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=Padding(keep)).softmax(), 8, 8)
+        >>> layer.basis(torch.randn(3, 8)).dense()[0, 2].tolist()          # input 2 is padding
+        [0.0, 0.0, 0.0]
     """
 
     keep: Tensor
@@ -163,7 +195,16 @@ class Padding(Support):
 
 @structure()
 class DenseMask(Support):
-    """Any pairs at all, by a table: `keep` (..., M, N). The one support that holds M N booleans."""
+    """Any pairs at all, by a table: `keep` (..., M, N). The one support that holds M N booleans.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct
+        >>> from structconv.structures import DenseMask
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=DenseMask(torch.eye(3, dtype=torch.bool))).softmax(), 8, 8)
+        >>> layer.basis(torch.randn(3, 8)).dense()[0].tolist()
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
 
     keep: Tensor
 
@@ -210,6 +251,15 @@ class EdgeSupport(Support):
 
     The list is the graph itself, in its edge order. Duplicate edges stay in the list, each a pair of its own with its
     own weight, whereas `contains` says only that the pair exists.
+
+    Example:
+
+        >>> from structconv import Graph
+        >>> from structconv.structures import EdgeSupport
+        >>> support = EdgeSupport(Graph(torch.tensor([[0], [1]]), num_nodes=2))
+        >>> support.contains(torch.tensor([[0], [1]]), torch.tensor([0, 1]))
+        tensor([[False,  True],
+                [False, False]])
     """
 
     graph: Graph

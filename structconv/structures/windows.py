@@ -36,6 +36,15 @@ class Window(Support):
 
     Lists O(N (2r + 1)^L) edges. Sources: Luong et al. 2015, section 3.2; Hassani et al. 2023 (neighbourhoods; here
     the window shrinks at the border and does not slide).
+
+    Example:
+
+        >>> from structconv import Causal, Conv, DotProduct, Window
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=Window(1)).softmax(), 8, 8)
+        >>> layer.basis(torch.randn(4, 8)).dense()[0].count_nonzero(0)     # inputs of each output
+        tensor([2, 3, 3, 2])
+        >>> Window(2) & Causal()
+        (Window(radius=2) & Causal())
     """
 
     radius: int | tuple[int, ...]

@@ -113,6 +113,14 @@ class Weight(_Held, abc.ABC):
     A kind of weight is one class, `class Separable(Weight, mix="KH", filters="HPQ")`. The constructor takes options.
     The letters name the axes of its tensors; from them follow the checks, the sizes K, P and Q, and the shapes of the
     parameters that `bound` makes.
+
+    Example:
+
+        >>> import torch
+        >>> from structconv import Full, conv
+        >>> from structconv.bases import Identity
+        >>> conv(torch.randn(5, 4), Identity(5), Full.of(torch.randn(1, 4, 8))).shape
+        torch.Size([5, 8])
     """
 
     #: Whether `join` sums the heads, so that they need not be told apart once the structure is applied.

@@ -19,6 +19,13 @@ class Separable(Weight, mix="KH", filters="HPQ"):
 
     mix (K, H), filters (H, P, Q). The mixing is done on the entries or on Theta, whichever is fewer flops an entry.
     With rank 1 all channels share one pattern over k; for a pattern a channel see `DepthwiseSeparable`.
+
+    Example:
+
+        >>> from structconv import Conv, Separable, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Separable(rank=2), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        518
     """
 
     mix: Tensor
@@ -74,6 +81,14 @@ class DepthwiseSeparable(Weight, depthwise="KP", pointwise="PQ"):
     """Theta_kpq = depthwise_kp pointwise_pq (Chollet 2017): P (K + Q) numbers, one pattern over k a channel.
 
     depthwise (K, P), pointwise (P, Q): eq. 9 with H = P and a diagonal pattern.
+
+    Example:
+
+        >>> from structconv import Conv, Shifts
+        >>> from structconv.weights import DepthwiseSeparable
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=DepthwiseSeparable(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        304
     """
 
     depthwise: Tensor
@@ -111,6 +126,13 @@ class LowRank(Weight, value="GPD", output="KDQ"):
     Args:
         dim: D, channels a head between the two.
         shared_by: heads that share one value projection (grouped queries); must divide K.
+
+    Example:
+
+        >>> from structconv import Conv, LowRank, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=LowRank(4), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        384
     """
 
     value: Tensor
@@ -211,6 +233,14 @@ class HeadBlocks(_Blocks, theta="KPD"):
     """Head k fills the k-th of K blocks of output channels (concatenated heads, as in GAT): P Q numbers.
 
     theta (K, P, D), Q = K D. It is a `LowRank` whose second factor places a block, and is never multiplied with.
+
+    Example:
+
+        >>> from structconv import Conv, DotProduct
+        >>> from structconv.weights import HeadBlocks
+        >>> layer = Conv(DotProduct(heads=4, dim=8).softmax(), 16, 32, weight=HeadBlocks(), bias=False)
+        >>> layer.weight().dense().shape                             # (K, P, Q); head k fills outputs 8 k ... 8 k + 7
+        torch.Size([4, 16, 32])
     """
 
     theta: Tensor
@@ -260,7 +290,16 @@ class HeadBlocks(_Blocks, theta="KPD"):
 
 
 class EyeBlocks(_Blocks, Fixed):
-    """Head k hands on the k-th of K blocks of P / K channels, P = Q: nothing to draw, to scale or to train."""
+    """Head k hands on the k-th of K blocks of P / K channels, P = Q: nothing to draw, to scale or to train.
+
+    Example:
+
+        >>> from structconv import Conv
+        >>> from structconv.mechanisms import DynamicShifts
+        >>> from structconv.weights import EyeBlocks
+        >>> Conv(DynamicShifts([-1, 0, 1], heads=4), 16, 16, weight=EyeBlocks())(torch.randn(9, 16)).shape
+        torch.Size([9, 16])
+    """
 
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
         extents = super()._extents(size, in_channels, out_channels)

@@ -21,6 +21,13 @@ class WeightList(Weight):
     """One weight for each part of a basis `a | b`, in order; the variance is shared in proportion to their K.
 
     A layer names their parameters by their numbers, `weight.0.theta`, `weight.1.theta`, ...
+
+    Example:
+
+        >>> from structconv import Conv, Full, Identity, Separable, Shifts
+        >>> layer = Conv(Shifts([-1, 1]) | Identity(), 4, 8, weight=[Separable(rank=1), Full()])
+        >>> layer.weight
+        WeightList([Separable(1, K=2, P=4, Q=8), Full(K=1, P=4, Q=8)])
     """
 
     parts: tuple[Weight, ...]
@@ -111,6 +118,13 @@ class MixtureWeights(WeightList):
     Args:
         weights: one for each part, or one for all.
         channels: P of each part.
+
+    Example:
+
+        >>> from structconv import Conv, Identity
+        >>> layer = Conv(Identity().of("words") | Identity().of("tags"), {"words": 4, "tags": 2}, 8)
+        >>> layer({"words": torch.randn(5, 4), "tags": torch.randn(5, 2)}).shape
+        torch.Size([5, 8])
     """
 
     def __init__(self, weights: Weight | Sequence[Weight], channels: Sequence[int]) -> None:

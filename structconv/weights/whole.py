@@ -25,7 +25,15 @@ __all__ = ["Apart", "ByHead", "Depthwise", "Eye", "Fixed", "Full", "Grouped", "S
 
 
 class Full(Weight, theta="KPQ"):
-    """Theta (K, P, Q) whole: K P Q numbers. `expand` and `contract` are one matrix product each."""
+    """Theta (K, P, Q) whole: K P Q numbers. `expand` and `contract` are one matrix product each.
+
+    Example:
+
+        >>> from structconv import Conv, Full, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Full(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        768
+    """
 
     theta: Tensor
 
@@ -54,6 +62,13 @@ class Grouped(Weight, theta="KGPQ"):
     """Block-diagonal Theta: channels in `groups` groups, each of which feeds one; K P Q / G numbers.
 
     theta (K, G, P/G, Q/G): group g of P feeds group g of Q.
+
+    Example:
+
+        >>> from structconv import Conv, Grouped, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Grouped(groups=4), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        192
     """
 
     theta: Tensor
@@ -112,6 +127,13 @@ class Depthwise(Weight, depthwise="KPJ"):
             absent.
         normalize: "softmax" for weights e^w_k / sum_k e^w_k, so that each output is a mean over k: lightweight
             convolution (Wu et al. 2019, eq. 4 and 5). The variance of y then follows from the basis.
+
+    Example:
+
+        >>> from structconv import Conv, Depthwise, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Depthwise(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        48
     """
 
     depthwise: Tensor
@@ -173,7 +195,15 @@ class Depthwise(Weight, depthwise="KPJ"):
 
 
 class Shared(Weight, theta="PQ"):
-    """One Theta (P, Q) for all k: P Q numbers. Its variance counts the energy of the sum of all matrices."""
+    """One Theta (P, Q) for all k: P Q numbers. Its variance counts the energy of the sum of all matrices.
+
+    Example:
+
+        >>> from structconv import Conv, Shared, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Shared(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        256
+    """
 
     theta: Tensor
     size: int = 1
@@ -223,7 +253,15 @@ class Fixed(Weight):
 
 
 class Eye(Fixed):
-    """Theta_k = the identity, P = Q: nothing to draw, to scale or to train. x keeps its dtype and device."""
+    """Theta_k = the identity, P = Q: nothing to draw, to scale or to train. x keeps its dtype and device.
+
+    Example:
+
+        >>> from structconv import Conv, Eye, Shifts
+        >>> layer = Conv(Shifts([-1, 0, 1]), 16, 16, weight=Eye(), bias=False)
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        0
+    """
 
     def dense(self) -> Tensor:
         return torch.eye(self.channels).expand(self.size, self.channels, self.channels)
