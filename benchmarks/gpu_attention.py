@@ -44,7 +44,7 @@ from structconv.primitives.native.additive import additive_attention
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.structures import Causal, Graph
-from structconv.weights import ByHead
+from structconv.weights.whole import ByHead
 
 HEADS = ((4, 32), (8, 64))
 COPIED = 2**30  # bytes

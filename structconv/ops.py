@@ -17,7 +17,8 @@ from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
 from structconv.shapes import check_entries
 from structconv.structures.grid import Grid
-from structconv.weights import ByHead, Eye, Full, Weight, as_weight
+from structconv.weights import Eye, Full, Weight
+from structconv.weights.whole import ByHead, as_weight
 
 __all__ = ["conv", "decompose", "factorise", "plan"]
 

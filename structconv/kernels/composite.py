@@ -22,7 +22,8 @@ from structconv.planning.kernel import Kernel, matching, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, PartInputs, Problem, Run
 from structconv.structures.values import altered
-from structconv.weights import MixtureWeights, sum_tensors
+from structconv.weights import MixtureWeights
+from structconv.weights.base import sum_tensors
 
 __all__ = ["Nested", "PerInput", "PerPart", "cheapest", "part_of"]
 

@@ -34,7 +34,7 @@ from structconv.structures.masks import Transposed, joined_by_and
 from structconv.structures.restriction import Pieces, Restriction
 from structconv.structures.samples import Samples
 from structconv.structures.values import Structure, altered, map_tensors, size_class
-from structconv.weights import Apart
+from structconv.weights.whole import Apart
 
 __all__ = ["SampleBySample", "Samplewise"]
 

@@ -19,7 +19,8 @@ from structconv.bases.base import Basis
 from structconv.bases.pairs import Edges, full
 from structconv.bases.pairwise import Pairwise, entries, nodes
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
-from structconv.weights import Weight, as_weight
+from structconv.weights import Weight
+from structconv.weights.whole import as_weight
 
 __all__ = ["CHANNELS", "F64", "TOLERANCE", "absent_pairs", "arguments", "by_definition", "check_adjoint",
            "check_blocks", "check_contract", "check_entries", "check_gradcheck", "check_paths", "check_reference",

@@ -7,11 +7,10 @@ kind has, so that the planner compares what is really run.
 
 from __future__ import annotations
 
-from structconv.weights.base import BoundWeight, Weight, sum_tensors
+from structconv.weights.base import BoundWeight, Weight
 from structconv.weights.factored import DepthwiseSeparable, EyeBlocks, HeadBlocks, LowRank, Separable
 from structconv.weights.lists import BoundWeights, MixtureWeights, WeightList
-from structconv.weights.whole import Apart, ByHead, Depthwise, Eye, Full, Grouped, Shared, as_weight
+from structconv.weights.whole import Depthwise, Eye, Full, Grouped, Shared
 
-__all__ = ["Apart", "BoundWeight", "BoundWeights", "ByHead", "Depthwise", "DepthwiseSeparable", "Eye", "EyeBlocks",
-           "Full", "Grouped", "HeadBlocks", "LowRank", "MixtureWeights", "Separable", "Shared", "Weight", "WeightList",
-           "as_weight", "sum_tensors"]
+__all__ = ["BoundWeight", "BoundWeights", "Depthwise", "DepthwiseSeparable", "Eye", "EyeBlocks", "Full", "Grouped",
+           "HeadBlocks", "LowRank", "MixtureWeights", "Separable", "Shared", "Weight", "WeightList"]

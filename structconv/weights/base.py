@@ -272,7 +272,15 @@ class Weight(_Held, abc.ABC):
 
 
 class BoundWeight(nn.Module):
-    """The parameters of a weight for K, P and Q; calling it yields the weight over them."""
+    """The parameters of a weight for K, P and Q; calling it yields the weight over them.
+
+    Example:
+
+        >>> from structconv import Full
+        >>> module = Full().bound(1, 4, 8)
+        >>> [name for name, _ in module.named_parameters()], module()
+        (['theta'], Full(K=1, P=4, Q=8))
+    """
 
     def __init__(self, kind: Weight, size: int, in_channels: int, out_channels: int,
                  tensors: Mapping[str, Tensor], fixed: Mapping[str, int]) -> None:

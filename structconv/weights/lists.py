@@ -170,7 +170,15 @@ class MixtureWeights(WeightList):
 
 
 class BoundWeights(BoundWeight):
-    """The modules of a list of weights, each a child by its number."""
+    """The modules of a list of weights, each a child by its number.
+
+    Example:
+
+        >>> from structconv import Full
+        >>> from structconv.weights import WeightList
+        >>> [name for name, _ in WeightList([Full(), Full()]).bound([1, 2], 4, 8).named_parameters()]
+        ['0.theta', '1.theta']
+    """
 
     def __init__(self, kind: WeightList, size: int, in_channels: int, out_channels: int,
                  parts: Sequence[BoundWeight]) -> None:

@@ -19,7 +19,7 @@ from structconv.mechanisms.expression import Inputs
 from structconv.planning import Call, Problem, Sizes, decide, registered
 from structconv.planning.kernel import matching
 from structconv.structures import Graph
-from structconv.weights import ByHead, as_weight
+from structconv.weights.whole import ByHead, as_weight
 
 #: The expression as it is written.
 PRIMITIVES = "value, apply, output"

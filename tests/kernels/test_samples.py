@@ -21,7 +21,8 @@ from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
 from structconv.structures import Causal, DenseMask, Padding, Samples, Window
 from structconv.testing.batches import check_samples, takes_samples
-from structconv.weights import Apart, LowRank
+from structconv.weights import LowRank
+from structconv.weights.whole import Apart
 from tests.kernels.applied import LargestTensor
 from tests.support.layers import uses
 from tests.test_batches import REFUSED
