@@ -172,16 +172,17 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
 
 #: (x, theta, bias) -> y by differentiable operators.
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     """Whether a kernel may read x (M, ..., C), and nothing but autograd is to see, or to transform, the layer."""
-    return (type(x) in _PLAIN and x.dtype is torch.float32 and x.is_cpu and x.numel() > 0
-            and x.shape[-1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and _PLAIN.issuperset(map(type, others))
-            and all(t is None or (t.dtype is torch.float32 and t.is_cpu) for t in others)
-            and not is_compiling() and not private.watched(profilers=False) and not private.is_wrapped(x)
-            and not x.is_meta)
+    if is_compiling() or private.watched(profilers=False):
+        return False
+    for t in (x, *others):
+        if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu):
+            return False
+    return (x.numel() > 0 and x.shape[-1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and not private.is_wrapped(x))
 
 
 def check_unchanged(index: Tensor, version: int | None) -> None:
