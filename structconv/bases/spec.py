@@ -264,7 +264,7 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
         if fields is None:
             known = value.__dict__.get("_known_key") if isinstance(value, FrozenValue) else None
             if known is None and kind is Graph:
-                known = value.__dict__["_known_key"] = (id(value), *tensor_ids(value)), value.static_key
+                known = value.__dict__["_known_key"] = (id(value), *tensor_ids(value)), value._static()
             if known is not None:
                 met += known[0]
                 facts.append(known[1])
