@@ -16,7 +16,7 @@ from structconv.bases.sparse import Sparse
 from structconv.bases.spec import NormalizedWeights
 from structconv.memo import derived, is_plain
 from structconv.primitives.functions import sum_dtype
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges
 
 __all__ = ["adjacency", "random_walk", "scaled_laplacian"]
 
@@ -58,7 +58,7 @@ def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: 
 def lazy_adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool = True) -> Sparse:
     """`adjacency` with values that a kernel may make itself, where it can read the edges and no gradient is wanted."""
     weight = graph.edge_weight if weighted else None
-    usual = normalize in ("sym", "row") and dtype is torch.float32 and is_plain(graph.listed()[0])
+    usual = normalize in ("sym", "row") and dtype is torch.float32 and is_plain(listed_edges(graph)[0])
     if not usual or not (weight is None or (weight.dim() == 1 and weight.dtype is dtype and is_plain(weight)
                                             and not weight.requires_grad)):
         return adjacency(graph, normalize, dtype, weighted)

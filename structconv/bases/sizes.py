@@ -7,7 +7,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.shapes import broadcast
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.restriction import Restriction
 from structconv.structures.values import altered
 
@@ -65,7 +65,7 @@ class GraphValues(OnGraph):
     @property
     def device(self) -> torch.device:
         """Where the edges are."""
-        return self.graph.listed()[0].device
+        return listed_edges(self.graph)[0].device
 
 
 class QueryKey(Basis):

@@ -27,7 +27,7 @@ from torch.func import functional_call
 
 from structconv.bases.base import Basis
 from structconv.primitives.products import linear, split_heads
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges, tensor_ids
 from structconv.structures.supports import DenseMask, EdgeSupport, Padding
 from structconv.structures.values import (
     EXACT,
@@ -128,7 +128,7 @@ class NormalizedWeights:
     @property
     def device(self) -> torch.device:
         """Where the edges are."""
-        return self.graph.listed()[0].device
+        return listed_edges(self.graph)[0].device
 
     @property
     def shape(self) -> tuple[int]:
@@ -272,7 +272,7 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
         if fields is None:
             known = value.__dict__.get("_known_key") if isinstance(value, FrozenValue) else None
             if known is None and kind is Graph:
-                known = value.__dict__["_known_key"] = (id(value), *value.tensor_ids()), value.static_key
+                known = value.__dict__["_known_key"] = (id(value), *tensor_ids(value)), value._static()
             if known is not None:
                 met += known[0]
                 facts.append(known[1])

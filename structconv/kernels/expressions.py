@@ -14,7 +14,7 @@ from structconv.bases.linear import Scaled
 from structconv.bases.scores import Products
 from structconv.bases.spec import Leaf, filler, getter
 from structconv.primitives.functions import finite
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.supports import EdgeSupport, Support
 
 __all__ = ["Dropout", "finite", "listed", "pairs_list", "product_and_bias",
@@ -89,7 +89,7 @@ def pairs_list(support: Support | None) -> Callable[[Any, int, int, torch.device
 
         def graph(basis: Any, inputs: int, outputs: int, device: torch.device) -> Graph:
             found: Graph = graph_of(basis)
-            return found if found.listed()[0].device == device else found.to(device)
+            return found if listed_edges(found)[0].device == device else found.to(device)
 
         return graph
     fill = filler(support)

@@ -17,6 +17,7 @@ from structconv.planning.kernel import register
 from structconv.planning.plan import Plan
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.native.adjacency import check_unchanged, convolve_with_self, is_direct
+from structconv.structures.graph import listed_edges
 from structconv.weights import Full
 
 __all__ = ["WithSelf"]
@@ -60,7 +61,7 @@ class WithSelf(PerPart):
             x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
             if not is_direct(x, theta, bias) or (adjacency := match.matrix.adjacency(call)) is None:
                 return otherwise(call)
-            index = graph(call.basis).listed()[0]
+            index = listed_edges(graph(call.basis))[0]
             version = private.version(index)
 
             def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:

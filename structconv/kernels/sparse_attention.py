@@ -36,7 +36,7 @@ from structconv.primitives.native.projected import projected_attention
 from structconv.primitives.native.weights import affine_weights, bilinear_weights
 from structconv.primitives.products import product
 from structconv.shapes import broadcast
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.supports import EdgeSupport, Support
 from structconv.weights import HeadBlocks, LowRank
 
@@ -126,7 +126,7 @@ class AffineEdges(NamedTuple):
         if not fitting or not is_direct(x, of_source, of_target, bias) or (bias is not None and bias.shape != heads):
             return None
         graph = self.edges.pairs(call.basis, x.shape[-2], x.shape[-2], x.device)
-        index, loops = graph.listed()
+        index, loops = listed_edges(graph)
         nodes = graph.num_inputs, graph.num_outputs
         adjacency = adjacency_of(index, *nodes, loops=loops) if nodes == (x.shape[-2],) * 2 else None
         if adjacency is None:

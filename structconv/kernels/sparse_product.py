@@ -24,7 +24,7 @@ from structconv.primitives.native.adjacency import (
     is_direct,
 )
 from structconv.shapes import check_alike
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges
 from structconv.weights import Eye, Full
 from structconv.weights.base import plus
 
@@ -50,7 +50,7 @@ class Matrices(NamedTuple):
     def adjacency(self, call: Call) -> Adjacency | None:
         """One matrix of ones or of normalized weights, as a native kernel reads it; `None` where none can."""
         graph, values = self.graph(call.basis), None if self.values is None else self.values(call.basis)
-        index, loops = graph.listed()
+        index, loops = listed_edges(graph)
         if values is None:
             return adjacency_of(index, graph.num_inputs, graph.num_outputs, loops=loops)
         if type(values) is not NormalizedWeights or values.graph is not graph:
@@ -115,7 +115,7 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
         if not is_direct(x, theta, bias) or (adjacency := match.adjacency(call)) is None:
             return otherwise(call)
 
-        index = match.graph(call.basis).listed()[0]
+        index = listed_edges(match.graph(call.basis))[0]
         version = private.version(index)
 
         def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
@@ -132,7 +132,7 @@ def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
     def run(call: Call) -> Tensor:
         if not is_direct(call.x) or (adjacency := match.adjacency(call)) is None:
             return otherwise(call)
-        index = match.graph(call.basis).listed()[0]
+        index = listed_edges(match.graph(call.basis))[0]
         version = private.version(index)
 
         def composed(x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from structconv.primitives.native.adjacency import (
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
 from structconv.structures.batching import Structure, entries_to_samples
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, listed_edges
 from structconv.weights import Eye
 
 __all__ = ["GraphPool", "GroupPool"]
@@ -131,7 +131,7 @@ def _of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor,
     """The rows x (M, C) pooled along the edges of a graph by a native kernel; `None` where none can read them."""
     if x.dim() != 2 or not is_direct(x):
         return None
-    index, loops = groups.listed()
+    index, loops = listed_edges(groups)
     adjacency = adjacency_of(index, groups.num_inputs, groups.num_outputs, loops=loops, square=groups.is_square,
                              normalize="row" if kind == "mean" else None)
     if adjacency is None:

@@ -64,24 +64,12 @@ class Graph(Exchange, Structure):
     samples: Any
 
     def _static(self) -> Hashable:
-        index, held = self.listed()[0], [key_of(t) if isinstance(t, Tensor) else t
+        index, held = listed_edges(self)[0], [key_of(t) if isinstance(t, Tensor) else t
                                          for t in (self.edge_weight, self.edge_attr)]
         listed = ((index.dtype, index.device, size_class(self.num_edges)) if isinstance(index, Tensor)
                   else (key_of(index),))
         samples = None if self.samples is None else (size_class(self.samples.num_samples), self.samples.square)
         return (type(self), size_class(self.num_inputs), size_class(self.num_outputs), *listed, *held, samples)
-
-    def listed(self) -> tuple[Tensor, bool]:
-        """The edges that are listed, and whether a loop at each entry comes after them."""
-        base = self.__dict__.get("_base")
-        return (self.edge_index, False) if base is None else (base.edge_index, True)
-
-    def tensor_ids(self) -> tuple[int, ...]:
-        """What tells its tensors from those of other graphs; edges with loops are others than those without."""
-        index, looped = self.listed()
-        samples = () if self.samples is None else (id(self.samples.input_starts), id(self.samples.output_starts))
-        return (-id(index) if looped else id(index), *(id(t) for t in (self.edge_weight, self.edge_attr)
-                                                       if t is not None), *samples)
 
     def __getattr__(self, name: str) -> Any:
         """The edges of a graph with self-loops that nobody has asked for yet, made of those without; remembered there.
@@ -89,7 +77,7 @@ class Graph(Exchange, Structure):
         base = self.__dict__.get("_base")
         if name != "edge_index" or base is None:
             raise AttributeError(name)
-        return _edges_and_loops(base.edge_index, base.num_inputs)
+        return _edges_and_loops(base, self.num_inputs)
 
     def __getstate__(self) -> dict[str, Any]:
         held = super().__getstate__()
@@ -136,7 +124,7 @@ class Graph(Exchange, Structure):
     @property
     def num_edges(self) -> int:
         """E, duplicates included."""
-        index, looped = self.listed()
+        index, looped = listed_edges(self)
         return index.shape[1] + self.num_inputs if looped else index.shape[1]
 
     @property
@@ -273,6 +261,21 @@ class Graph(Exchange, Structure):
         if isinstance(self.edge_attr, Tensor):
             parts.append(f"A={self.edge_attr.shape[-1] if self.edge_attr.dim() > 1 else 1}")
         return f"Graph({', '.join(parts)})"
+
+
+def listed_edges(graph: Graph) -> tuple[Tensor, bool]:
+    """The edges of a graph that are listed, and whether a loop at each entry comes after them."""
+    held: dict[str, Any] = graph.__dict__
+    base = held.get("_base")
+    return (graph.edge_index, False) if base is None else (base, True)
+
+
+def tensor_ids(graph: Graph) -> tuple[int, ...]:
+    """What tells the tensors of a graph from those of others; edges with loops are others than those without."""
+    index, looped = listed_edges(graph)
+    samples = () if graph.samples is None else (id(graph.samples.input_starts), id(graph.samples.output_starts))
+    return (-id(index) if looped else id(index), *(id(t) for t in (graph.edge_weight, graph.edge_attr)
+                                                   if t is not None), *samples)
 
 
 def check_index_tensor(owner: str, name: str, index: Any, shape: tuple[int | None, ...], pattern: str) -> None:
@@ -435,8 +438,8 @@ def _has_version(index: Tensor) -> bool:
 def _with_lazy_loops(graph: Graph) -> Graph:
     """The graph with self-loops, whose edges are listed when somebody reads them: kernels do without."""
     found = object.__new__(Graph)
-    found.__dict__.update(_base=graph, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs, edge_weight=None,
-                          edge_attr=None, samples=graph.samples)
+    found.__dict__.update(_base=graph.edge_index, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
+                          edge_weight=None, edge_attr=None, samples=graph.samples)
     return found
 
 

@@ -71,22 +71,8 @@ class Samples(Support):
         for name, field in fields.items():  # given by what rebuilds the value: `replace`, compilers, exporters
             object.__setattr__(self, name, field)
 
-    @classmethod
-    def of_starts(cls, starts: Tensor) -> Samples:
-        """Samples by the first entry of each, then the number of all: (B + 1,) integers in main memory.
-
-        What is known of the sizes is computed when somebody reads it.
-        """
-        numbers = starts.tolist()
-        if starts.dtype is not torch.int64 or len(numbers) < 2 or numbers[0] or numbers != sorted(numbers):
-            return cls(starts.diff())
-        found, own = object.__new__(cls), starts.clone()
-        found.__dict__.update(input_starts=own, output_starts=own, input_count=numbers[-1], output_count=numbers[-1],
-                              square=True)
-        return found
-
     def __getattr__(self, name: str) -> Any:
-        """A number that `of_starts` left for later."""
+        """A number that `samples_from` left for later."""
         if name not in _OF_SIZES or "input_starts" not in self.__dict__:
             raise AttributeError(name)
         sizes = self.input_starts.diff().tolist()
@@ -293,4 +279,18 @@ def _positions(starts: Tensor, count: int, device: Device) -> Tensor:
     return torch.arange(count, device=device) - starts.to(device)[_members(starts, count, device)]
 
 
-MAKERS["samples"], MAKERS["starts"] = Samples, Samples.of_starts
+def samples_from(starts: Tensor) -> Samples:
+    """Samples by the first entry of each, then the number of all: (B + 1,) integers in main memory.
+
+    What is known of the sizes is computed when somebody reads it.
+    """
+    numbers = starts.tolist()
+    if starts.dtype is not torch.int64 or len(numbers) < 2 or numbers[0] or numbers != sorted(numbers):
+        return Samples(starts.diff())
+    found, own = object.__new__(Samples), starts.clone()
+    found.__dict__.update(input_starts=own, output_starts=own, input_count=numbers[-1], output_count=numbers[-1],
+                          square=True)
+    return found
+
+
+MAKERS["samples"], MAKERS["starts"] = Samples, samples_from

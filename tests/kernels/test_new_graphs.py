@@ -9,9 +9,11 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 
 from structconv import torch_private as private
-from structconv.errors import StructureError
+from structconv.bases import Sparse
+from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms import Adjacency, Identity
 from structconv.nn import Conv, GATConv, GraphPool, GroupPool
+from structconv.ops import conv
 from structconv.primitives.native.loader import core
 from structconv.structures import Graph, batch
 from structconv.structures.groups import rows_to_groups
@@ -155,6 +157,16 @@ def test_changes_in_place_are_noticed_and_bad_edges_refused():
     given.edge_index[1, 3] = NODES
     with pytest.raises(StructureError, match="at edge 3"):
         layer(x, given)
+
+
+@pytest.mark.parametrize("path", ["structure_first", "channels_first"])
+def test_rows_of_another_number_in_the_same_class_are_refused(path):
+    """A plan serves all sizes of a class, so that the kernel must ask for itself."""
+    basis, theta = Sparse(Graph(torch.randint(112, (2, 300)), num_nodes=112)), torch.randn(1, 3, 4)
+    conv(torch.randn(112, 3), basis, theta, path=path)
+    for rows in (100, 111):
+        with pytest.raises((ShapeError, StructureError)):
+            conv(torch.randn(rows, 3), basis, theta, path=path)
 
 
 def test_a_batch_and_a_graph_with_loops_are_as_they_are_written():

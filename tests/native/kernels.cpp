@@ -33,6 +33,12 @@ DECLARE(project, ProjectArgs);
 DECLARE(outer, OuterArgs);
 DECLARE(drop_block, DropBlockArgs);
 DECLARE(attention_step, AttentionStepArgs);
+DECLARE(edges, EdgesArgs);
+DECLARE(adjacency, AdjacencyArgs);
+DECLARE(groups, GroupsArgs);
+DECLARE(transpose, TransposeArgs);
+DECLARE(maxima, MaximaArgs);
+DECLARE(maxima_backward, MaximaArgs);
 #define CALL(name) SC_JOIN(name, SC_ISA)
 
 using namespace structconv;
@@ -531,6 +537,77 @@ void steps() {
     step(2, 8, 100, 512, 64, 64, 512, false);
 }
 
+// Edges as they come, sorted and weighed in one pass, their transpose, and maxima along them; edges that are wrong are
+// found before anything is written by them.
+void new_graph(int64_t inputs, int64_t outputs, int64_t edges, bool loops, int64_t normalize, bool weighted) {
+    std::mt19937 random(2);
+    std::vector<int64_t> index(2 * edges), starts = {0, inputs / 2, inputs};
+    std::vector<int32_t> source, target;
+    for (int64_t e = 0; e < edges; ++e) {
+        source.push_back(static_cast<int32_t>(index[e] = static_cast<int64_t>(random() % inputs)));
+        target.push_back(static_cast<int32_t>(index[edges + e] = static_cast<int64_t>(random() % outputs)));
+    }
+    for (int64_t n = 0; loops && n < outputs; ++n) {
+        source.push_back(static_cast<int32_t>(n));
+        target.push_back(static_cast<int32_t>(n));
+    }
+    const int64_t slots = static_cast<int64_t>(source.size()), channels = 5;
+    const Side right = group(target, source, static_cast<int32_t>(outputs));
+    const bool square = inputs == outputs, valued = weighted || normalize != kNone;
+    Side found{std::vector<int32_t>(outputs + 1), std::vector<int32_t>(slots), std::vector<int32_t>(slots)};
+    Side back{std::vector<int32_t>(inputs + 1), std::vector<int32_t>(slots), std::vector<int32_t>(slots)};
+    std::vector<float> values(valued ? slots : 0), turned(values.size());
+    std::vector<float> scales(valued ? outputs + (square ? 0 : inputs) : 0);
+    Block weights(slots, 0, 0.5f, 1.5f);
+    int64_t bad = -2;
+    AdjacencyArgs args = {index.data(), edges, 1, 1, edges, inputs, outputs, loops, square, normalize,
+                          weighted ? weights.floats() : nullptr, found.indptr.data(), found.index.data(),
+                          found.order.data(), valued ? values.data() : nullptr, scales.data(), &bad};
+    CALL(adjacency)(&args);
+    const bool same = found.indptr == right.indptr && found.index == right.index && found.order == right.order;
+    expect(bad == -1 && same, "edges that are sorted", outputs, slots, 0);
+    bool finite = true;
+    for (float value : values) finite = finite && std::isfinite(value);
+    expect(finite, "edges that are weighed", outputs, slots, 0);
+    const TransposeArgs transposed = {found.layout(), valued ? values.data() : nullptr, inputs, back.indptr.data(),
+                                      back.index.data(), back.order.data(), turned.data()};
+    CALL(transpose)(&transposed);
+    expect(back.indptr == group(source, target, static_cast<int32_t>(inputs)).indptr, "edges that are turned", inputs,
+           slots, 0);
+    Block x(inputs * channels, 0, -1.0f, 1.0f), y(outputs * channels, 0, 0, 0), grad(outputs * channels, 0, 1.0f, 1.0f);
+    Block shares(outputs * channels, 0, 0, 0), grad_x(inputs * channels, 0, 0, 0);
+    const MaximaArgs maxima = {found.layout(), back.layout(), x.floats(), y.floats(), grad.floats(), shares.floats(),
+                               grad_x.floats(), channels, 2};
+    CALL(maxima)(&maxima);
+    CALL(maxima_backward)(&maxima);
+    double sum = 0.0, reached = 0.0;
+    for (int64_t i = 0; i < grad_x.size(); ++i) sum += grad_x.get(i);
+    for (int64_t n = 0; n < outputs; ++n) reached += found.indptr[n] < found.indptr[n + 1] ? channels : 0;
+    expect(std::fabs(sum - reached) < 1e-3 * (1.0 + reached), "gradients of maxima", inputs, channels, 0);
+    EdgesArgs checked = {index.data(), edges, 1, 1, edges, inputs, outputs, 0, nullptr, nullptr, &bad};
+    CALL(edges)(&checked);
+    expect(bad == -1, "edges that are right", inputs, outputs, 0);
+    if (square && inputs > 1) {
+        checked.samples = 2;
+        checked.input_starts = checked.output_starts = starts.data();
+        CALL(edges)(&checked);
+        expect(bad >= 0, "edges between samples", inputs, outputs, 0);
+    }
+    std::vector<int32_t> first(3), rows(inputs);
+    std::vector<float> shared(inputs);
+    const GroupsArgs grouped = {starts.data(), 2, inputs, first.data(), rows.data(), shared.data(), &bad};
+    CALL(groups)(&grouped);
+    expect(bad == -1 && first[2] == inputs, "groups in order", inputs, 2, 0);
+    for (int64_t wrong : {int64_t{-1}, inputs, int64_t{1} << 40}) {
+        index[edges / 2] = wrong;
+        CALL(adjacency)(&args);
+        expect(bad == edges / 2, "an edge that is none", inputs, outputs, 0);
+        starts[1] = wrong == inputs ? inputs + 1 : wrong;
+        CALL(groups)(&grouped);
+        expect(bad >= 0, "groups that are none", inputs, 2, 0);
+    }
+}
+
 // Every kernel along edges once more, on long rows.
 void hubs() {
     for (bool of_inputs : {false, true}) {
@@ -559,6 +636,12 @@ int main() {
     dropouts();
     steps();
     hubs();
+    for (int64_t normalize : {kNone, kRow, kSymmetric})
+        for (bool weighted : {false, true})
+            for (const auto& [inputs, outputs, edges] : {std::array<int64_t, 3>{40, 40, 300}, {9, 9, 12}, {30, 7, 90},
+                                                         {3, 50, 20}})
+                for (bool loops : {false, true})
+                    if (!loops || inputs == outputs) new_graph(inputs, outputs, edges, loops, normalize, weighted);
     const int64_t shapes[][3] = {{1, 7, 5}, {8, 8, 8}, {4, 32, 32}, {3, 20, 12}, {17, 8, 3}, {2, 64, 64}, {1, 300, 130},
                                  {5, 1, 1}, {0, 8, 8}, {2, 0, 4}};
     const Case nothing = {{{0}, {}, {}}, {{0}, {}, {}}, 0, 0, 0};

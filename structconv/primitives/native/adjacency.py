@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_private as private
+from structconv.errors import ShapeError
 from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back
 from structconv.primitives.native import affine, calls
@@ -172,16 +173,18 @@ def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = Fals
 
 #: (x, theta, bias) -> y by differentiable operators.
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     """Whether a kernel may read x (M, ..., C), and nothing but autograd is to see, or to transform, the layer."""
-    return (type(x) in _PLAIN and x.dtype is torch.float32 and x.is_cpu and x.numel() > 0
-            and x.shape[-1] <= calls.MAX_CHANNELS and x.shape[0] < LIMIT and _PLAIN.issuperset(map(type, others))
-            and all(t is None or (t.dtype is torch.float32 and t.is_cpu) for t in others)
-            and not is_compiling() and not private.watched(profilers=False) and not private.is_wrapped(x)
-            and not x.is_meta)
+    if is_compiling() or private.watched(profilers=False):
+        return False
+    for t in (x, *others):
+        if t is not None and (type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu
+                              or t.shape[-1] > calls.MAX_CHANNELS):
+            return False
+    return x.numel() > 0 and x.shape[0] < LIMIT and not private.is_wrapped(x)
 
 
 def check_unchanged(index: Tensor, version: int | None) -> None:
@@ -191,9 +194,17 @@ def check_unchanged(index: Tensor, version: int | None) -> None:
                            "gradient needs the edges as they were: change a copy")
 
 
+def _check_rows(side: Side, x: Tensor) -> None:
+    """Raise `ShapeError` unless x has the rows that the edges begin at."""
+    if x.shape[0] != side.columns:
+        raise ShapeError("Conv", f"x must have shape (..., M={side.columns}, P)", tuple(x.shape),
+                         "Entries are dim -2, channels dim -1.")
+
+
 def sums(side: Side, x: Tensor, more: Tensor | None = None) -> Tensor:
     """y_n = sum of values_e x_m over the edges m -> n of one side, plus more_n: (M, C) and (N, C) -> (N, C)."""
     x = calls.dense(x)
+    _check_rows(side, x)
     y = calls.empty(x, (side.rows, x.shape[1]))
     kernels = calls.Loaded.core
     assert kernels is not None
@@ -388,6 +399,7 @@ def gather_maxima(x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], 
 
 
 def _maxima(side: Side, x: Tensor) -> Tensor:
+    _check_rows(side, x)
     y = calls.empty(x, (side.rows, x.shape[1]))
     kernels = calls.kernels()
     assert kernels is not None
