@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, normalized
 from structconv.bases.pairwise import Pairwise, both, complete, entries, listed_graph, reach
+from structconv.bases.sizes import OverChild, OverTwo
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
@@ -25,38 +25,15 @@ from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
 from structconv.structures.values import altered
 
-__all__ = ["Binary", "Dropped", "DroppedWithin", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product",
-           "Sum", "Unary", "check_sizes", "pattern_of_normalised"]
+__all__ = ["Binary", "Dropped", "DroppedWithin", "Kept", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer",
+           "Product", "Sum", "Unary", "check_sizes", "pattern_of_normalised"]
 
 
-class Unary(Pairwise):
+@value
+class Unary(OverChild, Pairwise):
     """A node over one child, whose sizes, support and pattern it shares."""
 
     child: Basis
-
-    @property
-    def size(self) -> int:
-        return self.child.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.child.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.child.num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.child.batch_shape
-
-    @property
-    def device(self) -> torch.device:
-        return self.child.device
-
-    @property
-    def has_scores(self) -> bool:
-        return self.child.has_scores
 
     def support(self) -> Support | None:
         return self.child.support()
@@ -68,30 +45,29 @@ class Unary(Pairwise):
         return None if child is None else altered(self, child=child)
 
 
-class Binary(Pairwise):
+class Kept(Unary):
+    """A node whose entries are zero where those of its child are."""
+
+    def pattern(self) -> Graph | None:
+        return self.child.pattern()
+
+    def reach(self) -> Support | None:
+        return reach(self.child)
+
+
+@value
+class Binary(OverTwo, Pairwise):
     """A node over two children with equal M and N."""
 
     #: How it is written, for errors.
-    written: ClassVar[str] = ""
+    written = ""
 
     first: Basis
     second: Basis
 
     @property
-    def num_inputs(self) -> int:
-        return self.first.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.first.num_outputs
-
-    @property
     def size(self) -> int:
         return max(self.first.size, self.second.size)
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
     @property
     def has_scores(self) -> bool:
@@ -140,9 +116,6 @@ class Sum(Binary):
 
     written = "a + b"
 
-    first: Basis
-    second: Basis
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes("a + b", self.first, self.second)
@@ -159,9 +132,6 @@ class Product(Binary):
     """a_k * b_k, entry by entry; evaluated only where the sparser of the two is not zero."""
 
     written = "a * b"
-
-    first: Basis
-    second: Basis
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -186,9 +156,6 @@ class Outer(Binary):
 
     written = "a.outer(b)"
 
-    first: Basis
-    second: Basis
-
     @property
     def size(self) -> int:
         return self.first.size * self.second.size
@@ -209,10 +176,9 @@ class Outer(Binary):
 
 
 @value
-class Masked(Unary):
+class Masked(Kept):
     """Only the pairs that `keep` contains exist."""
 
-    child: Basis
     mask: Support
 
     def support(self) -> Support:
@@ -220,9 +186,6 @@ class Masked(Unary):
 
     def reach(self) -> Support | None:
         return both(reach(self.child), self.mask)
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
 
     def restricted(self, to: Restriction) -> Basis | None:
         child, masks = self.child.restricted(to), self.mask.restricted(to)
@@ -241,7 +204,6 @@ class Masked(Unary):
 class Mapped(Unary):
     """fn(a_kmn), entry by entry."""
 
-    child: Basis
     fn: Callable[[Tensor], Tensor]
 
     def evaluate(self, pairs: Pairs) -> Tensor:
@@ -255,7 +217,6 @@ class Mapped(Unary):
 class LeakyReLU(Unary):
     """max(a, 0) + negative_slope min(a, 0); a type of its own because kernels use that it is monotone."""
 
-    child: Basis
     negative_slope: float
 
     def evaluate(self, pairs: Pairs) -> Tensor:
@@ -275,7 +236,6 @@ def pattern_of_normalised(scores: Basis) -> Graph | None:
 class Normalised(Unary):
     """Weights from scores: "softmax", "sum", "count" or "sigmoid", over inputs or outputs; absent pairs weigh zero."""
 
-    child: Basis
     kind: str
     over: str
 
@@ -305,7 +265,7 @@ class Normalised(Unary):
 
 
 @value
-class Dropped(Unary):
+class Dropped(Kept):
     """Weights, each zeroed with probability p and else divided by 1 - p.
 
     Whether a weight falls is a function of the seed, of the stream, which tells parts of a `|` apart, and of its
@@ -313,16 +273,9 @@ class Dropped(Unary):
     evaluated.
     """
 
-    child: Basis
     p: float
     seed: Tensor
     stream: int = 0
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
 
     def restricted(self, to: Restriction) -> Basis | None:
         child = self.child.restricted(to)
@@ -342,7 +295,7 @@ class Dropped(Unary):
 
 
 @value
-class DroppedWithin(Unary):
+class DroppedWithin(Kept):
     """The same for samples of a batch, where the weights fall that fall in the whole of it.
 
     Args:
@@ -352,7 +305,6 @@ class DroppedWithin(Unary):
 
     ENTRY_COUNTS = ("outputs",)
 
-    child: Basis
     p: float
     seed: Tensor
     stream: int
@@ -363,12 +315,6 @@ class DroppedWithin(Unary):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.first_input.shape, self.child.batch_shape)
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
 
     def restricted(self, to: Restriction) -> Basis | None:
         return None

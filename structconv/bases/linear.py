@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.entrywise import Unary
+from structconv.bases.entrywise import Kept, Unary
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import entries, reach
+from structconv.bases.sizes import OverParts, OverTwo
 from structconv.errors import ShapeError
-from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
@@ -38,30 +38,10 @@ def _unfold(t: Tensor, size: int) -> Tensor:
 
 
 @value
-class Concat(Basis):
+class Concat(OverParts):
     """Heads side by side: the K matrices of each part, in order."""
 
     parts: tuple[Basis, ...]
-
-    @property
-    def size(self) -> int:
-        return sum(part.size for part in self.parts)
-
-    @property
-    def num_inputs(self) -> int:
-        return self.parts[0].num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.parts[0].num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(*(part.batch_shape for part in self.parts))
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0].device
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -112,15 +92,12 @@ class Concat(Basis):
         return f"({' | '.join(map(repr, self.parts))})"
 
 
-class Operands(Basis):
+@value
+class Operands(OverTwo):
     """Two operands, each of which is computed through its own primitives."""
 
     first: Basis
     second: Basis
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
     @property
     def device(self) -> torch.device:
@@ -136,9 +113,6 @@ class Operands(Basis):
 class Composed(Operands):
     """All products A'_k' A''_k'': first `first`, then `second`; k = k' K'' + k'' (Proposition 3)."""
 
-    first: Basis
-    second: Basis
-
     def __post_init__(self) -> None:
         if self.first.num_outputs != self.second.num_inputs:
             raise ShapeError("a @ b", f"b must take the N={self.first.num_outputs} outputs of a",
@@ -148,10 +122,6 @@ class Composed(Operands):
     @property
     def size(self) -> int:
         return self.first.size * self.second.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.first.num_inputs
 
     @property
     def num_outputs(self) -> int:
@@ -183,10 +153,9 @@ class Composed(Operands):
 
 
 @value
-class Repeated(Unary):
+class Repeated(Kept):
     """A basis of one matrix, k times."""
 
-    child: Basis
     times: int
 
     @property
@@ -207,12 +176,6 @@ class Repeated(Unary):
         a = self.child.dense(dtype)
         return a.expand(*a.shape[:-3], self.times, *a.shape[-2:])
 
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
-
     def evaluate(self, pairs: Pairs) -> Tensor:
         a, rank = self.child.evaluate(pairs), len(pairs.shape)
         return a.expand(*a.shape[:-rank - 1], self.times, *a.shape[-rank:])
@@ -225,20 +188,9 @@ class Repeated(Unary):
 class LinearSum(Operands):
     """a_k + b_k of two matrices, each through its own primitives."""
 
-    first: Basis
-    second: Basis
-
     @property
     def size(self) -> int:
         return self.first.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.first.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.first.num_outputs
 
     def apply(self, r: Tensor) -> Tensor:
         return self.first.apply(r) + self.second.apply(r)
@@ -257,10 +209,9 @@ class LinearSum(Operands):
 
 
 @value
-class Scaled(Unary):
+class Scaled(Kept):
     """factor * a_k: one number, or a tensor of them, (K,) or (1,)."""
 
-    child: Basis
     factor: float | Tensor
 
     def apply(self, r: Tensor) -> Tensor:
@@ -275,12 +226,6 @@ class Scaled(Unary):
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         a = self.child.dense(dtype)
         return a * self._factor(a.dtype, 2)
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         a = self.child.evaluate(pairs)
@@ -300,7 +245,6 @@ class Scaled(Unary):
 class Transposed(Unary):
     """A_kmn -> A_knm of any basis, entry by entry."""
 
-    child: Basis
     flips = True
 
     @property
