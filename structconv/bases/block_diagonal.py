@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
+from structconv.bases.sizes import OverParts
 from structconv.errors import ShapeError
-from structconv.shapes import broadcast
 from structconv.structures.restriction import Restriction
 from structconv.structures.samples import EachWithin, Samples
 from structconv.structures.supports import Support
@@ -19,7 +19,7 @@ __all__ = ["BlockDiagonal"]
 
 
 @value
-class BlockDiagonal(Basis):
+class BlockDiagonal(OverParts):
     """A_k = diag(A_k^(1), ..., A_k^(B)): the matrices of sample b over its own inputs and outputs, zero elsewhere.
 
     Raises:
@@ -43,14 +43,6 @@ class BlockDiagonal(Basis):
     @property
     def num_outputs(self) -> int:
         return sum(part.num_outputs for part in self.parts)
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(*(part.batch_shape for part in self.parts))
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0].device
 
     @property
     def has_scores(self) -> bool:

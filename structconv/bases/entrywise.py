@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, normalized
 from structconv.bases.pairwise import Pairwise, both, complete, entries, listed_graph, reach
+from structconv.bases.sizes import OverChild, OverTwo
 from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
 from structconv.shapes import broadcast
@@ -28,34 +28,11 @@ from structconv.structures.values import altered
 __all__ = ["Dropped", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product", "Sum"]
 
 
-class Unary(Pairwise):
+@value
+class Unary(OverChild, Pairwise):
     """A node over one child, whose sizes, support and pattern it shares."""
 
     child: Basis
-
-    @property
-    def size(self) -> int:
-        return self.child.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.child.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.child.num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.child.batch_shape
-
-    @property
-    def device(self) -> torch.device:
-        return self.child.device
-
-    @property
-    def has_scores(self) -> bool:
-        return self.child.has_scores
 
     def support(self) -> Support | None:
         return self.child.support()
@@ -67,30 +44,29 @@ class Unary(Pairwise):
         return None if child is None else altered(self, child=child)
 
 
-class Binary(Pairwise):
+class Kept(Unary):
+    """A node whose entries are zero where those of its child are."""
+
+    def pattern(self) -> Graph | None:
+        return self.child.pattern()
+
+    def reach(self) -> Support | None:
+        return reach(self.child)
+
+
+@value
+class Binary(OverTwo, Pairwise):
     """A node over two children with equal M and N."""
 
     #: How it is written, for errors.
-    written: ClassVar[str] = ""
+    written = ""
 
     first: Basis
     second: Basis
 
     @property
-    def num_inputs(self) -> int:
-        return self.first.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.first.num_outputs
-
-    @property
     def size(self) -> int:
         return max(self.first.size, self.second.size)
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
     @property
     def has_scores(self) -> bool:
@@ -148,9 +124,6 @@ class Sum(Binary):
 
     written = "a + b"
 
-    first: Basis
-    second: Basis
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes("a + b", self.first, self.second)
@@ -176,9 +149,6 @@ class Product(Binary):
     """
 
     written = "a * b"
-
-    first: Basis
-    second: Basis
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -211,9 +181,6 @@ class Outer(Binary):
 
     written = "a.outer(b)"
 
-    first: Basis
-    second: Basis
-
     @property
     def size(self) -> int:
         return self.first.size * self.second.size
@@ -234,7 +201,7 @@ class Outer(Binary):
 
 
 @value
-class Masked(Unary):
+class Masked(Kept):
     """Only the pairs that `keep` contains exist.
 
     Example:
@@ -246,7 +213,6 @@ class Masked(Unary):
                 [0., 0., 1.]])
     """
 
-    child: Basis
     mask: Support
 
     def support(self) -> Support:
@@ -254,9 +220,6 @@ class Masked(Unary):
 
     def reach(self) -> Support | None:
         return both(reach(self.child), self.mask)
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
 
     def restricted(self, to: Restriction) -> Basis | None:
         child, masks = self.child.restricted(to), self.mask.restricted(to)
@@ -282,7 +245,6 @@ class Mapped(Unary):
         tensor([[0., 2.]])
     """
 
-    child: Basis
     fn: Callable[[Tensor], Tensor]
 
     def evaluate(self, pairs: Pairs) -> Tensor:
@@ -303,7 +265,6 @@ class LeakyReLU(Unary):
         tensor([[-0.5000,  2.0000]])
     """
 
-    child: Basis
     negative_slope: float
 
     def evaluate(self, pairs: Pairs) -> Tensor:
@@ -331,7 +292,6 @@ class Normalised(Unary):
         tensor([0.5000, 0.5000])
     """
 
-    child: Basis
     kind: str
     over: str
 
@@ -361,7 +321,7 @@ class Normalised(Unary):
 
 
 @value
-class Dropped(Unary):
+class Dropped(Kept):
     """Weights, each zeroed with probability p and else divided by 1 - p.
 
     Whether a weight falls is a function of the seed, of the stream, which tells parts of a `|` apart, and of its
@@ -376,16 +336,9 @@ class Dropped(Unary):
         tensor([0., 2.])
     """
 
-    child: Basis
     p: float
     seed: Tensor
     stream: int = 0
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
 
     def restricted(self, to: Restriction) -> Basis | None:
         child = self.child.restricted(to)
@@ -405,7 +358,7 @@ class Dropped(Unary):
 
 
 @value
-class DroppedWithin(Unary):
+class DroppedWithin(Kept):
     """The same for samples of a batch, where the weights fall that fall in the whole of it.
 
     Args:
@@ -415,7 +368,6 @@ class DroppedWithin(Unary):
 
     ENTRY_COUNTS = ("outputs",)
 
-    child: Basis
     p: float
     seed: Tensor
     stream: int
@@ -426,12 +378,6 @@ class DroppedWithin(Unary):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.first_input.shape, self.child.batch_shape)
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
 
     def restricted(self, to: Restriction) -> Basis | None:
         return None

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.entrywise import Unary
+from structconv.bases.entrywise import Kept, Unary
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import entries, reach
+from structconv.bases.sizes import OverParts, OverTwo
 from structconv.errors import ShapeError
-from structconv.shapes import broadcast
 from structconv.structures.graph import Graph
 from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
@@ -38,7 +38,7 @@ def _unfold(t: Tensor, size: int) -> Tensor:
 
 
 @value
-class Concat(Basis):
+class Concat(OverParts):
     """Heads side by side: the K matrices of each part, in order.
 
     Example:
@@ -49,26 +49,6 @@ class Concat(Basis):
     """
 
     parts: tuple[Basis, ...]
-
-    @property
-    def size(self) -> int:
-        return sum(part.size for part in self.parts)
-
-    @property
-    def num_inputs(self) -> int:
-        return self.parts[0].num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.parts[0].num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(*(part.batch_shape for part in self.parts))
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0].device
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -119,15 +99,12 @@ class Concat(Basis):
         return f"({' | '.join(map(repr, self.parts))})"
 
 
-class Operands(Basis):
+@value
+class Operands(OverTwo):
     """Two operands, each of which is computed through its own primitives."""
 
     first: Basis
     second: Basis
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.first.batch_shape, self.second.batch_shape)
 
     @property
     def device(self) -> torch.device:
@@ -152,9 +129,6 @@ class Composed(Operands):
                 [7., 7.]])
     """
 
-    first: Basis
-    second: Basis
-
     def __post_init__(self) -> None:
         if self.first.num_outputs != self.second.num_inputs:
             raise ShapeError("a @ b", f"b must take the N={self.first.num_outputs} outputs of a",
@@ -164,10 +138,6 @@ class Composed(Operands):
     @property
     def size(self) -> int:
         return self.first.size * self.second.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.first.num_inputs
 
     @property
     def num_outputs(self) -> int:
@@ -199,7 +169,7 @@ class Composed(Operands):
 
 
 @value
-class Repeated(Unary):
+class Repeated(Kept):
     """A basis of one matrix, k times.
 
     Example:
@@ -210,7 +180,6 @@ class Repeated(Unary):
         4
     """
 
-    child: Basis
     times: int
 
     @property
@@ -230,12 +199,6 @@ class Repeated(Unary):
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         a = self.child.dense(dtype)
         return a.expand(*a.shape[:-3], self.times, *a.shape[-2:])
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         a, rank = self.child.evaluate(pairs), len(pairs.shape)
@@ -259,20 +222,9 @@ class LinearSum(Operands):
                 [0., 1., 0.]])
     """
 
-    first: Basis
-    second: Basis
-
     @property
     def size(self) -> int:
         return self.first.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.first.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        return self.first.num_outputs
 
     def apply(self, r: Tensor) -> Tensor:
         return self.first.apply(r) + self.second.apply(r)
@@ -291,7 +243,7 @@ class LinearSum(Operands):
 
 
 @value
-class Scaled(Unary):
+class Scaled(Kept):
     """factor * a_k: one number, or a tensor of them, (K,) or (1,).
 
     Example:
@@ -302,7 +254,6 @@ class Scaled(Unary):
                 [6., 8.]])
     """
 
-    child: Basis
     factor: float | Tensor
 
     def apply(self, r: Tensor) -> Tensor:
@@ -317,12 +268,6 @@ class Scaled(Unary):
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         a = self.child.dense(dtype)
         return a * self._factor(a.dtype, 2)
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         a = self.child.evaluate(pairs)
@@ -349,7 +294,6 @@ class Transposed(Unary):
         torch.Size([1, 3, 4])
     """
 
-    child: Basis
     flips = True
 
     @property

@@ -6,17 +6,14 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.entrywise import Unary
+from structconv.bases.entrywise import Kept
 from structconv.bases.pairs import Pairs
-from structconv.bases.pairwise import reach
-from structconv.structures.graph import Graph
-from structconv.structures.supports import Support
 
 __all__ = ["Mixed"]
 
 
 @value
-class Mixed(Unary):
+class Mixed(Kept):
     """sum_k W_kj a_k for each of J heads: W (K, J) maps over the heads, and no pair meets another.
 
     A score that is -inf in one of the heads, an absent pair in the log domain, is absent in every mixture.
@@ -29,7 +26,6 @@ class Mixed(Unary):
         tensor([2.5000, 2.5000, 2.5000])
     """
 
-    child: Basis
     matrix: Tensor
 
     @property
@@ -60,12 +56,6 @@ class Mixed(Unary):
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         return self._mixed(self.child.dense(dtype), 2)
-
-    def pattern(self) -> Graph | None:
-        return self.child.pattern()
-
-    def reach(self) -> Support | None:
-        return reach(self.child)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         return self._mixed(self.child.evaluate(pairs), len(pairs.shape))

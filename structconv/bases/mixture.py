@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
+from structconv.bases.sizes import OverParts
 from structconv.errors import ShapeError
-from structconv.shapes import broadcast
 
 __all__ = ["Mixture"]
 
 
 @value
-class Mixture(Basis):
+class Mixture(OverParts):
     """The K matrices of each part, in order, over the inputs of all parts one after the other: M = M_1 + M_2 + ...
 
     A matrix of a part is zero at the inputs of the others. The parts share their outputs.
@@ -39,24 +39,8 @@ class Mixture(Basis):
                              " and ".join(f"N={count}" for count in counts) or "none")
 
     @property
-    def size(self) -> int:
-        return sum(part.size for part in self.parts)
-
-    @property
     def num_inputs(self) -> int:
         return sum(part.num_inputs for part in self.parts)
-
-    @property
-    def num_outputs(self) -> int:
-        return self.parts[0].num_outputs
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(*(part.batch_shape for part in self.parts))
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0].device
 
     @property
     def dtype(self) -> torch.dtype | None:

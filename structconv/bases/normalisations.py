@@ -155,7 +155,6 @@ def _log_softmax(scores: Tensor, keep: Tensor, dim: int) -> Tensor:
 class GroupWise(Unary):
     """A node whose entries depend on all scores of their group."""
 
-    child: Basis
     over: str
 
     @property

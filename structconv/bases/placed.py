@@ -11,6 +11,7 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
+from structconv.bases.sizes import OverChild
 from structconv.errors import StructureError
 from structconv.shapes import broadcast
 from structconv.structures.places import Places
@@ -68,7 +69,8 @@ def _at(pairs: Pairs, places: Places) -> Pairs:
                           places)
 
 
-class _Placed(Basis):
+@value
+class _Placed(OverChild):
     """What both have of their child."""
 
     ENTRY_COUNTS = ("outputs",)
@@ -78,28 +80,12 @@ class _Placed(Basis):
     outputs: int
 
     @property
-    def has_scores(self) -> bool:
-        return self.child.has_scores
-
-    @property
-    def size(self) -> int:
-        return self.child.size
-
-    @property
-    def num_inputs(self) -> int:
-        return self.child.num_inputs
-
-    @property
     def num_outputs(self) -> int:
         return self.outputs
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.child.batch_shape, self.places.batch_shape)
-
-    @property
-    def device(self) -> torch.device:
-        return self.child.device
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -111,10 +97,6 @@ class _Placed(Basis):
 class Moved(_Placed, Pairwise):
     """a_kmn of `child`, which depends on places alone, with n the place of the output."""
 
-    child: Basis
-    places: Places
-    outputs: int
-
     def evaluate(self, pairs: Pairs) -> Tensor:
         return cast(Pairwise, self.child).evaluate(_at(pairs, self.places))
 
@@ -122,10 +104,6 @@ class Moved(_Placed, Pairwise):
 @value
 class Selected(_Placed):
     """Of the outputs of `child` those at the places, in their order; costs what all of them cost."""
-
-    child: Basis
-    places: Places
-    outputs: int
 
     def apply(self, r: Tensor) -> Tensor:
         return self._taken(self.child.apply(r), -2, heads=True)

@@ -1,4 +1,4 @@
-"""Where bases have their M and N from: a graph, the rows of two tensors, or the numbers themselves."""
+"""Where bases have their M and N from: a graph, other bases, the rows of two tensors, or the numbers themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.restriction import Restriction
 from structconv.structures.values import altered
 
-__all__ = ["GraphValues", "OnGraph", "QueryKey", "Sized", "SourceTarget"]
+__all__ = ["GraphValues", "OnGraph", "OverChild", "OverParts", "OverTwo", "QueryKey", "Sized", "SourceTarget"]
 
 
 class Sized(Basis):
@@ -34,6 +34,81 @@ class Sized(Basis):
         """The same entries at as many inputs and outputs as some samples have."""
         resized: Basis = altered(self, inputs=to.inputs, outputs=to.outputs)
         return resized
+
+
+class OverChild(Basis):
+    """Sizes and device are those of another basis."""
+
+    child: Basis
+
+    @property
+    def size(self) -> int:
+        return self.child.size
+
+    @property
+    def num_inputs(self) -> int:
+        return self.child.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.child.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.child.batch_shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.child.device
+
+    @property
+    def has_scores(self) -> bool:
+        return self.child.has_scores
+
+
+class OverTwo(Basis):
+    """Inputs and outputs are those of two bases."""
+
+    first: Basis
+    second: Basis
+
+    @property
+    def num_inputs(self) -> int:
+        return self.first.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.first.num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(self.first.batch_shape, self.second.batch_shape)
+
+
+class OverParts(Basis):
+    """The K matrices of each part, in order."""
+
+    parts: tuple[Basis, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.parts[0].num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.parts[0].num_outputs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast(*(part.batch_shape for part in self.parts))
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
 
 
 class OnGraph(Basis):
