@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from structconv.errors import StructureError
@@ -125,9 +124,9 @@ class Mask(Named, nn.Module):
         given = isinstance(self._mask, CalledWith) and isinstance(structure, Support) and structure.may_hide
         return bool(self._buffers) or given
 
-    def kept_inputs(self, inputs: Any) -> Tensor | None:
-        """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.
-        """
+    def pairs(self, inputs: Any) -> Tensor | None:
+        """The pairs that the mask leaves, (..., M, N or 1): cheap masks only, a graph's isolated inputs are not looked
+        for; `None` for all."""
         given = self._own(inputs.structure)
         if isinstance(self._mask, CalledWith) and given is None:
             return None  # of what is still to be prepared, or of a call that is refused
@@ -138,7 +137,7 @@ class Mask(Named, nn.Module):
             mask.check("masked", inputs.num_inputs, None if inputs.z is None else inputs.num_outputs)
             if inputs.z is not None:
                 _check_batch(mask, inputs)
-        return _seen(mask, self._kept)
+        return _table(mask, self._kept)
 
     def _given(self, structure: Any) -> Graph | Support | None:
         if isinstance(structure, Graph | Support) and not isinstance(structure, Samples):
@@ -211,19 +210,17 @@ def _on(mask: Any, grid: Grid) -> Any:
     return altered(mask, **changed) if changed else mask
 
 
-def _seen(mask: Support, kept: bool) -> Tensor | None:
-    """The inputs in some pair that is in the mask (`kept`), or out of it; perhaps more, `None` for all."""
+def _table(mask: Support, kept: bool) -> Tensor | None:
+    """The pairs in the mask (`kept`), or out of it, (..., M, N or 1); perhaps more, `None` for all."""
     if isinstance(mask, Not):
-        return _seen(mask.kept, not kept)
+        return _table(mask.kept, not kept)
     if isinstance(mask, And if kept else Or):
-        sides = [_seen(mask.first, kept), _seen(mask.second, kept)]
-        known = [seen for seen in sides if seen is not None]
-        return torch.stack(torch.broadcast_tensors(*known)).all(0) if known else None
+        known = [table for side in (mask.first, mask.second) if (table := _table(side, kept)) is not None]
+        return None if not known else known[0] if len(known) == 1 else known[0] & known[1]
     if isinstance(mask, And | Or):
-        first, second = _seen(mask.first, kept), _seen(mask.second, kept)
+        first, second = _table(mask.first, kept), _table(mask.second, kept)
         return None if first is None or second is None else first | second
-    if kept:
-        return mask.kept_inputs()
-    if isinstance(mask, Padding):
-        return ~mask.keep
-    return (~mask.keep).any(-1) if isinstance(mask, DenseMask) else None
+    if isinstance(mask, DenseMask):
+        return mask.keep if kept else ~mask.keep
+    inputs = mask.kept_inputs() if kept else ~mask.keep if isinstance(mask, Padding) else None
+    return None if inputs is None else inputs.unsqueeze(-1)

@@ -279,7 +279,7 @@ class Operation(Mechanism):
         exist, reached = [existing for existing, _ in visible], [reaching for _, reaching in visible]
         scores = any(part.has_scores for part in operands)
         if self.join == "compose":
-            existing, reaching = EVERY_INPUT, reached[0]
+            existing, reaching = EVERY_INPUT, masks.whatever_output(reached[0])
         elif self.join == "concat":
             existing, reaching = masks.any(exist), masks.any(reached)
         elif self.join == "add":  # scores exist where both do; matrices are added as they are
@@ -313,7 +313,7 @@ class Operation(Mechanism):
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
             between = [EVERY_INPUT] if "content" in second.reads else []
-            return [*first._needed_inputs(first._told(inputs), masks, needed), *between]
+            return [*first._needed_inputs(first._told(inputs), masks, masks.whatever_output(needed)), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
         found: list[InputSet] = []
         for operand in operands:
