@@ -20,6 +20,7 @@ from structconv.mechanisms import (
     DotProduct,
     GaussianWindow,
     General,
+    Given,
     Incidence,
     Learnt,
     Location,
@@ -185,3 +186,43 @@ def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name, pla
     for ours, wanted in zip(*found, strict=True):
         assert ours.isfinite().all()
         torch.testing.assert_close(ours, wanted)
+
+
+def tables():
+    """Two tables of pairs (5, 6), each of which leaves the last input to some outputs, both together to none."""
+    first, second = torch.ones(2, 5, 6, dtype=torch.bool).unbind()
+    first[4, :3], second[4, 3:] = False, False
+    return DenseMask(first), DenseMask(second)
+
+
+FIRST, SECOND = tables()
+MET = {
+    "and": lambda scores: scores.masked(keep=FIRST & SECOND).softmax(),
+    "one after the other": lambda scores: scores.masked(keep=FIRST).masked(keep=SECOND).softmax(),
+    "neither left out": lambda scores: scores.masked(drop=~FIRST | ~SECOND).softmax(),
+    "product": lambda scores: (scores.masked(keep=FIRST) * (2 * scores).masked(keep=SECOND)).softmax()}
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("how", MET)
+def test_an_input_that_masks_together_leave_to_no_output_may_be_anything(how, name):
+    layer = Conv(MET[how](SCORES[name]), P, P, other_channels=P).double()
+    x, z = torch.randn(5, P, dtype=torch.float64), torch.randn(6, P, dtype=torch.float64)
+    found = []
+    for hidden in (0.0, torch.nan):
+        x[4] = hidden
+        layer.zero_grad()
+        y = layer(x, z=z)
+        y.sum().backward()
+        found.append([y.detach(), *[p.grad for p in layer.parameters() if p.grad is not None]])
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
+def test_masks_before_and_after_a_composition_have_outputs_of_their_own():
+    first, second = torch.ones(2, 5, 5, dtype=torch.bool).unbind()
+    first[4, 1:], second[4, 0] = False, False  # the last input goes through the first entry to other outputs
+    scores, matrix = Uniform().masked(keep=DenseMask(first)).normalize("count"), torch.randn(1, 5, 5)
+    layer, x = Conv((scores @ Given(matrix)).masked(keep=DenseMask(second)), P, P), torch.randn(5, P)
+    a = (first / first.sum(0)) @ matrix[0] * second
+    torch.testing.assert_close(layer(x), a.mT @ x @ layer.weight().dense()[0] + layer.bias)

@@ -39,9 +39,9 @@ from structconv.structures.graph import Graph
 from structconv.structures.masks import inverted
 from structconv.structures.supports import EdgeSupport, Padding, Support
 
-__all__ = ["Sizes", "add", "as_support", "compose", "concat", "depth", "draw_seed", "dropout", "entrywise",
-           "leaky_relu", "log_softmax", "masked", "mix", "multiply", "normalize", "outer", "scaled", "softcap",
-           "softmax_with_sink", "transpose"]
+__all__ = ["Sizes", "add", "as_support", "check_mask", "check_normalization", "compose", "concat", "depth", "draw_seed",
+           "dropout", "entrywise", "leaky_relu", "log_softmax", "masked", "mix", "multiply", "normalize", "outer",
+           "scaled", "softcap", "softmax_with_sink", "transpose"]
 
 
 def _check_bases(owner: str, first: Basis, second: Basis) -> None:
@@ -204,23 +204,29 @@ class Sizes(NamedTuple):
     num_outputs: int
 
 
-def as_support(basis: Basis | Sizes, keep: Any, drop: Any) -> Support:
-    """The support that `masked(keep=...)` or `masked(drop=...)` means for a basis of M inputs and N outputs."""
+def check_mask(keep: Any, drop: Any, *names: type) -> Any:
+    """The one of both masks that is given: a `Support`, a `Graph`, a boolean tensor, or a name of such a type."""
     if (keep is None) == (drop is None):
         got = "neither" if keep is None else "both"
         raise ConfigError("masked", "exactly one of keep= and drop= must be given", got)
     mask = keep if drop is None else drop
-    if isinstance(mask, Graph):
-        mask = EdgeSupport(mask)
-    if isinstance(mask, Tensor):
-        if mask.dtype != torch.bool:
-            raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
-        if mask.dim() > 1 and tuple(mask.shape[-2:]) == (basis.num_inputs, basis.num_outputs):
-            raise StructureError("masked", "a boolean mask must be one of inputs, (..., M)", tuple(mask.shape),
-                                 "Say which it is: DenseMask(mask) for pairs (..., M, N), Padding(mask) for a batch.")
-        mask = Padding(mask)
-    if not isinstance(mask, Support):
-        raise ConfigError("masked", "a mask must be a Support, a Graph or a boolean tensor", type(mask).__name__)
+    if isinstance(mask, Tensor) and mask.dtype != torch.bool:
+        raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
+    if not isinstance(mask, (Support, Graph, Tensor, *names)):
+        kinds = "a Support, a Graph, a boolean tensor or a name" if names else "a Support, a Graph or a boolean tensor"
+        raise ConfigError("masked", f"a mask must be {kinds}", type(mask).__name__)
+    return mask
+
+
+def as_support(basis: Basis | Sizes, keep: Any, drop: Any) -> Support:
+    """The support that `masked(keep=...)` or `masked(drop=...)` means for a basis of M inputs and N outputs."""
+    given = check_mask(keep, drop)
+    if isinstance(given, Tensor) and given.dim() > 1 and (
+            tuple(given.shape[-2:]) == (basis.num_inputs, basis.num_outputs)):
+        raise StructureError("masked", "a boolean mask must be one of inputs, (..., M)", tuple(given.shape),
+                             "Say which it is: DenseMask(mask) for pairs (..., M, N), Padding(mask) for a batch.")
+    mask: Support = EdgeSupport(given) if isinstance(given, Graph) else Padding(given) if isinstance(
+        given, Tensor) else given
     mask.check("masked", basis.num_inputs, basis.num_outputs)
     return mask if drop is None else inverted(mask)
 
@@ -235,27 +241,29 @@ def masked(basis: Basis, keep: Any = None, drop: Any = None) -> Basis:
 @operator("normalize")
 def normalize(basis: Basis, kind: Any = "sum", over: str = "inputs") -> Basis:
     """Weights from scores; a softmax needs scores."""
-    own = None if kind in NORMALIZATIONS else normalisation(kind)
-    _check_groups(str(kind), basis if kind in ("softmax", "sigmoid") or own is not None else None, over)
+    check_normalization(kind, over, basis)
     if kind == "none":
         return basis
-    if own is not None:
+    if kind not in NORMALIZATIONS:
+        own = normalisation(kind)
         return _over_parts(basis, lambda part: NormalisedBy(part, own, over))
     return _over_parts(basis, lambda part: _normalised(part, kind, over))
 
 
-def _check_groups(owner: str, scores: Basis | None, over: str) -> None:
-    """Raise `ConfigError` unless groups are over inputs or outputs, and what should be scores is."""
+def check_normalization(kind: Any, over: str, operand: Any) -> None:
+    """Raise `ConfigError` unless there is such a kind, over inputs or outputs, of scores if it takes scores."""
     check_choice("normalize", "over", over, ("inputs", "outputs"))
-    if scores is not None and not scores.has_scores:
-        raise ConfigError(owner, "its basis must have scores", repr(scores),
+    if kind not in (*NORMALIZATIONS, "log_softmax"):
+        normalisation(kind)
+    if kind not in ("sum", "count", "none") and not operand.has_scores:
+        raise ConfigError(str(kind), "its basis must have scores", repr(operand),
                           "Scores come from a mechanism such as DotProduct; a matrix takes normalize('sum').")
 
 
 @operator("softmax_with_sink")
 def softmax_with_sink(basis: Basis, sink: float | Tensor, over: str = "inputs") -> Basis:
     """A softmax whose denominator has one more term, e^sink."""
-    _check_groups("softmax", basis, over)
+    check_normalization("softmax", over, basis)
     if not isinstance(sink, Tensor | Leaf):
         return _over_parts(basis, lambda part: SinkSoftmax(part, float(sink), over))
     if sink.numel() not in (1, basis.size):
@@ -270,7 +278,7 @@ def softmax_with_sink(basis: Basis, sink: float | Tensor, over: str = "inputs") 
 @operator("log_softmax")
 def log_softmax(basis: Basis, over: str = "inputs") -> Basis:
     """The logarithm of a softmax, in which absent pairs stay absent."""
-    _check_groups("log_softmax", basis, over)
+    check_normalization("log_softmax", over, basis)
     return _over_parts(basis, lambda part: LogSoftmax(part, over))
 
 

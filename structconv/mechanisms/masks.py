@@ -7,10 +7,9 @@ import re
 from collections.abc import Collection
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
-from structconv.errors import ConfigError, StructureError
+from structconv.errors import StructureError
 from structconv.mechanisms.naming import Named, reads_of
 from structconv.mechanisms.samples import positions, within
 from structconv.memo import derived
@@ -27,7 +26,7 @@ from structconv.structures.values import FrozenValue, altered, map_tensors, tens
 __all__ = ["STRUCTURE", "STRUCTURE_IF_GIVEN"]
 
 
-class _Structure:
+class CalledWith:
     """The structure that the layer is called with, named in an expression before it is known."""
 
     def __init__(self, name: str) -> None:
@@ -36,16 +35,16 @@ class _Structure:
     def __repr__(self) -> str:
         return self.name
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Structure:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CalledWith:
         return self
 
     def __reduce__(self) -> str:
         return self.name
 
 
-STRUCTURE = _Structure("STRUCTURE")
+STRUCTURE = CalledWith("STRUCTURE")
 #: All pairs where the layer is called without one.
-STRUCTURE_IF_GIVEN = _Structure("STRUCTURE_IF_GIVEN")
+STRUCTURE_IF_GIVEN = CalledWith("STRUCTURE_IF_GIVEN")
 
 
 class Mask(Named, nn.Module):
@@ -67,12 +66,7 @@ class Mask(Named, nn.Module):
         if isinstance(mask, str):
             mask, self._structure_name = STRUCTURE, mask
         if isinstance(mask, Tensor):
-            if mask.dtype != torch.bool:
-                raise StructureError("masked", "a mask must be a tensor of booleans", str(mask.dtype))
             mask = Padding(mask)
-        if not isinstance(mask, Support | Graph | _Structure):
-            raise ConfigError("masked", "a mask must be a Support, a Graph, a boolean tensor or a name",
-                              type(mask).__name__)
         self._mask, self._kept = mask, kept
         for i, tensor in enumerate(tensors_in(mask)):
             self.register_buffer(f"mask{i}", tensor.contiguous())
@@ -80,7 +74,7 @@ class Mask(Named, nn.Module):
             self.add_module(f"position{i}", position)
         self._predicts = bool(self._modules)
         self.reads: Collection[str] = {fact for position in _positions(mask) for fact in reads_of(position)} | {
-            *(["structure"] if isinstance(mask, _Structure) else []), *(["content"] if self._predicts else [])}
+            *(["structure"] if isinstance(mask, CalledWith) else []), *(["content"] if self._predicts else [])}
 
     @property
     def mask(self) -> Any:
@@ -99,7 +93,7 @@ class Mask(Named, nn.Module):
         given = inputs.structure
         if type(given) is NamedStructures:
             given, inputs = self._given_by_name(inputs)
-        if isinstance(mask, _Structure):
+        if isinstance(mask, CalledWith):
             mask = self._given(given)
         elif self._buffers:
             mask = self._moved()
@@ -127,23 +121,23 @@ class Mask(Named, nn.Module):
 
     def _hides(self, structure: Any) -> bool:
         """Whether it may leave inputs out for all outputs: by its tensors, or by the support that is the structure."""
-        given = isinstance(self._mask, _Structure) and isinstance(structure, Support) and structure.may_hide
+        given = isinstance(self._mask, CalledWith) and isinstance(structure, Support) and structure.may_hide
         return bool(self._buffers) or given
 
-    def kept_inputs(self, inputs: Any) -> Tensor | None:
-        """Entries that the mask leaves to some output: cheap masks only, a graph's isolated inputs are not looked for.
-        """
+    def pairs(self, inputs: Any) -> Tensor | None:
+        """The pairs that the mask leaves, (..., M, N or 1): cheap masks only, a graph's isolated inputs are not looked
+        for; `None` for all."""
         given = self._own(inputs.structure)
-        if isinstance(self._mask, _Structure) and given is None:
+        if isinstance(self._mask, CalledWith) and given is None:
             return None  # of what is still to be prepared, or of a call that is refused
-        mask = self._given(given) if isinstance(self._mask, _Structure) else self._moved()
+        mask = self._given(given) if isinstance(self._mask, CalledWith) else self._moved()
         if not isinstance(mask, Support):
             return None
         if not self._predicts:  # `prepare` asks before there is any z
             mask.check("masked", inputs.num_inputs, None if inputs.z is None else inputs.num_outputs)
             if inputs.z is not None:
                 _check_batch(mask, inputs)
-        return _seen(mask, self._kept)
+        return _table(mask, self._kept)
 
     def _given(self, structure: Any) -> Graph | Support | None:
         if isinstance(structure, Graph | Support) and not isinstance(structure, Samples):
@@ -216,19 +210,17 @@ def _on(mask: Any, grid: Grid) -> Any:
     return altered(mask, **changed) if changed else mask
 
 
-def _seen(mask: Support, kept: bool) -> Tensor | None:
-    """The inputs in some pair that is in the mask (`kept`), or out of it; perhaps more, `None` for all."""
+def _table(mask: Support, kept: bool) -> Tensor | None:
+    """The pairs in the mask (`kept`), or out of it, (..., M, N or 1); perhaps more, `None` for all."""
     if isinstance(mask, Not):
-        return _seen(mask.kept, not kept)
+        return _table(mask.kept, not kept)
     if isinstance(mask, And if kept else Or):
-        sides = [_seen(mask.first, kept), _seen(mask.second, kept)]
-        known = [seen for seen in sides if seen is not None]
-        return torch.stack(torch.broadcast_tensors(*known)).all(0) if known else None
+        known = [table for side in (mask.first, mask.second) if (table := _table(side, kept)) is not None]
+        return None if not known else known[0] if len(known) == 1 else known[0] & known[1]
     if isinstance(mask, And | Or):
-        first, second = _seen(mask.first, kept), _seen(mask.second, kept)
+        first, second = _table(mask.first, kept), _table(mask.second, kept)
         return None if first is None or second is None else first | second
-    if kept:
-        return mask.kept_inputs()
-    if isinstance(mask, Padding):
-        return ~mask.keep
-    return (~mask.keep).any(-1) if isinstance(mask, DenseMask) else None
+    if isinstance(mask, DenseMask):
+        return mask.keep if kept else ~mask.keep
+    inputs = mask.kept_inputs() if kept else ~mask.keep if isinstance(mask, Padding) else None
+    return None if inputs is None else inputs.unsqueeze(-1)

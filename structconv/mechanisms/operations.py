@@ -12,15 +12,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from structconv.bases import algebra as _algebra  # noqa: F401 - registers the operators
+from structconv.bases.algebra import check_mask, check_normalization  # which registers the operators, too
 from structconv.bases.base import OPERATORS, Basis
-from structconv.bases.normalisations import normalisation
-from structconv.bases.pairs import NORMALIZATIONS
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.composing import behind_first
 from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.mechanisms.given import added
-from structconv.mechanisms.masks import Mask
+from structconv.mechanisms.masks import CalledWith, Mask
 from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.naming import reads_of
@@ -34,8 +32,8 @@ __all__ = ["Operation"]
 
 #: What joins pair by pair.
 _ENTRYWISE_JOINS = (None, "add", "multiply")
-#: Operators on scores alone.
-_OF_SCORES = ("softmax_with_sink", "log_softmax")
+#: Operators that normalize, and the kinds that two of them have by their names.
+_NORMALIZING = {"normalize": None, "softmax_with_sink": "softmax", "log_softmax": "log_softmax"}
 #: Steps that keep a weight of zero.
 _LEAVING_ZEROS = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
@@ -62,16 +60,10 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
           ) -> tuple[Step, nn.Module | None]:
     """A step, and the module of what it takes from the call."""
     if name == "masked":
-        keep, drop = options["keep"], options["drop"]
-        if (keep is None) == (drop is None):
-            got = "neither" if keep is None else "both"
-            raise ConfigError("masked", "exactly one of keep= and drop= must be given", got)
-        mask = Mask(keep if drop is None else drop, drop is None)
-        return Step("masked", (("kept", drop is None),), True), mask
-    if name in _OF_SCORES or (name == "normalize" and options["kind"] not in ("sum", "count", "none")):
-        _check_scores(str(options.get("kind", name)), operand)
-    if name == "normalize" and options["kind"] not in NORMALIZATIONS:
-        normalisation(options["kind"])
+        mask, kept = check_mask(options["keep"], options["drop"], str, CalledWith), options["drop"] is None
+        return Step("masked", (("kept", kept),), True), Mask(mask, kept)
+    if name in _NORMALIZING:
+        check_normalization(options.get("kind", _NORMALIZING[name]), options["over"], operand)
     if name == "softmax_with_sink" and isinstance(others[0], Tensor):
         return Step(name, tuple(options.items()), True), Factor(others[0], "sink")
     if name == "softmax_with_sink":
@@ -88,12 +80,6 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "map" and isinstance(options["fn"], nn.Module):
         return Step("map", (), True), options["fn"]
     return Step(name, tuple(options.items())), None
-
-
-def _check_scores(owner: str, operand: Mechanism) -> None:
-    if not operand.has_scores:
-        raise ConfigError(owner, "its basis must have scores", _leaves(operand),
-                          "Scores come from a content-based mechanism such as DotProduct.")
 
 
 def _adopted(join: str | None, operands: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
@@ -295,7 +281,7 @@ class Operation(Mechanism):
         exist, reached = [existing for existing, _ in visible], [reaching for _, reaching in visible]
         scores = any(part.has_scores for part in operands)
         if self.join == "compose":
-            existing, reaching = EVERY_INPUT, reached[0]
+            existing, reaching = EVERY_INPUT, masks.whatever_output(reached[0])
         elif self.join == "concat":
             existing, reaching = masks.any(exist), masks.any(reached)
         elif self.join == "add":  # scores exist where both do; matrices are added as they are
@@ -329,7 +315,7 @@ class Operation(Mechanism):
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
             between = [EVERY_INPUT] if "content" in second.reads else []
-            return [*first._needed_inputs(first._told(inputs), masks, needed), *between]
+            return [*first._needed_inputs(first._told(inputs), masks, masks.whatever_output(needed)), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
         found: list[InputSet] = []
         for operand in operands:
@@ -452,11 +438,6 @@ class Operation(Mechanism):
 def _beside(operand: Mechanism, sibling: Mechanism, inputs: Inputs) -> Inputs:
     """The inputs of an operand, with the other operand if it reads that."""
     return inputs._replace(sibling=sibling) if "sibling" in operand.reads else inputs
-
-
-def _leaves(mechanism: Mechanism) -> str:
-    return ", ".join(type(part).__name__ for part in mechanism.modules()
-                     if isinstance(part, Mechanism) and not isinstance(part, Operation))
 
 
 Mechanism._operation = operation

@@ -13,7 +13,6 @@ from structconv.bases.entrywise import LeakyReLU, Masked, Normalised
 from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
 from structconv.bases.spec import Function, Projected
-from structconv.shapes import check_choice
 from structconv.structures.graph import Graph
 from structconv.structures.supports import EdgeSupport
 from structconv.written import text as as_text
@@ -53,7 +52,6 @@ def _leaky_relu(options: dict[str, Any], operator: Any) -> Build:
 
 def _normalize(options: dict[str, Any], operator: Any) -> Build:
     kind, over = options["kind"], options["over"]
-    check_choice("normalize", "over", over, ("inputs", "outputs"))
     if kind not in ("softmax", "count", "sigmoid"):
         return lambda basis, *_: cast(Basis, operator(basis, **options))
     return lambda basis, *_: operator(basis, **options) if type(basis) is Concat else Normalised(basis, kind, over)

@@ -10,6 +10,7 @@ A set of inputs is written as the masks that all of them pass, a frozenset; the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ EVERY_INPUT: InputSet = frozenset()
 
 
 class Masks:
-    """The masks of one call, each as booleans (..., M), evaluated once."""
+    """The masks of one call, each as booleans (..., M, N or 1), evaluated once."""
 
     def __init__(self) -> None:
         self._masks: dict[int, Tensor | None] = {}
@@ -36,7 +37,7 @@ class Masks:
         """The inputs that a `Mask` keeps for some output."""
         key = id(mask)
         if key not in self._masks:
-            self._masks[key] = mask.kept_inputs(inputs)
+            self._masks[key] = mask.pairs(inputs)
         return EVERY_INPUT if self._masks[key] is None else frozenset((key,))
 
     def any(self, sets: Iterable[InputSet]) -> InputSet:
@@ -47,8 +48,15 @@ class Masks:
         if found not in self._unions:
             union = torch.stack(torch.broadcast_tensors(*[self._tensor(own) for own in found])).any(0)
             key = -1 - len(self._masks)
-            self._masks[key], self._unions[found] = union, frozenset((key,))
+            self._masks[key], self._unions[found] = union.unsqueeze(-1), frozenset((key,))
         return self._unions[found]
+
+    def whatever_output(self, inputs: InputSet) -> InputSet:
+        """The inputs in the set, of pairs with other outputs: before a composition."""
+        if inputs != EVERY_INPUT and (one := frozenset((inputs,))) not in self._unions:
+            key = -1 - len(self._masks)
+            self._masks[key], self._unions[one] = self._tensor(inputs).unsqueeze(-1), frozenset((key,))
+        return inputs if inputs == EVERY_INPUT else self._unions[one]
 
     def tensor(self, inputs: InputSet) -> Tensor | None:
         """The set as booleans (..., M); `None` for all inputs."""
@@ -56,9 +64,8 @@ class Masks:
 
     def _tensor(self, inputs: InputSet) -> Tensor:
         if inputs not in self._joined:
-            masks: list[Any] = [self._masks[key] for key in sorted(inputs)]
-            self._joined[inputs] = (masks[0] if len(masks) == 1 else
-                                    torch.stack(torch.broadcast_tensors(*masks)).all(0))
+            tables: list[Any] = [self._masks[key] for key in sorted(inputs)]
+            self._joined[inputs] = functools.reduce(torch.logical_and, tables).any(-1)
         return self._joined[inputs]
 
 

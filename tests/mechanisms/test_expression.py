@@ -177,7 +177,7 @@ def test_unknown_operands_are_refused():
     (lambda: DotProduct(heads=0), ConfigError, "heads must be a positive integer; got 0"),
     (lambda: Conv(DotProduct(heads=3), 4, 4, weight=HeadBlocks()), ConfigError,
      "size must divide out_channels=4; got size=3"),
-    (lambda: run(DotProduct(dim=2).masked()), ConfigError, "exactly one of keep= and drop="),
+    (lambda: DotProduct(dim=2).masked(), ConfigError, "exactly one of keep= and drop="),
     (lambda: run(DotProduct(dim=2).masked(keep=Causal(), drop=Causal())), ConfigError, "exactly one of keep= and"),
     (lambda: run(DotProduct(dim=2).masked(keep=torch.ones(M))), StructureError, "of booleans; got torch.float32"),
     (lambda: run(DotProduct(dim=2).masked(keep=torch.ones(M + 1).bool())), StructureError, r"M=6\); got \(7,\)"),
@@ -185,7 +185,7 @@ def test_unknown_operands_are_refused():
     (lambda: Conv(DotProduct(dim=2).masked(keep=torch.ones(M + 1).bool()), P, 3)(torch.zeros(M, P)), StructureError,
      r"M=6\); got \(7,\)"),
     (lambda: run(DotProduct(dim=2).normalize("max")), ConfigError, "kind must be one of"),
-    (lambda: run(DotProduct(dim=2).softmax(over="rows")), ConfigError, "over must be one of"),
+    (lambda: DotProduct(dim=2).softmax(over="rows"), ConfigError, "over must be one of"),
     (lambda: run(Adjacency()), StructureError, "structure must be a Graph; got NoneType"),
 ])
 def test_mistakes_are_named(wrong, error, message):
