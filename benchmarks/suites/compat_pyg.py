@@ -68,14 +68,14 @@ def _more(kind: str, edges: int) -> tuple[Tensor, ...]:
 
 
 def _compared(make: Callable[[Any], nn.Module], run: Callable[[nn.Module, list[Tensor]], Tensor],
-              inputs: Callable[[], list[Tensor]], size: str, edges: int) -> Comparison:
-    """Our module and theirs with the same parameters; `run` calls one with its own inputs."""
+              inputs: Callable[[], list[Tensor]], size: str, edges: int, needs: float = 0.0) -> Comparison:
+    """Our module and theirs, which `needs` so many bytes, with the same parameters; `run` calls one with its inputs."""
     ours, found = make(pyg), []
     xs = inputs()
     if (library := peers.geometric()) is not None:
         theirs, others = make(library), inputs()
         theirs.load_state_dict(ours.state_dict())
-        found.append(entrant("pyg", theirs, lambda: run(theirs, others), *others))
+        found.append(entrant("pyg", theirs, lambda: run(theirs, others), *others, needs=needs))
     own: Entrant = entrant("ours", ours, lambda: run(ours, xs), *xs)
     return Comparison(ours=own, peers=tuple(found), size=size, edges=edges, tolerance=2e-3)
 
@@ -87,7 +87,8 @@ def _layer(name: str, edges: int, size: Size) -> Comparison:
     return _compared(lambda library: make(library, _CHANNELS),
                      lambda layer, xs: layer(xs[0], graph.edge_index, *more),
                      lambda: [leaf(graph.num_nodes, _CHANNELS)],
-                     f"{graph.num_nodes:,} nodes, {edges:,} edges, {_CHANNELS} channels", edges)
+                     f"{graph.num_nodes:,} nodes, {edges:,} edges, {_CHANNELS} channels", edges,
+                     16.0 * edges * _CHANNELS ** 2 if name == "nn" else 0.0)  # a matrix for each edge
 
 
 class _Net(nn.Module):
