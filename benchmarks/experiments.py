@@ -25,7 +25,7 @@ from structconv.bases import (
     LeakyReLU,
     Lookup,
     Masked,
-    Normalised,
+    Normalized,
     Sparse,
     Sum,
     Typed,
@@ -89,7 +89,7 @@ def application(kernel: Applied, basis: Basis, channels: int = 3, mode: str = "a
     match = kernel.match(problem)
     assert match is not None, f"{kernel.name} does not take {basis!r}"
     found = kernel.application(match, problem)
-    take = {"apply": found.apply, "analysis": found.analyse(), "synthesis": found.synthesise()}[mode]
+    take = {"apply": found.apply, "analysis": found.analyze(), "synthesis": found.synthesize()}[mode]
     given = call.x if mode == "analysis" else torch.stack([call.x] * basis.size)
     return lambda: take(given, call)
 
@@ -109,10 +109,10 @@ def _call_works(quick: bool) -> Works:
     full, factors = Full.of(torch.randn(2, 3, 4)), LowRank.of(torch.randn(2, 3, 2), torch.randn(2, 2, 4))
     call, problem = posed(dense, full)
     operator = DenseOperator().compile(True, problem, "operator_first")
-    softmax = Normalised(scores, "softmax", "inputs")
-    along = Normalised(Masked(scores, EdgeSupport(graph)), "softmax", "inputs")
+    softmax = Normalized(scores, "softmax", "inputs")
+    along = Normalized(Masked(scores, EdgeSupport(graph)), "softmax", "inputs")
     repeated = (("all pairs", Primitives(), scores), ("edges", EdgeAttention(), along))
-    linear = {kind: Normalised(scores, kind, "inputs") for kind in ("sum", "count")}
+    linear = {kind: Normalized(scores, kind, "inputs") for kind in ("sum", "count")}
     reassociated = partial(application, Reassociation())
     return {
         "call": lambda: torch.mm(a, a.t()),  # the call of `Machine.call_us`
@@ -124,10 +124,10 @@ def _call_works(quick: bool) -> Works:
         "expand, two factors": lambda: factors.expand(x), "contract, two factors": lambda: factors.contract(r),
         "join": lambda: factors.join(heads),
         "operator": lambda: operator(call),
-        "nodes": application(Primitives(), Normalised(Scaled(scores, 0.5), "softmax", "inputs")),
+        "nodes": application(Primitives(), Normalized(Scaled(scores, 0.5), "softmax", "inputs")),
         "alike": application(ScaledDotProduct(), softmax),
         "unlike": application(ScaledDotProduct(), softmax, 4),
-        "samples": application(SampleBySample(), Normalised(Masked(scores, Samples([2, 3])), "softmax", "inputs")),
+        "samples": application(SampleBySample(), Normalized(Masked(scores, Samples([2, 3])), "softmax", "inputs")),
         "undivided": reassociated(scores), "causal": reassociated(Masked(scores, Causal())),
         **{kind: reassociated(basis) for kind, basis in linear.items()}}
 
@@ -206,7 +206,7 @@ def _fused_cases(quick: bool) -> dict[str, tuple[Applied, Basis]]:
 def _fused_works(quick: bool) -> Works:
     works: Works = {}
     for name, (kernel, scores) in _fused_cases(quick).items():
-        basis = Normalised(scores, "softmax", "inputs")
+        basis = Normalized(scores, "softmax", "inputs")
         works[f"{name}: fused"] = application(kernel, basis, 32)
         works[f"{name}: separate"] = application(Primitives(), basis, 32)
     return works
@@ -258,25 +258,25 @@ def _relation_works(quick: bool) -> Works:
     assert match is not None
     run = PerRelation().compile(match, problem, "per_relation")
 
-    def work(favour: float) -> object:
-        with _favouring(favour):
+    def work(favor: float) -> object:
+        with _favoring(favor):
             return run(call)
 
     return {"by outputs": partial(work, math.inf), "by inputs": partial(work, 0.0)}
 
 
 @contextlib.contextmanager
-def _favouring(favour: float) -> Iterator[None]:
+def _favoring(favor: float) -> Iterator[None]:
     """Blocks of outputs are taken up to this ratio of the pairs."""
-    present, relational.IN_FAVOUR = relational.IN_FAVOUR, favour
+    present, relational.IN_FAVOR = relational.IN_FAVOR, favor
     try:
         yield
     finally:
-        relational.IN_FAVOUR = present
+        relational.IN_FAVOR = present
 
 
 def _relation_values(seconds: Seconds) -> Values:
-    return {"IN_FAVOUR": [seconds["by inputs"] / seconds["by outputs"]]}
+    return {"IN_FAVOR": [seconds["by inputs"] / seconds["by outputs"]]}
 
 
 #: Channels of x, of which a diagonal block has a part.
@@ -309,6 +309,6 @@ EXPERIMENTS = (
         ("FULL_COLUMNS", "FEW_COLUMNS", "FEW_TAKEN", "NARROW_TAKEN"), "columns"), _column_works, _column_values),
     Experiment("fused attention", {"FUSED_SHARE": "of the time"}, _fused_works, _fused_values),
     Experiment("windows", {"WINDOW_ENTRY": "pairs"}, _window_works, _window_values),
-    Experiment("relations by outputs and by inputs", {"IN_FAVOUR": "of the time"}, _relation_works, _relation_values),
+    Experiment("relations by outputs and by inputs", {"IN_FAVOR": "of the time"}, _relation_works, _relation_values),
     Experiment("diagonal blocks of Theta", {"NARROW": "channels"}, _block_works, _block_values),
 )

@@ -3,7 +3,7 @@
     python benchmarks/gpu_attention.py [--edges 2000000] [--length 4096] [--repeats 20] [--only NAME] [--out FILE]
 
 Along the edges of a power-law graph: attention with GAT's scores, with dot products and with GATv2's, and the sparse
-product with values. Over all pairs of a sequence: attention with a learnt bias of relative positions, by FlexAttention
+product with values. Over all pairs of a sequence: attention with a learned bias of relative positions, by FlexAttention
 against torch's operators in blocks. One JSON object a line: the card, the date, a case (heads x channels, float32 or
 bfloat16, forward or forward and backward), the medians of both in milliseconds, their ratio, and the fraction of the
 measured bandwidth of a copy at which the case moves the bytes it must: every edge reads the rows it gathers, every
@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks import peers
 from benchmarks.graphs import power_law
 from structconv.bases.base import Basis
-from structconv.bases.entrywise import Masked, Normalised, Sum
+from structconv.bases.entrywise import Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Lookup
 from structconv.bases.scores import Bilinear
@@ -137,7 +137,7 @@ def product(graph: Graph, dtype: torch.dtype, channels: int) -> Case:
 
 
 def dense_cases(length: int, dtype: torch.dtype) -> Iterator[Case]:
-    """softmax(q k / sqrt(D) + a learnt bias of the clipped offset), all pairs and causal, 8 heads of 64."""
+    """softmax(q k / sqrt(D) + a learned bias of the clipped offset), all pairs and causal, 8 heads of 64."""
     heads, depth, clip = 8, 64, 128
     q, k, v = (torch.randn(heads, length, depth, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
     table = torch.randn(heads, 1, 2 * clip + 1, device="cuda", dtype=dtype).requires_grad_()
@@ -145,7 +145,7 @@ def dense_cases(length: int, dtype: torch.dtype) -> Iterator[Case]:
     for name, causal in (("bias", False), ("causal bias", True)):
         def expression(causal: bool = causal) -> Basis:
             scores: Basis = Sum(Scaled(Bilinear(q, k), depth**-0.5), Lookup(table, "clip", clip, length, length))
-            return Normalised(Masked(scores, Causal()) if causal else scores, "softmax", "inputs")
+            return Normalized(Masked(scores, Causal()) if causal else scores, "softmax", "inputs")
 
         ours, peer = (by_kernel(kernel, expression(), v) for kernel in (FlexAttention(), BlockedAttention()))
         if ours is not None:

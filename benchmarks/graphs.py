@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structconv.structures import Graph, KnowledgeGraph
 
-__all__ = ["citation", "csr", "knowledge", "molecules", "normalised_csr", "power_law"]
+__all__ = ["citation", "csr", "knowledge", "molecules", "normalized_csr", "power_law"]
 
 #: Nodes and directed edges of the citation graph Cora.
 CORA = (2708, 10556)
@@ -65,7 +65,7 @@ def molecules(count: int, seed: int = 0) -> Graph:
     return Graph(torch.cat(edges, 1), num_nodes=first)
 
 
-def normalised_csr(graph: Graph, self_loops: bool = True) -> Tensor:
+def normalized_csr(graph: Graph, self_loops: bool = True) -> Tensor:
     """D^-1/2 (W + I)^T D^-1/2 as torch's CSR matrix (N, M): what multiplies x from the left in GCN."""
     graph = graph.with_self_loops() if self_loops else graph
     degree = torch.bincount(graph.target, minlength=graph.num_nodes).float()

@@ -41,11 +41,11 @@ def draw(path: Path, lines: Sequence[Line]) -> None:
     figure = Figure(figsize=(4.2 * max(len(curves), 1), 3.6), layout="constrained")
     panels = figure.subplots(1, max(len(curves), 1), squeeze=False, sharey=True)[0]
     for panel, (case, by_peer) in zip(panels, curves.items(), strict=False):
-        colours: dict[str, str] = {}
+        colors: dict[str, str] = {}
         for (peer, phase), points in by_peer.items():
-            colour = colours.setdefault(peer, f"C{len(colours)}")
+            color = colors.setdefault(peer, f"C{len(colors)}")
             edges, ratios = zip(*sorted(points), strict=True)
-            panel.plot(edges, ratios, "o-" if phase == "both" else "o--", color=colour, markersize=3,
+            panel.plot(edges, ratios, "o-" if phase == "both" else "o--", color=color, markersize=3,
                        label=f"{peer}, {phase}")
         panel.axhline(1.0, color="black", linewidth=0.8)
         panel.set(title=case, xlabel="edges", xscale="log", yscale="log")

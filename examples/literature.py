@@ -39,7 +39,7 @@ from structconv.mechanisms import (
     Given,
     Identity,
     Incidence,
-    Learnt,
+    Learned,
     Location,
     Pool,
     Powers,
@@ -58,7 +58,7 @@ from structconv.structures import Causal, Global, Graph, Grid, KnowledgeGraph, W
 from structconv.weights import Depthwise, DepthwiseSeparable, Eye, EyeBlocks, Full, HeadBlocks, LowRank, Separable
 
 P, Q = 16, 24
-D, T = 4, 5  # half of a window, learnt outputs
+D, T = 4, 5  # half of a window, learned outputs
 GRID = Grid((6, 8))
 GRAPH = Graph(torch.tensor([[0, 1, 1, 2, 3, 3, 4, 5, 0, 6], [1, 0, 2, 1, 2, 0, 5, 4, 3, 0]]), num_nodes=7)
 HYPERGRAPH = Graph(torch.tensor([[0, 1, 2, 1, 3, 4, 5, 5, 0], [0, 0, 0, 1, 1, 2, 2, 3, 3]]), num_inputs=6,
@@ -267,7 +267,7 @@ def gat_concatenated() -> Conv:
                 P, Q, weight=HeadBlocks())
 
 
-@row("maximum over neighbours", "Hamilton et al. 2017, eq. 3, the pooling of features", graph)
+@row("maximum over neighbors", "Hamilton et al. 2017, eq. 3, the pooling of features", graph)
 def max_aggregation() -> Conv:
     return Conv(Channelwise(P).masked(keep=STRUCTURE).normalize("hard"), P, P, weight=EyeBlocks())
 
@@ -339,8 +339,8 @@ def luong_local_m() -> Conv:
 
 @row("Luong, local-p", "Luong et al. 2015, eq. 9 and 10", sequences)
 def luong_local_p() -> Conv:
-    return Conv(General().masked(keep=Window(D, centre=(p := PredictedPosition()))).softmax()
-                * GaussianWindow(D / 2, centre=p), P, P, weight=Eye())
+    return Conv(General().masked(keep=Window(D, center=(p := PredictedPosition()))).softmax()
+                * GaussianWindow(D / 2, center=p), P, P, weight=Eye())
 
 
 @row("relative positions, key side", "Shaw et al. 2018, eq. 4", sequence)
@@ -382,15 +382,15 @@ def sparsemax_attention() -> Conv:
 
 @row("MLP-Mixer, one layer of token mixing", "Tolstikhin et al. 2021, eq. 1", sequence)
 def token_mixing() -> Conv:
-    return Conv(Learnt(12), P, P, weight=Eye())
+    return Conv(Learned(12), P, P, weight=Eye())
 
 
 @row("random Synthesizer", "Tay et al. 2021, section 3.3", sequence)
 def random_synthesizer() -> Conv:
-    return Conv(Learnt(20, size=4).masked(keep=Causal()).softmax(), P, Q, weight=LowRank(8))
+    return Conv(Learned(20, size=4).masked(keep=Causal()).softmax(), P, Q, weight=LowRank(8))
 
 
-@row("Fourier mixing of tokens", "Lee-Thorp et al. 2022, eq. 3, with learnt channels", sequence)
+@row("Fourier mixing of tokens", "Lee-Thorp et al. 2022, eq. 3, with learned channels", sequence)
 def fourier_mixing() -> Conv:
     return Conv(Given(fourier_basis(12)), P, Q)
 
@@ -430,8 +430,8 @@ def context_attention() -> Conv:
     return Conv(Context(queries=T).softmax(), P, Q)
 
 
-@row("neighbourhood attention on an image", "Hassani et al. 2023", image)
-def neighbourhood_attention() -> Conv:
+@row("neighborhood attention on an image", "Hassani et al. 2023", image)
+def neighborhood_attention() -> Conv:
     return Conv(DotProduct(heads=4, dim=32).scaled().masked(keep=Window((7, 7), dilation=2)).softmax(), P, Q)
 
 

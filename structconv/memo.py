@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 
 __all__ = ["Owner", "Reused", "derived", "forget", "is_plain", "kept", "latest", "mark", "values_known"]
 

@@ -11,8 +11,8 @@ from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.shift import Shift
 from structconv.errors import ConfigError, ShapeError
-from structconv.factorisation import decompose, factorise
-from structconv.planning.plan import Plan, plan_for, subject
+from structconv.factorization import decompose, factorize
+from structconv.planning.plan import Plan, plan_for, served
 from structconv.planning.precision import autocast_dtype, cast_call
 from structconv.planning.problem import Call
 from structconv.shapes import check_entries
@@ -20,7 +20,7 @@ from structconv.structures.grid import Grid
 from structconv.weights import Eye, Full, Weight
 from structconv.weights.whole import ByHead, as_weight
 
-__all__ = ["conv", "decompose", "factorise", "plan"]
+__all__ = ["conv", "decompose", "factorize", "plan"]
 
 Pair = tuple[Basis, Weight | Tensor]
 
@@ -61,7 +61,7 @@ def conv(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = 
     elif not isinstance(plan, Plan):
         raise ConfigError("conv", "plan must be a Plan", type(plan).__name__,
                           "Make one by structconv.plan(x, basis, theta).")
-    elif plan.subject != subject(call):
+    elif plan.served != served(call):
         raise ConfigError("conv", f"plan must be for {type(basis).__name__} and {type(call.theta).__name__} of these "
                           "sizes", plan.problem, "Make one by structconv.plan(x, basis, theta).")
     return plan.run(call)

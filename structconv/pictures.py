@@ -50,9 +50,9 @@ def basis_png(dense_KMN: ArrayLike, titles: Sequence[str] = (), *, panel_inches:
     cut = len(array) > len(shown)
     figure, axes = _panels(len(shown), panel_inches, headroom=0.25 if cut else 0.0)
     for k, (axis, matrix_MN) in enumerate(zip(axes, shown, strict=True)):
-        low, high, colours = _scale(matrix_MN)
+        low, high, colors = _scale(matrix_MN)
         if matrix_MN.size:
-            axis.imshow(_cells(matrix_MN), cmap=colours, vmin=low, vmax=high, interpolation="nearest",
+            axis.imshow(_cells(matrix_MN), cmap=colors, vmin=low, vmax=high, interpolation="nearest",
                         extent=(-0.5, matrix_MN.shape[1] - 0.5, matrix_MN.shape[0] - 0.5, -0.5))
         axis.set_title(titles[k] if k < len(titles) else f"A$_{{{k + 1}}}$", fontsize=8, color=_INK)
     if cut:
@@ -77,7 +77,7 @@ def curves_png(curves: Mapping[str, _Curve], *, x_label: str, y_label: str, loga
 
     Args:
         logarithmic: both axes are.
-        dashed: further curves by the names of those whose colours they have.
+        dashed: further curves by the names of those whose colors they have.
     """
     figure, (axis,) = _panels(1, 6.0, aspect=0.55, left=0.75)
     for name, (x, y) in curves.items():

@@ -3,7 +3,7 @@
     python -m tests.private_names PATH[,PATH...]...
 
 Each argument is tried in a copy of the process that has imported torch, and nothing of the package.
-What goes away is what `structconv.torch_private` finds when it is imported; torch itself keeps its own.
+What goes away is what `structconv.torch_compat` finds when it is imported; torch itself keeps its own.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def steps_over_what_was_prepared():
 
     layer = nn.Conv(Additive(8).softmax(), 6, 4, other_channels=5)
     x, z = torch.randn(2, 30, 6, requires_grad=True), torch.randn(2, 3, 5, requires_grad=True)
-    prepared = layer.prepare(x)
-    steps = torch.cat([layer(prepared, z=z[:, t:t + 1]) for t in range(3)], 1)
+    cache = layer.prepare(x)
+    steps = torch.cat([layer(cache, z=z[:, t:t + 1]) for t in range(3)], 1)
     found, wanted = (torch.autograd.grad(y.sin().sum(), [x, z, *layer.parameters()]) for y in (steps, layer(x, z=z)))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -101,7 +101,7 @@ def changes(private):
 def attempt(paths):
     """All of the above without these names."""
     with mock.patch.object(functools, "reduce", without(paths)):
-        from structconv import torch_private as private
+        from structconv import torch_compat as private
 
     for name, (path, fallback) in private.NAMES.items():
         if path in paths and name not in ("forward_level", "linear_pointwise"):

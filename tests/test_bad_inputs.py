@@ -155,7 +155,7 @@ CALLS = {
                                     "second": sc.Conv(sc.Adjacency(), 3, 3)}),
     "compose_pairs": (ops.compose_pairs, {"first": PAIR, "second": (BASIS, torch.randn(2, 5, 3))}),
     "decompose": (ops.decompose, {"phi": torch.randn(4, 4, 3, 2), "basis": BASIS}),
-    "factorise": (ops.factorise, {"phi": torch.randn(4, 4, 3, 2), "size": 1, "axes": None, "method": "auto",
+    "factorize": (ops.factorize, {"phi": torch.randn(4, 4, 3, 2), "size": 1, "axes": None, "method": "auto",
                                   "seed": 0}),
     "to_entries": (to_entries, {"image": torch.randn(2, 3, 4), "ndim": 1}),
     "to_image": (to_image, {"entries": torch.randn(2, 6, 4), "grid": Grid((2, 3))}),

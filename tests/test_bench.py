@@ -13,7 +13,7 @@ import torch
 from benchmarks import memory, peers, runner, session
 from benchmarks.__main__ import main
 from benchmarks.case import BOTH, FORWARD, Case, Comparison, Entrant, Size
-from benchmarks.graphs import csr, knowledge, molecules, normalised_csr, power_law
+from benchmarks.graphs import csr, knowledge, molecules, normalized_csr, power_law
 from benchmarks.plot import SIZES, check, draw
 from benchmarks.rates import Work
 from benchmarks.records import HEADERS, Line, from_json, row
@@ -242,7 +242,7 @@ def test_csr_matrices_are_the_graphs():
     dense = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
     dense.index_put_((graph.target, graph.source), values, accumulate=True)
     torch.testing.assert_close(csr(graph, values).to_dense(), dense)
-    rows = normalised_csr(graph).to_dense()
+    rows = normalized_csr(graph).to_dense()
     degree = graph.in_degree() + 1.0
     torch.testing.assert_close(rows.diagonal(), 1.0 / degree.float())
 

@@ -142,7 +142,7 @@ class NotCirculant(Right):
 
 @value
 class DependsOnBlock(Pairwise):
-    """Weights that are normalised over whatever happens to be evaluated together, and do not say so."""
+    """Weights that are normalized over whatever happens to be evaluated together, and do not say so."""
 
     scores: Tensor
     size, num_inputs, num_outputs = 1, 4, 4

@@ -74,7 +74,7 @@ def test_batches_compile_whole(name):
     check_compiled(batched(BATCHES[name]))
 
 
-@pytest.mark.parametrize("name", ["self_attention", "context_attention", "learnt", "chebyshev", "global_tokens"])
+@pytest.mark.parametrize("name", ["self_attention", "context_attention", "learned", "chebyshev", "global_tokens"])
 def test_specimens_on_batches_compile_whole(name):
     check_compiled(batched(over_specimens()[f"over_{name}"]))
 

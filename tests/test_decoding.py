@@ -40,13 +40,13 @@ bipartite_adjacency bipartite_attention causal_over_outputs clipped_shifts compo
 context_attention context_by_additive_scores context_by_masked_scores cuboid_strided deformable deformable_on_a_circle
 deformable_on_a_grid deformable_strided dense dense_batched dense_without_entries dense_without_outputs difference
 distance dropped dynamic_shifts dynamic_shifts_on_a_torus edge_bias edge_bias_by_a_module edge_bias_of_a_batch
-edge_score entmax_over_outputs entmax_over_repeated_edges everything_masked factorised_biaffine gaussian_bump given
+edge_score entmax_over_outputs entmax_over_repeated_edges everything_masked factorized_biaffine gaussian_bump given
 given_table graph_additive graph_additive_of_another_map graph_attention graph_attention_over_outputs
 graph_concatenation graph_logarithm graph_pair graph_sparsemax grid_bias hypergraph identity identity_of_nothing
-identity_of_three laplacian_by_its_spectrum learnt learnt_onto_others learnt_scores log_softmax
+identity_of_three laplacian_by_its_spectrum learned learned_onto_others learned_scores log_softmax
 log_softmax_over_outputs lookup lookup_by_output lookup_by_position lookup_on_a_grid mapped_matrix masked_columns
-masked_matrix masked_zeros maximum mixed_matrices nodes_from_edges normalised_matrix of_two_inputs one_term_learnt outer
-plus_a_table polynomial_chebyshev polynomial_monomial polynomial_of_degree_zero pool pool_padded pooling product
+masked_matrix masked_zeros maximum mixed_matrices nodes_from_edges normalized_matrix of_two_inputs one_term_learned
+outer plus_a_table polynomial_chebyshev polynomial_monomial polynomial_of_degree_zero pool pool_padded pooling product
 product_over_repeated_edges samples_by_position samples_of_attention samples_of_blocks samples_of_global_tokens
 samples_of_two_sides scaled scaled_by_head senders_and_receivers shared_taps shift_circular shift_in_space
 shift_off_the_grid shift_on_a_batch shift_on_a_torus shift_reflect shift_replicate shift_shrinking shift_strided
@@ -97,11 +97,11 @@ def test_steps_are_the_whole_call(name, mask, mixed):
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     whole = layer(x)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :0])
-        steps = [layer.step(prepared, x[:, start:stop]) for start, stop in ((0, 2), (2, 3), (3, 7), (7, 8), (8, 9))]
+        cache = layer.prepare(x[:, :0])
+        steps = [layer.step(cache, x[:, start:stop]) for start, stop in ((0, 2), (2, 3), (3, 7), (7, 8), (8, 9))]
     torch.testing.assert_close(torch.cat(steps, 1), whole)
-    assert prepared.length == 9
-    assert prepared.dropped == (6 if mask == "sliding" and not mixed else 0)
+    assert cache.length == 9
+    assert cache.dropped == (6 if mask == "sliding" and not mixed else 0)
 
 
 def test_relative_values_count_from_the_places_of_the_outputs():
@@ -109,8 +109,8 @@ def test_relative_values_count_from_the_places_of_the_outputs():
     layer = Conv(DOT.masked(keep=Causal()).softmax(), 8, 6, weight=LowRank(4), relative_value=RelativeValue(2)).double()
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :3])
-        steps = [layer.step(prepared, x[:, i:i + 1]) for i in range(3, 6)]
+        cache = layer.prepare(x[:, :3])
+        steps = [layer.step(cache, x[:, i:i + 1]) for i in range(3, 6)]
     torch.testing.assert_close(torch.cat(steps, 1), layer(x)[:, 3:])
 
 
@@ -118,13 +118,13 @@ def test_beams_are_reordered_and_drafts_taken_back():
     torch.manual_seed(0)
     layer, x = MultiheadAttention(8, 2).double(), torch.randn(3, 7, 8, dtype=torch.float64)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :5], Causal())
-        draft = prepared.copy()
+        cache = layer.prepare(x[:, :5], Causal())
+        draft = cache.copy()
         layer.step(draft, x[:, 5:].flip(0))
         best = torch.tensor([2, 2, 0])
         draft.truncate(5).reorder(best)
         found = layer.step(draft, x[:, 5:])
-        torch.testing.assert_close(layer.step(prepared, x[:, 5:]), layer(x, keep=Causal())[:, 5:])
+        torch.testing.assert_close(layer.step(cache, x[:, 5:]), layer(x, keep=Causal())[:, 5:])
     mixed = torch.cat([x[best, :5], x[:, 5:]], 1)
     torch.testing.assert_close(found, layer(mixed, keep=Causal())[:, 5:])
 
@@ -132,11 +132,11 @@ def test_beams_are_reordered_and_drafts_taken_back():
 def test_beams_that_go_on_keep_their_room():
     layer, x = MultiheadAttention(8, 2), torch.randn(3, 7, 8)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :4], Causal())
-        layer.step(prepared, x[:, 4:5])
-        held = prepared.reorder(torch.tensor([1, 1, 0])).x.data_ptr()
-        layer.step(prepared, x[:, 5:6])
-    assert prepared.x.data_ptr() == held
+        cache = layer.prepare(x[:, :4], Causal())
+        layer.step(cache, x[:, 4:5])
+        held = cache.reorder(torch.tensor([1, 1, 0])).x.data_ptr()
+        layer.step(cache, x[:, 5:6])
+    assert cache.x.data_ptr() == held
 
 
 def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
@@ -144,8 +144,8 @@ def test_keys_that_were_prepared_once_pass_gradients_of_all_calls():
     layer = Conv(Additive(5).softmax(), 4, 3, other_channels=6).double()
     x, z = (torch.randn(2, n, c, dtype=torch.float64, requires_grad=True) for n, c in ((20, 4), (3, 6)))
     leaves = [x, z, *layer.parameters()]
-    prepared = layer.prepare(x)
-    steps = torch.cat([layer(prepared, z=z[:, t:t + 1]) for t in range(3)], 1)
+    cache = layer.prepare(x)
+    steps = torch.cat([layer(cache, z=z[:, t:t + 1]) for t in range(3)], 1)
     for found, wanted in zip(torch.autograd.grad(steps.square().sum(), leaves),
                              torch.autograd.grad(layer(x, z=z).square().sum(), leaves), strict=True):
         torch.testing.assert_close(found, wanted)
@@ -169,13 +169,13 @@ def test_few_outputs_of_additive_attention_have_the_numbers_of_many(outputs, cha
 def test_sliding_windows_hold_what_a_later_step_sees():
     layer, x = Conv(DOT.masked(keep=Window(3) & Causal()).softmax(), 8, 8), torch.randn(1, 50, 8)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :0])
+        cache = layer.prepare(x[:, :0])
         for t in range(50):
-            layer.step(prepared, x[:, t:t + 1])
-    assert prepared.x.shape[-2] == 4
-    assert prepared.dropped == 46
+            layer.step(cache, x[:, t:t + 1])
+    assert cache.x.shape[-2] == 4
+    assert cache.dropped == 46
     with pytest.raises(ConfigError, match="positions must be given"):
-        layer(prepared, z=x[:, :1])
+        layer(cache, z=x[:, :1])
 
 
 def test_a_window_around_predicted_positions_and_one_without_them_keep_their_places():
@@ -197,28 +197,28 @@ def test_positions_that_are_none_are_told(positions, error):
 
 def test_what_was_prepared_otherwise_is_refused():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
-    prepared = layer.prepare(x)
+    cache = layer.prepare(x)
     with pytest.raises(ConfigError, match="prepared by this layer"):
-        MultiheadAttention(8, 2)(x, prepared)
+        MultiheadAttention(8, 2)(x, cache)
     with pytest.raises(ShapeError, match=r"m, P=8"):
-        prepared.append(x[:1])
+        cache.append(x[:1])
     with pytest.raises(ShapeError, match="P=8"):
-        prepared.append(x[..., :3])
+        cache.append(x[..., :3])
     with pytest.raises(ConfigError, match="length"):
-        prepared.truncate(6)
+        cache.truncate(6)
     with pytest.raises(ShapeError, match=r"\(B"):
         layer.prepare(x[0]).reorder(torch.tensor([0]))
     with torch.no_grad():
         layer.bias.add_(1)
     with pytest.raises(ConfigError, match="Prepare x again"):
-        layer(x, prepared)
+        layer(x, cache)
 
 
 def test_a_plan_of_prepared_inputs_is_what_runs():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
-    prepared = layer.prepare(x)
-    plan = layer.plan(x[:, :1], prepared, positions=4, keep=Causal())
-    assert plan is layer.plan(x[:, :1], prepared, positions=4, keep=Causal())
+    cache = layer.prepare(x)
+    plan = layer.plan(x[:, :1], cache, positions=4, keep=Causal())
+    assert plan is layer.plan(x[:, :1], cache, positions=4, keep=Causal())
     assert plan.kernel == "torch.sdpa"
 
 
@@ -247,59 +247,59 @@ def test_steps_of_what_an_adversary_found(name):
     layer = Conv(FOUND[name], 8, 6).double()
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :0])
+        cache = layer.prepare(x[:, :0])
         for t in range(9):
-            step, whole = layer.step(prepared, x[:, t:t + 1]), layer(x[:, :t + 1])[:, t:]
+            step, whole = layer.step(cache, x[:, t:t + 1]), layer(x[:, :t + 1])[:, t:]
             torch.testing.assert_close(step, whole)
 
 
 def test_inputs_that_are_gone_are_not_made_up():
     layer, x = Conv(DOT.masked(keep=SLIDING).softmax(), 8, 6), torch.randn(2, 9, 8)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :0])
+        cache = layer.prepare(x[:, :0])
         for t in range(9):
-            layer.step(prepared, x[:, t:t + 1])
+            layer.step(cache, x[:, t:t + 1])
         for positions in (3, 6, torch.tensor([3]), torch.tensor([[7], [8]])):
             with pytest.raises(ConfigError, match="inputs that are gone"):
-                layer(prepared, z=x[:, 8:], positions=positions)
+                layer(cache, z=x[:, 8:], positions=positions)
         with pytest.raises(ConfigError, match=r"prepared\.copy"):
-            prepared.truncate(7)
+            cache.truncate(7)
         attention = MultiheadAttention(8, 2)
-        prepared = attention.prepare(x[:, :0], SLIDING)
+        cache = attention.prepare(x[:, :0], SLIDING)
         for t in range(8):
-            attention.step(prepared, x[:, t:t + 1])
+            attention.step(cache, x[:, t:t + 1])
         with pytest.raises(ConfigError, match="inputs that are gone"):
-            attention.step(prepared, x[:, 8:], structure=Window(5) & Causal())
-        torch.testing.assert_close(attention.step(prepared, x[:, 8:]), attention(x, structure=SLIDING)[:, 8:])
+            attention.step(cache, x[:, 8:], structure=Window(5) & Causal())
+        torch.testing.assert_close(attention.step(cache, x[:, 8:]), attention(x, structure=SLIDING)[:, 8:])
 
 
 def test_what_is_appended_without_gradients_takes_none_from_what_was_there():
     layer = Conv(DOT.masked(keep=Causal()).softmax(), 8, 6)
     x, more = torch.randn(2, 5, 8, requires_grad=True), torch.randn(2, 4, 8)
-    prepared = layer.prepare(x)
+    cache = layer.prepare(x)
     with torch.no_grad():
-        prepared.append(more)
-    found, = torch.autograd.grad(layer(prepared, z=more, positions=5).square().sum(), x, retain_graph=True)
+        cache.append(more)
+    found, = torch.autograd.grad(layer(cache, z=more, positions=5).square().sum(), x, retain_graph=True)
     wanted, = torch.autograd.grad(layer(torch.cat([x, more], 1), z=more, positions=5).square().sum(), x)
     torch.testing.assert_close(found, wanted)
-    prepared.truncate(0)
+    cache.truncate(0)
     with torch.no_grad():
-        prepared.append(more)
-    assert not torch.autograd.grad(layer(prepared, z=more).square().sum(), x, allow_unused=True)[0].any()
+        cache.append(more)
+    assert not torch.autograd.grad(layer(cache, z=more).square().sum(), x, allow_unused=True)[0].any()
 
 
 def test_copies_go_on_by_themselves_and_a_failed_step_appends_nothing():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 9, 8)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :4], Causal())
-        twins = [copy.copy(prepared), copy.deepcopy(prepared)]
-        layer.step(prepared, x[:, 4:5])
+        cache = layer.prepare(x[:, :4], Causal())
+        twins = [copy.copy(cache), copy.deepcopy(cache)]
+        layer.step(cache, x[:, 4:5])
         for twin in twins:
             torch.testing.assert_close(layer.step(twin, x[:, 4:6]), layer(x, keep=Causal())[:, 4:6])
         with pytest.raises(ShapeError):
-            layer.step(prepared, x[:, 5:6], query=torch.randn(2, 1, 5))
-        assert prepared.length == 5
-        torch.testing.assert_close(layer.step(prepared, x[:, 5:6]), layer(x, keep=Causal())[:, 5:6])
+            layer.step(cache, x[:, 5:6], query=torch.randn(2, 1, 5))
+        assert cache.length == 5
+        torch.testing.assert_close(layer.step(cache, x[:, 5:6]), layer(x, keep=Causal())[:, 5:6])
 
 
 @pytest.mark.parametrize("index", [torch.tensor([2]), torch.tensor([-1]), [0, 1], torch.tensor([0.0]),
@@ -312,10 +312,10 @@ def test_an_index_of_no_samples_is_told(index):
 def test_autocast_is_as_it_was_prepared():
     layer, x = MultiheadAttention(8, 2), torch.randn(2, 5, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        prepared = layer.prepare(x)
-        torch.testing.assert_close(layer(x, prepared), layer(x))
+        cache = layer.prepare(x)
+        torch.testing.assert_close(layer(x, cache), layer(x))
     with pytest.raises(ConfigError, match="autocast"):
-        layer.step(prepared, x[:, :1])
+        layer.step(cache, x[:, :1])
 
 
 def test_heads_of_a_low_rank_beside_others_score_what_they_project():
@@ -360,12 +360,12 @@ def test_masks_of_each_sample_in_the_layer_are_not_reordered():
 @torch.no_grad()
 def test_a_draft_behind_a_window_is_taken_back_as_far_as_it_can_be():
     layer, x, window = MultiheadAttention(8, 2).eval(), torch.randn(1, 9, 8), Causal() & Window(3)
-    prepared = layer.prepare(x[:, :4], window)
+    cache = layer.prepare(x[:, :4], window)
     for t in range(4, 8):
-        layer.step(prepared, x[:, t:t + 1])
+        layer.step(cache, x[:, t:t + 1])
     with pytest.raises(ConfigError, match=r"prepared\.copy"):
-        prepared.truncate(6)
-    found = layer.step(prepared.truncate(7), x[:, 8:])
+        cache.truncate(6)
+    found = layer.step(cache.truncate(7), x[:, 8:])
     torch.testing.assert_close(found, layer(torch.cat([x[:, :7], x[:, 8:]], 1), structure=window)[:, 7:])
 
 

@@ -50,7 +50,7 @@ SECONDS = {
     "fused attention": {"one: fused": 1e-2 * fitted.FUSED_SHARE, "one: separate": 1e-2,
                         "two: fused": 2e-2 * fitted.FUSED_SHARE, "two: separate": 2e-2},
     "windows": window_seconds(),
-    "relations by outputs and by inputs": {"by outputs": 1e-3, "by inputs": 1e-3 * fitted.IN_FAVOUR},
+    "relations by outputs and by inputs": {"by outputs": 1e-3, "by inputs": 1e-3 * fitted.IN_FAVOR},
     "diagonal blocks of Theta": {str(width): 1e-3 * fitted.NARROW / width for width in experiments.BLOCKS} | {
         str(experiments.CHANNELS): 1e-3},
 }
@@ -109,7 +109,7 @@ def test_a_quick_fit_of_everything(tmp_path, capsys):
         assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in each["seconds"].values())
     assert all(each.name in printed.err for each in experiments.EXPERIMENTS)
     assert Path(fitted.__file__).read_bytes() == source
-    assert relational.IN_FAVOUR == fitted.IN_FAVOUR
+    assert relational.IN_FAVOR == fitted.IN_FAVOR
 
 
 def test_the_table_has_a_row_for_each_constant(monkeypatch, capsys):

@@ -107,7 +107,7 @@ def test_what_cannot_be_had_is_refused(call):
         call()
 
 
-def test_each_graph_of_two_sides_is_normalised_by_its_own_degrees():
+def test_each_graph_of_two_sides_is_normalized_by_its_own_degrees():
     torch.manual_seed(0)
     layer, z = Conv(Adjacency(), P, P), torch.randn(5, P)
     expected = torch.cat([layer(X[:2], TWO_SIDES, z=z[:3]), layer(X[2:], TWO_SIDES.reversed(), z=z[3:])])

@@ -582,7 +582,7 @@ def context_attention(layer, x):
 
 
 @reference
-def neighbourhood_attention(layer, x, structure):
+def neighborhood_attention(layer, x, structure):
     scores = products(layer, x, heads=4) / math.sqrt(32)
     point = torch.cartesian_prod(torch.arange(6), torch.arange(8))
     offset = point[:, None] - point

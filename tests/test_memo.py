@@ -13,7 +13,7 @@ import torch.autograd.forward_ad as forward
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from structconv import memo
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.mechanisms import STRUCTURE, ALiBi, DotProduct, RelativeBias
 from structconv.memo import derived, forget, latest
 from structconv.nn import Conv, GATConv, GCNConv
@@ -228,8 +228,8 @@ def test_a_value_must_not_hold_its_owner():
 def test_of_the_latest_one_is_kept():
     owner, build = memo.Owner(), Counter()
     assert [latest(owner, "a", key, build) for key in (1, 1, 2, 1)] == [1, 1, 2, 3]
-    learnt = torch.ones(2, requires_grad=True)
-    assert latest(learnt, "a", 1, lambda: learnt * 2).requires_grad
+    learned = torch.ones(2, requires_grad=True)
+    assert latest(learned, "a", 1, lambda: learned * 2).requires_grad
 
 
 @pytest.mark.parametrize("bias", [RelativeBias(4), RelativeBias(4, buckets="log"), ALiBi()])

@@ -13,7 +13,7 @@ from structconv.bases.polynomial import Polynomial
 from structconv.bases.shift import Shift
 from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError, ShapeError
-from structconv.ops import compose_pairs, conv, decompose, factorise, plan
+from structconv.ops import compose_pairs, conv, decompose, factorize, plan
 from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.weights import (
@@ -69,9 +69,9 @@ def test_a_plan_may_be_made_before():
         conv(x, basis, theta, plan=between)
 
 
-def test_decompose_and_factorise_are_here():
+def test_decompose_and_factorize_are_here():
     assert callable(decompose)
-    assert callable(factorise)
+    assert callable(factorize)
 
 
 COMPOSED = {

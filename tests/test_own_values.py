@@ -74,17 +74,17 @@ def test_what_a_value_derives_of_its_tensors_is_that_of_its_tensors(kind):
     layer.load_state_dict(state)
     same_as_dense(layer, x)
     with torch.no_grad():
-        layer.mechanism.tensor0.mul_(2)                # in place, as an optimiser does
+        layer.mechanism.tensor0.mul_(2)                # in place, as an optimizer does
     same_as_dense(layer, x)
 
 
-def test_a_value_that_is_learnt_is_trained_for_many_steps():
+def test_a_value_that_is_learned_is_trained_for_many_steps():
     layer, x = Conv(Given(ByProperty(nn.Parameter(random(2, M)))), P, Q).double(), random(M, P)
-    optimiser = torch.optim.SGD(layer.parameters(), 0.1)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         layer(x).square().mean().backward()
-        optimiser.step()
+        optimizer.step()
         same_as_dense(layer, x)
 
 

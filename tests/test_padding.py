@@ -22,7 +22,7 @@ from structconv.mechanisms import (
     General,
     Given,
     Incidence,
-    Learnt,
+    Learned,
     Location,
     Pair,
     Pool,
@@ -46,7 +46,7 @@ SCORES = {
     "pair": Pair(heads=2), "location": Location(9), "uniform": Uniform(), "alibi": DOT + ALiBi(),
     "bias": DOT + RelativeBias(2), "logarithmic": DOT + RelativeBias(4, buckets="log"), "key": DOT + RelativeKey(2),
     "causal": DOT.masked(keep=Causal()), "window": DOT.masked(keep=Window(1)), "blocks": DOT.masked(keep=Blocks(2)),
-    "not_causal": DOT.masked(drop=Causal()), "predicted": General().masked(keep=Window(1, centre=PredictedPosition()))}
+    "not_causal": DOT.masked(drop=Causal()), "predicted": General().masked(keep=Window(1, center=PredictedPosition()))}
 ENDS = {"softmax": lambda scores, keep: scores.masked(keep=keep).softmax(),
         "count": lambda scores, keep: scores.masked(keep=keep).normalize("count"),
         "gaussian": lambda scores, keep: scores.masked(keep=keep).softmax() * GaussianWindow(1.0, PredictedPosition())}
@@ -127,7 +127,7 @@ def test_nested_tensors_give_nested_tensors():
 
 
 @pytest.mark.parametrize("expression", [
-    Incidence("sample").normalize("sum"), Pool(3, 2, 1) @ Incidence("sample"), Learnt(9, 3) @ Incidence("sample")])
+    Incidence("sample").normalize("sum"), Pool(3, 2, 1) @ Incidence("sample"), Learned(9, 3) @ Incidence("sample")])
 def test_a_readout_of_nested_tensors_is_one_row_for_each(expression):
     own = [t.detach() for t in sequences()]
     layer = Conv(expression, P, Q).double()
@@ -138,7 +138,7 @@ def test_a_readout_of_nested_tensors_is_one_row_for_each(expression):
 
 
 @pytest.mark.parametrize("expression", [
-    Context(2).softmax(), Pool(2), Cuboid(3, stride=2), Learnt(9, 3), DOT.softmax(), Cuboid(3),
+    Context(2).softmax(), Pool(2), Cuboid(3, stride=2), Learned(9, 3), DOT.softmax(), Cuboid(3),
     Incidence("sample").normalize("sum") @ Incidence("sample").transpose()])
 def test_nested_outputs_know_the_length_of_the_longest(expression):
     """As torch's layers, which padding makes as long as that, and as wide as the samples alone."""
@@ -162,8 +162,8 @@ def test_nested_tensors_are_prepared_as_entries_of_samples():
     x = torch.nested.as_nested_tensor(sequences(), layout=torch.jagged)
     with pytest.raises(ShapeError, match=r"must not be nested.*structure=Samples\(key_value.offsets\(\).diff\(\)\)"):
         layer.prepare(x)
-    prepared = layer.prepare(x.values(), structure=Samples(x.offsets().diff()))
-    torch.testing.assert_close(layer(prepared), layer(x).values())
+    cache = layer.prepare(x.values(), structure=Samples(x.offsets().diff()))
+    torch.testing.assert_close(layer(cache), layer(x).values())
 
 
 @pytest.mark.parametrize("place", ["the call", "the expression", "two parts of it"])

@@ -15,7 +15,7 @@ from tests.support.layers import LAYERS
 from tests.support.library import SPECIMENS
 
 #: Laws that tests/test_batches.py and tests/test_decoding.py hold over the same specimens, refusals named.
-OF_LAYERS = {"samples", "prepared", "places"}
+OF_LAYERS = {"samples", "cache", "places"}
 CASES = [pytest.param(check, id=name.replace(": ", "-").replace(" ", "_")) for specimen in SPECIMENS.values()
          for name, check in suite(specimen) if check.name not in OF_LAYERS]
 

@@ -127,7 +127,7 @@ def test_depthwise_with_multiplier():
     torch.testing.assert_close(theta.expand(x), x @ dense, rtol=0, atol=1e-12)
 
 
-def test_flops_follow_the_factorisation():
+def test_flops_follow_the_factorization():
     assert Full.of(numbers(9, 64, 64)).expand_flops() == 2 * 9 * 64 * 64
     few = Separable.of(numbers(9, 1), numbers(1, 64, 64))
     assert few.expand_flops() == 2 * 64 * (64 + 9)

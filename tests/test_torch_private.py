@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import structconv
-from structconv import torch_private
+from structconv import torch_compat
 
-PATHS = [path for path, _ in torch_private.NAMES.values()]
+PATHS = [path for path, _ in torch_compat.NAMES.values()]
 
 
 @pytest.mark.parametrize("tried", [[",".join(PATHS)], *(PATHS[start::4] for start in range(4))],
@@ -56,7 +56,7 @@ def test_private_names_of_torch_stand_in_one_module():
     """But for the suite's own checks, which put tensors of every kind before a layer."""
     root = Path(structconv.__file__).parent
     found = [f"{path.relative_to(root)}:{line} {name}" for path in sorted(root.rglob("*.py"))
-             if path.name != "torch_private.py" and "testing" not in path.parts
+             if path.name != "torch_compat.py" and "testing" not in path.parts
              for line, name in private_names(path.read_text())]
     assert not found, "\n".join(found)
 

@@ -239,7 +239,7 @@ class Closeness(Mechanism):
         self.reads = reads
 
     def forward(self, inputs):
-        n = inputs.output_positions() if "positions" in self.reads else torch.arange(inputs.num_outputs)
+        n = inputs.positions_of_outputs() if "positions" in self.reads else torch.arange(inputs.num_outputs)
         return -(torch.arange(inputs.num_inputs).unsqueeze(-1) - n).abs().to(inputs.dtype)
 
 
@@ -247,8 +247,8 @@ def test_a_term_that_is_a_tensor_and_positions():
     x = torch.randn(6, 4)
     layer = Conv((DotProduct(dim=3) + Closeness(("content", "positions"))).softmax(), 4, 4)
     torch.testing.assert_close(layer(x, z=x[3:5], positions=3), layer(x)[3:5])
-    prepared = layer.prepare(x[:5])
-    torch.testing.assert_close(layer.step(prepared, x[5:]), layer(x)[5:])
+    cache = layer.prepare(x[:5])
+    torch.testing.assert_close(layer.step(cache, x[5:]), layer(x)[5:])
     layer = Conv((DotProduct(dim=3) + Closeness(("content",))).softmax(), 4, 4)
     for call in (lambda: layer(x, z=x[3:5], positions=3), lambda: layer.step(layer.prepare(x[:5]), x[5:])):
         with pytest.raises(StructureError, match=r"other entries than inputs; got M=6.* name .positions. in reads"):

@@ -148,7 +148,7 @@ def test_errors(build, message):
         build()
 
 
-def test_patterns_shared_by_channels_and_normalised_over_k():
+def test_patterns_shared_by_channels_and_normalized_over_k():
     weight = Depthwise(2, heads=4, normalize="softmax").bound(K, 8, 16)
     assert weight.depthwise.shape == (K, 4, 2)
     dense = weight().dense()

@@ -1,4 +1,4 @@
-"""Dense attention: what SDPA can express, additive scores, a learnt bias, and multi-head layers."""
+"""Dense attention: what SDPA can express, additive scores, a learned bias, and multi-head layers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _additive(dim: int, size: Size) -> Comparison:
 
 
 def _bias(heads: int, dim: int, clip: int, size: Size) -> Comparison:
-    """A learnt bias for each clipped distance, with gradients; SDPA takes it as a materialised (K, N, N) tensor."""
+    """A learned bias for each clipped distance, with gradients; SDPA takes it as a materialized (K, N, N) tensor."""
     length = size.pick(1024, 8192)
     shape = (1, heads, length, dim)
     (q, k, v), table = _qkv(*shape), leaf(heads, 1, 2 * clip + 1, seed=3)
@@ -104,13 +104,13 @@ def _bias(heads: int, dim: int, clip: int, size: Size) -> Comparison:
         basis = scores.Bilinear(q, k) * dim**-0.5 + Lookup(table, "clip", clip, length, length)
         return ops.apply(basis.softmax(over="inputs"), v)
 
-    def materialised() -> Tensor:
+    def materialized() -> Tensor:
         bias = table_peer[:, 0][:, bucket]
         return F.scaled_dot_product_attention(*peer, attn_mask=bias[None])
 
     return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v, table)),
                       size=f"{heads} heads of {dim}, N={length}, {2 * clip + 1} distances",
-                      peers=(Entrant(name="torch sdpa", run=materialised, inputs=(*peer, table_peer),
+                      peers=(Entrant(name="torch sdpa", run=materialized, inputs=(*peer, table_peer),
                                      needs=24.0 * heads * length**2),))
 
 
@@ -138,7 +138,7 @@ def _linear(heads: int, dim: int, size: Size) -> Comparison:
 
 
 def _mapped(heads: int, dim: int, size: Size) -> Comparison:
-    """relu(q k / sqrt(D)) divided by its sum: a normalisation that no fused operator has."""
+    """relu(q k / sqrt(D)) divided by its sum: a normalization that no fused operator has."""
     length = size.pick(1024, 4096)
     shape = (1, heads, length, dim)
     ours, theirs = _qkv(*shape), _qkv(*shape)
@@ -245,7 +245,7 @@ CASES = (
     Case(suite="attention", name="sdpa", build=partial(_sdpa, False, 1, 8, 64)),
     Case(suite="attention", name="sdpa-causal", build=partial(_sdpa, True, 1, 8, 64), headline=False),
     Case(suite="attention", name="additive-64", build=partial(_additive, 64)),
-    Case(suite="attention", name="learnt-bias", build=partial(_bias, 2, 64, 128)),
+    Case(suite="attention", name="learned-bias", build=partial(_bias, 2, 64, 128)),
     Case(suite="attention", name="linear", build=partial(_linear, 4, 64), headline=False),
     Case(suite="attention", name="relu-sum", build=partial(_mapped, 2, 64), headline=False),
     Case(suite="attention", name="dropout", build=partial(_dropped, 8, 64), headline=False),

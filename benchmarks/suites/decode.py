@@ -46,8 +46,8 @@ def _rnnsearch(batch: int, length: int, steps: int, entries: int = 512, states: 
                             for seed, (n, c) in enumerate(((length, entries), (steps, states))))
 
     def run() -> Tensor:
-        prepared = ours.prepare(x)
-        return torch.cat([ours(prepared, z=z[:, t:t + 1]) for t in range(steps)], 1)
+        cache = ours.prepare(x)
+        return torch.cat([ours(cache, z=z[:, t:t + 1]) for t in range(steps)], 1)
 
     def run_peer() -> Tensor:
         keys = peer.key(x_peer)
@@ -63,14 +63,14 @@ def _cached(batch: int, length: int, channels: int = 512, heads: int = 8) -> Com
     ours = MultiheadAttention.from_torch(module)
     x, token = leaf(batch, length, channels), leaf(batch, 1, channels, seed=1)
     with torch.no_grad():
-        prepared = ours.prepare(x, structure=Causal())
-        ours.step(prepared, token)
+        cache = ours.prepare(x, structure=Causal())
+        ours.step(cache, token)
         _, k, v = _projected(module, x, heads)
         room = [torch.cat([t, torch.zeros_like(t)], -2) for t in (k, v)]
 
     def step() -> Tensor:
-        prepared.truncate(length)
-        y: Tensor = ours.step(prepared, token)
+        cache.truncate(length)
+        y: Tensor = ours.step(cache, token)
         return y
 
     def attended(keep: Callable[[int, Tensor], Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ __all__ = ["build_entities"]
 
 
 def build_entities(size: Size) -> Comparison:
-    """Two layers of R-GCN and all their gradients, an epoch without the optimiser, on a graph of AIFB's size."""
+    """Two layers of R-GCN and all their gradients, an epoch without the optimizer, on a graph of AIFB's size."""
     entities, relations, hidden, classes = size.pick(1_000, 8_285), 45, 16, 4
     graph = knowledge(size.pick(3_500, 29_043), relations, entities).with_inverses()
     ours = EntityClassifier(graph, hidden, classes)

@@ -69,7 +69,7 @@ def build_alibi() -> Comparison:
 
 
 def build_relative_bias() -> Comparison:
-    """T5's buckets of distances, each with a learnt number, added to the scores."""
+    """T5's buckets of distances, each with a learned number, added to the scores."""
     position = torch.arange(_LENGTH)
     row = bucket("log", _CLIP, position, position.unsqueeze(-1))
     return _attention((_scores() + RelativeBias(_CLIP, buckets="log")).softmax(),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks import peers
 from benchmarks.case import Case, Comparison, Entrant, Size, entrant
-from benchmarks.graphs import citation, csr, normalised_csr, power_law
+from benchmarks.graphs import citation, csr, normalized_csr, power_law
 from benchmarks.rates import Work
 from benchmarks.suites.graph_peers import (
     Projections,
@@ -38,7 +38,7 @@ _GATHERED = 5.0
 
 
 def build_gcn(graph: Graph, in_channels: int, channels: int) -> Comparison:
-    """GCN's layer with its normalisation, which all that can remember it do remember."""
+    """GCN's layer with its normalization, which all that can remember it do remember."""
     ours: Any = GCNConv(in_channels, channels)
     theta = ours.weight.theta.detach()[0]
     x = leaf(graph.num_nodes, in_channels)
@@ -51,7 +51,7 @@ def build_gcn(graph: Graph, in_channels: int, channels: int) -> Comparison:
 
 
 def _torch_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> Entrant:
-    layer, x, matrix = nn.Linear(*theta.shape), leaf(*shape), normalised_csr(graph)
+    layer, x, matrix = nn.Linear(*theta.shape), leaf(*shape), normalized_csr(graph)
     copied(layer.weight, theta.mT, layer.bias)
     weight, bias = layer.weight, layer.bias
     narrow = theta.shape[1] <= theta.shape[0]

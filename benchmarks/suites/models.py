@@ -80,7 +80,7 @@ def _images(size: Size) -> Comparison:
 
 
 def _transformer(size: Size) -> Comparison:
-    """Torch's encoder layer, normalised first, and the same around our attention."""
+    """Torch's encoder layer, normalized first, and the same around our attention."""
     batch, length, channels, heads = 2, size.pick(128, 512), 256, 8
     peer = nn.TransformerEncoderLayer(channels, heads, 4 * channels, dropout=0.0, batch_first=True, norm_first=True)
     attention = MultiheadAttention.from_torch(peer.self_attn).eval()

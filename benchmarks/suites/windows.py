@@ -1,4 +1,4 @@
-"""Attention within windows: the sliding window of a sequence, and the square neighbourhoods of an image."""
+"""Attention within windows: the sliding window of a sequence, and the square neighborhoods of an image."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _window(sizes: Callable[[Size], tuple[int, ...]], radius: int, size: Size) -
 
 
 def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size) -> Comparison:
-    """A learnt bias for each offset on a grid, seen within a radius or whole; SDPA takes it materialised."""
+    """A learned bias for each offset on a grid, seen within a radius or whole; SDPA takes it materialized."""
     side = size.pick(*sides)
     grid, reach = Grid((side, side)), side - 1 if radius is None else radius
     length = grid.num_entries
@@ -61,13 +61,13 @@ def _relative(sides: tuple[int, int], radius: int | None, batch: int, size: Size
         shown = basis if radius is None else basis.masked(keep=Window(radius, grid=grid))
         return ops.apply(shown.softmax(over="inputs"), v)
 
-    def materialised() -> Tensor:
+    def materialized() -> Tensor:
         bias = table_peer.flatten(1)[:, index]
         return F.scaled_dot_product_attention(*peer, attn_mask=bias if radius is None else
                                               bias.masked_fill(~near, -torch.inf))
 
     return Comparison(ours=Entrant(name="ours", run=run, inputs=(q, k, v, table)),
-                      peers=(Entrant(name="torch sdpa", run=materialised, inputs=(*peer, table_peer),
+                      peers=(Entrant(name="torch sdpa", run=materialized, inputs=(*peer, table_peer),
                                      needs=24.0 * HEADS * length**2),),
                       size=f"{batch} x {HEADS} heads of {DIM}, {side} x {side}, "
                            f"{'all of it' if radius is None else f'radius {radius}'}")
@@ -86,14 +86,14 @@ def _peers(grid: Grid, radius: int, length: int) -> list[Entrant]:
 
 
 def _unfold(grid: Grid, radius: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """With the neighbours of every output side by side: (..., N, D, W) tensors."""
-    inside = _neighbours(grid, radius, q.new_ones(1, 1, grid.num_entries, 1))[0, 0, :, 0] > 0
-    raw = (q.unsqueeze(-2) @ _neighbours(grid, radius, k)).squeeze(-2) * DIM**-0.5
+    """With the neighbors of every output side by side: (..., N, D, W) tensors."""
+    inside = _neighbors(grid, radius, q.new_ones(1, 1, grid.num_entries, 1))[0, 0, :, 0] > 0
+    raw = (q.unsqueeze(-2) @ _neighbors(grid, radius, k)).squeeze(-2) * DIM**-0.5
     weights = raw.masked_fill(~inside, -torch.inf).softmax(-1)
-    return (_neighbours(grid, radius, v) @ weights.unsqueeze(-1)).squeeze(-1)
+    return (_neighbors(grid, radius, v) @ weights.unsqueeze(-1)).squeeze(-1)
 
 
-def _neighbours(grid: Grid, radius: int, x: Tensor) -> Tensor:
+def _neighbors(grid: Grid, radius: int, x: Tensor) -> Tensor:
     """(..., N, D) -> (..., N, D, W), zero off the grid."""
     width, axes = 2 * radius + 1, grid.ndim
     y = F.pad(x.unflatten(-2, grid.shape), (0, 0, *(radius, radius) * axes))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import structconv.nn  # noqa: F401 - registers the operators that are counted
-from structconv import torch_private as private
+from structconv import torch_compat as private
 
 __all__ = ["FORMULAS", "counted", "forward_flops"]
 

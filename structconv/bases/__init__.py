@@ -9,7 +9,7 @@ from structconv.bases.linear import *
 from structconv.bases.matrices import *
 from structconv.bases.mixing import *
 from structconv.bases.mixture import *
-from structconv.bases.normalisations import *
+from structconv.bases.normalizations import *
 from structconv.bases.pairs import *
 from structconv.bases.pairwise import *
 from structconv.bases.polynomial import *

@@ -20,7 +20,7 @@ from structconv.bases.entrywise import (
     LeakyReLU,
     Mapped,
     Masked,
-    Normalised,
+    Normalized,
     Outer,
     Product,
     Sum,
@@ -29,7 +29,7 @@ from structconv.bases.entrywise import (
 from structconv.bases.linear import Composed, Concat, LinearSum, Repeated, Scaled, Transposed
 from structconv.bases.logdomain import taken_apart
 from structconv.bases.mixing import Mixed
-from structconv.bases.normalisations import LogSoftmax, NormalisedBy, SinkSoftmax, normalisation
+from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftmax, normalization
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import both, nodes
 from structconv.bases.spec import Leaf
@@ -191,9 +191,9 @@ def transpose(basis: Basis) -> Basis:
         return Concat(tuple(transpose(part) for part in basis.parts))
     if isinstance(basis, LinearSum):
         return LinearSum(transpose(basis.first), transpose(basis.second))
-    if isinstance(basis, Normalised):
+    if isinstance(basis, Normalized):
         over = "outputs" if basis.over == "inputs" else "inputs"
-        return Normalised(transpose(basis.child), basis.kind, over)
+        return Normalized(transpose(basis.child), basis.kind, over)
     return Transposed(basis)
 
 
@@ -245,16 +245,16 @@ def normalize(basis: Basis, kind: Any = "sum", over: str = "inputs") -> Basis:
     if kind == "none":
         return basis
     if kind not in NORMALIZATIONS:
-        own = normalisation(kind)
-        return _over_parts(basis, lambda part: NormalisedBy(part, own, over))
-    return _over_parts(basis, lambda part: _normalised(part, kind, over))
+        own = normalization(kind)
+        return _over_parts(basis, lambda part: NormalizedBy(part, own, over))
+    return _over_parts(basis, lambda part: _normalized(part, kind, over))
 
 
 def check_normalization(kind: Any, over: str, operand: Any) -> None:
     """Raise `ConfigError` unless there is such a kind, over inputs or outputs, of scores if it takes scores."""
     check_choice("normalize", "over", over, ("inputs", "outputs"))
     if kind not in (*NORMALIZATIONS, "log_softmax"):
-        normalisation(kind)
+        normalization(kind)
     if kind not in ("sum", "count", "none") and not operand.has_scores:
         raise ConfigError(str(kind), "its basis must have scores", repr(operand),
                           "Scores come from a mechanism such as DotProduct; a matrix takes normalize('sum').")
@@ -282,13 +282,13 @@ def log_softmax(basis: Basis, over: str = "inputs") -> Basis:
     return _over_parts(basis, lambda part: LogSoftmax(part, over))
 
 
-def _normalised(basis: Basis, kind: str, over: str) -> Basis:
+def _normalized(basis: Basis, kind: str, over: str) -> Basis:
     """Dividing exponentials by their sum is a softmax, which does not overflow."""
     if kind == "sum" and isinstance(basis, Mapped) and basis.fn is torch.exp:
-        return Normalised(basis.child, "softmax", over)
+        return Normalized(basis.child, "softmax", over)
     if kind == "sum" and isinstance(basis, Masked) and isinstance(basis.child, Mapped) and basis.child.fn is torch.exp:
-        return Normalised(Masked(basis.child.child, basis.mask), "softmax", over)
-    return Normalised(basis, kind, over)
+        return Normalized(Masked(basis.child.child, basis.mask), "softmax", over)
+    return Normalized(basis, kind, over)
 
 
 @operator("map")

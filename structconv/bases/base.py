@@ -127,7 +127,7 @@ class Algebra(Generic[T]):
     def mix(self, heads: int | Tensor) -> T:
         """Linear combinations of heads: A_jmn = sum_k W_kj A_kmn (talking heads, Shazeer et al. 2020, section 3).
 
-        W is a matrix (K, J), trained where it is a parameter; of a mechanism also a number J, for a learnt W (K, J)
+        W is a matrix (K, J), trained where it is a parameter; of a mechanism also a number J, for a learned W (K, J)
         that is drawn with the layer, normal with variance 1/K. Before a softmax it maps scores, and a pair exists where
         it does for all heads; after it, weights. J K multiplications a pair before a softmax; after it none, since
         what is mixed is x Theta.
@@ -168,7 +168,7 @@ class Algebra(Generic[T]):
         """Divide by the sum ("sum"), by the number of existing pairs ("count"), or apply "softmax" or "sigmoid".
 
         Of scores also "sparsemax", "entmax" (1.5), "hard" (one for the largest), `TopK(k)`, and any function of
-        (scores, keep, dim), by itself or by the name that `register_normalisation` gave it.
+        (scores, keep, dim), by itself or by the name that `register_normalization` gave it.
         """
         return self._operate("normalize", self, kind=kind, over=over)
 

@@ -85,7 +85,7 @@ def cuboid_offsets(kernel_size: Ints, dilation: Ints = 1, offset: Ints = 0) -> t
     return tuple(itertools.product(*axes))
 
 
-def recognise(starts: Sequence[Offset], stride: tuple[int, ...], grow: tuple[int, ...],
+def recognize(starts: Sequence[Offset], stride: tuple[int, ...], grow: tuple[int, ...],
               padding: str) -> CuboidSpec | None:
     """The cuboid whose window positions, relative to stride n, are `starts`; `None` if they form none. O(K).
 

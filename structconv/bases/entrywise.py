@@ -1,4 +1,4 @@
-"""Operators that act entry by entry: sum, product, outer product, mask, map, normalisation, dropout.
+"""Operators that act entry by entry: sum, product, outer product, mask, map, normalization, dropout.
 
 A node holds its children and restricts, combines or transforms what they give at the same pairs. Absent pairs (those
 that a mask dropped) stay absent through every node above the mask.
@@ -25,7 +25,7 @@ from structconv.structures.restriction import Restriction
 from structconv.structures.supports import Support
 from structconv.structures.values import altered
 
-__all__ = ["Dropped", "LeakyReLU", "Mapped", "Masked", "Normalised", "Outer", "Product", "Sum"]
+__all__ = ["Dropped", "LeakyReLU", "Mapped", "Masked", "Normalized", "Outer", "Product", "Sum"]
 
 
 @value
@@ -89,7 +89,7 @@ class Binary(OverTwo, Pairwise):
 
 
 def _common_pattern(first: Basis, second: Basis) -> Graph | None:
-    """Where a product can be evaluated sparsely: a side that normalises must see all of its own pairs.
+    """Where a product can be evaluated sparsely: a side that normalizes must see all of its own pairs.
 
     Of two matrices each pair is listed once, since the product of sums over repeated edges is no sum over them.
     """
@@ -274,14 +274,14 @@ class LeakyReLU(Unary):
         return f"{self.child!r}.leaky_relu({self.negative_slope})"
 
 
-def pattern_of_normalised(scores: Basis) -> Graph | None:
+def pattern_of_normalized(scores: Basis) -> Graph | None:
     """The pairs that exist, listed, where every group is whole among them."""
     graph = listed_graph(scores)
     return None if complete(scores) and graph is not scores.pattern() else graph
 
 
 @value
-class Normalised(Unary):
+class Normalized(Unary):
     """Weights from scores: "softmax", "sum", "count" or "sigmoid", over inputs or outputs; absent pairs weigh zero.
 
     Example:
@@ -307,7 +307,7 @@ class Normalised(Unary):
         return None
 
     def pattern(self) -> Graph | None:
-        graph = pattern_of_normalised(self.child)
+        graph = pattern_of_normalized(self.child)
         return self.child.pattern() if graph is None and self.kind == "sum" else graph
 
     def reach(self) -> Support | None:

@@ -31,7 +31,7 @@ _ROUNDING = 1e-12
 
 
 def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool = True) -> Sparse:
-    """W, the weights of the edges, normalised; with weights (..., E) one W for each sample. O(E).
+    """W, the weights of the edges, normalized; with weights (..., E) one W for each sample. O(E).
 
     Args:
         graph: A[m, n] is the weight of m -> n, 1 where it has none.
@@ -40,7 +40,7 @@ def adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: 
             by what each side is divided, inputs first: "sum" of an entry's weights, "count" of its edges, their roots
             "sqrt" and "sqrt_count", or None.
         weighted: whether the values are the weights, or ones. A pair's "sum" and "sqrt" are of the weights anyway.
-        dtype: of the values; unweighted edges without normalisation stay ones, in whatever dtype x has.
+        dtype: of the values; unweighted edges without normalization stay ones, in whatever dtype x has.
 
     Example:
 
@@ -66,8 +66,8 @@ def lazy_adjacency(graph: Graph, normalize: Normalize, dtype: torch.dtype, weigh
 
 
 def _values(graph: Graph, normalize: Normalize, dtype: torch.dtype, weighted: bool) -> Tensor:
-    """The weights of the edges, normalised; remembered."""
-    build = _by_sides if isinstance(normalize, tuple) else _normalised
+    """The weights of the edges, normalized; remembered."""
+    build = _by_sides if isinstance(normalize, tuple) else _normalized
     return derived(graph, ("adjacency", normalize, dtype, weighted),
                    lambda: build(graph, normalize, sum_dtype(dtype), weighted).to(dtype))
 
@@ -91,7 +91,7 @@ def random_walk(graph: Graph, dtype: torch.dtype) -> Sparse:
 
 
 def scaled_laplacian(graph: Graph, normalize: str | None, lambda_max: float, dtype: torch.dtype) -> Sparse:
-    """2 L / lambda_max - I with L = I - W', W' the normalised adjacency, or D - W where `normalize` is None.
+    """2 L / lambda_max - I with L = I - W', W' the normalized adjacency, or D - W where `normalize` is None.
 
     The diagonal is one more edge a node, after the others, unless it is zero: lambda_max = 2 and L = I - W'. O(E).
 
@@ -108,7 +108,7 @@ def scaled_laplacian(graph: Graph, normalize: str | None, lambda_max: float, dty
     bare = normalize is not None and scale == 1.0
 
     def build() -> Tensor:
-        values = _normalised(graph, normalize, sum_dtype(dtype))
+        values = _normalized(graph, normalize, sum_dtype(dtype))
         if bare:
             return -values.to(dtype)
         diagonal = values.new_full((*values.shape[:-1], graph.num_nodes), scale - 1.0)
@@ -182,7 +182,7 @@ def _by_sides(graph: Graph, normalize: Any, dtype: torch.dtype, weighted: bool) 
     return values
 
 
-def _normalised(graph: Graph, normalize: Any, dtype: torch.dtype, weighted: bool = True) -> Tensor:
+def _normalized(graph: Graph, normalize: Any, dtype: torch.dtype, weighted: bool = True) -> Tensor:
     weight = _weights(graph, dtype)
     weight = weight if weighted else torch.ones_like(weight)
     if normalize is None:

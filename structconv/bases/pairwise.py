@@ -3,7 +3,7 @@
 `Pairwise` is the base of every basis that is defined by its entries rather than by a product. Where the pairs that
 count are listed (a graph, a window), the entries are evaluated there and applied as a sparse product: O(E K + N C)
 memory. Elsewhere blocks of outputs are evaluated, applied and forgotten, and evaluated again in the backward pass:
-O(N C) memory beside one block. Normalisation over outputs needs whole rows, so such expressions run in blocks of
+O(N C) memory beside one block. Normalization over outputs needs whole rows, so such expressions run in blocks of
 inputs, summed. The entries are never held whole unless `dense()` asks for them.
 """
 
@@ -104,7 +104,7 @@ def entries(basis: Basis, pairs: Pairs) -> Tensor:
 def listed(basis: Basis, dtype: torch.dtype) -> Edges | None:
     """The pairs that count as a list of edges, where the support or the pattern is sparse.
 
-    Where a node normalises, only its own pattern will do: a mask above it may list fewer pairs than it sums over.
+    Where a node normalizes, only its own pattern will do: a mask above it may list fewer pairs than it sums over.
     """
     graph = None if complete(basis) else listed_graph(basis)
     graph = basis.pattern() if graph is None else graph
@@ -163,7 +163,7 @@ def nodes(basis: Basis) -> Iterator[Basis]:
 
 
 def complete(basis: Basis) -> frozenset[str]:
-    """Along what ("inputs", "outputs") all pairs must be evaluated together, because some node normalises."""
+    """Along what ("inputs", "outputs") all pairs must be evaluated together, because some node normalizes."""
     found = {basis.normalizes} - {""}
     for child in children(basis):
         found |= complete(child)

@@ -14,12 +14,12 @@ from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OverChild
 from structconv.errors import StructureError
 from structconv.shapes import broadcast
-from structconv.structures.places import Places
+from structconv.structures.output_positions import OutputPositions
 
 __all__ = ["Moved", "Selected", "placed"]
 
 
-def placed(basis: Basis, places: Places, outputs: int) -> Basis:
+def placed(basis: Basis, output_positions: OutputPositions, outputs: int) -> Basis:
     """A basis for outputs at these places: by its offsets from there, or of its own outputs those that are there.
 
     Raises:
@@ -29,44 +29,45 @@ def placed(basis: Basis, places: Places, outputs: int) -> Basis:
         if basis.support() is not None:
             raise StructureError("positions", "positions must be left out where a mechanism masks what it makes",
                                  repr(basis), "Mask it in the expression: mechanism.masked(keep=...).")
-        return Moved(basis, places, outputs)
+        return Moved(basis, output_positions, outputs)
     if basis.num_inputs != basis.num_outputs:
         raise StructureError("positions", "positions must be left out where outputs are other entries than inputs",
                              f"M={basis.num_inputs}, N={basis.num_outputs} of {basis!r}", "A mechanism of one's own "
-                             "may compute the outputs at inputs.output_positions() and name \"positions\" in reads.")
-    return Selected(basis, places, outputs)
+                             "may compute the outputs at inputs.positions_of_outputs(), and name \"positions\" in "
+                             "reads.")
+    return Selected(basis, output_positions, outputs)
 
 
 class _AtPlaces(Pairs):
     """Pairs whose outputs are known by their places."""
 
-    places: Places
+    output_positions: OutputPositions
 
     def target_index(self) -> Tensor:
         """The place of the output of each pair, with an axis for heads where positions have leading dimensions."""
-        if self.places.positions is None:
-            return super().target_index() + self.places.first  # type: ignore[safe-super]
-        positions = self.places.positions.to(self.device)
+        if self.output_positions.positions is None:
+            return super().target_index() + self.output_positions.first  # type: ignore[safe-super]
+        positions = self.output_positions.positions.to(self.device)
         return self.target(positions.unsqueeze(-2) if positions.dim() > 1 else positions)
 
 
 @dataclass(frozen=True, eq=False)
 class _BlockAtPlaces(_AtPlaces, Block):
-    places: Places
+    output_positions: OutputPositions
 
 
 @dataclass(frozen=True, eq=False)
-class _EdgesAtPlaces(_AtPlaces, Edges):
-    places: Places
+class _EdgesAtPositions(_AtPlaces, Edges):
+    output_positions: OutputPositions
 
 
-def _at(pairs: Pairs, places: Places) -> Pairs:
+def _at(pairs: Pairs, output_positions: OutputPositions) -> Pairs:
     """The same pairs, with outputs at these places."""
     if isinstance(pairs, Edges):
-        return _EdgesAtPlaces(pairs.graph, pairs.dtype, places)
+        return _EdgesAtPositions(pairs.graph, pairs.dtype, output_positions)
     assert isinstance(pairs, Block)
     return _BlockAtPlaces(pairs.num_inputs, pairs.num_outputs, pairs.rows, pairs.columns, pairs.dtype, pairs.device,
-                          places)
+                          output_positions)
 
 
 @value
@@ -76,7 +77,7 @@ class _Placed(OverChild):
     ENTRY_COUNTS = ("outputs",)
 
     child: Basis
-    places: Places
+    output_positions: OutputPositions
     outputs: int
 
     @property
@@ -85,7 +86,7 @@ class _Placed(OverChild):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return broadcast(self.child.batch_shape, self.places.batch_shape)
+        return broadcast(self.child.batch_shape, self.output_positions.batch_shape)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -98,7 +99,7 @@ class Moved(_Placed, Pairwise):
     """a_kmn of `child`, which depends on places alone, with n the place of the output."""
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        return cast(Pairwise, self.child).evaluate(_at(pairs, self.places))
+        return cast(Pairwise, self.child).evaluate(_at(pairs, self.output_positions))
 
 
 @value
@@ -119,9 +120,9 @@ class Selected(_Placed):
 
     def _taken(self, y: Tensor, axis: int, heads: bool) -> Tensor:
         """The outputs there, of all that lie along an axis."""
-        if self.places.positions is None:
-            return y.narrow(axis, self.places.first, self.outputs)
-        index = self.places.positions.to(y.device, torch.int64).unsqueeze(-3 - axis)
+        if self.output_positions.positions is None:
+            return y.narrow(axis, self.output_positions.first, self.outputs)
+        index = self.output_positions.positions.to(y.device, torch.int64).unsqueeze(-3 - axis)
         index = index.unsqueeze(-3) if heads else index
         axes = max(y.dim(), index.dim())
         y, index = y[(None,) * (axes - y.dim())], index[(None,) * (axes - index.dim())]

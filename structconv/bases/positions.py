@@ -56,7 +56,7 @@ def _log_bucket(distance: Tensor, count: int, furthest: int = 128) -> Tensor:
 
 @value
 class Lookup(Sized, Score):
-    """a_kmn = table[..., k, n, bucket(m, n)], with table (..., K, N or 1, L): learnt biases, Shaw's key side.
+    """a_kmn = table[..., k, n, bucket(m, n)], with table (..., K, N or 1, L): learned biases, Shaw's key side.
 
     Example:
 
@@ -90,9 +90,9 @@ class Lookup(Sized, Score):
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.table(self.table, bucket(self.kind, self.clip, pairs.source_index(), pairs.target_index()))
 
-    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
         """The entries of all pairs of so many, (..., 1 or B, K, N, M); where the last ones are in the table is kept
-        with `places`."""
+        with `owner`."""
         *lead, size, row, count = self.table.shape
         if row != 1 or not is_plain(self.table):
             return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
@@ -101,7 +101,7 @@ class Lookup(Sized, Score):
             source, target = (torch.arange(count, device=self.table.device) for count in (inputs, outputs))
             return bucket(self.kind, self.clip, source, target.unsqueeze(-1)).flatten()
 
-        index = latest(places, "rows", (inputs, outputs, self.table.device), rows)
+        index = latest(owner, "rows", (inputs, outputs, self.table.device), rows)
         found = self.table.reshape(*lead, size, count).index_select(-1, index)
         found = found.view(*(lead or (1,)), size, outputs, inputs)
         return found if found.dtype is dtype else found.to(dtype)
@@ -112,7 +112,7 @@ class GridLookup(Score):
     """a_kmn = table[..., k, c_1, ..., c_L], with c_l = clip(offset of m from n on axis l of a grid, -R_l, R_l) + R_l.
 
     The relative position bias of Swin (Liu et al. 2021, eq. 4), whose table has 2 S_l - 1 numbers on an axis of S_l,
-    and of neighbourhood attention (Hassani et al. 2023, eq. 2), whose table has those of its window.
+    and of neighborhood attention (Hassani et al. 2023, eq. 2), whose table has those of its window.
 
     Args:
         table: (..., K, 2 R_1 + 1, ..., 2 R_L + 1).
@@ -161,15 +161,15 @@ class GridLookup(Score):
         """The entries, (..., K, M, N), contiguous in M; where they are in the table is remembered with the grid."""
         entries, axes, device = self.grid.num_entries, self.grid.ndim, self.table.device
 
-        def places() -> Tensor:
+        def owner() -> Tensor:
             number = torch.arange(entries, device=device)
             return self._index(number, number.unsqueeze(-1)).flatten()
 
-        index = derived(self.grid, ("offsets", *self.table.shape[-axes:], str(device)), places)
+        index = derived(self.grid, ("offsets", *self.table.shape[-axes:], str(device)), owner)
         found = self.table.flatten(-axes).index_select(-1, index).unflatten(-1, (entries, entries)).mT
         return found if dtype is None else found.to(dtype)
 
-    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
         """The entries of all pairs, (..., 1 or B, K, N, M); where they are in the table is remembered with the grid."""
         return _batched(self.dense(dtype).mT)
 
@@ -216,9 +216,9 @@ class Distance(Sized, Score):
         distance = (pairs.source_index() - pairs.target_index()).abs().to(pairs.dtype)
         return -self.slope.to(pairs.dtype).view(-1, *(1,) * len(pairs.shape)) * distance
 
-    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Owner) -> Tensor:
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
         """The entries of all pairs of so many, (1, K, N, M): the last ones are reused as long as the slopes stay, and
-        the last distances are kept with `places`."""
+        the last distances are kept with `owner`."""
         if not is_plain(self.slope):
             return _batched(altered(self, inputs=inputs, outputs=outputs).dense(dtype).mT)
 
@@ -227,7 +227,7 @@ class Distance(Sized, Score):
             return (source - target.unsqueeze(-1)).abs().neg().to(dtype)
 
         def entries() -> Tensor:
-            known = latest(places, "distances", (inputs, outputs, self.slope.device, dtype), distances)
+            known = latest(owner, "distances", (inputs, outputs, self.slope.device, dtype), distances)
             return self.slope.to(dtype).view(1, -1, 1, 1) * known
 
         return latest(self.slope, "held", (inputs, outputs, dtype), entries)
@@ -240,7 +240,7 @@ def _batched(entries: Tensor) -> Tensor:
 
 @value
 class GaussianBump(Pairwise):
-    """a_mn = exp(-(m - centre_n)^2 / (2 deviation^2)), centre (..., N): Luong's local attention (2015, eq. 10).
+    """a_mn = exp(-(m - center_n)^2 / (2 deviation^2)), center (..., N): Luong's local attention (2015, eq. 10).
 
     Distances are taken in float32 or wider, because 16-bit types do not tell positions beyond 256 apart.
 
@@ -253,7 +253,7 @@ class GaussianBump(Pairwise):
 
     ENTRY_COUNTS = ("inputs",)
 
-    centre: Tensor
+    center: Tensor
     deviation: float
     inputs: int
 
@@ -267,19 +267,19 @@ class GaussianBump(Pairwise):
 
     @property
     def num_outputs(self) -> int:
-        return self.centre.shape[-1]
+        return self.center.shape[-1]
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return tuple(self.centre.shape[:-1])
+        return tuple(self.center.shape[:-1])
 
     def restricted(self, to: Restriction) -> GaussianBump:
-        centre = to.from_first_input(to.of_outputs(self.centre, -1, 1))
-        return GaussianBump(centre, self.deviation, to.inputs)
+        center = to.from_first_input(to.of_outputs(self.center, -1, 1))
+        return GaussianBump(center, self.deviation, to.inputs)
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        dtype = torch.promote_types(self.centre.dtype, sum_dtype(pairs.dtype))
-        distance = pairs.source_index().to(dtype) - pairs.target(self.centre.to(dtype).unsqueeze(-2))
+        dtype = torch.promote_types(self.center.dtype, sum_dtype(pairs.dtype))
+        distance = pairs.source_index().to(dtype) - pairs.target(self.center.to(dtype).unsqueeze(-2))
         return torch.exp(-distance.square() / (2 * self.deviation**2)).to(pairs.dtype)
 
 

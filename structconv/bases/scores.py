@@ -323,7 +323,7 @@ def _equal_edges(first: Tensor, second: Tensor) -> bool:
 
 @value
 class Uniform(Sized, Score):
-    """a_mn = 1 at every pair: the window and the normalisation do the rest.
+    """a_mn = 1 at every pair: the window and the normalization do the rest.
 
     Example:
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from structconv.bases.base import Basis, value
-from structconv.bases.cuboid import CuboidSpec, Ints, Offset, per_axis, recognise
+from structconv.bases.cuboid import CuboidSpec, Ints, Offset, per_axis, recognize
 from structconv.bases.dense import check_heads
 from structconv.bases.pairs import Pairs
 from structconv.errors import ConfigError, StructureError
@@ -40,7 +40,7 @@ class Shift(Basis):
         grid: where the M inputs lie; a batch of grids is shifted within each of them.
         offsets: Delta_k for each k, one integer an axis (or one integer, on one axis); may lie off the grid.
         padding: one of the five above; by default "circular" on a periodic grid, else "zeros".
-        stride: distance of neighbouring outputs, for all axes or for each.
+        stride: distance of neighboring outputs, for all axes or for each.
         grow: by how many entries the output grid is larger than the input grid, before striding: an axis of size S
             has floor((S - 1 + grow) / stride) + 1 outputs. 0, or what "none" asks for. A convolution with kernel
             size k, dilation d and padding p has grow = 2 p - d (k - 1).
@@ -119,7 +119,7 @@ class Shift(Basis):
     def as_cuboid(self) -> CuboidSpec | None:
         """The window that the offsets form, if it is one that a library's padding and convolution can express."""
         mode = "zeros" if self.padding == "none" else self.padding
-        spec = recognise(self.starts, self.stride, self.grow, mode)
+        spec = recognize(self.starts, self.stride, self.grow, mode)
         if spec is None or isinstance(self.grid, GridBatch) or self.num_outputs == 0 or self.num_inputs == 0:
             return None
         if mode == "zeros":

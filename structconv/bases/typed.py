@@ -180,17 +180,17 @@ def _bounds(kind: Tensor) -> tuple[int, int]:
 
 
 def relational(knowledge: KnowledgeGraph, normalize: str | None, dtype: torch.dtype) -> Typed:
-    """One matrix a relation, A[k, m, n] = the number of triples (m, k, n), normalised within it. O(T log T).
+    """One matrix a relation, A[k, m, n] = the number of triples (m, k, n), normalized within it. O(T log T).
 
     Args:
         normalize: "row" divides by the triples (., k, n); "sym" by the roots of those and of the triples (., k, m),
             and 0 where there are none; None leaves the counts. As `adjacency` does for one relation.
-        dtype: of the values; without normalisation they are ones in whatever dtype x has.
+        dtype: of the values; without normalization they are ones in whatever dtype x has.
     """
     graph, kind = derived(knowledge, "typed edges", lambda: _typed_edges(knowledge))
     values = None
     if normalize is not None:
-        values = _normalised(graph, kind, knowledge.num_relations, normalize, dtype)
+        values = _normalized(graph, kind, knowledge.num_relations, normalize, dtype)
     return Typed(graph, kind, knowledge.num_relations, values)
 
 
@@ -200,7 +200,7 @@ def _typed_edges(knowledge: KnowledgeGraph) -> tuple[Graph, Tensor]:
     return Graph(edges, num_nodes=knowledge.num_entities), kind
 
 
-def _normalised(graph: Graph, kind: Tensor, count: int, normalize: str, dtype: torch.dtype) -> Tensor:
+def _normalized(graph: Graph, kind: Tensor, count: int, normalize: str, dtype: torch.dtype) -> Tensor:
     reached = torch.sort(graph.target.long() * count + kind).values
     into = _occurrences(reached, graph.target.long() * count + kind).to(torch.promote_types(dtype, torch.float32))
     if normalize == "row":

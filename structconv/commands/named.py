@@ -32,7 +32,7 @@ class Options:
         return math.prod(self.grid)
 
     def structure(self, on_graph: bool) -> Grid | Graph:
-        """The grid, or the graph of its neighbouring points."""
+        """The grid, or the graph of its neighboring points."""
         from structconv.structures import Grid
 
         grid = Grid(self.grid, periodic=self.periodic)
@@ -72,7 +72,7 @@ NAMED: dict[str, Named] = {
     "cuboid": Named(summary="all shifts of a window of 3 on each axis",
                     build=lambda o: _mechanisms().Cuboid(_window(o), padding="zeros")),
     "pool": Named(summary="average over blocks of 2 on each axis", build=lambda o: _mechanisms().Pool(2)),
-    "adjacency": Named(summary="symmetrically normalised pixel graph with self-loops", on_graph=True,
+    "adjacency": Named(summary="symmetrically normalized pixel graph with self-loops", on_graph=True,
                        build=lambda o: _mechanisms().Adjacency(normalize="sym", self_loops=True)),
     "chebyshev": Named(summary="Chebyshev polynomials of the pixel graph's Laplacian, up to --order", on_graph=True,
                        build=lambda o: _mechanisms().Chebyshev(order=o.order)),
@@ -80,7 +80,7 @@ NAMED: dict[str, Named] = {
                   build=lambda o: _mechanisms().Powers(o.order, walk="forward")),
     "attention": Named(summary="scaled dot-product attention of random entries, --heads heads",
                        build=lambda o: _mechanisms().DotProduct(heads=o.heads, dim=8).scaled().softmax()),
-    "gcn": Named(summary="the adjacency of GCN: normalised by degrees, with self-loops", on_graph=True,
+    "gcn": Named(summary="the adjacency of GCN: normalized by degrees, with self-loops", on_graph=True,
                  build=lambda o: NAMED["adjacency"].build(o)),
     "gat": Named(summary="GAT: additive attention of random entries along the pixel graph's edges, --heads heads",
                  on_graph=True, build=lambda o: _gat(o)),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structconv.bases.base import Basis
 from structconv.bases.dense import Dense
-from structconv.bases.entrywise import Masked, Normalised, Sum
+from structconv.bases.entrywise import Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Bilinear
 from structconv.errors import ConfigError, ShapeError
@@ -165,5 +165,5 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, support: Support | 
 
 
 def _weights(scores: Basis, over: str, sink: Tensor | None, dropout: float) -> Basis:
-    weights = Normalised(scores, "softmax", over) if sink is None else scores.softmax(over, sink=sink)
+    weights = Normalized(scores, "softmax", over) if sink is None else scores.softmax(over, sink=sink)
     return weights.dropout(dropout) if dropout else weights

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structconv import torch_private as private
-from structconv.bases.entrywise import Dropped, Normalised
+from structconv import torch_compat as private
+from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.scores import Additive
 from structconv.bases.spec import getter, tensor
 from structconv.kernels.existing import Existing
@@ -25,7 +25,7 @@ from structconv.kernels.expressions import (
 )
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
-from structconv.kernels.sparse_attention import Edges
+from structconv.kernels.sparse_attention import AttentionEdges
 from structconv.memo import derived, values_known
 from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
@@ -66,7 +66,7 @@ class AdditiveScores(NamedTuple):
     slope: float
     size: int
     dropout: Dropout
-    edges: Edges | None
+    edges: AttentionEdges | None
     existing: Existing
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
@@ -139,7 +139,7 @@ class AdditiveScores(NamedTuple):
 
 
 def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:
-    """(name, slope) of a function that the operators have, or `None`; it is recognised, never called."""
+    """(name, slope) of a function that the operators have, or `None`; it is recognized, never called."""
     if isinstance(activation, partial):
         if activation.func is not F.leaky_relu or activation.args or set(activation.keywords) - {"negative_slope"}:
             return None
@@ -150,7 +150,7 @@ def known(activation: Callable[[Tensor], Tensor]) -> tuple[str, float] | None:
 class AdditiveAttention(Applied):
     """The native kernels of additive scores."""
 
-    name, types = "structconv.additive_attention", (Normalised, Dropped)
+    name, types = "structconv.additive_attention", (Normalized, Dropped)
 
     def match(self, problem: Problem) -> AdditiveScores | None:
         softmax = softmax_over_inputs(problem.basis)
@@ -168,7 +168,7 @@ class AdditiveAttention(Applied):
         if existing is None or existing.others or (existing.paddings and (existing.causal or not steps)) or (
                 pairs is None and support is not None and listed(weights.child)):
             return None
-        edges = None if pairs is None else Edges(pairs, dropout, node.size)
+        edges = None if pairs is None else AttentionEdges(pairs, dropout, node.size)
         return AdditiveScores(getter(node.source), getter(node.target), getter(node.vector), *named, node.size, dropout,
                               edges, existing)
 

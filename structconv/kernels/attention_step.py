@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.spec import Projected, tensor
 from structconv.kernels.dense_attention import Attended, ScaledDotProduct
 from structconv.planning.kernel import register
-from structconv.planning.problem import Call, Problem, Run, Step
+from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.step import Heads, attention_step, core_for
 from structconv.weights import LowRank
@@ -45,15 +45,15 @@ class AttentionStep(ScaledDotProduct):
         def run(call: Call) -> Tensor:
             step, keys = _Step.of(match, call), match.key(call.basis)
             if step is None:
-                call.settle()
+                call.compute()
                 return apart(call)
             y = step.taken(keys, cast(Tensor, call.projected))
-            call.pending.written()
+            call.pending.mark_written()
             return y
 
         return run
 
-    def bind(self, match: Attended, call: Call) -> Step | None:
+    def bind(self, match: Attended, call: Call) -> BoundRun | None:
         step, pending = _Step.of(match, call), call.pending
         if step is None or not step.projects(pending.x):
             return None
@@ -94,7 +94,7 @@ class _Step(NamedTuple):
         x = pending.x
         if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1]:
             return None
-        query, key = _heads(match.query(call.basis)), _heads(pending.made(keys))
+        query, key = _heads(match.query(call.basis)), _heads(pending.computed(keys))
         value = _heads(theta.heads(x)) if theta.value.shape[0] != theta.size else Heads(x, theta.value, None, False)
         core = core_for(*query[:3], *key[:3], *value[:3], theta.output, call.bias)
         if core is None or not (_alike(query, x) and _alike(key, x)):

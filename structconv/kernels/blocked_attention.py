@@ -1,4 +1,4 @@
-"""Dense attention beyond the fused dot product: relative terms, maps, dropout and other normalisations, in blocks."""
+"""Dense attention beyond the fused dot product: relative terms, maps, dropout and other normalizations, in blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.entrywise import Dropped, Mapped, Masked, Normalised
+from structconv.bases.entrywise import Dropped, Mapped, Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import bucket_count
 from structconv.bases.scores import Affine, Bilinear
@@ -47,14 +47,14 @@ _MAPS: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
 
 
 class Blocked(NamedTuple):
-    """w = normalised(gain map(terms)), dropped, where pairs exist.
+    """w = normalized(gain map(terms)), dropped, where pairs exist.
 
     Args:
         terms: what finds them. size: K. batch: the basis's leading dimensions.
     """
 
     terms: Callable[[Any], tuple[Term, ...]]
-    normalisation: str
+    normalization: str
     map: str
     gain: float
     dropout: Dropout
@@ -99,7 +99,7 @@ class Blocked(NamedTuple):
                     None if bucketed is None else buckets(*bucketed, inputs, outputs, r.device),
                     self.existing.table(call.basis, lead, inputs, outputs, r.device),
                     self.dropout.seed_of(call.basis))
-        options = Options(self.normalisation, self.map, self.gain, self.existing.causal, scale, self.dropout.p, size)
+        options = Options(self.normalization, self.map, self.gain, self.existing.causal, scale, self.dropout.p, size)
         y, shares = blocked_attention(flat(query), flat(key), flat(r), maps, options,
                                       buckets=0 if counted is None else bucket_count(*counted))
         ordered = self.existing.causal or self.existing.masked
@@ -123,11 +123,11 @@ def _held(terms: tuple[Term, ...]) -> list[Tensor]:
 class BlockedAttention(Applied):
     """Blocks of scores, weighed and multiplied one after the other."""
 
-    name, types = "structconv.blocked_attention", (Normalised, Dropped)
+    name, types = "structconv.blocked_attention", (Normalized, Dropped)
 
     def match(self, problem: Problem) -> Blocked | None:
         weights, dropout = undropped(problem.basis)
-        if not isinstance(weights, Normalised) or (weights.over != "inputs" and weights.kind != "sigmoid"):
+        if not isinstance(weights, Normalized) or (weights.over != "inputs" and weights.kind != "sigmoid"):
             return None
         found = mapped(weights)
         terms = None if found is None else summands(found[3])
@@ -143,8 +143,8 @@ class BlockedAttention(Applied):
         return Application(match.apply, shares=match.shares)
 
 
-def mapped(weights: Normalised) -> tuple[str, str, float, Basis] | None:
-    """(normalisation, map, gain, scores) of weights = normalised(gain map(scores))."""
+def mapped(weights: Normalized) -> tuple[str, str, float, Basis] | None:
+    """(normalization, map, gain, scores) of weights = normalized(gain map(scores))."""
     kind, node, gain = weights.kind, weights.child, 1.0
     while isinstance(node, Masked | Scaled):
         if isinstance(node, Scaled):

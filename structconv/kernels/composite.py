@@ -147,10 +147,10 @@ class _Operand(Basis):
         return self.application.apply(r, self.call)
 
     def analysis(self, x: Tensor) -> Tensor:
-        return self.application.analyse()(x, self.call)
+        return self.application.analyze()(x, self.call)
 
     def synthesis(self, r: Tensor) -> Tensor:
-        return self.application.synthesise()(r, self.call)
+        return self.application.synthesize()(r, self.call)
 
 
 class Nested(Applied):

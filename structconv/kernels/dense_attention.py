@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.dense import Dense
-from structconv.bases.entrywise import Masked, Normalised
+from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import Distance, GridLookup, Lookup
 from structconv.bases.scores import Bilinear
@@ -53,7 +53,7 @@ class Attended(NamedTuple):
     scale: float
     existing: Existing
     bias: Callable[[Any], Held] | None
-    places: Owner
+    owner: Owner
 
     def attend(self, r: Tensor, call: Call) -> Tensor:
         """(..., K or 1, M, C) -> (..., K, N, C)."""
@@ -79,7 +79,7 @@ class Attended(NamedTuple):
             query, key, values = (F.pad(t, (0, max(depth, channels) - t.shape[-1])) for t in (query, key, values))
         added = None if mask is None else mask.mT
         if self.bias is not None:
-            held = self.bias(basis).by_outputs(inputs, outputs, query.dtype, self.places)
+            held = self.bias(basis).by_outputs(inputs, outputs, query.dtype, self.owner)
             held = held if held.shape[:-3] == (1,) else held.expand(*lead, *held.shape[-3:]).flatten(0, -4)
             added = held if added is None else held.masked_fill(~added, -torch.inf)
         y = fused_attention(query, key, values, added, causal, self.scale)
@@ -111,7 +111,7 @@ def _batch(t: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
 class ScaledDotProduct(Applied):
     """torch's kernel: its pairs by order, by padding, by a table of booleans, or with a bias that is held whole."""
 
-    name, types = "torch.sdpa", (Normalised,)
+    name, types = "torch.sdpa", (Normalized,)
     before: ClassVar[tuple[str, ...]] = ("torch.flex", "structconv.blocked_attention")
 
     def match(self, problem: Problem) -> Attended | None:
@@ -130,7 +130,7 @@ class ScaledDotProduct(Applied):
         return Application(match.attend)
 
 
-def matched(basis: Normalised, nominal: bool = False) -> Attended | None:
+def matched(basis: Normalized, nominal: bool = False) -> Attended | None:
     """What of a basis torch's kernel computes; `None` where it is something else or its mask is a list of edges."""
     if basis.kind != "softmax" or basis.over != "inputs":
         return None
@@ -152,7 +152,7 @@ def matched(basis: Normalised, nominal: bool = False) -> Attended | None:
                     None if bias is None else filler(bias), Owner())
 
 
-def held_bias(weights: Normalised, nominal: bool = False) -> Held | None:
+def held_bias(weights: Normalized, nominal: bool = False) -> Held | None:
     """The bias that is a table of all pairs, or that is small enough to hold at all pairs where no mask is."""
     bias = cast("Held | None", product_and_bias(unmasked(weights.child), lambda part: isinstance(part, Held))[1])
     if bias is None or isinstance(bias, Dense):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.entrywise import Dropped, Masked, Normalised, Sum
+from structconv.bases.entrywise import Dropped, Masked, Normalized, Sum
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Products
 from structconv.bases.spec import Leaf, filler, getter
@@ -40,10 +40,10 @@ def undropped(basis: Basis) -> tuple[Basis, Dropout]:
     return basis.child, Dropout(basis.p, seed if not stream else lambda basis: seed(basis) + stream)
 
 
-def softmax_over_inputs(basis: Basis) -> tuple[Normalised, Dropout] | None:
+def softmax_over_inputs(basis: Basis) -> tuple[Normalized, Dropout] | None:
     """The softmax over the inputs below the dropout, and that; `None` where there is none."""
     weights, dropout = undropped(basis)
-    if not isinstance(weights, Normalised) or (weights.kind, weights.over) != ("softmax", "inputs"):
+    if not isinstance(weights, Normalized) or (weights.kind, weights.over) != ("softmax", "inputs"):
         return None
     return weights, dropout
 

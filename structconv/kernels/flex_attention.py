@@ -1,14 +1,14 @@
 """Dense attention on a GPU that torch's fused dot product cannot express, by FlexAttention.
 
-The scores' map and their relative terms, learnt ones with their gradients, are its score function; windows, order,
+The scores' map and their relative terms, learned ones with their gradients, are its score function; windows, order,
 blocks, padding and tables of pairs its mask, of which it visits the blocks that have pairs. Nothing of size (M, N) is
 held. Softmax over the inputs without dropout, as Flex has no others; those stay with `structconv.blocked_attention`.
 
 It is a function that `torch.compile` makes for each kind of problem, which takes seconds, so problems of fewer than
 `LEAST_PAIRS` pairs are left to the other kernels. So is everything on a CPU, where Flex has no gradients, everything
-inside a program that is being compiled as a whole, and, where the user asks for deterministic algorithms, learnt terms:
-Flex adds up their gradients by atomics. Like torch's fused kernels it has no derivatives of second order, and like
-most programs that torch compiles it passes back once: not with `retain_graph=True`.
+inside a program that is being compiled as a whole, and, where the user asks for deterministic algorithms, learned
+terms: Flex adds up their gradients by atomics. Like torch's fused kernels it has no derivatives of second order, and
+like most programs that torch compiles it passes back once: not with `retain_graph=True`.
 `STRUCTCONV_TRITON=0` turns it off with the Triton kernels.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from structconv.bases.entrywise import Normalised
+from structconv.bases.entrywise import Normalized
 from structconv.bases.scores import Affine, Bilinear
 from structconv.kernels.blocked_attention import Blocked, BlockedAttention, fitting, mapped
 from structconv.kernels.expressions import finite
@@ -77,8 +77,8 @@ class FlexScores(NamedTuple):
         query, key, scale = products(terms)
         inputs, outputs = key.shape[-2], query.shape[-2]
         along, rows = diagonal(terms, inputs, outputs, r), table_rows(terms)
-        learnt = any(t is not None and t.requires_grad for t in (along, rows))
-        atomic = learnt and torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled()
+        learned = any(t is not None and t.requires_grad for t in (along, rows))
+        atomic = learned and torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled()
         if atomic or not self._suits(r, query, key):
             return self._otherwise(r, call)
         lead = torch.broadcast_shapes(r.shape[:-3], query.shape[:-3], key.shape[:-3])
@@ -189,11 +189,11 @@ def _attention(device: torch.device, kind: Hashable) -> Callable[..., Tensor]:
 class FlexAttention(Applied):
     """Flex, on devices where it has gradients."""
 
-    name, types, before = "torch.flex", (Normalised,), ("structconv.blocked_attention",)
+    name, types, before = "torch.flex", (Normalized,), ("structconv.blocked_attention",)
 
     def match(self, problem: Problem) -> FlexScores | None:
         basis, device = problem.basis, problem.x.device
-        assert isinstance(basis, Normalised)
+        assert isinstance(basis, Normalized)
         if device.type not in DEVICES or (basis.kind, basis.over) != ("softmax", "inputs") or is_compiling():
             return None
         if problem.relative is not None or math.prod(problem.sizes.entries(basis)) < max(LEAST_PAIRS, 1):

@@ -91,7 +91,7 @@ def _computable(support: Support) -> bool:
     if isinstance(support, Not | Transposed):
         return _computable(support.kept if isinstance(support, Not) else support.of)
     if type(support) is Window:
-        return support.centre is None and (support.grid is None or not support.grid.periodic)
+        return support.center is None and (support.grid is None or not support.grid.periodic)
     if type(support) is Global:
         return not isinstance(support.entries, tuple)
     return type(support) in (Causal, Blocks)

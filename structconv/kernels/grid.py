@@ -24,7 +24,7 @@ from structconv.weights import (
     Weight,
 )
 
-__all__ = ["GridConvolution", "Window", "convolution_cost"]
+__all__ = ["ConvolutionWindow", "GridConvolution", "convolution_cost"]
 
 _CONVOLUTIONS: tuple[Any, ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
 #: (image (B, P, *S), Theta, b or none) -> (B, Q, *S').
@@ -41,13 +41,13 @@ class GridConvolution(Kernel):
     name, types, orders, images = "torch.conv", (Shift,), ("operator_first",), True
     before = ("structconv.slices", "zero-filled window", "dense operator")
 
-    def match(self, problem: Problem) -> Window | None:
-        return Window.of(cast(Shift, problem.basis))
+    def match(self, problem: Problem) -> ConvolutionWindow | None:
+        return ConvolutionWindow.of(cast(Shift, problem.basis))
 
-    def cost(self, match: Window, problem: Problem, path: str) -> Cost:
+    def cost(self, match: ConvolutionWindow, problem: Problem, path: str) -> Cost:
         return convolution_cost(problem, cast(Shift, problem.basis))
 
-    def compile(self, match: Window, problem: Problem, path: str) -> Run:
+    def compile(self, match: ConvolutionWindow, problem: Problem, path: str) -> Run:
         convolve = _convolution(match, problem.theta)
         if problem.image is not None:
             return _of_images(convolve, problem.image.axes)
@@ -91,7 +91,7 @@ def _of_entries(convolve: Convolve, shape: tuple[int, ...]) -> Run:
     return run
 
 
-class Window(NamedTuple):
+class ConvolutionWindow(NamedTuple):
     """What a convolution is told about a cuboid of shifts; `pads` is what it cannot add around the image by itself.
 
     Args:
@@ -106,10 +106,10 @@ class Window(NamedTuple):
     dilation: tuple[int, ...]
     pads: tuple[int, ...]
     mode: str
-    places: list[int] | None
+    order: list[int] | None
 
     @classmethod
-    def of(cls, shift: Shift) -> Window | None:
+    def of(cls, shift: Shift) -> ConvolutionWindow | None:
         """The window that the offsets of a shift form, if it is one that torch convolves with."""
         spec = shift.as_cuboid() if isinstance(shift.grid, Grid) and shift.grid.ndim <= 3 else None
         if spec is None:
@@ -127,7 +127,7 @@ class Window(NamedTuple):
 
     def convolve(self, image: Tensor, blocks_KGPQ: Tensor, groups: int, bias: Tensor | None) -> Tensor:
         """(B, P, *S) -> (B, Q, *S') with Theta as (K, G, P / G, Q / G)."""
-        blocks = blocks_KGPQ if self.places is None else blocks_KGPQ[self.places]
+        blocks = blocks_KGPQ if self.order is None else blocks_KGPQ[self.order]
         kernel = blocks.permute(1, 3, 2, 0).flatten(0, 1).unflatten(-1, self.kernel_size)
         return self.correlate(image, kernel, groups, bias)
 
@@ -139,7 +139,7 @@ class Window(NamedTuple):
         return convolution(image, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
 
-def _convolution(window: Window, like: Weight) -> Convolve:
+def _convolution(window: ConvolutionWindow, like: Weight) -> Convolve:
     """(image, Theta, b) -> y for all Theta of this kind."""
     if isinstance(like, DepthwiseSeparable):
         return lambda image, theta, bias: _mixed(window.convolve(
@@ -150,13 +150,13 @@ def _convolution(window: Window, like: Weight) -> Convolve:
         return lambda image, theta, bias: _mixed(_box(window, image, theta.size), theta.theta, bias)
     if isinstance(like, Eye):
         return lambda image, theta, bias: _plus(_box(window, image, theta.size), bias)
-    if isinstance(like, Full) and window.places is None:
+    if isinstance(like, Full) and window.order is None:
         return _whole(window, (like.out_channels, like.in_channels, *window.kernel_size))
     groups = _groups(like)
     return lambda image, theta, bias: window.convolve(image, _blocks(theta), groups, bias)
 
 
-def _whole(window: Window, shape: tuple[int, ...]) -> Convolve:
+def _whole(window: ConvolutionWindow, shape: tuple[int, ...]) -> Convolve:
     """Theta (K, P, Q) as a kernel (Q, P, *kernel_size), which it is already where it lies so (`Conv2d`)."""
     convolution, (stride, padding, dilation) = _CONVOLUTIONS[window.ndim - 1], window[2:5]
 
@@ -182,7 +182,7 @@ def _blocks(theta: Weight) -> Tensor:
     return theta.theta if isinstance(theta, Grouped) else theta.dense().unsqueeze(1)
 
 
-def _box(window: Window, image: Tensor, size: int) -> Tensor:
+def _box(window: ConvolutionWindow, image: Tensor, size: int) -> Tensor:
     """Every channel by itself, with ones."""
     channels = image.shape[1]
     return window.convolve(image, image.new_ones(size, channels, 1, 1), channels, None)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structconv.bases.shift import Shift
 from structconv.kernels.expressions import finite
-from structconv.kernels.grid import GridConvolution, Window
+from structconv.kernels.grid import ConvolutionWindow, GridConvolution
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
@@ -35,7 +35,7 @@ class Circle(NamedTuple):
 
     shape: tuple[int, ...]
     sizes: tuple[int, ...]
-    places: tuple[int, ...]
+    flat_offsets: tuple[int, ...]
     read: tuple[int, ...]
 
     @classmethod
@@ -54,9 +54,9 @@ class Circle(NamedTuple):
         reach = [max(abs(shift.offsets[k][axis]) for k in read) for axis in range(grid.ndim)]
         sizes = grid.shape if wraps else tuple(_smooth(s + r) for s, r in zip(grid.shape, reach, strict=True))
         circle = Grid(sizes)
-        places = tuple(sum(o % size * step for o, size, step in zip(shift.offsets[k], sizes, circle.strides,
+        flat_offsets = tuple(sum(o % size * step for o, size, step in zip(shift.offsets[k], sizes, circle.strides,
                                                                     strict=True)) for k in read)
-        return cls(grid.shape, sizes, places, read)
+        return cls(grid.shape, sizes, flat_offsets, read)
 
 
 class LongConvolution(Kernel):
@@ -73,7 +73,7 @@ class LongConvolution(Kernel):
         shift = cast(Shift, problem.basis)
         fits = isinstance(problem.theta, Full | Depthwise) and problem.x.dtype in (
             torch.float32, torch.float64) and not problem.sizes.nominal
-        return Circle.of(shift) if fits and Window.of(shift) is not None else None
+        return Circle.of(shift) if fits and ConvolutionWindow.of(shift) is not None else None
 
     def cost(self, match: Circle, problem: Problem, path: str) -> Cost:
         theta, points = problem.theta, math.prod(match.sizes)
@@ -105,9 +105,9 @@ def _transformed(circle: Circle, call: Call) -> Tensor:
     x = call.x.unflatten(-2, circle.shape)
     over = tuple(range(-1 - axes, -1))
     spectrum = torch.fft.rfftn(x, circle.sizes, over)
-    places = torch.tensor(circle.places, device=held.device)
+    flat_offsets = torch.tensor(circle.flat_offsets, device=held.device)
     own = held if len(circle.read) == held.shape[0] else held[list(circle.read)]
-    taps = held.new_zeros(math.prod(circle.sizes), *held.shape[1:]).index_add(0, places, own)
+    taps = held.new_zeros(math.prod(circle.sizes), *held.shape[1:]).index_add(0, flat_offsets, own)
     response = torch.fft.rfftn(taps.unflatten(0, circle.sizes), None, tuple(range(axes)))
     if whole:
         lead = spectrum.shape[:-1 - axes]

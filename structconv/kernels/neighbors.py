@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.dense import Identity
 from structconv.bases.linear import Concat
 from structconv.bases.sparse import Sparse

@@ -58,17 +58,17 @@ class Application(NamedTuple):
     single: Apply | None = None
     weights: Run | None = None
 
-    def analyse(self) -> Apply:
+    def analyze(self) -> Apply:
         """`analysis`, by whatever is there."""
         apply = self.apply
         return self.analysis or (lambda x, call: apply(x.unsqueeze(-3), call))
 
     def rows(self) -> Apply:
         """`single`, by whatever is there."""
-        analysis = self.analyse()
+        analysis = self.analyze()
         return self.single or (lambda x, call: analysis(x, call).squeeze(-3))
 
-    def synthesise(self) -> Apply:
+    def synthesize(self) -> Apply:
         """`synthesis`, by whatever is there."""
         apply = self.apply
         return self.synthesis or (lambda r, call: apply(r, call).sum(-3))
@@ -108,7 +108,7 @@ class Applied(Kernel):
 
 def _structure_first(applied: Application, problem: Problem) -> Run:
     """A_k^T x for every k, then sum_k . Theta_k: right where P is small, or x needs no gradient."""
-    analysis, single = applied.analyse(), applied.single
+    analysis, single = applied.analyze(), applied.single
     if single is not None and _whole(problem):
         return lambda call: product(single(call.x, call), call.theta.theta.squeeze(0),  # type: ignore[attr-defined]
                                     call.bias)
@@ -117,7 +117,7 @@ def _structure_first(applied: Application, problem: Problem) -> Run:
 
 def _channels_first(applied: Application, problem: Problem) -> Run:
     """x Theta_k for every k, then sum_k A_k^T: right where Q is small."""
-    synthesis, projected, single = applied.synthesise(), problem.projected, applied.single
+    synthesis, projected, single = applied.synthesize(), problem.projected, applied.single
     if single is not None and not projected and _whole(problem):
         return lambda call: plus(single(product(call.x, call.theta.theta.squeeze(0)), call),  # type: ignore[attr-defined]
                                  call.bias)
@@ -172,7 +172,7 @@ def shares_of(call: Call, clip: int) -> Tensor:
     basis, table = call.materialized(), call.relative
     assert table is not None
     shifts: Basis = ClippedShifts(table, clip, basis.num_inputs, basis.num_outputs)
-    shifts = shifts if call.places is None else placed(shifts, call.places, basis.num_outputs)
+    shifts = shifts if call.output_positions is None else placed(shifts, call.output_positions, basis.num_outputs)
     found = basis.outer(shifts).analysis(table.new_ones(basis.num_inputs, 1)).squeeze(-1)
     return found.unflatten(-2, (basis.size, 2 * clip + 1)).mT
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structconv.bases.entrywise import Masked, Normalised
+from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Bilinear
 from structconv.kernels.existing import Existing
@@ -140,11 +140,11 @@ def causal_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
 class Reassociation(Applied):
     """Two products that run through the D channels, where they take fewer operations than the pairs do."""
 
-    name, types = "structconv.reassociated", (Normalised, Bilinear, Scaled, Masked)
+    name, types = "structconv.reassociated", (Normalized, Bilinear, Scaled, Masked)
 
     def match(self, problem: Problem) -> Reassociated | None:
         basis = problem.basis
-        kind, over, scores = (basis.kind, basis.over, basis.child) if isinstance(basis, Normalised) else (
+        kind, over, scores = (basis.kind, basis.over, basis.child) if isinstance(basis, Normalized) else (
             "none", "inputs", basis)
         terms = summands(scores) if kind in ("none", "count", "sum") else None
         if terms is None or not all(isinstance(leaf, Bilinear) for leaf, _ in terms) or listed(scores):

@@ -15,7 +15,7 @@ from structconv.bases.typed import Typed
 from structconv.memo import derived
 from structconv.planning.cost import Cost
 from structconv.planning.counts import application
-from structconv.planning.fitted import IN_FAVOUR, NARROW
+from structconv.planning.fitted import IN_FAVOR, NARROW
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, Problem, Run
@@ -93,7 +93,7 @@ class PerRelation(Kernel):
 
 def _by_pairs(x: Tensor, typed: Typed, theta: Weight) -> Tensor:
     found = counts(typed)
-    of_outputs = found.outputs <= IN_FAVOUR * found.inputs
+    of_outputs = found.outputs <= IN_FAVOR * found.inputs
     lead, batch = x.shape[:-2], math.prod(x.shape[:-2])
     x_MC = x.movedim(-2, 0).reshape(x.shape[-2], batch * x.shape[-1])
     wide = batch * (theta.in_channels + theta.out_channels) * x.element_size()
@@ -157,8 +157,8 @@ class MixedFirst(Kernel):
         numbers = edges * heads * problem.sizes.itemsize
         mixing = Cost(edges * heads, 3 * numbers).repeated(1 + problem.theta_grad)
         channels = min(problem.theta.in_channels, problem.theta.out_channels)
-        learnt = isinstance(problem.theta, Separable) and problem.theta_grad
-        sampled = application(Sparse(basis.graph), problem.sizes, channels).repeated(heads * learnt)
+        learned = isinstance(problem.theta, Separable) and problem.theta_grad
+        sampled = application(Sparse(basis.graph), problem.sizes, channels).repeated(heads * learned)
         return decide(match).cost + mixing + sampled + Cost(peak_bytes=numbers)
 
     def compile(self, match: Problem, problem: Problem, path: str) -> Run:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from structconv.bases.shift import Shift
-from structconv.kernels.grid import GridConvolution, Window, convolution_cost
+from structconv.kernels.grid import ConvolutionWindow, GridConvolution, convolution_cost
 from structconv.memo import derived
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
@@ -84,7 +84,7 @@ class SliceProducts(Kernel):
     def match(self, problem: Problem) -> Frame | None:
         shift = cast(Shift, problem.basis)
         fits = _unstrided(shift) and shift.num_inputs > 0 and shift.num_outputs > 0
-        return frame(shift) if fits and Window.of(shift) is None else None
+        return frame(shift) if fits and ConvolutionWindow.of(shift) is None else None
 
     def cost(self, match: Frame, problem: Problem, path: str) -> Cost:
         theta, rows = problem.theta, math.prod(match.rows)
@@ -125,10 +125,10 @@ class ZeroFilledWindow(Kernel):
 
     def match(self, problem: Problem) -> tuple[Shift, list[int]] | None:
         shift = cast(Shift, problem.basis)
-        if not isinstance(shift.grid, Grid) or Window.of(shift) is not None:
+        if not isinstance(shift.grid, Grid) or ConvolutionWindow.of(shift) is not None:
             return None
         filled = _window(shift)
-        return None if Window.of(filled[0]) is None else filled
+        return None if ConvolutionWindow.of(filled[0]) is None else filled
 
     def automatic(self, match: Any, problem: Problem, path: str) -> bool:
         return False
@@ -137,15 +137,15 @@ class ZeroFilledWindow(Kernel):
         return convolution_cost(self._filled(match[0], problem), match[0])
 
     def compile(self, match: tuple[Shift, list[int]], problem: Problem, path: str) -> Run:
-        window, places = match
+        window, order = match
         convolution, inner = GridConvolution(), self._filled(window, problem)
-        run = convolution.compile(cast(Window, convolution.match(inner)), inner, path)
+        run = convolution.compile(cast(ConvolutionWindow, convolution.match(inner)), inner, path)
 
         def filled(call: Call) -> Tensor:
             x = call.x
             weight = call.theta.dense().to(dtype=x.dtype, device=x.device)
             whole = weight.new_zeros(window.size, *weight.shape[1:])
-            whole = whole.index_add(0, torch.tensor(places, device=x.device), weight)
+            whole = whole.index_add(0, torch.tensor(order, device=x.device), weight)
             return run(Call(x, call.basis, Full.of(whole), call.bias))
 
         return filled
@@ -168,10 +168,10 @@ def _window(shift: Shift) -> tuple[Shift, list[int]]:
     for axis in zip(*shift.offsets, strict=True):
         step = reduce(math.gcd, (number - min(axis) for number in axis))
         axes.append(range(min(axis), max(axis) + 1, max(step, 1)))
-    places = [reduce(lambda at, pair: at * len(pair[0]) + pair[0].index(pair[1]), zip(axes, offset, strict=True), 0)
+    order = [reduce(lambda at, pair: at * len(pair[0]) + pair[0].index(pair[1]), zip(axes, offset, strict=True), 0)
               for offset in shift.offsets]
     offsets = tuple(itertools.product(*axes))
-    return Shift(shift.grid, offsets, shift.padding, shift.stride, shift.grow, shift.device), places
+    return Shift(shift.grid, offsets, shift.padding, shift.stride, shift.grow, shift.device), order
 
 
 def _laid(image: Tensor, padding: str, made: Frame) -> Tensor:

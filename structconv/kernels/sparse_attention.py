@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.base import Basis
-from structconv.bases.entrywise import Dropped, LeakyReLU, Normalised
+from structconv.bases.entrywise import Dropped, LeakyReLU, Normalized
 from structconv.bases.scores import Affine, EdgeScore
 from structconv.bases.spec import Projected, Term, getter, tensor
 from structconv.kernels.expressions import (
@@ -40,10 +40,10 @@ from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.supports import EdgeSupport, Support
 from structconv.weights import HeadBlocks, LowRank
 
-__all__ = ["AffineEdges", "BilinearEdges", "EdgeAttention", "Edges"]
+__all__ = ["AffineEdges", "AttentionEdges", "BilinearEdges", "EdgeAttention"]
 
 
-class Edges(NamedTuple):
+class AttentionEdges(NamedTuple):
     """The edges of attention, its dropout, and its sizes.
 
     Args:
@@ -66,7 +66,7 @@ class Edges(NamedTuple):
 class AffineEdges(NamedTuple):
     """softmax over edges of leaky_relu(source_m + target_n)."""
 
-    edges: Edges
+    edges: AttentionEdges
     source: Callable[[Any], Any]
     target: Callable[[Any], Any]
     slope: float
@@ -151,7 +151,7 @@ def _terms(source: Tensor, target: Tensor, batch: Folding) -> tuple[Tensor, Tens
 class BilinearEdges(NamedTuple):
     """softmax over edges of scale <query_n, key_m> + bias_e."""
 
-    edges: Edges
+    edges: AttentionEdges
     query: Callable[[Any], Any]
     key: Callable[[Any], Any]
     bias: Callable[[Any], Tensor] | None
@@ -215,7 +215,7 @@ def _one_product(x: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]]) -> Te
 class EdgeAttention(Applied):
     """The native kernels along a list of edges."""
 
-    name, types = "structconv.edge_attention", (Normalised, Dropped)
+    name, types = "structconv.edge_attention", (Normalized, Dropped)
 
     def match(self, problem: Problem) -> AffineEdges | BilinearEdges | None:
         found = softmax_over_inputs(problem.basis)
@@ -226,7 +226,7 @@ class EdgeAttention(Applied):
         pairs = pairs_list(support)
         if pairs is None:
             return None
-        edges = Edges(pairs, dropout, weights.size)
+        edges = AttentionEdges(pairs, dropout, weights.size)
         node = unmasked(weights.child)
         slope, inner = (node.negative_slope, unmasked(node.child)) if isinstance(node, LeakyReLU) else (1.0, node)
         if isinstance(inner, Affine):
@@ -245,7 +245,7 @@ class EdgeAttention(Applied):
         return match.joint(run, problem) if path == "between" and isinstance(match, BilinearEdges) else run
 
 
-def _bilinear(node: Basis, edges: Edges, support: Support | None) -> BilinearEdges | None:
+def _bilinear(node: Basis, edges: AttentionEdges, support: Support | None) -> BilinearEdges | None:
     """A bias must be one of the very edges that are listed."""
     own = support.graph.edge_index if isinstance(support, EdgeSupport) else None
     product, bias = product_and_bias(node, lambda part: isinstance(part, EdgeScore) and part.graph.edge_index is own)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.sparse import Sparse
 from structconv.bases.spec import NormalizedWeights, getter, tensor
 from structconv.kernels.orders import Application, Applied

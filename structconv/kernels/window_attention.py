@@ -1,6 +1,6 @@
 """Attention within a window of a sequence or a grid, and within the samples of a batch: no list of pairs is made.
 
-`window_attention` computes 16 neighbouring outputs at once, which see W + 15 offsets on the last axis for W that count.
+`window_attention` computes 16 neighboring outputs at once, which see W + 15 offsets on the last axis for W that count.
 A narrow window without a bias may cost less by its list of pairs, which is remembered; the planner weighs both.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis
-from structconv.bases.entrywise import Dropped, Normalised
+from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.positions import Distance, GridLookup, Lookup, bucket
 from structconv.bases.scores import Bilinear
 from structconv.bases.spec import filler, getter, tensor
@@ -131,7 +131,7 @@ class Windowed(NamedTuple):
 class WindowAttention(Applied):
     """The native kernel for windows."""
 
-    name, types = "structconv.window_attention", (Normalised, Dropped)
+    name, types = "structconv.window_attention", (Normalized, Dropped)
     before = ("torch.sdpa", "torch.flex", "structconv.blocked_attention", "primitives")
 
     def match(self, problem: Problem) -> Windowed | None:
@@ -182,7 +182,7 @@ def _window(support: Support | None, bias: Basis | None) -> tuple[Window | None,
     samples = next((term for term in terms if isinstance(term, Samples)), None)
     if window is None:
         return None if samples is None else (None, Causal in kinds, samples)
-    plain = window.centre is None and not (window.grid is not None and window.grid.periodic)
+    plain = window.center is None and not (window.grid is not None and window.grid.periodic)
     alone = len(kinds) == 1 or (len(window.axes()) == 1 and (samples is None or window.axes()[0][1] == 1))
     return (window, Causal in kinds, samples) if plain and alone else None
 

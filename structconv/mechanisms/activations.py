@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.spec import Function
 
 __all__ = ["as_function"]

@@ -1,4 +1,4 @@
-"""`Context`: attention from learnt queries, whose number does not depend on the content."""
+"""`Context`: attention from learned queries, whose number does not depend on the content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Context"]
 
 
 class Context(Score):
-    """a_mn = <theta_n, x_m> for `queries` learnt outputs theta_n: N does not depend on z (context attention).
+    """a_mn = <theta_n, x_m> for `queries` learned outputs theta_n: N does not depend on z (context attention).
 
     Each sample of a batch has these outputs, one sample after the other.
 
@@ -57,7 +57,7 @@ class Context(Score):
         return () if self.score is None else (self.score,)
 
     @property
-    def _hands_on(self) -> bool:  # type: ignore[override]
+    def _passes_structures(self) -> bool:  # type: ignore[override]
         """To the score, if there is one."""
         return self.score is not None
 
@@ -105,13 +105,13 @@ class Context(Score):
     def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         if self.score is None:
             return EVERY_INPUT, EVERY_INPUT
-        existing = self.score._visible_inputs(self.score._told(inputs._replace(z=self.query)), masks)[0]
+        existing = self.score._visible_inputs(self.score._own_inputs(inputs._replace(z=self.query)), masks)[0]
         return existing, existing
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
         if self.score is None:
             return [needed]
-        return self.score._needed_inputs(self.score._told(inputs._replace(z=self.query)), masks, needed)
+        return self.score._needed_inputs(self.score._own_inputs(inputs._replace(z=self.query)), masks, needed)
 
-    def _hides(self, structure: Any) -> bool:
-        return self.score is not None and self.score._hides(self.score._own(structure))
+    def _may_mask_inputs(self, structure: Any) -> bool:
+        return self.score is not None and self.score._may_mask_inputs(self.score._own(structure))

@@ -1,4 +1,4 @@
-"""Positional encodings that are added to entries: sinusoidal for any number of axes, learnt."""
+"""Positional encodings that are added to entries: sinusoidal for any number of axes, learned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from structconv.errors import ConfigError
 from structconv.shapes import check_positive
 
-__all__ = ["LearntEncoding", "SinusoidalEncoding", "sinusoidal"]
+__all__ = ["LearnedEncoding", "SinusoidalEncoding", "sinusoidal"]
 
 
 def sinusoidal(positions: Tensor, channels: int, base: float = 10000.0) -> Tensor:
@@ -65,21 +65,21 @@ class SinusoidalEncoding(nn.Module):
         return x + sinusoidal(positions, self.channels, self.base).to(x.dtype)
 
 
-class LearntEncoding(nn.Module):
+class LearnedEncoding(nn.Module):
     """x + e with a trained vector e_m for each of at most `length` positions.
 
     Example:
 
-        >>> from structconv.mechanisms import LearntEncoding
-        >>> LearntEncoding(16, 8)(torch.zeros(2, 5, 8)).shape
+        >>> from structconv.mechanisms import LearnedEncoding
+        >>> LearnedEncoding(16, 8)(torch.zeros(2, 5, 8)).shape
         torch.Size([2, 5, 8])
     """
 
     def __init__(self, length: int, channels: int, *, device: torch.device | str | int | None = None,
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        check_positive("LearntEncoding", "length", length)
-        check_positive("LearntEncoding", "channels", channels)
+        check_positive("LearnedEncoding", "length", length)
+        check_positive("LearnedEncoding", "channels", channels)
         self.embedding = nn.Parameter(torch.empty(length, channels, device=device, dtype=dtype))
         self.reset_parameters()
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.base import Basis, ScoreMaps
 from structconv.bases.block_diagonal import BlockDiagonal
 from structconv.bases.dense import Dense
@@ -39,7 +39,7 @@ from structconv.shapes import check_choice
 from structconv.structures.batching import AnyStructure
 from structconv.structures.graph import Graph
 from structconv.structures.named import NamedStructures
-from structconv.structures.places import Places
+from structconv.structures.output_positions import OutputPositions
 from structconv.structures.samples import Samples
 from structconv.structures.values import static
 from structconv.written import written
@@ -78,8 +78,8 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
     has_scores: bool = False
     #: What `forward` reads. "content": the numbers in x or z; without it the layer is linear in x. "structure":
     #: `inputs.structure`. "projected": `inputs.projected`. "sibling": `inputs.sibling`, the other operand of a sum or a
-    #: product. "positions": `inputs.places`; without it a basis of offsets is moved to the positions of the outputs,
-    #: and of a basis of the structure the outputs at these positions are selected.
+    #: product. "positions": `inputs.output_positions`; without it a basis of offsets is moved to the positions of the
+    #: outputs, and of a basis of the structure the outputs at these positions are selected.
     reads: Collection[str] = ("content", "structure")
     #: What its basis depends on in a batch of samples. "apart": anything; `forward` is called for each sample alone.
     #: "structure": the structure of the batch. "pairs": an entry depends on its own input and output only; `forward` is
@@ -112,7 +112,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
                               "The tensor itself goes to the layer: layer(x={name: tensor, ...}).")
         twin = copy.deepcopy(self)
         for part in twin.modules():
-            if isinstance(part, Mechanism) and part._input_name is None and not part._hands_on:
+            if isinstance(part, Mechanism) and part._input_name is None and not part._passes_structures:
                 part._input_name = x
         return twin
 
@@ -143,7 +143,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         structure = called_with(self, structure)
         inputs = Inputs(x, x if z is None else z, structure)
         try:
-            if self._hides(structure):
+            if self._may_mask_inputs(structure):
                 visible = visibility(self, inputs)
                 x = visible.cleared(x)[1]
                 inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, kept=visible.values)
@@ -157,15 +157,15 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         to be `closed`; moved to where the outputs stand, if they stand elsewhere than their numbers say."""
         structure = inputs[2]
         if type(structure) is NamedStructures:
-            inputs = self._told(inputs)
+            inputs = self._own_inputs(inputs)
             structure = inputs[2]
         samples = None if structure is None else getattr(structure, "samples", None)
-        moved = inputs.places is not None and self._is_moved(samples)
+        moved = inputs.output_positions is not None and self._is_moved(samples)
         if samples is None:
             basis = private.called(self, inputs)
             if not isinstance(basis, Basis):
                 basis = self._as_basis(basis)
-            return placed(basis, cast(Places, inputs.places), inputs.num_outputs) if moved else basis
+            return placed(basis, cast(OutputPositions, inputs.output_positions), inputs.num_outputs) if moved else basis
         if self.batching in ("pairs", "offsets") and inputs.z is inputs.x and not samples.square:
             raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
                                  "inputs", repr(samples), "Call it as layer(x, structure, z=z).")
@@ -300,14 +300,14 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         """Whose entries the outputs are: those of "z", or, whatever z is, those of "x"; `None` for others, of which
-        nothing is known but how many there are (a coarser grid, edges, learnt queries)."""
+        nothing is known but how many there are (a coarser grid, edges, learned queries)."""
         return "z"
 
     def _samples_of_outputs(self, structure: Any) -> Any:
         """The `Samples` whose entries are the outputs of a batch; `None` where those are the samples themselves."""
         return self._leads(structure).samples.of_outputs()
 
-    def _hides(self, structure: Any) -> bool:
+    def _may_mask_inputs(self, structure: Any) -> bool:
         """Whether masks may hide inputs in a call with this structure. Cheap: it is asked in each."""
         return False
 
@@ -368,7 +368,7 @@ class Position(nn.Module):
         >>> class Middle(Position):
         ...     def forward(self, inputs):
         ...         return inputs.x.new_full((inputs.num_outputs,), inputs.num_inputs / 2)
-        >>> layer = Conv(DotProduct(dim=4).masked(keep=Window(1, centre=Middle())).softmax(), 8, 4)
+        >>> layer = Conv(DotProduct(dim=4).masked(keep=Window(1, center=Middle())).softmax(), 8, 4)
         >>> layer.basis(torch.randn(6, 8)).dense()[0].count_nonzero(1).tolist()
         [0, 0, 6, 6, 6, 0]
     """

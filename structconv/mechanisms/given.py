@@ -1,5 +1,5 @@
-"""`Given`: a basis, or a tensor, that is at hand, as a mechanism: fixed, or learnt where it is a parameter. `Learnt`: a
-learnt table of given sizes."""
+"""`Given`: a basis, or a tensor, that is at hand, as a mechanism: fixed, or learned if it is a parameter. `Learned`: a
+learned table of given sizes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, field_names, fields, map_tensors, refreshed, tensors_in
 
-__all__ = ["Given", "Learnt"]
+__all__ = ["Given", "Learned"]
 
 
 class Given(Mechanism):
-    """The same basis in every call: the matrices of a Fourier or wavelet transform, an MLP-Mixer's learnt ones.
+    """The same basis in every call: the matrices of a Fourier or wavelet transform, an MLP-Mixer's learned ones.
 
     `Given(a)` with a tensor (M, N) or (..., K, M, N) is `Given(Dense(a))`. Tensors are buffers, those that are an
     `nn.Parameter` are trained, with the layer's own copy of them. `state_dict` names them tensor0, tensor1, ... in the
@@ -118,9 +118,9 @@ def _check_fields(value: Any) -> None:
                 _check_fields(part)
 
 
-class Learnt(Mechanism):
-    """K learnt matrices A (K, M, N), the same in every call: the token mixing of MLP-Mixer (Tolstikhin et al. 2021, eq.
-    1), and with `.softmax()` the random Synthesizer (Tay et al. 2021, section 3.3).
+class Learned(Mechanism):
+    """K learned matrices A (K, M, N), the same in every call: the token mixing of MLP-Mixer (Tolstikhin et al. 2021,
+    eq. 1), and with `.softmax()` the random Synthesizer (Tay et al. 2021, section 3.3).
 
     With N = M sequences of any length up to M are taken: the leading rows and columns of the table say how their
     entries meet. Otherwise there are N outputs for any number of inputs up to M. Numbers are drawn normal with variance
@@ -138,8 +138,8 @@ class Learnt(Mechanism):
     Example:
 
         >>> from structconv import Conv
-        >>> from structconv.mechanisms import Learnt
-        >>> layer = Conv(Learnt(16, size=2).softmax(), 4, 6)           # for up to 16 entries
+        >>> from structconv.mechanisms import Learned
+        >>> layer = Conv(Learned(16, size=2).softmax(), 4, 6)           # for up to 16 entries
         >>> layer(torch.randn(9, 4)).shape
         torch.Size([9, 6])
     """
@@ -150,9 +150,9 @@ class Learnt(Mechanism):
 
     def __init__(self, inputs: int, outputs: int | None = None, *, size: int = 1) -> None:
         super().__init__()
-        self.inputs = check_positive("Learnt", "inputs", inputs)
-        self.outputs = self.inputs if outputs is None else check_positive("Learnt", "outputs", outputs)
-        self._size = check_positive("Learnt", "size", size)
+        self.inputs = check_positive("Learned", "inputs", inputs)
+        self.outputs = self.inputs if outputs is None else check_positive("Learned", "outputs", outputs)
+        self._size = check_positive("Learned", "size", size)
 
     @property
     def size(self) -> int:
@@ -167,7 +167,7 @@ class Learnt(Mechanism):
         if not torch.compiler.is_compiling():
             for name, letter, count, most in (("x", "M", m, self.inputs), ("z", "N", n, self.outputs)):
                 if count > most:
-                    raise ShapeError("Learnt", f"{name} must have at most {letter}={most} entries", count,
+                    raise ShapeError("Learned", f"{name} must have at most {letter}={most} entries", count,
                                      f"Learn a larger table: {self._written(m, n)}.")
         table: Tensor = self.table
         return Dense(table if (m, n) == tuple(table.shape[-2:]) else table[:, :m, :n])
@@ -175,8 +175,8 @@ class Learnt(Mechanism):
     def transpose(self) -> Mechanism:
         """The transposed square table; one of other sizes is written so."""
         if self.inputs != self.outputs:
-            raise ConfigError("Learnt.transpose", "the table must be square", self.extra_repr(),
-                              f"Write Learnt({self.outputs}, {self.inputs}), or Given(parameter) to share a table.")
+            raise ConfigError("Learned.transpose", "the table must be square", self.extra_repr(),
+                              f"Write Learned({self.outputs}, {self.inputs}), or Given(parameter) to share a table.")
         return super().transpose()
 
     def _output_entries(self, structure: Any) -> int | None:
@@ -189,10 +189,10 @@ class Learnt(Mechanism):
     def _written(self, m: int, n: int) -> str:
         """The mechanism with at least these sizes."""
         m, n = max(m, self.inputs), max(n, self.outputs)
-        return f"Learnt({m}{'' if m == n else f', {n}'}{'' if self._size == 1 else f', size={self._size}'})"
+        return f"Learned({m}{'' if m == n else f', {n}'}{'' if self._size == 1 else f', size={self._size}'})"
 
     def extra_repr(self) -> str:
-        return self._written(0, 0).removeprefix("Learnt(").removesuffix(")")
+        return self._written(0, 0).removeprefix("Learned(").removesuffix(")")
 
 
 def _with_outputs(structure: Any, inputs: int, outputs: int) -> Any:

@@ -73,11 +73,11 @@ class MatrixMechanism(GraphMechanism):
 
 
 class Adjacency(GraphMechanism):
-    """A[m, n] = the weight of the edge m -> n, normalised; with self-loops and "sym" it is GCN's.
+    """A[m, n] = the weight of the edge m -> n, normalized; with self-loops and "sym" it is GCN's.
 
     - "sym": D^-1/2 W D^-1/2 (Kipf and Welling 2017, equation 2), D_n = sum_m W_mn, self-loops included. Where inputs
       are not outputs, D_m of an input is the sum of its outgoing weights.
-    - "row": W D^-1, so that the weights into each output sum to one: a mean over neighbours.
+    - "row": W D^-1, so that the weights into each output sum to one: a mean over neighbors.
     - None: W.
     - A pair (of inputs, of outputs): what each side is divided by, "sum" of an entry's weights, "count" of its edges,
       their roots "sqrt" and "sqrt_count", or None. With nodes as inputs and hyperedges as outputs of a bipartite graph,
@@ -132,14 +132,14 @@ def _sides(normalize: Sequence[Any]) -> tuple[str | None, str | None]:
 class Chebyshev(MatrixMechanism):
     """Chebyshev polynomials T_0 .. T_order of the scaled Laplacian 2 L / lambda_max - I; K = order + 1.
 
-    L = I - W' with W' the adjacency normalised by "sym" or "row" as in `Adjacency`, or D - W without normalisation
+    L = I - W' with W' the adjacency normalized by "sym" or "row" as in `Adjacency`, or D - W without normalization
     (Defferrard et al. 2016, equation 4). `order` is the polynomials' highest degree, as in the paper; libraries that
     count terms instead call order + 1 their K. Self-loops of the graph count as edges.
 
     Args:
         order: the highest degree, >= 0.
         normalize: "sym", "row" or None.
-        lambda_max: an upper bound of L's eigenvalues; 2 always holds for "sym". Without normalisation give it, or
+        lambda_max: an upper bound of L's eigenvalues; 2 always holds for "sym". Without normalization give it, or
             "computed": the largest absolute value of an eigenvalue of this graph's L, found once a graph, by O(E)
             products where the graph is large. Of a batch it is that of the whole; no gradient comes to it from weights.
         structure: the name of the one that it reads, in a call with several.
@@ -156,7 +156,7 @@ class Chebyshev(MatrixMechanism):
         super().__init__(structure=structure)
         check_choice("Chebyshev", "normalize", normalize, NORMALIZATIONS)
         if normalize is None and lambda_max is None:
-            raise ConfigError("Chebyshev", "lambda_max must be given without normalisation", None,
+            raise ConfigError("Chebyshev", "lambda_max must be given without normalization", None,
                               "Twice the largest degree is an upper bound; 'computed' finds the largest eigenvalue.")
         if isinstance(lambda_max, str):
             check_choice("Chebyshev", "lambda_max", lambda_max, ("computed",))
@@ -191,7 +191,7 @@ class Powers(MatrixMechanism):
 
     - walk="forward": L = D_O^-1 W, L[m, n] = w(m -> n) / (sum of m's outgoing weights): the walk along the edges.
     - walk="backward": L = D_I^-1 W^T, L[m, n] = w(n -> m) / (sum of m's incoming weights).
-    - walk=None: the adjacency, normalised as in `Adjacency`.
+    - walk=None: the adjacency, normalized as in `Adjacency`.
 
     Both walks side by side are DCRNN's diffusion convolution (Li et al. 2018, equation 2) as its published code
     applies it, y = sum_k (L^k)^T x Theta_k; `.transpose()` gives the product as the equation prints it.
@@ -220,7 +220,7 @@ class Powers(MatrixMechanism):
         check_choice("Powers", "walk", walk, ("forward", "backward", None))
         check_choice("Powers", "normalize", normalize, NORMALIZATIONS)
         if walk is not None and normalize is not None:
-            raise ConfigError("Powers", "a walk is normalised already: give walk or normalize",
+            raise ConfigError("Powers", "a walk is normalized already: give walk or normalize",
                               f"walk={walk!r}, normalize={normalize!r}")
         self.order, self.first = _degree("Powers", order), _degree("Powers", first)
         if self.first > self.order:
@@ -245,7 +245,7 @@ class Powers(MatrixMechanism):
 
 
 class Relation(MatrixMechanism):
-    """The matrix of one relation of a `KnowledgeGraph`: A[m, n] = the number of triples (m, name, n), normalised.
+    """The matrix of one relation of a `KnowledgeGraph`: A[m, n] = the number of triples (m, name, n), normalized.
 
     Args:
         name: the relation; "name^-1" is its inverse, whether or not the knowledge graph lists inverses.
@@ -277,7 +277,7 @@ class Relation(MatrixMechanism):
 class Relations(GraphMechanism):
     """One matrix a relation of a `KnowledgeGraph`, in its order, as one `Typed` basis; "row" is R-GCN's 1 / c_ir.
 
-    (Schlichtkrull et al. 2018, equation 2: c_ir is the number of neighbours of i under r.)
+    (Schlichtkrull et al. 2018, equation 2: c_ir is the number of neighbors of i under r.)
 
     Args:
         count: K, how many relations the knowledge graph will have; the weight's size depends on it.

@@ -122,7 +122,7 @@ class Shifts(GridMechanism):
         offsets: Delta_k, one integer an axis, or one integer for a sequence; K is their number.
         padding: "zeros", "circular", "reflect", "replicate" or "none" (the output grid shrinks); by default
             "circular" on a periodic grid, else "zeros".
-        stride: distance of neighbouring outputs, for all axes or for each.
+        stride: distance of neighboring outputs, for all axes or for each.
         structure: the name of the one that it reads, in a call with several.
 
     Example:
@@ -170,7 +170,7 @@ class Cuboid(GridMechanism):
     Args:
         kernel_size: one integer for a sequence, or one an axis; K is their product.
         stride, dilation: for all axes or for each. What Definition 2 calls strides (delta_i) is the dilation.
-        padding: how much is added around the grid. "same" centres the window, low = floor(dilation (kernel_size - 1)
+        padding: how much is added around the grid. "same" centers the window, low = floor(dilation (kernel_size - 1)
             / 2), so that the output grid has ceil(S / stride) points; so does the name of a `padding_mode`, and
             `None`. "valid" or "none" adds nothing. An integer adds as much on both sides of all axes; a tuple has an
             integer, or a pair (low, high), an axis.
@@ -254,7 +254,7 @@ class Pool(GridMechanism):
 
     Args:
         window: its size, for all axes of whatever grid comes, or one an axis.
-        stride: distance of neighbouring windows; the window's size by default.
+        stride: distance of neighboring windows; the window's size by default.
         padding: zeros before and behind each axis, at most half a window.
         structure: the name of the one that it reads, in a call with several.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from structconv.primitives.segments import segment_sum
-from structconv.structures.places import Places
+from structconv.structures.output_positions import OutputPositions
 from structconv.structures.samples import Samples
 
 __all__ = ["Channels", "Inputs"]
@@ -66,8 +66,8 @@ class Inputs(NamedTuple):
     projected: tuple[Tensor, Tensor] | None = None
     sibling: Any = None
     kept: Tensor | None = None
-    places: Places | None = None
-    prepared: Any = None
+    output_positions: OutputPositions | None = None
+    cache: Any = None
 
     @property
     def samples(self) -> Samples | None:
@@ -100,18 +100,18 @@ class Inputs(NamedTuple):
         With `unread` the result of the last entries may not be computed yet. Use it only if the result goes into the
         basis as it is.
         """
-        return function(self.x, 0) if self.prepared is None else self.prepared.of(function, unread)
+        return function(self.x, 0) if self.cache is None else self.cache.of(function, unread)
 
     @property
     def start(self) -> int:
         """The place of the first input: 0 unless x is prepared and what came before is gone."""
-        return 0 if self.prepared is None else self.prepared.dropped
+        return 0 if self.cache is None else self.cache.dropped
 
-    def output_positions(self) -> Tensor:
+    def positions_of_outputs(self) -> Tensor:
         """The place of each output among the inputs that are there, (..., N) integers."""
-        if self.places is None:
+        if self.output_positions is None:
             return torch.arange(self.num_outputs, device=self.device)
-        return self.places.of_outputs(self.num_outputs, self.device)
+        return self.output_positions.of_outputs(self.num_outputs, self.device)
 
     def existing(self) -> int | Tensor:
         """How many inputs there are, M, or without those that are masked out (..., 1); of a batch of samples, those of

@@ -18,7 +18,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.grid import Grid
 from structconv.structures.masks import And, Not, Or
 from structconv.structures.named import NamedStructures
-from structconv.structures.places import at_places
+from structconv.structures.output_positions import at_positions
 from structconv.structures.samples import Samples
 from structconv.structures.supports import DenseMask, Padding, Support, Window
 from structconv.structures.values import FrozenValue, altered, map_tensors, tensors_in
@@ -103,8 +103,8 @@ class Mask(Named, nn.Module):
         if isinstance(inputs.structure, Grid):
             mask = _on(mask, inputs.structure)
         sizes = inputs.x.shape[-2], inputs.z.shape[-2]
-        if inputs.places is not None:
-            mask = at_places(mask, inputs.places, *sizes, told=self._kept)
+        if inputs.output_positions is not None:
+            mask = at_positions(mask, inputs.output_positions, *sizes, told=self._kept)
         if samples is not None:
             mask, sizes = within(mask, inputs, samples), (samples.num_inputs, samples.num_outputs)
         if isinstance(mask, Support):
@@ -119,9 +119,9 @@ class Mask(Named, nn.Module):
         apart = structures.samples is None or getattr(own, "samples", None) is not None
         return own, inputs._replace(structure=own if apart else structures.samples)
 
-    def _hides(self, structure: Any) -> bool:
+    def _may_mask_inputs(self, structure: Any) -> bool:
         """Whether it may leave inputs out for all outputs: by its tensors, or by the support that is the structure."""
-        given = isinstance(self._mask, CalledWith) and isinstance(structure, Support) and structure.may_hide
+        given = isinstance(self._mask, CalledWith) and isinstance(structure, Support) and structure.may_mask_inputs
         return bool(self._buffers) or given
 
     def pairs(self, inputs: Any) -> Tensor | None:
@@ -201,7 +201,7 @@ def _on(mask: Any, grid: Grid) -> Any:
     """The mask with its windows over the entries of a grid, the same window for the same two; one around predicted
     positions stays on the line."""
     if isinstance(mask, Window):
-        fixed = mask.grid is not None or mask.centre is not None
+        fixed = mask.grid is not None or mask.center is not None
         return mask if fixed else derived(mask, ("on", grid), lambda: mask.on(grid))
     if not isinstance(mask, And | Or | Not):
         return mask
@@ -222,5 +222,5 @@ def _table(mask: Support, kept: bool) -> Tensor | None:
         return None if first is None or second is None else first | second
     if isinstance(mask, DenseMask):
         return mask.keep if kept else ~mask.keep
-    inputs = mask.kept_inputs() if kept else ~mask.keep if isinstance(mask, Padding) else None
+    inputs = mask.visible_inputs() if kept else ~mask.keep if isinstance(mask, Padding) else None
     return None if inputs is None else inputs.unsqueeze(-1)

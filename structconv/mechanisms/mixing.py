@@ -14,7 +14,7 @@ __all__ = ["Factor", "Mixing"]
 
 
 class Mixing(nn.Module):
-    """W (K, J) over the heads of an expression: a number J for a learnt one, normal with variance 1/K, or a matrix,
+    """W (K, J) over the heads of an expression: a number J for a learned one, normal with variance 1/K, or a matrix,
     trained if it is a parameter.
 
     Raises:

@@ -32,7 +32,7 @@ class InputsOfParts(NamedTuple):
     parts: tuple[Inputs, ...]
     z: Tensor | None
     structure: Any
-    places: None = None
+    output_positions: None = None
     values: tuple[Tensor, ...] = ()
 
     @property
@@ -72,7 +72,7 @@ class Mixture(Mechanism):
         (True, 2)
     """
 
-    _hands_on = True
+    _passes_structures = True
     batching = "structure"
     _reads_by_name = True
 
@@ -106,24 +106,25 @@ class Mixture(Mechanism):
         mixture._note_names()
         return mixture
 
-    def told(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
+    def inputs_of_parts(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
         """The inputs of each part in a call."""
         parts, names = self._branches(), self.__dict__["_reads"]
         placed = self._placed(parts, names, structure)
-        told = [_told(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
-        return InputsOfParts(tuple([own for own, _ in told]), z, structure, None, tuple([own for _, own in told]))
+        found = [_part_inputs(part, x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
+        return InputsOfParts(tuple([own for own, _ in found]), z, structure, None, tuple([own for _, own in found]))
 
     def basis(self, x: Any, structure: Any = None, *, z: Tensor | None = None) -> Basis:
         """The basis for inputs x (..., M_i, P_i) by name; see `Mechanism.basis`."""
         x = called_on(self, x)
         dtype = autocast_dtype(next(iter(x.values())))
         x, z = {name: cast_to(t, dtype) for name, t in x.items()}, cast_to(z, dtype)
-        inputs = self.told(x, z, called_with(self, structure))
+        inputs = self.inputs_of_parts(x, z, called_with(self, structure))
         return cast(Basis, materialized(cast_to(self.evaluate(cast(Any, inputs)), dtype)))
 
     def forward(self, inputs: Any) -> Basis:
-        told: tuple[Inputs, ...] = inputs.parts
-        return bases.Mixture(tuple([part.evaluate(own) for part, own in zip(self._branches(), told, strict=True)]))
+        inputs_of_parts: tuple[Inputs, ...] = inputs.parts
+        each = zip(self._branches(), inputs_of_parts, strict=True)
+        return bases.Mixture(tuple([part.evaluate(own) for part, own in each]))
 
     def _input_entries(self, structure: Any) -> int | None:
         return None
@@ -133,7 +134,7 @@ class Mixture(Mechanism):
         return next((count for count in counts if count is not None), None)
 
     def _at_its_place(self, structure: NamedStructures) -> NamedStructures:
-        """Each part has its own place, of which `told` asks."""
+        """Each part has its own place, of which `inputs_of_parts` asks."""
         return structure
 
     def _placed(self, parts: list[Mechanism], names: tuple[str, ...], structure: Any) -> list[Any]:
@@ -182,10 +183,10 @@ def _counts(argument: str, names: tuple[str, ...], given: Mapping[str, int] | in
     return by_name("Conv", argument, names, given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
 
 
-def _told(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
+def _part_inputs(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -> tuple[Inputs, Tensor]:
     """The inputs of a part, and its x with zeros where the weights are zero."""
     inputs = Inputs(x, x if z is None else z, structure)
-    if not part._hides(structure):
+    if not part._may_mask_inputs(structure):
         return inputs, x
     visible = visibility(part, inputs)
     values, scores = visible.cleared(x)
@@ -205,7 +206,7 @@ def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
 def _free(part: Mechanism) -> bool:
     """Whether a part needs no structure."""
     return "structure" not in part.reads and all(inner.batching == "structure" for inner in part.modules()
-                                            if isinstance(inner, Mechanism) and not inner._hands_on)
+                                            if isinstance(inner, Mechanism) and not inner._passes_structures)
 
 
 def _check_alike(places: list[Place]) -> None:

@@ -25,7 +25,7 @@ class Named:
     #: What it reads; if "structure" is not in it, a call with a support, which filters pairs, is refused.
     reads: Collection[str] = ("content", "structure")
     #: Whether it hands the structures of a call on to parts inside, as they are.
-    _hands_on: bool = False
+    _passes_structures: bool = False
 
     def on(self, structure: str) -> Self:
         """A copy that reads the structure of this name, in calls with several; in an expression all parts and masks do
@@ -34,7 +34,7 @@ class Named:
         check_name(type(self).__name__, structure)
         twin: Any = copy.deepcopy(self)
         for part in twin.modules():
-            if isinstance(part, Named) and part._structure_name is None and not part._hands_on:
+            if isinstance(part, Named) and part._structure_name is None and not part._passes_structures:
                 part._structure_name = structure
         return cast(Self, twin)
 
@@ -44,13 +44,13 @@ class Named:
 
     def _own(self, structure: Any) -> Any:
         """The structure that it reads, of those of a call."""
-        if type(structure) is not NamedStructures or self._hands_on:
+        if type(structure) is not NamedStructures or self._passes_structures:
             return structure
         return structure.named(type(self).__name__, self._structure_name, "structure" in self.reads)
 
-    def _told(self, inputs: Any) -> Any:
+    def _own_inputs(self, inputs: Any) -> Any:
         """The inputs of this mechanism: of several structures its own."""
-        if type(inputs[2]) is not NamedStructures or self._hands_on:
+        if type(inputs[2]) is not NamedStructures or self._passes_structures:
             return inputs
         return inputs._replace(structure=self._own(inputs[2]))
 

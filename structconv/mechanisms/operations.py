@@ -22,7 +22,7 @@ from structconv.mechanisms.masks import CalledWith, Mask
 from structconv.mechanisms.mixing import Factor, Mixing
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.naming import reads_of
-from structconv.mechanisms.samples import NORMALISING, closings, left_out
+from structconv.mechanisms.samples import NORMALIZING, closings, left_out
 from structconv.mechanisms.steps import Build, Step, builder, shown
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.structures.named import NamedStructures, Place, agreed, behind
@@ -113,12 +113,12 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
 
 class _Parts(NamedTuple):
     """The parts of a node as a call needs them: `program` holds each step with the module that it reads, or with the
-    node, whose mode dropout follows; `hiding` the masks in it or further down that may hide inputs."""
+    node, whose mode dropout follows; `masking` the masks in it or further down that may hide inputs."""
 
     operands: tuple[Mechanism, ...]
     program: tuple[tuple[Build, nn.Module], ...]
     reads: frozenset[str]
-    hiding: tuple[Any, ...]
+    masking: tuple[Any, ...]
 
 
 class Operation(Mechanism):
@@ -140,7 +140,7 @@ class Operation(Mechanism):
         (True, 2)
     """
 
-    _hands_on = True
+    _passes_structures = True
 
     def __init__(self, join: str | None, operands: tuple[Mechanism, ...], steps: tuple[Step, ...] = (),
                  held: list[nn.Module] | None = None) -> None:
@@ -166,8 +166,8 @@ class Operation(Mechanism):
 
     @property
     def has_scores(self) -> bool:  # type: ignore[override]
-        normalised = any(step.name in NORMALISING for step in self.steps)
-        return not normalised and self.join != "compose" and any(operand.has_scores for operand in self.mechanisms())
+        normalized = any(step.name in NORMALIZING for step in self.steps)
+        return not normalized and self.join != "compose" and any(operand.has_scores for operand in self.mechanisms())
 
     @property
     def reads(self) -> Collection[str]:  # type: ignore[override]
@@ -181,14 +181,14 @@ class Operation(Mechanism):
         """The parts of this node. They stay in the node of a layer, which makes new nodes when a part is replaced."""
         operands, held = self.mechanisms(), iter(self._held())
         program = [(builder(step), next(held) if step.reads else self) for step in self.steps]
-        hiding: list[Any] = [part for part in self._masks() if isinstance(part, Mask)]
+        masking: list[Any] = [part for part in self._masks() if isinstance(part, Mask)]
         for part in operands:
             if isinstance(part, Operation):
-                hiding += part._parts_now().hiding
-            elif getattr(type(part), "_hides", None) is not Mechanism._hides:
-                hiding.append(part)
+                masking += part._parts_now().masking
+            elif getattr(type(part), "_may_mask_inputs", None) is not Mechanism._may_mask_inputs:
+                masking.append(part)
         reads = {fact for part in (*self._masks(), *operands) for fact in reads_of(part)} - {"sibling"}
-        parts = _Parts(tuple(operands), tuple(program), frozenset((*reads, "positions")), tuple(hiding))
+        parts = _Parts(tuple(operands), tuple(program), frozenset((*reads, "positions")), tuple(masking))
         if "_known_in_layer" in self.__dict__:
             self.__dict__["_known_parts"] = parts
         return parts
@@ -207,7 +207,7 @@ class Operation(Mechanism):
         return [held for name, held in zip(readers, self._held(), strict=True) if name == "masked"]
 
     def forward(self, inputs: Inputs) -> Basis:
-        if inputs.places is not None:
+        if inputs.output_positions is not None:
             self._check_places()
         closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
         parts = self.__dict__.get("_known_parts") or self._parts_now()
@@ -233,7 +233,7 @@ class Operation(Mechanism):
             raise ConfigError("positions", "positions must be left out where outputs do not stand among the inputs, "
                               "behind @ or a transpose", repr(self))
         if any(dict(step.options).get("over") == "outputs" for step in self.steps):
-            raise ConfigError("positions", "positions must be left out where weights are normalised over all outputs",
+            raise ConfigError("positions", "positions must be left out where weights are normalized over all outputs",
                               repr(self))
 
     def _closings(self, samples: Any) -> tuple[frozenset[int], bool]:
@@ -268,16 +268,16 @@ class Operation(Mechanism):
     def _asked_apart(self, samples: Any) -> bool:
         return False
 
-    def _hides(self, structure: Any) -> bool:
+    def _may_mask_inputs(self, structure: Any) -> bool:
         named = type(structure) is NamedStructures
-        for part in (self.__dict__.get("_known_parts") or self._parts_now()).hiding:
-            if part._hides(part._own(structure) if named else structure):
+        for part in (self.__dict__.get("_known_parts") or self._parts_now()).masking:
+            if part._may_mask_inputs(part._own(structure) if named else structure):
                 return True
         return False
 
     def _visible_inputs(self, inputs: Inputs, masks: Masks) -> tuple[InputSet, InputSet]:
         operands = self.mechanisms()[:1 if self.join == "compose" else None]
-        visible = [operand._visible_inputs(operand._told(inputs), masks) for operand in operands]
+        visible = [operand._visible_inputs(operand._own_inputs(inputs), masks) for operand in operands]
         exist, reached = [existing for existing, _ in visible], [reaching for _, reaching in visible]
         scores = any(part.has_scores for part in operands)
         if self.join == "compose":
@@ -295,7 +295,7 @@ class Operation(Mechanism):
             if isinstance(held, Mask):
                 kept = masks.keeps(held, inputs)
                 existing, reaching = existing | kept, reaching | kept
-            elif step.name in NORMALISING:  # what did not exist is a zero that does; shares of zero are zero
+            elif step.name in NORMALIZING:  # what did not exist is a zero that does; shares of zero are zero
                 shares = dict(step.options).get("kind") in ("sum", "count")
                 existing, reaching = EVERY_INPUT, existing | reaching if shares else existing
             elif not (step.name in _LEAVING_ZEROS or dict(step.options).get("fn") in (torch.relu, torch.tanh)):
@@ -315,15 +315,15 @@ class Operation(Mechanism):
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
             between = [EVERY_INPUT] if "content" in second.reads else []
-            return [*first._needed_inputs(first._told(inputs), masks, masks.whatever_output(needed)), *between]
+            return [*first._needed_inputs(first._own_inputs(inputs), masks, masks.whatever_output(needed)), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
         found: list[InputSet] = []
         for operand in operands:
             own = needed
             if self.join in ("add", "multiply", "outer") and scores:  # a pair exists where it does for both
                 beside = [part for part in operands if part is not operand]
-                own = own.union(*[part._visible_inputs(part._told(inputs), masks)[0] for part in beside])
-            found += operand._needed_inputs(operand._told(inputs), masks, own)
+                own = own.union(*[part._visible_inputs(part._own_inputs(inputs), masks)[0] for part in beside])
+            found += operand._needed_inputs(operand._own_inputs(inputs), masks, own)
         return found
 
     def _held_by_step(self) -> list[tuple[Step, nn.Module | None]]:

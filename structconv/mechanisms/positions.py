@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases import positions as values
 from structconv.bases.base import Basis
 from structconv.bases.scores import EdgeScore
@@ -67,7 +67,7 @@ class Term(Mechanism):
 
 
 class RelativeBias(Term):
-    """a_kmn = b_k[bucket(m, n)]: a learnt number for each relative position.
+    """a_kmn = b_k[bucket(m, n)]: a learned number for each relative position.
 
     Args:
         clip: distance beyond which all positions share a number (Shaw's clip), or the number of buckets of one sign
@@ -177,7 +177,7 @@ class RelativeKey(Term):
         beside = _product_in(inputs.sibling)
         if beside is None:
             raise ConfigError("RelativeKey", "a DotProduct must stand beside it", repr(inputs.sibling))
-        return beside.queries(inputs.z, beside.places(inputs))
+        return beside.queries(inputs.z, beside.query_positions(inputs))
 
 
 def _product_in(sibling: nn.Module) -> DotProduct | None:
@@ -326,33 +326,33 @@ def _check_lead(attributes: Tensor, inputs: Inputs) -> None:
 class GaussianWindow(Mechanism):
     """a_mn = exp(-(m - p_n)^2 / (2 s^2)) around a predicted position p_n, or around n itself (Luong 2015, eq. 10).
 
-    Luong multiplies it to the weights after the softmax, without normalising again: `attention * GaussianWindow(D/2)`.
+    Luong multiplies it to the weights after the softmax, without normalizing again: `attention * GaussianWindow(D/2)`.
 
     Example:
 
         >>> from structconv import Conv
         >>> from structconv.mechanisms import GaussianWindow, General, PredictedPosition
         >>> center = PredictedPosition()
-        >>> layer = Conv(General().softmax() * GaussianWindow(2.0, centre=center), 8, 8)     # Luong's local-p
+        >>> layer = Conv(General().softmax() * GaussianWindow(2.0, center=center), 8, 8)     # Luong's local-p
         >>> layer(torch.randn(9, 8)).shape
         torch.Size([9, 8])
     """
 
     batching = "offsets"
 
-    def __init__(self, deviation: float, centre: Position | None = None) -> None:
+    def __init__(self, deviation: float, center: Position | None = None) -> None:
         super().__init__()
         if not deviation > 0:
             raise ConfigError("GaussianWindow", "deviation must be positive", deviation)
-        self.deviation, self.centre = float(deviation), centre
-        self.reads = ("positions",) if centre is None else (*reads_of(centre), "content", "positions")
+        self.deviation, self.center = float(deviation), center
+        self.reads = ("positions",) if center is None else (*reads_of(center), "content", "positions")
 
     def _needed_inputs(self, inputs: Inputs, masks: Masks, needed: InputSet) -> list[InputSet]:
-        return [needed] if self.centre is not None and getattr(self.centre, "reads_x", True) else []
+        return [needed] if self.center is not None and getattr(self.center, "reads_x", True) else []
 
     def forward(self, inputs: Inputs) -> Basis:
-        centre = inputs.output_positions() if self.centre is None else positions(self.centre, inputs)
-        return values.GaussianBump(centre, self.deviation, inputs.num_inputs)
+        center = inputs.positions_of_outputs() if self.center is None else positions(self.center, inputs)
+        return values.GaussianBump(center, self.deviation, inputs.num_inputs)
 
 
 class PredictedPosition(Position):
@@ -366,7 +366,7 @@ class PredictedPosition(Position):
         >>> from structconv import Conv, Window
         >>> from structconv.mechanisms import General, PredictedPosition
         >>> center = PredictedPosition()
-        >>> layer = Conv(General().masked(keep=Window(2, centre=center)).softmax(), 8, 8)
+        >>> layer = Conv(General().masked(keep=Window(2, center=center)).softmax(), 8, 8)
         >>> layer(torch.randn(9, 8)).shape
         torch.Size([9, 8])
     """

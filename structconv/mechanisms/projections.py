@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.spec import Projected
 from structconv.primitives.products import linear, split_heads
 
@@ -15,7 +15,7 @@ __all__ = ["Projection"]
 class Projection(nn.Linear):
     """x W^T (+ b): (..., M, P) -> (..., M, K D), the heads side by side. Uniform(+-1/sqrt(P)), as torch's linear layer.
 
-    Any module of the same shapes may take its place, a quantised linear layer or one with an update of low rank.
+    Any module of the same shapes may take its place, a quantized linear layer or one with an update of low rank.
 
     Example:
 

@@ -19,7 +19,7 @@ from structconv.structures.supports import Causal, EdgeSupport, Global
 from structconv.structures.values import altered
 from structconv.structures.windows import Window
 
-__all__ = ["NORMALISING", "closings", "each_sample", "left_out", "positions", "within"]
+__all__ = ["NORMALIZING", "closings", "each_sample", "left_out", "positions", "within"]
 
 
 def each_sample(inputs: Any) -> list[Any]:
@@ -39,13 +39,13 @@ def each_sample(inputs: Any) -> list[Any]:
             for own, other, structure, after, exist in zip(x, z, structures, projected, kept, strict=True)]
 
 
-def positions(centre: Any, inputs: Any) -> Tensor:
+def positions(center: Any, inputs: Any) -> Tensor:
     """What a `Position` predicts for each output, (..., N), as a place among the inputs of the whole batch."""
     samples: Samples | None = inputs.samples
     if samples is None:
-        return cast(Tensor, centre(inputs))
-    apart = getattr(centre, "batching", "apart") == "apart"
-    found = torch.cat([centre(part) for part in each_sample(inputs)], -1) if apart else centre(inputs)
+        return cast(Tensor, center(inputs))
+    apart = getattr(center, "batching", "apart") == "apart"
+    found = torch.cat([center(part) for part in each_sample(inputs)], -1) if apart else center(inputs)
     starts = samples.input_starts.to(found.device)[samples.members(found.device)[1]]
     return found.double() + starts  # as numbers of entries may be large, and autocast leaves these as they are
 
@@ -59,7 +59,7 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
 
 #: Steps that read one pair at a time and leave a zero zero; those that make weights of scores.
 _ENTRYWISE = frozenset(("masked", "multiply", "mix", "leaky_relu", "scaled", "softcap", "dropout"))
-NORMALISING = frozenset(("normalize", "softmax_with_sink"))
+NORMALIZING = frozenset(("normalize", "softmax_with_sink"))
 
 
 def closings(steps: tuple[Any, ...], opened: bool) -> tuple[frozenset[int], bool]:
@@ -75,7 +75,7 @@ def closings(steps: tuple[Any, ...], opened: bool) -> tuple[frozenset[int], bool
         if (whole and opened) or not (opened or left or sums or step.name in _ENTRYWISE or step.name == "transpose"):
             before.add(i)
             opened, left = False, True
-        left = left and step.name not in NORMALISING
+        left = left and step.name not in NORMALIZING
     return frozenset(before), opened
 
 
@@ -104,7 +104,7 @@ def within(mask: Any, inputs: Any, samples: Samples) -> Any:
         return altered(mask, first=within(mask.first, inputs, samples), second=within(mask.second, inputs, samples))
     if isinstance(mask, Not):
         return altered(mask, kept=within(mask.kept, inputs, samples))
-    if isinstance(mask, Window) and isinstance(inputs.structure, GridBatch) and mask.centre is None:
+    if isinstance(mask, Window) and isinstance(inputs.structure, GridBatch) and mask.center is None:
         return _on_each(mask, inputs.structure)
     if isinstance(mask, Global) and not torch.compiler.is_compiling():
         return derived(samples, ("global", mask.entries), lambda: _global_in_each(mask, samples))

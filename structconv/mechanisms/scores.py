@@ -25,7 +25,7 @@ from structconv.mechanisms.projections import Projection, by_heads, drawn, heads
 from structconv.mechanisms.rotary import Rotary
 from structconv.primitives.products import expand_heads
 from structconv.shapes import check_choice, check_divides, check_positive
-from structconv.structures.places import at_places
+from structconv.structures.output_positions import at_positions
 from structconv.structures.supports import Window
 from structconv.structures.values import FrozenValue, structure
 from structconv.written import written
@@ -155,9 +155,11 @@ class DotProduct(Score):
         """`keys`, as a lazy `Projected` if they are projections and nothing else."""
         return by_heads(self.key, x, self.heads) if self._plain else self.keys(x, start)
 
-    def places(self, inputs: Inputs) -> Tensor | None:
+    def query_positions(self, inputs: Inputs) -> Tensor | None:
         """The places of the queries, where they are turned by them and are not 0, 1, ..."""
-        return None if self.rotary is None or inputs.places is None else inputs.output_positions() + inputs.start
+        if self.rotary is None or inputs.output_positions is None:
+            return None
+        return inputs.positions_of_outputs() + inputs.start
 
     def forward(self, inputs: Inputs) -> Basis:
         return values.Bilinear(*self._queries_and_keys(inputs))
@@ -165,14 +167,14 @@ class DotProduct(Score):
     def _queries_and_keys(self, inputs: Inputs) -> tuple[Any, Any]:
         if self._plain:
             return by_heads(self.query, inputs.z, self.heads), (
-                by_heads(self.key, inputs.x, self.heads) if inputs.prepared is None
+                by_heads(self.key, inputs.x, self.heads) if inputs.cache is None
                 else inputs.of_x(self.lazy_keys, unread=True))
-        places = self.places(inputs)
+        output_positions = self.query_positions(inputs)
         if self._on == "projected":
             key, query = _projected("DotProduct", inputs)
             start = torch.arange(key.shape[-2], device=key.device) + inputs.start if inputs.start else None
-            return self._mapped(query, places), self._mapped(key, start)
-        return self.queries(inputs.z, places), inputs.of_x(self.lazy_keys, unread=True)
+            return self._mapped(query, output_positions), self._mapped(key, start)
+        return self.queries(inputs.z, output_positions), inputs.of_x(self.lazy_keys, unread=True)
 
 
 class General(Score):
@@ -207,7 +209,7 @@ class BiAffine(Score):
     Args:
         heads: K.
         bilinear, source, target, constant: which parts are there.
-        rank: D of the factorised form W_k = U_k V_k^T (eq. 12); full where absent.
+        rank: D of the factorized form W_k = U_k V_k^T (eq. 12); full where absent.
         on: "entries" scores x and z; "projected" scores x Theta_k and z Theta_k (section 3.2: GAT), with parameters
             of the output's channels.
 
@@ -381,10 +383,10 @@ class Channelwise(Score):
     """a_kmn = x_mk: a head for each channel, whose score is the channel itself.
 
     With `weight=EyeBlocks()`, which gives head k the channel k, `Channelwise(P).masked(keep=STRUCTURE)` aggregates the
-    neighbours channel by channel: `.normalize("hard")` takes their **maximum** (Hamilton et al. 2017, eq. 3), and
+    neighbors channel by channel: `.normalize("hard")` takes their **maximum** (Hamilton et al. 2017, eq. 3), and
     `* beta` before `.softmax()` the softmax aggregation whose limit that is (Li et al. 2020, eq. 3). A maximum is
-    linear in no matrix shared by channels, so K is P: E P numbers are held along E edges. Of equal largest neighbours
-    the first in the list has the gradient; an output without neighbours is zero.
+    linear in no matrix shared by channels, so K is P: E P numbers are held along E edges. Of equal largest neighbors
+    the first in the list has the gradient; an output without neighbors is zero.
 
     Args:
         channels: P, which is K.
@@ -526,10 +528,10 @@ class Uniform(Score):
         self.window, self.support = window, None if window is None else Window(window)
 
     def forward(self, inputs: Inputs) -> Basis:
-        places, window = inputs.places, self.support
+        output_positions, window = inputs.output_positions, self.support
         sizes = inputs.num_inputs, inputs.num_outputs
         uniform = values.Uniform(inputs.x.new_ones(()), *sizes)
-        window = window if places is None else at_places(window, places, *sizes)
+        window = window if output_positions is None else at_positions(window, output_positions, *sizes)
         return uniform if window is None else Masked(uniform, window)
 
 

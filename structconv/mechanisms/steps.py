@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.base import OPERATORS, Basis
-from structconv.bases.entrywise import LeakyReLU, Masked, Normalised
+from structconv.bases.entrywise import LeakyReLU, Masked, Normalized
 from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
 from structconv.bases.spec import Function, Projected
@@ -54,7 +54,7 @@ def _normalize(options: dict[str, Any], operator: Any) -> Build:
     kind, over = options["kind"], options["over"]
     if kind not in ("softmax", "count", "sigmoid"):
         return lambda basis, *_: cast(Basis, operator(basis, **options))
-    return lambda basis, *_: operator(basis, **options) if type(basis) is Concat else Normalised(basis, kind, over)
+    return lambda basis, *_: operator(basis, **options) if type(basis) is Concat else Normalized(basis, kind, over)
 
 
 def _multiply(options: dict[str, Any], operator: Any) -> Build:

@@ -2,6 +2,7 @@
 
 from structconv.nn.attention import *
 from structconv.nn.buffers import *
+from structconv.nn.cache import *
 from structconv.nn.composition import *
 from structconv.nn.conv import *
 from structconv.nn.graph_networks import *
@@ -12,7 +13,6 @@ from structconv.nn.layer import *
 from structconv.nn.linear import *
 from structconv.nn.losses import *
 from structconv.nn.pooling import *
-from structconv.nn.prepared import *
 from structconv.nn.recurrent import *
 from structconv.nn.relative import *
 from structconv.nn.transposed import *

@@ -15,10 +15,10 @@ from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import STRUCTURE_IF_GIVEN
 from structconv.mechanisms.scores import Concatenation, DotProduct, EmbeddedGaussian, Gaussian
 from structconv.memo import derived
+from structconv.nn.cache import Cache
 from structconv.nn.conv import ERRORS, CallNames, Conv
 from structconv.nn.layer import Device, Layer, kind, recorded, take
 from structconv.nn.nested import is_nested
-from structconv.nn.prepared import Prepared
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_divides
 from structconv.structures.graph import Graph
@@ -83,7 +83,7 @@ class MultiheadAttention(Conv):
         values = torch.zeros(num_heads // shared_by, dim, device=device, dtype=dtype)
         self.value_bias = nn.Parameter(values) if bias else None
 
-    def forward(self, query: Tensor | Prepared, key_value: Tensor | Prepared | None = None,  # type: ignore[override]
+    def forward(self, query: Tensor | Cache, key_value: Tensor | Cache | None = None,  # type: ignore[override]
                 *others: Any, keep: Any = None, drop: Any = None, structure: Graph | Support | None = None,
                 positions: int | Tensor | None = None, return_weights: bool = False) -> Any:
         """y, or (y, weights (..., K, M, N); (..., K, E) where the pairs are listed).
@@ -119,30 +119,30 @@ class MultiheadAttention(Conv):
 
     computes = forward
 
-    def plan(self, query: Tensor | Prepared, key_value: Tensor | Prepared | None = None, *,  # type: ignore[override]
+    def plan(self, query: Tensor | Cache, key_value: Tensor | Cache | None = None, *,  # type: ignore[override]
              keep: Any = None, drop: Any = None, structure: Graph | Support | None = None,
              positions: int | Tensor | None = None) -> Plan:
         """The plan that computes such a call; `print` it."""
         x, z, pairs = self._with_pairs(query, key_value, keep, drop, structure)
         return super().plan(x, pairs, z=z, positions=positions)
 
-    def basis(self, query: Tensor | Prepared, key_value: Tensor | Prepared | None = None, *,  # type: ignore[override]
+    def basis(self, query: Tensor | Cache, key_value: Tensor | Cache | None = None, *,  # type: ignore[override]
               keep: Any = None, drop: Any = None, structure: Graph | Support | None = None,
               positions: int | Tensor | None = None) -> Basis:
         """The basis that such a call would apply."""
         x, z, pairs = self._with_pairs(query, key_value, keep, drop, structure)
         return super().basis(x, pairs, z=z, positions=positions)
 
-    def prepare(self, key_value: Tensor, structure: Any = None) -> Prepared:
+    def prepare(self, key_value: Tensor, structure: Any = None) -> Cache:
         """Make the keys and values of key_value (..., M, P), for calls `layer(query, prepared)` that equal
         `layer(query, key_value)`, and for `step`; see `Conv.prepare`."""
         return super().prepare(key_value, structure)
 
-    def step(self, prepared: Prepared, x: Tensor, *, query: Tensor | None = None,
+    def step(self, cache: Cache, x: Tensor, *, query: Tensor | None = None,
              **options: Any) -> Any:
         """Append entries x (..., m, P) to the prepared keys and values, and compute the outputs that stand there: those
         of `query`, or of x."""
-        return super().step(prepared, x, z=query, **options)
+        return super().step(cache, x, z=query, **options)
 
     def calibrate(self, query: Tensor, key_value: Tensor | None = None, *, keep: Any = None,  # type: ignore[override]
                   drop: Any = None, structure: Graph | Support | None = None) -> MultiheadAttention:
@@ -154,11 +154,11 @@ class MultiheadAttention(Conv):
     def _inputs(self, query: Any, key_value: Any) -> tuple[Any, Any]:
         """x and z of a call: the entries attended to, and those that attend, if they are others."""
         if key_value is not None:
-            if type(query) is Prepared:
+            if type(query) is Cache:
                 raise ConfigError("MultiheadAttention", "query must be a tensor", repr(query),
                                   "Say layer(query, prepared).")
             return key_value, query
-        if self.in_channels != self.other_channels and type(query) is not Prepared:
+        if self.in_channels != self.other_channels and type(query) is not Cache:
             expected = f"key_value must be given, with shape (..., M, P={self.in_channels})"
             raise ShapeError("MultiheadAttention", expected, "none",
                              f"A query has P'={self.other_channels} channels and cannot stand for it.")
@@ -236,7 +236,7 @@ class MultiheadAttention(Conv):
 
     def _pairs(self, x: Any, z: Tensor | None, keep: Any, drop: Any, structure: Any) -> Graph | Support | None:
         """The pairs that exist by the mask and by the structure, `None` for all."""
-        x = x.x if type(x) is Prepared else x
+        x = x.x if type(x) is Cache else x
         if structure is not None and not isinstance(structure, Graph | Support):
             samples = getattr(structure, "samples", None)
             if samples is None:

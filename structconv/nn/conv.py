@@ -1,4 +1,4 @@
-"""`Conv`: the one layer, y = sum_k A_k^T x Theta_k + b, whatever the structure and whether it is known or learnt.
+"""`Conv`: the one layer, y = sum_k A_k^T x Theta_k + b, whatever the structure and whether it is known or learned.
 
 A call is four steps: the expression is evaluated to a basis, a small tree that holds the tensors of this call; its key
 is computed; the plan for such a key is found; it runs. Nothing is kept in the layer, so nothing in it can be stale.
@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from structconv import ops as _ops  # noqa: F401 - registers the kernels
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.errors import ConfigError, ShapeError, StructconvError
 from structconv.mechanisms.expression import Inputs, Mechanism, check_bound, check_mechanism
 from structconv.mechanisms.naming import called_with, check_structure, check_unread
+from structconv.mechanisms.reach import reach_of
 from structconv.mechanisms.reading import names_of_x
-from structconv.mechanisms.sight import sight
 from structconv.mechanisms.visibility import visibility
+from structconv.nn.cache import Cache
 from structconv.nn.expressed import Expressed
 from structconv.nn.images import grid_of, to_entries
 from structconv.nn.inputs import (
@@ -30,15 +31,14 @@ from structconv.nn.inputs import (
     channels_of,
     check_by_name,
     check_options,
-    check_places,
+    check_output_positions,
     fits,
     other_outputs,
-    told_x,
     variance_of,
+    x_by_name,
 )
 from structconv.nn.layer import Device, copy_parameters, made_on, move, name_owner, named, recorded
 from structconv.nn.nested import check_named, is_nested, packed, unpacked
-from structconv.nn.prepared import Prepared
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -46,7 +46,7 @@ from structconv.planning.precision import autocast_dtype, cast, cast_call
 from structconv.planning.problem import Call, Image, PartInputs
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 from structconv.structures.batching import AnyStructure
-from structconv.structures.places import Places
+from structconv.structures.output_positions import OutputPositions
 from structconv.structures.values import FrozenValue
 from structconv.weights import BoundWeight, Full, MixtureWeights, Weight, WeightList
 
@@ -66,7 +66,7 @@ class Conv(Expressed):
     Args:
         mechanism: any mechanism or expression of mechanisms; the layer binds its own copy, whose options are fixed.
         in_channels: P; by the names of x where there are several, {"nodes": P, "edges": P'}. out_channels: Q.
-        weight: how Theta is parametrised, `Full()` if absent; a list gives one to each part of a `|`.
+        weight: how Theta is parametrized, `Full()` if absent; a list gives one to each part of a `|`.
         bias: whether b (Q) is added.
         other_channels: P' of z where it differs from P.
         relative_value: a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
@@ -125,7 +125,7 @@ class Conv(Expressed):
         self.path, self.max_bytes = path, max_bytes
         move(self, device, dtype)
 
-    def forward(self, x: Several | Prepared, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
+    def forward(self, x: Several | Cache, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
                 positions: int | Tensor | None = None, return_weights: bool = False) -> Any:
         """Compute y, and with `return_weights` the pair (y, A).
 
@@ -161,23 +161,23 @@ class Conv(Expressed):
     #: `forward` of which a call gives what the plan gives: a step is bound to a plan where no other has its place.
     computes: ClassVar[Any] = forward
 
-    def basis(self, x: Several | Prepared, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
+    def basis(self, x: Several | Cache, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
               positions: int | Tensor | None = None) -> Basis:
         """The basis that the layer would apply; the arguments are those of a call."""
-        return self._told(lambda call, _: call.materialized(), x, z, structure, axes, positions)
+        return self._with_call(lambda call, _: call.materialized(), x, z, structure, axes, positions)
 
-    def plan(self, x: Several | Prepared, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
+    def plan(self, x: Several | Cache, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
              positions: int | Tensor | None = None) -> Plan:
         """The plan that computes such a call: in which order, by which kernel; `print` it. Random numbers stay."""
         with torch.random.fork_rng([]):
             return self._planned(x, z, structure, axes, positions)[1]
 
-    def prepare(self, x: Tensor, structure: Any = None) -> Prepared:
+    def prepare(self, x: Tensor, structure: Any = None) -> Cache:
         """What the layer makes of x (..., M, P) alone, for calls `layer(prepared, z=z)` that equal `layer(x,
         z=z)`.
 
         Those are keys, values, and whatever else `Mechanism.sources` names, and the structure, for calls that give
-        none. `prepared.append` and `step` put entries behind. Where windows leave out what is far behind (`Window`,
+        none. `cache.append` and `step` put entries behind. Where windows leave out what is far behind (`Window`,
         with `Causal` or not) and nothing counts places from the first input, what no later output sees is dropped.
 
         O(M) memory: x, K D numbers of keys and values an entry. It is of the parameters as they are: a call after they
@@ -188,25 +188,25 @@ class Conv(Expressed):
         if self.mechanism._reads_by_name or "_reads" in self.mechanism.__dict__:
             raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
-        told = None if structure is None else _structures(self.mechanism, structure, 0)
+        inputs_of_parts = None if structure is None else _structures(self.mechanism, structure, 0)
         no_z: Any = None
-        if self.mechanism._hides(told):
+        if self.mechanism._may_mask_inputs(inputs_of_parts):
             check_tensor("Conv", "x", x)
-            visible = visibility(self.mechanism, Inputs(x, no_z, told))
+            visible = visibility(self.mechanism, Inputs(x, no_z, inputs_of_parts))
             x = visible.outputs(x) if visible.values is visible.scores else x
-        return Prepared(self, x, structure, sight(self.mechanism, structure))
+        return Cache(self, x, structure, reach_of(self.mechanism, structure))
 
-    def step(self, prepared: Prepared, x: Tensor, *, z: Tensor | None = None, **options: Any) -> Any:
+    def step(self, cache: Cache, x: Tensor, *, z: Tensor | None = None, **options: Any) -> Any:
         """Append entries x (..., m, P) to the prepared ones and compute the outputs that stand there, of z or x."""
-        first = prepared.length
-        x = prepared.reserve(x)
+        first = cache.length
+        x = cache.reserve(x)
         try:
-            if z is None and not options and (y := prepared.stepped()) is not None:
+            if z is None and not options and (y := cache.run_bound()) is not None:
                 return y
-            args, by_name = self._arguments(prepared, x if z is None else z)
+            args, by_name = self._arguments(cache, x if z is None else z)
             return private.called(self, *args, **by_name, positions=first, **options)
         except BaseException:
-            prepared._cut(first)
+            cache._cut(first)
             raise
 
     @torch.no_grad()
@@ -245,13 +245,13 @@ class Conv(Expressed):
     def _nested(self, x: Any, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
         entries, others, structure = self._unpacked(x, z, structure)
-        told = _structures(self.mechanism, structure, 0)
+        inputs_of_parts = _structures(self.mechanism, structure, 0)
         if type(structure) is dict:
-            check_named(type(self).__name__, x, told)
+            check_named(type(self).__name__, x, inputs_of_parts)
         args, by_name = self._arguments(entries, others)
         y = self.forward(*args, **{**by_name, "structure": structure, **options})
         own, *weights = y if isinstance(y, tuple) else (y,)
-        found = packed(own, x if z is None else z, self.mechanism._samples_of_outputs(told))
+        found = packed(own, x if z is None else z, self.mechanism._samples_of_outputs(inputs_of_parts))
         return (found, *weights) if weights else found
 
     def _arguments(self, x: Any, z: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -269,10 +269,10 @@ class Conv(Expressed):
         return self.call_names
 
     def _planned(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any) -> tuple[Call, Plan]:
-        return self._told(lambda call, image: (call, plan_for(call, self.path, self.max_bytes, image)),
+        return self._with_call(lambda call, image: (call, plan_for(call, self.path, self.max_bytes, image)),
                           x, z, structure, axes, positions)
 
-    def _told(self, use: Callable[[Call, Image | None], T], x: Any, z: Tensor | None, structure: Any, axes: int,
+    def _with_call(self, use: Callable[[Call, Image | None], T], x: Any, z: Tensor | None, structure: Any, axes: int,
               positions: Any) -> T:
         """What `use` makes of a call, with nested tensors unpacked and errors explained."""
         try:
@@ -287,48 +287,48 @@ class Conv(Expressed):
               ) -> tuple[Call, Image | None]:
         """Whatever the plan and its kernel see of this call, read anew."""
         modules: Any = self._modules
-        prepared = None
+        cache = None
         if structure is not None and isinstance(structure, Tensor):
-            if not isinstance(x, dict | Prepared):
+            if not isinstance(x, dict | Cache):
                 check_tensor(type(self).__name__, self.call_names.x, x)
             check_structure(type(self).__name__, structure, self.call_names.call)
-        if type(x) is Prepared:
-            prepared, x, structure = x, *self._of_prepared(x, structure, axes)
+        if type(x) is Cache:
+            cache, x, structure = x, *self._of_prepared(x, structure, axes)
         mechanism, relative = self.mechanism, modules.get("relative_value")
-        theta, bias = self._constants() if prepared is None else prepared.constants()
-        wanted = None
+        theta, bias = self._constants() if cache is None else cache.constants()
+        expected_inputs = None
         if type(x) is dict or "_reads" in mechanism.__dict__:
-            x = told_x(self, x)
+            x = x_by_name(self, x)
         if type(structure) is dict or "_names" in mechanism.__dict__:
             structure = _structures(mechanism, structure, axes)
-        if prepared is not None and structure is prepared.structure:
-            wanted = prepared.wanted
+        if cache is not None and structure is cache.structure:
+            expected_inputs = cache.expected_inputs
         elif structure is not None and not axes:
-            wanted = self._wanted(structure, mechanism)
+            expected_inputs = self._expected_inputs(structure, mechanism)
         if type(x) is dict:
             if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
                 check_by_name(self, x, z, structure, axes)
-        elif (not isinstance(x, Tensor) or (wanted is not None and wanted != x.shape[-2])
+        elif (not isinstance(x, Tensor) or (expected_inputs is not None and expected_inputs != x.shape[-2])
               or (z is not None and not self._fit(x, z))):
             self._check(x, z, structure, axes)
         return call_of(mechanism, theta, bias, x, z, structure, axes,
-                       None if relative is None else private.called(relative), positions, prepared)
+                       None if relative is None else private.called(relative), positions, cache)
 
-    def _of_prepared(self, prepared: Prepared, structure: Any, axes: int) -> tuple[Tensor, Any]:
+    def _of_prepared(self, cache: Cache, structure: Any, axes: int) -> tuple[Tensor, Any]:
         """x, and the structure of the call, or that for which it was prepared."""
-        if prepared.layer.__dict__ is not self.__dict__ or axes:  # torch.export has several proxies of one module
+        if cache.layer.__dict__ is not self.__dict__ or axes:  # torch.export has several proxies of one module
             name = self.call_names.x
-            raise ConfigError(type(self).__name__, f"{name} must be prepared by this layer, as entries", repr(prepared),
+            raise ConfigError(type(self).__name__, f"{name} must be prepared by this layer, as entries", repr(cache),
                               f"Prepare it by layer.prepare({name}).")
-        prepared.check()
-        return prepared.x, prepared.structure if structure is None else structure
+        cache.check()
+        return cache.x, cache.structure if structure is None else structure
 
-    def _wanted(self, structure: Any, mechanism: Mechanism) -> int | None:
+    def _expected_inputs(self, structure: Any, mechanism: Mechanism) -> int | None:
         """M by a structure of the layer, if it tells."""
         if "structure" not in mechanism.reads:
             check_unread(structure)
         if self.relative_value is not None:
-            check_places(structure)
+            check_output_positions(structure)
         return mechanism._input_entries(structure)
 
     def _constants(self) -> tuple[Weight, Tensor | None]:
@@ -354,7 +354,7 @@ class Conv(Expressed):
     def _check(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what does not fit."""
         check_mechanism(type(self).__name__, self.mechanism)
-        x = told_x(self, x) if type(x) is dict else x
+        x = x_by_name(self, x) if type(x) is dict else x
         if type(x) is dict:
             check_by_name(self, x, z, structure, axes)
             return
@@ -394,10 +394,10 @@ class Conv(Expressed):
     @named
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
         """Say what was wrong in a call that failed."""
-        if type(x) is Prepared:
+        if type(x) is Cache:
             x, structure = self._of_prepared(x, structure, axes)
         check_mechanism(type(self).__name__, self.mechanism)
-        x = x if is_nested(x, z) else told_x(self, x)
+        x = x if is_nested(x, z) else x_by_name(self, x)
         self._check(x, z, _structures(self.mechanism, structure, axes), axes)
         check_bound(type(self).__name__, self.mechanism)
         owner, of_x, of_z, *_ = self._names(z)
@@ -413,7 +413,7 @@ class Conv(Expressed):
 
 def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z: Tensor | None = None,
             structure: Any = None, axes: int = 0, relative: Tensor | None = None, positions: Any = None,
-            prepared: Prepared | None = None) -> tuple[Call, Image | None]:
+            cache: Cache | None = None) -> tuple[Call, Image | None]:
     """The call of a plan with what a mechanism makes of x, z and the structure, and what images it is of.
 
     Under autocast all of it is cast (`planning.precision`), unless nothing is multiplied but fixed numbers, as torch's
@@ -427,29 +427,29 @@ def call_of(mechanism: Mechanism, theta: Weight, bias: Tensor | None, x: Any, z:
     dtype = _autocast(mechanism, theta, x) if private.any_autocast() else None
     if dtype is not None:
         x, z, theta = cast(x, dtype), cast(z, dtype), cast(theta, dtype)
-    entries, image, projected, kept, places = x, None, None, None, None
+    entries, image, projected, kept, output_positions = x, None, None, None, None
     if axes:
         structure = grid_of(x, axes, structure)
         image = Image(axes, mechanism, structure)
         entries = x.flatten(-axes).mT if mechanism._reads_sizes else x
     values = entries
-    if mechanism._hides(structure):
+    if mechanism._may_mask_inputs(structure):
         visible = visibility(mechanism, Inputs(entries, entries if z is None else z, structure))
         kept = visible.values
-        if prepared is None:
+        if cache is None:
             z = visible.outputs(entries) if z is None else z
             values, entries = visible.cleared(entries)
             x = x if axes else values
-    heads = None if prepared is None else prepared.heads(unread="projected" not in mechanism.reads)
+    heads = None if cache is None else cache.heads(unread="projected" not in mechanism.reads)
     if "projected" in mechanism.reads:
         heads = theta.heads(values) if heads is None else heads
         scored = heads if values is entries else theta.heads(entries)
         projected = scored, scored if z is None else theta.heads(z)
-    if positions is not None or (prepared is not None and prepared.dropped):
-        places = _places(positions, prepared, entries if z is None else z, structure)
-    inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, places, prepared)
-    pending, reused = (None, None) if prepared is None else (prepared.pending, prepared.reused)
-    call = Call(x, mechanism.evaluate(inputs), theta, bias, heads, relative, places, pending, reused)
+    if positions is not None or (cache is not None and cache.dropped):
+        output_positions = _output_positions(positions, cache, entries if z is None else z, structure)
+    inputs = Inputs(entries, entries if z is None else z, structure, projected, None, kept, output_positions, cache)
+    pending, reused = (None, None) if cache is None else (cache.pending, cache.reused)
+    call = Call(x, mechanism.evaluate(inputs), theta, bias, heads, relative, output_positions, pending, reused)
     return call if dtype is None else cast_call(call, dtype), image
 
 
@@ -459,29 +459,29 @@ def _call_by_name(mixture: Any, theta: Weight, bias: Tensor | None, x: dict[str,
     dtype = _autocast(mixture, theta, next(iter(x.values()))) if private.any_autocast() else None
     if dtype is not None:
         x, z, theta = {name: cast(t, dtype) for name, t in x.items()}, cast(z, dtype), cast(theta, dtype)
-    inputs = mixture.told(x, z, structure)
+    inputs = mixture.inputs_of_parts(x, z, structure)
     own: Any = PartInputs(inputs.values)
     return cast_call(Call(own, mixture.evaluate(inputs), theta, bias), dtype)
 
 
-def _places(positions: Any, prepared: Prepared | None, z: Tensor, structure: Any) -> Places | None:
+def _output_positions(positions: Any, cache: Cache | None, z: Tensor, structure: Any) -> OutputPositions | None:
     """Where the outputs of a call stand among the inputs that are there."""
-    found = Places.of(positions)
+    found = OutputPositions.of(positions)
     if found is not None:
         found.check(z.shape[-2])
-    if prepared is None or not prepared.dropped:
+    if cache is None or not cache.dropped:
         return found
     if found is None:
         raise ConfigError("Conv", "positions must be given where inputs are gone that no later output sees",
-                          repr(prepared), "Outputs that stand at the last inputs: layer.step(prepared, x).")
-    prepared.check_seen(found.least(), structure)
-    return found.moved(prepared.dropped)
+                          repr(cache), "Outputs that stand at the last inputs: layer.step(prepared, x).")
+    cache.check_reach(found.least(), structure)
+    return found.moved(cache.dropped)
 
 
 def _autocast(mechanism: Mechanism, theta: Weight, x: Tensor) -> torch.dtype | None:
     """The dtype to which a call is cast; `None` where nothing is multiplied but fixed numbers."""
-    learnt = theta.tensors or "content" in mechanism.reads or next(mechanism.parameters(), None) is not None
-    return autocast_dtype(x) if learnt else None
+    learned = theta.tensors or "content" in mechanism.reads or next(mechanism.parameters(), None) is not None
+    return autocast_dtype(x) if learned else None
 
 
 def _fits(entries: Tensor, sizes: tuple[int | None, int]) -> bool:

@@ -72,7 +72,7 @@ class GraphNetwork(Composite):
             "globals"; all that there is, where absent.
         aggregate: of the edges that reach a node: "sum", "mean", "max" or "softmax" (see `GroupPool`).
         readout: of the edges and of the nodes of a graph: one of these.
-        neighbours: a mechanism along the graph, `DotProduct(1, 8).scaled().masked(keep=STRUCTURE).softmax()` say; what
+        neighbors: a mechanism along the graph, `DotProduct(1, 8).scaled().masked(keep=STRUCTURE).softmax()` say; what
             its basis makes of the nodes is read by the node update beside the rest.
         bipartite: edges lead from nodes to others, the receivers, which are what is updated and passes for the nodes.
         activation: what makes a module that stands between layers.
@@ -100,7 +100,7 @@ class GraphNetwork(Composite):
     def __init__(self, node_channels: int, edge_channels: int = 0, global_channels: int = 0, *, edge: Widths = None,
                  node: Widths = None, globals: Widths = None, edge_reads: Reads = None, node_reads: Reads = None,
                  globals_reads: Reads = None, aggregate: str = "sum", readout: str = "sum",
-                 neighbours: Mechanism | None = None, bipartite: bool = False,
+                 neighbors: Mechanism | None = None, bipartite: bool = False,
                  activation: Callable[[], nn.Module] = nn.ReLU, device: Device = None,
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -110,8 +110,8 @@ class GraphNetwork(Composite):
         self.aggregate, self.readout, self.bipartite = aggregate, readout, bipartite
         if edge is node is globals is None:
             raise ConfigError("GraphNetwork", "at least one of edge, node and globals must be given", "none")
-        if node is None and neighbours is not None:
-            raise ConfigError("GraphNetwork", "an update of nodes must be there to read its neighbours", "none")
+        if node is None and neighbors is not None:
+            raise ConfigError("GraphNetwork", "an update of nodes must be there to read its neighbors", "none")
         own = "receivers" if bipartite else "nodes"
         counts = self._channels()
 
@@ -130,10 +130,10 @@ class GraphNetwork(Composite):
         counts["edges"] = edge_channels if self.edge is None else self.edge.out_channels
         reached = _pooled("edges", Incidence("receiver").transpose(), aggregate, edges_to_receivers)
         self.node = update("node", node, node_reads, {
-            **({} if neighbours is None else {"neighbours": _Part("nodes", neighbours)}),
+            **({} if neighbors is None else {"neighbors": _Part("nodes", neighbors)}),
             "edges": reached, "nodes": _Part(own, Identity()),
             **({} if bipartite else {"globals": _Part("globals", samples.transpose())})},
-            own if bipartite and neighbours is not None else None)
+            own if bipartite and neighbors is not None else None)
         counts["nodes"] = node_channels if self.node is None else self.node.out_channels
         of_nodes = {} if bipartite else {"nodes": _pooled("nodes", samples, readout, _to_graphs)}
         edges_of = Incidence("sender").transpose() @ samples
@@ -191,7 +191,7 @@ class GraphNetwork(Composite):
                   ) -> Self:
         """g(sum_s softmax_s(<W v_r, W' v_s> / sqrt(D)) v_s) along the graph (Wang et al. 2018; section 4.2.2)."""
         attention = DotProduct(heads, dim or max(1, node_channels // heads)).scaled().masked(keep=STRUCTURE).softmax()
-        return cls(node_channels, node=node, neighbours=attention, node_reads=("neighbours",), **options)
+        return cls(node_channels, node=node, neighbors=attention, node_reads=("neighbors",), **options)
 
     @classmethod
     def deep_sets(cls, node_channels: int, global_channels: int = 0, *, node: Widths, globals: Widths, **options: Any

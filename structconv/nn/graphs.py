@@ -72,7 +72,7 @@ class GCNConv(_GraphLayer):
 
     Args:
         in_channels, out_channels: P and Q.
-        add_self_loops: add I to A, also at nodes that have a loop; by default where the adjacency is normalised.
+        add_self_loops: add I to A, also at nodes that have a loop; by default where the adjacency is normalized.
         normalize: scale by the degrees, self-loops included; else A itself.
         bias: add b.
 
@@ -104,7 +104,7 @@ class ChebConv(_GraphLayer):
         K: the number of polynomials, one more than their highest degree (`Chebyshev(order=K - 1)`).
         normalize: "sym", "row" or None, which Laplacian; see `Chebyshev`.
         lambda_max: an upper bound of L's eigenvalues, 2 where absent; to be given, or "computed", without
-            normalisation.
+            normalization.
         bias: add b.
 
     No power of L is formed: O(E K min(P, Q) + M K P Q).
@@ -160,7 +160,7 @@ class RelationalConv(_GraphLayer):
         num_relations: of the knowledge graphs that will come.
         num_bases: Theta_r = sum_b a_rb V_b with this many V (eq. 3); a matrix a relation where absent.
         num_blocks: block-diagonal Theta_r with this many blocks (eq. 4) instead.
-        aggr: "mean" over the neighbours under a relation, or "add".
+        aggr: "mean" over the neighbors under a relation, or "add".
         root_weight: whether the term x_n Theta_0 is there.
         bias: add b.
 
@@ -311,7 +311,7 @@ class GATConv(_AttentionLayer):
         negative_slope: of the leaky ReLU.
         dropout: on the attention weights, when training.
         add_self_loops: every node sees itself too, by a loop appended after the graph's edges.
-        edge_dim: A where `graph.edge_attr` (E, A) adds a learnt linear term to the scores.
+        edge_dim: A where `graph.edge_attr` (E, A) adds a learned linear term to the scores.
         fill_value: the attributes of the loops that are added: a number, or "mean", "add", "min", "max" or "mul" of
             those of the edges into the node.
         bias: add b.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.cuboid import Ints, per_axis
 from structconv.errors import ConfigError, ShapeError, StructconvError

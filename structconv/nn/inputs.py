@@ -14,8 +14,18 @@ from structconv.mechanisms.reading import all_named, by_name, called_on, names_o
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.shapes import check_alike, check_entries, check_leads, check_positive, check_tensor
 
-__all__ = ["CallNames", "Several", "channels_of", "check_by_name", "check_options", "check_places", "fits",
-           "other_outputs", "told_x", "variance_of"]
+__all__ = [
+    "CallNames",
+    "Several",
+    "channels_of",
+    "check_by_name",
+    "check_options",
+    "check_output_positions",
+    "fits",
+    "other_outputs",
+    "variance_of",
+    "x_by_name",
+]
 
 
 #: x, or several by name.
@@ -46,7 +56,7 @@ def channels_of(mechanism: Mechanism, given: Any) -> Any:
     return dict.fromkeys(filter(None, names), count) if mechanism._reads_by_name else count
 
 
-def told_x(layer: Any, x: Any) -> Any:
+def x_by_name(layer: Any, x: Any) -> Any:
     """x as the mechanism of a layer is told of it; see `called_on`."""
     if "_reads" not in layer.mechanism.__dict__:
         check_mechanism(type(layer).__name__, layer.mechanism)
@@ -148,7 +158,7 @@ def other_outputs(mechanism: Mechanism, x: Any, z: Tensor, y: Tensor) -> ShapeEr
                       if "content" not in mechanism.reads else "Give the outputs of the mechanism as z.")
 
 
-def check_places(structure: Any) -> None:
+def check_output_positions(structure: Any) -> None:
     """Raise `StructureError` where relative values would take places in the batch for those in a sample."""
     samples = getattr(structure, "samples", None)
     if samples is not None and not samples.square:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
@@ -55,7 +55,7 @@ class GroupPool(Composite):
     """y_g of the rows x_m of each group g, whatever their order.
 
     - "sum", "mean", "max": of each channel.
-    - "softmax": sum_m softmax_m(<u, x_m>) x_m, u learnt.
+    - "softmax": sum_m softmax_m(<u, x_m>) x_m, u learned.
     - "set2set": [q; r] after some steps of q = LSTM([q; r]), r = sum_m softmax_m(<q, x_m>) x_m (Vinyals et al. 2016,
       eq. 3 to 7): 2 C channels.
 

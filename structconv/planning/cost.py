@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """A prediction from shapes, nonzero counts and factorisation; values never enter.
+    """A prediction from shapes, nonzero counts and factorization; values never enter.
 
     Args:
         flops: floating-point operations; a multiplication and an addition are two.

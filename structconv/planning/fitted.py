@@ -8,7 +8,7 @@ Calls are counted in operators that compute next to nothing: `Machine.call_us` i
 from __future__ import annotations
 
 __all__ = ["CAUSAL_CALLS", "CHANNEL_CALLS", "DENSE_CALLS", "DIVIDED_CALLS", "FACTOR_CALLS", "FEW_COLUMNS", "FEW_TAKEN",
-           "FULL_COLUMNS", "FUSED_SHARE", "IN_FAVOUR", "NARROW", "NARROW_TAKEN", "NODE_CALLS", "OPERATOR_CALLS",
+           "FULL_COLUMNS", "FUSED_SHARE", "IN_FAVOR", "NARROW", "NARROW_TAKEN", "NODE_CALLS", "OPERATOR_CALLS",
            "PADDED", "REPEAT_CALLS", "SAMPLE_CALLS", "SPARSE_CALLS", "WINDOW_ENTRY"]
 
 # -- calls --------------------------------------------------------------------------------------------------------
@@ -58,6 +58,6 @@ WINDOW_ENTRY = 110.0
 # -- relations ----------------------------------------------------------------------------------------------------
 
 #: Time a pair by blocks of inputs, which add up their results, over that by blocks of outputs, which write them once.
-IN_FAVOUR = 1.1
+IN_FAVOR = 1.1
 #: Channels of a diagonal block of Theta below which products with the blocks cost more than with the whole matrix.
 NARROW = 32

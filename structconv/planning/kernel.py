@@ -25,7 +25,7 @@ from structconv.bases.base import Basis
 from structconv.bases.pairwise import weights_at
 from structconv.errors import ConfigError
 from structconv.planning.cost import Cost
-from structconv.planning.problem import Call, Problem, Run, Step
+from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.planning.tables import Plan
 
 __all__ = ["FORGET", "Kernel", "complete", "matching", "ordered", "register", "registered", "registrations"]
@@ -56,7 +56,7 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def match(self, problem: Problem) -> Any:
-        """What the kernel recognises in the spec, to be handed to the other methods.
+        """What the kernel recognizes in the spec, to be handed to the other methods.
 
         `None` or `False` if it is not for it; anything else is a match, be it empty or zero.
         """
@@ -85,7 +85,7 @@ class Kernel(abc.ABC):
         """(call) -> the basis's entries where they count: (..., K, E) along its edges, else (..., K, M, N)."""
         return lambda call: weights_at(call.materialized(), call.x.dtype)
 
-    def bind(self, match: Any, call: Call) -> Step | None:
+    def bind(self, match: Any, call: Call) -> BoundRun | None:
         """(entry x) -> y, for the steps behind this one of the same prepared x, whose operands do not change: it makes
         what is pending of x, and may hold tensors of the call. `None` where it is not worth it."""
         return None
@@ -173,7 +173,7 @@ def _circle(left: dict[str, Kernel]) -> list[str]:
 
 
 def matching(problem: Problem) -> Iterator[tuple[Kernel, Any, str]]:
-    """The kernels that may compute a problem, with what they recognised, on each path that no other comes before on."""
+    """The kernels that may compute a problem, with what they recognized, on each path that no other comes before on."""
     left_out: set[tuple[str, str]] = set()
     special = problem.projected or problem.relative is not None
     for kernel in _ORDERED:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.spec import shape_class, tree_key
 from structconv.errors import ConfigError, ShapeError
@@ -38,7 +38,7 @@ from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike
 from structconv.structures.values import EXACT, class_volume, key_of, tensors_in
 
-__all__ = ["CAPACITY", "Candidate", "Plan", "decide", "era", "plan_for", "subject"]
+__all__ = ["CAPACITY", "Candidate", "Plan", "decide", "plan_for", "plans_version", "served"]
 
 _grad_enabled = torch.is_grad_enabled
 #: Plans that are kept; beyond, the older half is forgotten.
@@ -75,7 +75,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
         shape = shape_class(shape)
     key = (shape, x.dtype, x.device, x.requires_grad, _grad_enabled(), private.any_autocast() and private.autocast(),
            type(call.theta), *facts, call.projected is None, call.pending is None, call.reused is None,
-           relative if relative is None else (relative.shape, call.places is None), path, max_bytes,
+           relative if relative is None else (relative.shape, call.output_positions is None), path, max_bytes,
            image and image.axes, Autotuning.enabled, machine.Measured.times)
     try:
         plan = _PLANS.get(key)
@@ -85,7 +85,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     return _made(key, call, path, max_bytes, image) if plan is None else plan
 
 
-def era() -> Hashable:
+def plans_version() -> Hashable:
     """A value that changes whenever earlier plans may differ from those that would be made now."""
     return registrations(), Autotuning.enabled, machine.Measured.times
 
@@ -111,7 +111,7 @@ def _check_limits(path: Any, max_bytes: Any) -> None:
         raise ConfigError("plan", "max_bytes must be a number of bytes, or None", repr(max_bytes))
 
 
-def subject(call: Call) -> Hashable:
+def served(call: Call) -> Hashable:
     """The key of basis and Theta in a call."""
     return tree_key(call.basis), type(call.theta), tuple(t.shape for t in call.theta.tensors)
 
@@ -142,7 +142,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     bind = partial(chosen.kernel.bind, chosen.match) if chosen.kernel.pending else None
     return Plan(_compiled(chosen, problem), _weights(chosen, problem),
                 "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem, call),
-                chosen.kernel.parts(chosen.match, problem), None if call is None else subject(call), bind)
+                chosen.kernel.parts(chosen.match, problem), None if call is None else served(call), bind)
 
 
 def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | None, nominal: bool) -> Problem:
@@ -156,7 +156,7 @@ def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | Non
     relative = None if call.relative is None else call.relative.shape[0] // 2
     return Problem(basis, theta, x, Sizes(batch, x.dtype.itemsize, nominal), grad and x.requires_grad,
                    grad and theta.requires_grad, max_bytes, call.projected is not None, relative, image,
-                   call.places is not None, call.pending is not None, call.reused is not None)
+                   call.output_positions is not None, call.pending is not None, call.reused is not None)
 
 
 def _apart(call: Call, basis: Basis) -> list[tuple[Call, Basis]]:
@@ -242,7 +242,7 @@ def _compiled(weighed: _Weighed, problem: Problem) -> Run:
 def _settled(run: Run) -> Run:
     """The same when all that is kept of x has been made."""
     def of_all(call: Call) -> Tensor:
-        call.settle()
+        call.compute()
         return run(call)
 
     return of_all

@@ -1,7 +1,7 @@
 """Mixed precision: under autocast a call is cast once, where it is made, so that kernels see one dtype.
 
 As torch's own layers do, products run in the dtype of autocast, and y has it. A kernel then runs with autocast off:
-what it sums and normalises it does in float32, as for arguments that are 16 bits wide themselves.
+what it sums and normalizes it does in float32, as for arguments that are 16 bits wide themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.spec import Function
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import Structure, map_tensors

@@ -19,10 +19,10 @@ from structconv.memo import Reused
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.counts import Sizes
 from structconv.planning.fitted import CHANNEL_CALLS, FACTOR_CALLS
-from structconv.structures.places import Places
+from structconv.structures.output_positions import OutputPositions
 from structconv.weights import Weight
 
-__all__ = ["Call", "Image", "PartInputs", "Problem", "Run", "Step"]
+__all__ = ["BoundRun", "Call", "Image", "PartInputs", "Problem", "Run"]
 
 class PartInputs(NamedTuple):
     """The x of each part of a mixture, (..., M_i, P_i), in the place of the one x of a call."""
@@ -61,7 +61,7 @@ class Call(NamedTuple):
         relative: (2 clip + 1, D), a vector for each relative position, added to the values (Shaw et al. 2018, eq. 3).
         places: where the outputs stand among the inputs, from which relative positions count; none for output n at n.
         pending: the last inputs, where what is kept of x has room for what is still to be made of them
-            (`nn.prepared.Pending`).
+            (`nn.cache.Pending`).
         reused: of a prepared x, what its calls have in common.
         part: finds the part of the basis that is meant, where a part has a call of its own.
     """
@@ -72,20 +72,20 @@ class Call(NamedTuple):
     bias: Tensor | None = None
     projected: Tensor | None = None
     relative: Tensor | None = None
-    places: Places | None = None
+    output_positions: OutputPositions | None = None
     pending: Any = None
     reused: Reused | None = None
     part: Callable[[Any], Any] | None = None
 
     def materialized(self) -> Basis:
         """Return the basis, or its part that `part` finds, with all products computed."""
-        self.settle()
+        self.compute()
         return cast(Basis, materialized(self.basis if self.part is None else self.part(self.basis)))
 
-    def settle(self) -> None:
+    def compute(self) -> None:
         """Make what is still to be made of the last inputs."""
         if self.pending is not None:
-            self.pending.settle()
+            self.pending.compute()
 
     def spec(self) -> Basis:
         """The spec of the basis."""
@@ -95,7 +95,7 @@ class Call(NamedTuple):
 #: What a kernel compiles: the call -> y (..., N, Q), b included.
 Run = Callable[[Call], Tensor]
 #: The function of a bound step: the entry -> y; `None` if it must be planned again.
-Step = Callable[[Tensor], Tensor | None]
+BoundRun = Callable[[Tensor], Tensor | None]
 
 
 class Image(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from structconv.planning.cost import Cost
-from structconv.planning.problem import Call, Run, Step
+from structconv.planning.problem import BoundRun, Call, Run
 
 __all__ = ["Candidate", "Plan"]
 
@@ -49,8 +49,8 @@ class Plan:
     candidates: tuple[Candidate, ...] = dataclasses.field(repr=False)
     problem: str
     parts: tuple[Plan, ...] = dataclasses.field(default=(), repr=False)
-    subject: Hashable = dataclasses.field(default=None, repr=False)
-    bind: Callable[[Call], Step | None] | None = dataclasses.field(default=None, repr=False)
+    served: Hashable = dataclasses.field(default=None, repr=False)
+    bind: Callable[[Call], BoundRun | None] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def path(self) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.planning import store
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import map_tensors
@@ -149,7 +149,7 @@ def _work(run: Run, call: Call) -> Callable[[], None]:
         given = map_tensors(given, lambda t: copies.setdefault(id(t), _detached(t)))
         leaves = [t for t in copies.values() if t.requires_grad]
     x, basis, theta, bias, projected, relative = given
-    own = Call(x, basis, theta, bias, projected, relative, call.places, part=call.part)
+    own = Call(x, basis, theta, bias, projected, relative, call.output_positions, part=call.part)
 
     def forward() -> None:
         with torch.no_grad():

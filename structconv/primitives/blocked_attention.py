@@ -1,4 +1,4 @@
-"""`blocked_attention`: dense attention with relative terms, maps and any normalisation, in the memory of one block."""
+"""`blocked_attention`: dense attention with relative terms, maps and any normalization, in the memory of one block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import ShapeError
 from structconv.primitives.dense_blocks import MAPS, WEIGHTS, Blocks, Maps, Options, Span, clear, flipped
 from structconv.primitives.functions import sum_dtype
@@ -24,9 +24,9 @@ _MAPPED = {"relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "ex
 
 def blocked_attention(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Options, *,
                       buckets: int = 0) -> tuple[Tensor, Tensor]:
-    """y_n = sum_m w_nm v_m with w = normalised(gain map(scale <q_n, k_m> + b_nm)), and the weight in each bucket.
+    """y_n = sum_m w_nm v_m with w = normalized(gain map(scale <q_n, k_m> + b_nm)), and the weight in each bucket.
 
-    b_nm = diagonal[m - n] + rows[n, bucket[m - n]]: learnt biases of relative positions (Raffel et al. 2020; ALiBi,
+    b_nm = diagonal[m - n] + rows[n, bucket[m - n]]: learned biases of relative positions (Raffel et al. 2020; ALiBi,
     Press et al. 2022) and keys of relative positions (Shaw et al. 2018, eq. 4). The second result
     s_nl = sum of w_nm over m with bucket[m - n] = l is what Shaw's values are multiplied by (eq. 3).
 
@@ -178,7 +178,7 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
 
 
 def _mean(problem: _Problem, y: Tensor, shares: Tensor, g: Tensor, gs: Tensor | None) -> Tensor | None:
-    """(G, N, 1): the weighted mean of the weights' gradients, which a normalisation takes off them."""
+    """(G, N, 1): the weighted mean of the weights' gradients, which a normalization takes off them."""
     if problem.options.weights not in ("softmax", "sum"):
         return None
     mean = (g * y).sum(-1, keepdim=True)

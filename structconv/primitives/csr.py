@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import ShapeError, StructureError
 from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype

@@ -30,7 +30,7 @@ MAPS = ("identity", "relu", "tanh", "sigmoid", "exp")
 
 
 class Options(NamedTuple):
-    """How weights follow from scores: w = normalised(gain map(scale <q, k> + bias)), dropped with probability p."""
+    """How weights follow from scores: w = normalized(gain map(scale <q, k> + bias)), dropped with probability p."""
 
     weights: str
     map: str

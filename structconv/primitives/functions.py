@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.memo import values_known
 
 __all__ = ["apply", "finite", "pulled_back", "sum_dtype", "transformed"]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.primitives.functions import apply, pulled_back
 
 __all__ = ["fused_attention"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import ShapeError
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import gemm

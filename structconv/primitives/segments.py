@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import ShapeError
 from structconv.memo import values_known
 from structconv.primitives.functions import apply, finite, sum_dtype, transformed

@@ -4,7 +4,7 @@ from torch.serialization import add_safe_globals as _add_safe_globals
 
 from structconv.public_names import public_names
 from structconv.structures import masks as _masks
-from structconv.structures import places as _places
+from structconv.structures import output_positions as _places
 from structconv.structures import samples as _samples
 from structconv.structures.batching import *
 from structconv.structures.collating import *
@@ -19,4 +19,4 @@ __all__ = public_names(globals())
 # What `torch.load(weights_only=True)` may make: values of tensors, numbers and names, which run no code.
 _add_safe_globals([Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid, GridBatch, KnowledgeGraph, Padding,
                    Samples, StructureBatch, Window, _masks.And, _masks.Not, _masks.Or, _masks.Transposed, _places.At,
-                   _places.Places, _samples.EachWithin, _samples.Within])
+                   _places.OutputPositions, _samples.EachWithin, _samples.Within])

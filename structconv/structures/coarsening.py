@@ -31,7 +31,7 @@ def coarsened(graph: Graph, levels: int = 1) -> Coarsened:
     """Nodes paired `levels` times, so that a cluster has 2^levels nodes at most.
 
     At each level the nodes are visited in order of their degrees, the least first; one without a partner takes that of
-    its neighbours without one whose cut W_mn (1 / d_m + 1 / d_n) is greatest, d being the degrees, or stays alone. The
+    its neighbors without one whose cut W_mn (1 / d_m + 1 / d_n) is greatest, d being the degrees, or stays alone. The
     weight between two clusters is the sum of those between their nodes (Dhillon et al. 2007, Graclus; Defferrard et
     al. 2016, section 2.3, whose first order is random). Of equals the one with the lower number comes first, so that
     the same graph gives the same clusters. Weights within a cluster count for its degree at the next level.

@@ -97,9 +97,9 @@ def cross_pairs(inputs: Tensor, outputs: Tensor, num_inputs: int, num_outputs: i
     return source, target
 
 
-def near_pairs(num_inputs: int, centre: Tensor, radius: int) -> Pairs:
-    """The pairs (m, n) with |m - centre_n| <= radius for real centres (N,), ordered by n; reads their values."""
-    first = torch.ceil(centre - radius).clamp(min=0)
-    last = torch.floor(centre + radius).clamp(max=num_inputs - 1)
+def near_pairs(num_inputs: int, center: Tensor, radius: int) -> Pairs:
+    """The pairs (m, n) with |m - center_n| <= radius for real centers (N,), ordered by n; reads their values."""
+    first = torch.ceil(center - radius).clamp(min=0)
+    last = torch.floor(center + radius).clamp(max=num_inputs - 1)
     count = (last - first + 1).clamp(min=0).nan_to_num(0).long()
     return ranges(first.nan_to_num(0, posinf=0).long(), count, 1, int(count.sum()))

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
 from structconv.primitives.layout import Csr, check_bounds, first_wrong_edge, layouts

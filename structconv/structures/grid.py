@@ -64,7 +64,7 @@ class Grid(FrozenValue):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """How far apart, in entries, two neighbours along each axis lie."""
+        """How far apart, in entries, two neighbors along each axis lie."""
         return tuple(math.prod(self.shape[axis + 1:]) for axis in range(self.ndim))
 
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
@@ -85,9 +85,9 @@ class Grid(FrozenValue):
 
     @explained
     def graph(self, diagonal: bool = False, device: torch.device | str | None = None) -> Graph:
-        """The pixel graph: each point joined, in both directions, to its neighbours.
+        """The pixel graph: each point joined, in both directions, to its neighbors.
 
-        `diagonal=False` joins points one step apart along one axis (4 neighbours on an image); `True` those one step
+        `diagonal=False` joins points one step apart along one axis (4 neighbors on an image); `True` those one step
         apart on any number of axes (8). Edges come in order of their source, then target; no loop and no pair twice,
         also on a periodic axis of size 1 or 2. O(M 2L) edges, or O(M 3^L).
         """

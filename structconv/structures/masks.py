@@ -113,10 +113,10 @@ class Support(Structure, abc.ABC):
         """Leading dimensions: empty where the same pairs exist in the whole batch."""
         return ()
 
-    #: Whether `kept_inputs` is to be asked.
-    may_hide: bool = True
+    #: Whether `visible_inputs` is to be asked.
+    may_mask_inputs: bool = True
 
-    def kept_inputs(self) -> Tensor | None:
+    def visible_inputs(self) -> Tensor | None:
         """Which inputs are in some pair, (..., M) booleans, where a mask tells cheaply; `None` for all."""
         return None
 
@@ -203,8 +203,8 @@ class And(_Pair):
         first, second = self.first.restricted(to), self.second.restricted(to)
         return None if first is None or second is None else [*first, *second]
 
-    def kept_inputs(self) -> Tensor | None:
-        kept = [k for k in (self.first.kept_inputs(), self.second.kept_inputs()) if k is not None]
+    def visible_inputs(self) -> Tensor | None:
+        kept = [k for k in (self.first.visible_inputs(), self.second.visible_inputs()) if k is not None]
         return kept[0] & kept[-1] if kept else None
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:

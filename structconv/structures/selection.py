@@ -8,7 +8,7 @@ from torch import Tensor
 
 from structconv.errors import StructureError
 from structconv.structures.graph import Graph
-from structconv.structures.places import Places
+from structconv.structures.output_positions import OutputPositions
 from structconv.structures.supports import DenseMask, Padding
 from structconv.structures.values import FrozenValue, altered, field_names, fields
 from structconv.structures.windows import Window
@@ -16,8 +16,8 @@ from structconv.structures.windows import Window
 __all__ = ["of_samples"]
 
 #: Axes of a tensor behind those of the batch.
-_RANKS: dict[type, dict[str, int]] = {Padding: {"keep": 1}, DenseMask: {"keep": 2}, Window: {"centre": 1},
-                                      Places: {"positions": 1}, Graph: {"edge_weight": 1, "edge_attr": 2}}
+_RANKS: dict[type, dict[str, int]] = {Padding: {"keep": 1}, DenseMask: {"keep": 2}, Window: {"center": 1},
+                                      OutputPositions: {"positions": 1}, Graph: {"edge_weight": 1, "edge_attr": 2}}
 
 
 def of_samples(structure: Any, index: Tensor, lead: int) -> Any:

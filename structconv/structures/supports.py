@@ -36,7 +36,7 @@ class Causal(Support):
         tensor([1, 2, 3])
     """
 
-    may_hide = False
+    may_mask_inputs = False
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         return m <= n
@@ -186,7 +186,7 @@ class Padding(Support):
             raise StructureError(owner, f"a mask of inputs must have shape (..., M={num_inputs})",
                                  tuple(self.keep.shape), "A table of pairs (..., M, N) goes as DenseMask(table).")
 
-    def kept_inputs(self) -> Tensor:
+    def visible_inputs(self) -> Tensor:
         return self.keep
 
     def _restricted(self, to: Any) -> list[Support]:
@@ -233,7 +233,7 @@ class DenseMask(Support):
                                  tuple(self.keep.shape), "A mask of the inputs of a batch, (..., M), goes as "
                                  "Padding(keep)." if outputs == num_inputs else "")
 
-    def kept_inputs(self) -> Tensor:
+    def visible_inputs(self) -> Tensor:
         return self.keep.any(-1)
 
     def _restricted(self, to: Any) -> list[Support] | None:

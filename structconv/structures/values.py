@@ -15,7 +15,7 @@ from torch import Tensor
 
 from structconv.errors import ConfigError
 from structconv.memo import forget, mark
-from structconv.torch_private import pytree
+from structconv.torch_compat import pytree
 
 __all__ = ["NOTED", "VALUES", "FrozenValue", "Structure", "class_volume", "frozen", "key_of", "map_tensors",
            "size_class", "static", "structure", "tensors_in"]

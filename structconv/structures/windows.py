@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import StructureError
 from structconv.structures import enumeration
 from structconv.structures.graph import Graph, check_size
@@ -25,16 +25,16 @@ class Window(Support):
 
     Args:
         radius: one integer r keeps |m - n| <= r, on every axis of a grid. A tuple gives instead the *size* of the
-            neighbourhood on each axis of an image, odd numbers as for a convolution: `Window((7, 7))` has radius 3.
+            neighborhood on each axis of an image, odd numbers as for a convolution: `Window((7, 7))` has radius 3.
         dilation: keep only every dilation-th entry, with as many of them: |m - n| <= r dilation. One, or one an axis.
         grid: the grid whose entries both inputs and outputs are, periodic or not; `None` for a sequence.
-        centre: (..., N), floating: keep |m - centre_n| <= r instead, for predicted positions (Luong's local-p). On
+        center: (..., N), floating: keep |m - center_n| <= r instead, for predicted positions (Luong's local-p). On
             sequences only, without dilation.
 
     Raises:
-        StructureError: a size that is negative or even, a number of axes that is not the grid's, a centre on a grid.
+        StructureError: a size that is negative or even, a number of axes that is not the grid's, a center on a grid.
 
-    Lists O(N (2r + 1)^L) edges. Sources: Luong et al. 2015, section 3.2; Hassani et al. 2023 (neighbourhoods; here
+    Lists O(N (2r + 1)^L) edges. Sources: Luong et al. 2015, section 3.2; Hassani et al. 2023 (neighborhoods; here
     the window shrinks at the border and does not slide).
 
     Example:
@@ -50,17 +50,17 @@ class Window(Support):
     radius: int | tuple[int, ...]
     dilation: int | tuple[int, ...] = 1
     grid: Grid | None = None
-    centre: Tensor | None = None
+    center: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self.radius, self.dilation)
         if self.grid is not None:
             self._check_axes()
         dilated = isinstance(self.dilation, tuple) or (type(self.dilation) is int and self.dilation != 1)
-        if self.centre is not None and (self.grid is not None or dilated or isinstance(self.radius, tuple)):
-            raise StructureError("Window", "a centre goes with an integer radius, no grid and no dilation", repr(self))
-        if isinstance(self.centre, Tensor) and not self.centre.is_floating_point():
-            raise StructureError("Window", "centre must be floating", self.centre.dtype, "Convert it with .float().")
+        if self.center is not None and (self.grid is not None or dilated or isinstance(self.radius, tuple)):
+            raise StructureError("Window", "a center goes with an integer radius, no grid and no dilation", repr(self))
+        if isinstance(self.center, Tensor) and not self.center.is_floating_point():
+            raise StructureError("Window", "center must be floating", self.center.dtype, "Convert it with .float().")
 
     @property
     def num_inputs(self) -> int | None:
@@ -68,7 +68,7 @@ class Window(Support):
 
     @property
     def num_outputs(self) -> int | None:
-        return self.num_inputs if self.centre is None else self.centre.shape[-1]
+        return self.num_inputs if self.center is None else self.center.shape[-1]
 
     def on(self, grid: Grid) -> Window:
         """The same window over the entries of `grid`."""
@@ -76,8 +76,8 @@ class Window(Support):
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         axes = self.axes()
-        if self.centre is not None:
-            return (m - self.centre[..., n]).abs() <= axes[0][0]
+        if self.center is not None:
+            return (m - self.center[..., n]).abs() <= axes[0][0]
         if self.grid is None:
             return _near(m - n, *axes[0])
         keep = torch.ones((), dtype=torch.bool, device=m.device)
@@ -94,8 +94,8 @@ class Window(Support):
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
         self.check("Window", num_inputs, num_outputs)
-        if self.centre is not None:
-            return self._edges_near(self.centre.detach().to(device), num_inputs)
+        if self.center is not None:
+            return self._edges_near(self.center.detach().to(device), num_inputs)
         shape = (num_inputs,) if self.grid is None else self.grid.shape
         periodic = self.grid is not None and self.grid.periodic
         axes = [enumeration.circle_pairs(size, radius, dilation, device) if periodic
@@ -105,14 +105,14 @@ class Window(Support):
 
     @property
     def listed(self) -> bool:
-        return self.centre is None or (self.centre.dim() == 1 and not torch.compiler.is_compiling())
+        return self.center is None or (self.center.dim() == 1 and not torch.compiler.is_compiling())
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return () if self.centre is None else tuple(self.centre.shape[:-1])
+        return () if self.center is None else tuple(self.center.shape[:-1])
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
-        if self.centre is not None and self.centre.dim() > 1:
+        if self.center is not None and self.center.dim() > 1:
             return None
         sizes = (num_inputs,) if self.grid is None else self.grid.shape
         bound = num_outputs
@@ -121,19 +121,19 @@ class Window(Support):
         return bound
 
     def _restricted(self, to: Any) -> list[Support] | None:
-        if self.centre is not None:
-            return [dataclasses.replace(self, centre=to.from_first_input(to.of_outputs(self.centre, -1, 1)))]
+        if self.center is not None:
+            return [dataclasses.replace(self, center=to.from_first_input(to.of_outputs(self.center, -1, 1)))]
         return [self] if self.grid is None and to.aligned else None
 
     def transpose(self) -> Support:
-        return self if self.centre is None else Transposed(self)
+        return self if self.center is None else Transposed(self)
 
-    def _edges_near(self, centre: Tensor, num_inputs: int) -> Graph | None:
-        if centre.dim() > 1 or torch.compiler.is_compiling() or private.is_wrapped(centre):
+    def _edges_near(self, center: Tensor, num_inputs: int) -> Graph | None:
+        if center.dim() > 1 or torch.compiler.is_compiling() or private.is_wrapped(center):
             return None
-        wider = enumeration.near_pairs(num_inputs, centre, self.axes()[0][0] + 1)
-        graph = listed(wider, num_inputs, centre.shape[0])
-        return filtered(graph, self.to(centre.device).contains(graph.source, graph.target))
+        wider = enumeration.near_pairs(num_inputs, center, self.axes()[0][0] + 1)
+        graph = listed(wider, num_inputs, center.shape[0])
+        return filtered(graph, self.to(center.device).contains(graph.source, graph.target))
 
     def axes(self) -> list[tuple[int, int]]:
         """(radius, dilation) of each axis."""
@@ -156,7 +156,7 @@ def _check_numbers(radius: int | tuple[int, ...], dilation: int | tuple[int, ...
     for size in radius if isinstance(radius, tuple) else (radius,):
         check_size("Window", "radius", size)
         if isinstance(radius, tuple) and type(size) is int and size % 2 == 0:
-            raise StructureError("Window", "a tuple gives neighbourhood sizes, each odd", radius,
+            raise StructureError("Window", "a tuple gives neighborhood sizes, each odd", radius,
                                  "Give one integer for a radius.")
     for step in dilation if isinstance(dilation, tuple) else (dilation,):
         if check_size("Window", "dilation", step) == 0:

@@ -56,8 +56,8 @@ def check_prepared(use: Use) -> None:
     x, z, given = _parted(use)
     expected = use()
 
-    def of(prepared: Any) -> Use:
-        args, by_name = layer._arguments(prepared, z)
+    def of(cache: Any) -> Use:
+        args, by_name = layer._arguments(cache, z)
         return dataclasses.replace(use, args=args, kwargs={**by_name, **given})
 
     def run() -> Tensor:
@@ -65,9 +65,9 @@ def check_prepared(use: Use) -> None:
 
     for turn in ("", ", again"):
         same_gradients(run(), expected, use.variables, f"prepared{turn}")
-    prepared = layer.prepare(x)
+    cache = layer.prepare(x)
     for turn in ("first", "second"):
-        same(of(prepared)(), expected, f"the {turn} call of one prepared")
+        same(of(cache)(), expected, f"the {turn} call of one prepared")
 
 
 def _parted(use: Use) -> tuple[Any, Any, dict[str, Any]]:

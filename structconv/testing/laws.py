@@ -1,4 +1,4 @@
-"""Laws that a specimen promises by a trait: batching, relabelling, translation, masking."""
+"""Laws that a specimen promises by a trait: batching, relabeling, translation, masking."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from structconv.structures import Graph, Grid, KnowledgeGraph, batch
 from structconv.testing.checks import F64, absent_pairs, arguments, same
 from structconv.testing.specimens import Setup, Specimen, as_basis, with_leaves
 
-__all__ = ["check_batching", "check_blockwise", "check_masking", "check_permutation", "check_translation", "relabelled",
+__all__ = ["check_batching", "check_blockwise", "check_masking", "check_permutation", "check_translation", "relabeled",
            "rolled", "twice"]
 
 
@@ -69,15 +69,15 @@ def check_permutation(specimen: Specimen) -> None:
     source = torch.randperm(a.shape[-2], generator=generator)
     target = source if setup.z is None else torch.randperm(a.shape[-1], generator=generator)
     moved = Setup(setup.mechanism, setup.x[..., source, :], None if setup.z is None else setup.z[..., target, :],
-                  relabelled(setup.structure, source, target))
-    same(moved.basis().dense(F64), a[..., source, :][..., target], "relabelled entries")
+                  relabeled(setup.structure, source, target))
+    same(moved.basis().dense(F64), a[..., source, :][..., target], "relabeled entries")
     y = setup.basis().analysis(setup.x)
-    same(moved.basis().analysis(moved.x), y[..., target, :], "analysis of relabelled entries")
+    same(moved.basis().analysis(moved.x), y[..., target, :], "analysis of relabeled entries")
 
 
-def relabelled(structure: Any, source: Tensor, target: Tensor) -> Any:
+def relabeled(structure: Any, source: Tensor, target: Tensor) -> Any:
     """The structure after entry source[i] has become entry i, and output target[j] output j; a class of the user's
-    says so by its method `relabelled(source, target)`."""
+    says so by its method `relabeled(source, target)`."""
     rows, columns = source.argsort(), target.argsort()
     if isinstance(structure, Graph):
         moved = torch.stack([rows[structure.source.long()], columns[structure.target.long()]])
@@ -88,9 +88,9 @@ def relabelled(structure: Any, source: Tensor, target: Tensor) -> Any:
         head, relation, tail = structure.triples.unbind(1)
         return KnowledgeGraph(torch.stack([rows[head], relation, columns[tail]], 1), structure.num_entities,
                               structure.relations)
-    own = getattr(structure, "relabelled", None)
+    own = getattr(structure, "relabeled", None)
     assert structure is None or own is not None, (
-        f"no way to relabel a {type(structure).__name__}: give its class a method relabelled(source, target)")
+        f"no way to relabel a {type(structure).__name__}: give its class a method relabeled(source, target)")
     return None if own is None else own(source, target)
 
 

@@ -16,7 +16,7 @@ from structconv.testing.checks import F64, with_batch
 from structconv.testing.specimens import Setup, Specimen, mapped, random_numbers
 from structconv.testing.use import Use
 
-__all__ = ["Make", "check_places", "check_prepared", "check_samples", "layer_over", "seeded", "use"]
+__all__ = ["Make", "check_output_positions", "check_prepared", "check_samples", "layer_over", "seeded", "use"]
 
 Make = Callable[[], Use]
 P, Q = 4, 3
@@ -28,11 +28,11 @@ def check_samples(specimen: Specimen) -> None:
 
 
 def check_prepared(specimen: Specimen) -> None:
-    """Prepared inputs give what the inputs give, also entry by entry, or are refused."""
+    """Cache inputs give what the inputs give, also entry by entry, or are refused."""
     _held(specimen, decoding.takes_prepared, decoding.check_prepared)
 
 
-def check_places(specimen: Specimen) -> None:
+def check_output_positions(specimen: Specimen) -> None:
     """Outputs that are told where they stand are those of the whole call, or refuse to be told."""
     _held(specimen, decoding.takes_positions, decoding.check_positions)
 

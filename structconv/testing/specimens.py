@@ -25,7 +25,7 @@ __all__ = ["SPECIMENS", "TRAITS", "Setup", "Specimen", "Subject", "add", "as_bas
 
 #: What a specimen may promise beyond what every basis does; each names the check that holds it to its word.
 TRAITS = {
-    "permutes": "relabelling the entries relabels the basis",
+    "permutes": "relabeling the entries relabels the basis",
     "translates": "on a periodic grid, translating x translates the outputs",
     "blockwise": "a block-diagonal batch of structures gives what each of them gives alone",
     "resizes": "x, z and the graph may have any size",

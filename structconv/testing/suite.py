@@ -18,8 +18,8 @@ CHECKS: dict[str, Callable[[Specimen], None]] = {
     "changes": kernels.check_changes, "blocks": checks.check_blocks, "batching": laws.check_batching,
     "dtypes": programs.check_dtypes, "noncontiguous": programs.check_noncontiguous, "copies": programs.check_copies,
     "permutation": laws.check_permutation, "translation": laws.check_translation, "blockwise": laws.check_blockwise,
-    "masking": laws.check_masking, "samples": over.check_samples, "prepared": over.check_prepared,
-    "places": over.check_places, "compile": programs.check_compile, "export": programs.check_export,
+    "masking": laws.check_masking, "samples": over.check_samples, "cache": over.check_prepared,
+    "output_positions": over.check_output_positions, "compile": programs.check_compile, "export": programs.check_export,
 }
 _BY_TRAIT = {"permutes": ("permutation",), "translates": ("translation",), "blockwise": ("blockwise",),
              "resizes": ("sizes",), "masks": ("masking", "absent"), "compiles": ("compile",), "exports": ("export",)}
@@ -49,7 +49,7 @@ def suite(subject: Specimen | Subject) -> Iterator[tuple[str, Check]]:
     """
     specimen = as_specimen(subject)
     names = [*checks.values(specimen), *kernels.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]
-    names += ["samples", "prepared", "places"] if isinstance(specimen.subject(), Setup) else []
+    names += ["samples", "cache", "output_positions"] if isinstance(specimen.subject(), Setup) else []
     names += [check for trait, checks in _BY_TRAIT.items() if trait in specimen.traits for check in checks]
     for name in names:
         check = Check(specimen, name)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from structconv.errors import ShapeError
 from structconv.shapes import check_positive
 from structconv.structures.values import FrozenValue, key_of
-from structconv.torch_private import pytree
+from structconv.torch_compat import pytree
 from structconv.written import written
 
 __all__ = ["BoundWeight", "Device", "Energy", "Weight", "draw", "draw_mixing", "energies_of", "plus", "repeat_head",

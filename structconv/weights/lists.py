@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.torch_private import called
+from structconv.torch_compat import called
 from structconv.weights.base import BoundWeight, Device, Energy, Weight, sum_tensors
 from structconv.weights.whole import Full
 

@@ -62,7 +62,7 @@ def paths(paths_TN2: Mapping[str, ArrayLike]) -> Drawing:
 
 
 def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: str = "") -> Drawing:
-    """Panels of the same points, each with a value (N,) as their colour, all on one scale."""
+    """Panels of the same points, each with a value (N,) as their color, all on one scale."""
     import numpy as np
 
     positions, rows = np.asarray(positions_N2, dtype=float), {k: np.asarray(v, dtype=float) for k, v in values.items()}

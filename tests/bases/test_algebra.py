@@ -14,7 +14,7 @@ from structconv.bases import (
     Dense,
     Identity,
     LinearSum,
-    Normalised,
+    Normalized,
     Shift,
     Sparse,
     Transposed,
@@ -113,7 +113,7 @@ def test_a_mask_within_parts_that_do_not_meet_is_refused():
             refused()
 
 
-def test_masking_weights_after_a_softmax_does_not_normalise_again():
+def test_masking_weights_after_a_softmax_does_not_normalize_again():
     a = scores()
     weights = a.dense().softmax(-2)
     for mask, keep in ((Window(1), NEAR), (Causal(), CAUSAL)):
@@ -124,14 +124,14 @@ def test_masking_weights_after_a_softmax_does_not_normalise_again():
     assert not both.dense()[:, ~NEAR].any()
 
 
-def test_nested_normalisations_see_all_their_pairs():
+def test_nested_normalizations_see_all_their_pairs():
     a = scores()
     inner = a.softmax(over="outputs").masked(keep=Window(1))
     close(inner.normalize("count").dense(), a.dense().softmax(-1) * NEAR / NEAR.sum(0))
 
 
 @pytest.mark.parametrize("over", ["inputs", "outputs"])
-def test_normalisations(over):
+def test_normalizations(over):
     dim = -2 if over == "inputs" else -1
     a = scores()
     raw = a.dense()
@@ -195,7 +195,7 @@ def test_a_product_of_two_matrices_over_repeated_edges():
 
 def test_transposes_pass_through():
     a = scores()
-    assert isinstance(a.softmax().transpose(), Normalised)
+    assert isinstance(a.softmax().transpose(), Normalized)
     assert a.transpose().transpose() is a
     assert isinstance((a | Identity(N)).transpose(), Concat)
     close(a.masked(keep=Causal()).softmax().transpose().dense(), a.masked(keep=Causal()).softmax().dense().mT)

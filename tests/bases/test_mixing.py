@@ -104,19 +104,19 @@ def test_a_layer_whose_weights_are_mixed():
     torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_learnt_matrices_are_drawn_with_each_layer():
+def test_learned_matrices_are_drawn_with_each_layer():
     expression = DotProduct(heads=4, dim=8).mix(6).softmax().mix(torch.eye(6))
     first, second = Conv(expression, 8, 8), Conv(expression, 8, 8)
     assert first.mechanism.size == 6
-    learnt = first.mixing.mixing
-    assert learnt.shape == (4, 6)
-    assert not torch.equal(learnt, second.state_dict()["mixing.mixing"])
+    learned = first.mixing.mixing
+    assert learned.shape == (4, 6)
+    assert not torch.equal(learned, second.state_dict()["mixing.mixing"])
     assert set(first.state_dict()) == {
         "weight.theta", "bias", "attention.query.weight", "attention.key.weight", "mixing.mixing", "mixing_1.mixing"}
     assert not first.state_dict()["mixing_1.mixing"].requires_grad
-    before = learnt.clone()
+    before = learned.clone()
     first.reset_parameters()
-    assert not torch.equal(before, learnt)
+    assert not torch.equal(before, learned)
     assert torch.equal(first.state_dict()["mixing_1.mixing"], torch.eye(6))
 
 

@@ -133,12 +133,12 @@ def test_both_operators_differentiate_twice():
 def test_values_that_learn_get_their_gradient(name):
     fixed = over_edges(F64)
     values = fixed.operator.values.clone().requires_grad_()
-    learnt = Polynomial(Sparse(fixed.operator.graph, values), 4)
+    learned = Polynomial(Sparse(fixed.operator.graph, values), 4)
     given = torch.randn(*((5,) if name == "synthesis" else ()), 40, 3, dtype=F64)
-    torch.testing.assert_close(getattr(learnt, name)(given), getattr(fixed, name)(given), rtol=0, atol=1e-10)
+    torch.testing.assert_close(getattr(learned, name)(given), getattr(fixed, name)(given), rtol=0, atol=1e-10)
     dense = torch.autograd.functional.jacobian(
         lambda v: getattr(Polynomial(Dense(Sparse(fixed.operator.graph, v).dense()), 4), name)(given).sum(), values)
-    ours, = torch.autograd.grad(getattr(learnt, name)(given).sum(), values)
+    ours, = torch.autograd.grad(getattr(learned, name)(given).sum(), values)
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-9)
 
 

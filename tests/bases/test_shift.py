@@ -110,7 +110,7 @@ def test_valid_convolution_is_a_shift_without_padding():
     assert basis.as_cuboid()[:5] == ((3, 2), (2, 1), (1, 2), (0, 0), (0, 0))
 
 
-def test_a_cuboid_is_recognised_in_any_order_and_nothing_else_is():
+def test_a_cuboid_is_recognized_in_any_order_and_nothing_else_is():
     offsets = cuboid_offsets((3, 2), (1, 3), (1, 0))
     order = [4, 0, 5, 1, 3, 2]
     spec = Shift(Grid((5, 6)), [offsets[i] for i in order]).as_cuboid()

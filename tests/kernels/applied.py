@@ -54,7 +54,7 @@ def kernel_of(name):
 
 
 def match_of(name, call):
-    """What the kernel of this name recognises in a call; `None` if it is not for it."""
+    """What the kernel of this name recognizes in a call; `None` if it is not for it."""
     kernel, problem = kernel_of(name), problem_of(call)
     return kernel.match(problem) if isinstance(problem.basis, kernel.types) else None
 

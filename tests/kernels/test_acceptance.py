@@ -195,7 +195,7 @@ def test_values_and_gradients(kernel_name, graph, dtype):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("kernel_name", KERNELS)
-def test_what_is_not_finite_stays_with_its_neighbours(kernel_name, dtype, bad):
+def test_what_is_not_finite_stays_with_its_neighbors(kernel_name, dtype, bad):
     """Two components, and entries without edges: bad rows in the second component and in these leave the first."""
     kernel = KERNELS[kernel_name]
     first, second = torch.randint(30, (2, 200)), torch.randint(30, 60, (2, 200))

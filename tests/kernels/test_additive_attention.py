@@ -65,7 +65,7 @@ def test_what_the_operators_cannot_compute_is_left_alone(name):
     (LEAKY, ("leaky_relu", 0.2)), (lambda t: t.tanh(), None), (partial(LEAKY, inplace=True), None),
     (partial(F.softplus, beta=2), None),
 ])
-def test_activations_are_recognised_by_what_they_are(activation, expected):
+def test_activations_are_recognized_by_what_they_are(activation, expected):
     assert known(activation) == expected
 
 
@@ -73,7 +73,7 @@ def test_activations_are_recognised_by_what_they_are(activation, expected):
     (torch.nn.LeakyReLU(0.3), ("leaky_relu", 0.3)), (torch.nn.Identity(), ("leaky_relu", 1.0)),
     (torch.nn.Tanh(), ("tanh", 0.0)), (torch.nn.GELU(), None),
 ])
-def test_modules_are_recognised_unless_somebody_changes_their_call(activation, expected):
+def test_modules_are_recognized_unless_somebody_changes_their_call(activation, expected):
     def found():
         match = match_of(KERNEL, on_a_graph(Additive(8, 4, activation=activation).softmax())[2])
         return None if match is None else (match.activation, match.slope)

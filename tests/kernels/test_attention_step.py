@@ -20,11 +20,11 @@ def whole(layer: Conv, x: Tensor) -> Tensor:
 
 def stepped(layer: Conv, x: Tensor, start: int, **options) -> tuple[Tensor, str]:
     """The outputs from `start` on, one by one, and by which kernel the last was computed."""
-    prepared = layer.prepare(x[..., :start, :], Causal())
-    found = [layer.step(prepared, x[..., t:t + 1, :], **options) for t in range(start, x.shape[-2])]
-    prepared.truncate(x.shape[-2] - 1)
-    prepared.reserve(x[..., -1:, :])
-    args, by_name = layer._arguments(prepared, x[..., -1:, :])
+    cache = layer.prepare(x[..., :start, :], Causal())
+    found = [layer.step(cache, x[..., t:t + 1, :], **options) for t in range(start, x.shape[-2])]
+    cache.truncate(x.shape[-2] - 1)
+    cache.reserve(x[..., -1:, :])
+    args, by_name = layer._arguments(cache, x[..., -1:, :])
     return torch.cat(found, -2), layer.plan(*args, **by_name, positions=x.shape[-2] - 1).kernel
 
 
@@ -71,13 +71,13 @@ def test_of_each_kind_of_projection(name):
 @torch.no_grad()
 def test_what_is_kept_is_what_would_have_been_made():
     layer, x = MultiheadAttention(8, 2).eval(), torch.randn(3, 6, 8)
-    prepared, whole_x = layer.prepare(x[:, :4], Causal()), layer.prepare(x, Causal())
+    cache, whole_x = layer.prepare(x[:, :4], Causal()), layer.prepare(x, Causal())
     for t in (4, 5):
-        layer.step(prepared, x[:, t:t + 1])
-    torch.testing.assert_close(prepared.heads(), whole_x.heads())
+        layer.step(cache, x[:, t:t + 1])
+    torch.testing.assert_close(cache.heads(), whole_x.heads())
     keys = next(part for part in layer.modules() if isinstance(part, DotProduct)).lazy_keys
-    torch.testing.assert_close(prepared.of(keys), whole_x.of(keys))
-    torch.testing.assert_close(prepared.x, x)
+    torch.testing.assert_close(cache.of(keys), whole_x.of(keys))
+    torch.testing.assert_close(cache.x, x)
 
 
 @torch.no_grad()
@@ -92,8 +92,8 @@ def test_what_is_not_a_number_stays_in_its_sample():
 @torch.no_grad()
 def test_queries_from_elsewhere():
     layer, x, z = conv(2, 4, 6, others=3), torch.randn(2, 5, 6), torch.randn(2, 1, 3)
-    prepared = layer.prepare(x[:, :4])
-    found = layer.step(prepared, x[:, 4:], z=z)
+    cache = layer.prepare(x[:, :4])
+    found = layer.step(cache, x[:, 4:], z=z)
     torch.testing.assert_close(found, layer(x, z=z, positions=4))
 
 
@@ -118,12 +118,12 @@ def test_whatever_it_does_not_take_is_right_too(change):
         options = {"return_weights": True}
     elif change == "grouped z":
         token = x[:, 6:].contiguous()
-    prepared = layer.prepare(x[:, :7 - count], structure)
-    found = layer.step(prepared, token, **options)
+    cache = layer.prepare(x[:, :7 - count], structure)
+    found = layer.step(cache, token, **options)
     keep = options.get("keep")
     expected = layer(x, structure=structure, **({} if keep is None else {"keep": keep}))[:, -count:]
     torch.testing.assert_close(found[0] if change == "weights" else found, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(prepared.heads(), layer.prepare(x).heads()[..., -prepared.x.shape[-2]:, :])
+    torch.testing.assert_close(cache.heads(), layer.prepare(x).heads()[..., -cache.x.shape[-2]:, :])
 
 
 @torch.no_grad()
@@ -140,11 +140,11 @@ def test_a_hook_of_a_projection_is_told():
 def test_in_other_memory_than_that_of_the_default():
     layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 6, 8)
     with torch.inference_mode():
-        prepared = layer.prepare(x[:, :3], Causal())
-        first = layer.step(prepared, x[:, 3:4])
-    second = layer.step(prepared, x[:, 4:5])
+        cache = layer.prepare(x[:, :3], Causal())
+        first = layer.step(cache, x[:, 3:4])
+    second = layer.step(cache, x[:, 4:5])
     with torch.inference_mode():
-        third = layer.step(prepared, x[:, 5:])
+        third = layer.step(cache, x[:, 5:])
     torch.testing.assert_close(torch.cat([first, second, third], 1), whole(layer, x)[:, 3:], rtol=1e-4, atol=1e-5)
 
 

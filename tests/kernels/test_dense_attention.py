@@ -37,7 +37,7 @@ N, P = 19, 8
 DOT = DotProduct(heads=4).scaled()
 KEEP = torch.rand(2, N, generator=torch.Generator().manual_seed(3)) > 0.4
 BLOCKED = {
-    "learnt bias": (DOT + RelativeBias(3)).softmax(),
+    "learned bias": (DOT + RelativeBias(3)).softmax(),
     "buckets": (DOT + RelativeBias(6, buckets="log")).softmax(),
     "causal buckets": (DOT + RelativeBias(4, buckets="log_causal")).masked(keep=Causal()).softmax(),
     "alibi, padded": (ALiBi() + DOT).masked(keep=Padding(KEEP)).softmax(),
@@ -103,8 +103,8 @@ def test_reassociation_computes_the_same(name, sizes):
         form = application_of(REASSOCIATED, each)
         same(form.apply(r, each), basis.apply(r), leaves, 1e-10)
         torch.testing.assert_close(form.apply(r, each), basis.dense().mT @ r, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(form.synthesise()(r, each), basis.synthesis(r), rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(form.analyse()(r[:, 0], each), basis.analysis(r[:, 0]), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(form.synthesize()(r, each), basis.synthesis(r), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(form.analyze()(r[:, 0], each), basis.analysis(r[:, 0]), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -185,7 +185,7 @@ def test_a_batch_of_values_shares_the_dropout_of_the_weights():
     torch.testing.assert_close(applied(basis, r, BLOCKED_KERNEL), basis.dense().mT @ r)
 
 
-@pytest.mark.parametrize("name", ["learnt bias", "relative keys", "dropout under a mask", "relu, sum"])
+@pytest.mark.parametrize("name", ["learned bias", "relative keys", "dropout under a mask", "relu, sum"])
 def test_weights_by_offset_are_those_of_the_outer_product(name, sizes):
     basis, (r, *leaves), call = built(BLOCKED[name])
     call = call._replace(relative=torch.randn(5, 6, dtype=r.dtype))

@@ -1,4 +1,4 @@
-"""FlexAttention: what it recognises, and that it computes the same, gradients included.
+"""FlexAttention: what it recognizes, and that it computes the same, gradients included.
 
 Without a GPU torch evaluates Flex's functions as they are written; its own refusal of gradients on a CPU, where its
 compiled kernels have none, is lifted here.
@@ -28,7 +28,7 @@ GENERATOR = torch.Generator().manual_seed(3)
 KEEP = torch.rand(2, N, generator=GENERATOR) > 0.4
 TABLE = torch.rand(N, N, generator=GENERATOR) > 0.5
 FLEX = {
-    "learnt bias": BIASED.softmax(),
+    "learned bias": BIASED.softmax(),
     "causal buckets": (DOT + RelativeBias(4, buckets="log_causal")).masked(keep=Causal()).softmax(),
     "alibi, padded": (ALiBi() + DOT).masked(keep=Padding(KEEP)).softmax(),
     "keys and bias": (DOT + RelativeKey(2) + 0.5 * RelativeBias(3, heads=4)).masked(keep=Causal()).softmax(),
@@ -52,7 +52,7 @@ OTHERS = {
     "no product": RelativeBias(2, heads=2).softmax(),
     "edges": BIASED.masked(keep=EdgeSupport(Graph(torch.tensor([[0, 1], [1, 2]]), num_inputs=N,
                                                   num_outputs=N))).softmax(),
-    "moving window": BIASED.masked(keep=Window(2, centre=torch.arange(float(N)))).softmax(),
+    "moving window": BIASED.masked(keep=Window(2, center=torch.arange(float(N)))).softmax(),
     "circular window": BIASED.masked(keep=Window(2, grid=Grid((N,), periodic=True))).softmax(),
 }
 
@@ -105,7 +105,7 @@ def test_what_flex_cannot_compute_is_left_alone(name):
 
 @pytest.mark.parametrize(("name", "value"), [("LEAST_PAIRS", N * N + 1), ("DEVICES", ())])
 def test_the_planner_offers_it_on_a_gpu_alone_and_for_what_is_large(name, value, monkeypatch):
-    call = built(FLEX["learnt bias"])[2]
+    call = built(FLEX["learned bias"])[2]
     assert KERNEL in offered(call)
     monkeypatch.setattr(flex_attention, name, value)
     assert KERNEL not in offered(call)
@@ -138,11 +138,11 @@ def test_what_is_not_finite_stays_with_its_pairs(monkeypatch):
 
 
 def test_deterministic_algorithms_and_wide_numbers_are_left_to_others(monkeypatch):
-    basis, (r, *_), call = built(FLEX["learnt bias"])
+    basis, (r, *_), call = built(FLEX["learned bias"])
     plan = planned(call, KERNEL)
     monkeypatch.setattr(FlexScores, "_attend", None)  # is not asked
     with monkeypatch.context() as patch:
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         torch.testing.assert_close(plan.run(call), basis.apply(r), rtol=1e-4, atol=1e-4)
-    basis, (r, *_), call = built(FLEX["learnt bias"], torch.float64)
+    basis, (r, *_), call = built(FLEX["learned bias"], torch.float64)
     torch.testing.assert_close(decide(problem_of(call)).run(call), basis.apply(r))

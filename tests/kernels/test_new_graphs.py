@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases import Sparse
 from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms import Adjacency, Identity

@@ -108,9 +108,9 @@ def test_values_that_learn_after_others_did_not(path, calls):
     conv(x, basis, theta, path=path)
     calls.clear()
     values = basis.operator.values.clone().requires_grad_()
-    learnt = Polynomial(Sparse(basis.operator.graph, values), 4)
-    wanted = torch.autograd.grad(dense(x, learnt, theta).sin().sum(), [x, theta, values])
-    found = torch.autograd.grad(conv(x, learnt, theta, path=path).sin().sum(), [x, theta, values])
+    learned = Polynomial(Sparse(basis.operator.graph, values), 4)
+    wanted = torch.autograd.grad(dense(x, learned, theta).sin().sum(), [x, theta, values])
+    found = torch.autograd.grad(conv(x, learned, theta, path=path).sin().sum(), [x, theta, values])
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
     assert not calls
 

@@ -144,14 +144,14 @@ def test_masks_positions_and_dropout_are_those_of_the_whole_batch(inputs, output
     m, n = samples.num_inputs, samples.num_outputs
     q, k, r, turned = (torch.randn(*batch, 2, count, 5, dtype=torch.float64, requires_grad=True)
                        for batch, count in ((own, n), (own, m), (lead, m), (lead, n)))
-    centre = torch.rand(*own, n, dtype=torch.float64) * m
+    center = torch.rand(*own, n, dtype=torch.float64) * m
     scores = Bilinear(q, k).masked(keep=samples)
     padded = scores.masked(keep=Padding(torch.rand(*own, m) > 0.2)).softmax()
     dropped = Dropped(padded, 0.4, torch.tensor(7), stream=3)
     table = DenseMask(torch.rand(m, n) > 0.3)
-    cases = [(padded, r), (dropped, r), (dropped.transpose(), turned), (padded * GaussianBump(centre, 2.0, m), r),
+    cases = [(padded, r), (dropped, r), (dropped.transpose(), turned), (padded * GaussianBump(center, 2.0, m), r),
              (Bilinear(q, k).masked(keep=samples & (table | ~Padding(torch.rand(m) > 0.5))).softmax(), r),
-             (Bilinear(q, k).masked(keep=samples & Window(2, centre=centre)).softmax(sink=0.3), r),
+             (Bilinear(q, k).masked(keep=samples & Window(2, center=center)).softmax(sink=0.3), r),
              (Dropped(scores.softmax(over="outputs"), 0.5, torch.tensor(3)), r)]
     for basis, values in cases:
         name, y = applied(basis, values)
@@ -227,7 +227,7 @@ def test_samples_of_equal_sizes_are_computed_together(preferred, monkeypatch):
     assert set(found) == {(0, 2, 3), (1, 4)}
 
 
-def test_what_is_normalised_over_more_than_a_sample_has_no_plan_for_each():
+def test_what_is_normalized_over_more_than_a_sample_has_no_plan_for_each():
     """The mask leaves pairs out after a softmax that they are part of."""
     samples = Samples([3, 4])
     q, k, r = (torch.randn(1, 7, 2, dtype=torch.float64) for _ in range(3))

@@ -136,12 +136,12 @@ def test_the_weights_of_a_joint_product_are_those_of_its_parts(tables):
     torch.testing.assert_close(y, alone(layer, graph, x, None))
 
 
-@pytest.mark.parametrize("case", ["path", "batch", "hook", "grouped", "feature", "normalisation"])
+@pytest.mark.parametrize("case", ["path", "batch", "hook", "grouped", "feature", "normalization"])
 def test_what_is_not_one_product_is_computed_part_by_part(case, tables):
     dot = {"grouped": DotProduct(4, 8, shared_by=2), "feature": DotProduct(4, 8, feature=torch.tanh)}.get(
         case, DotProduct(4, 8)).scaled()
     layer, graph, x, _ = layer_and_inputs(dot, HeadBlocks(), path="structure_first" if case == "path" else "between")
-    if case == "normalisation":
+    if case == "normalization":
         layer = Conv(dot.masked(keep=STRUCTURE).normalize("sum"), 16, 32, weight=HeadBlocks(), path="between").double()
     if case == "batch":
         x = torch.randn(2, 30, 16, dtype=x.dtype)

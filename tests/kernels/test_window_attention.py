@@ -172,7 +172,7 @@ def test_what_lies_outside_the_windows_does_not_leak(monkeypatch):
             basis, leaves = scores_of("image", (), stored)
             with torch.no_grad():
                 for t in leaves:
-                    t[..., 5, :] = bad  # point (0, 5): a neighbour of lines 0, 1 and columns 0 to 14
+                    t[..., 5, :] = bad  # point (0, 5): a neighbor of lines 0, 1 and columns 0 to 14
             r = leaves[-1]
             y = by_the_kernel(basis, r)
             touched = torch.zeros(5, 40, dtype=torch.bool)

@@ -52,7 +52,7 @@ def test_nothing_of_the_size_of_the_pairs_is_held():
 
 
 @pytest.mark.parametrize("window", [Window(20, grid=Grid(70, periodic=True)), Window(20) & Blocks(30),
-                                    Window(20, centre=torch.arange(70.0)),
+                                    Window(20, center=torch.arange(70.0)),
                                     Window((5, 7), grid=Grid((7, 10))) & Causal()])
 def test_other_windows_stay_with_their_lists(window):
     basis, q = attention(window, 70)

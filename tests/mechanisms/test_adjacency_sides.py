@@ -67,7 +67,7 @@ def test_a_batch_of_hypergraphs():
                                torch.cat([layer(x, structure=graph) for x, graph in zip(xs, graphs, strict=True)]))
 
 
-def test_without_weights_the_named_normalisations_count():
+def test_without_weights_the_named_normalizations_count():
     graph, x = bipartite(torch.rand(7, dtype=F64)), torch.randn(5, 2, dtype=F64)
     bare = Graph(graph.edge_index, num_inputs=5, num_outputs=4)
     for normalize in ("sym", "row", None):

@@ -1,4 +1,4 @@
-"""Aggregation channel by channel: a maximum over neighbours, the softmax whose limit it is, and scatter_reduce."""
+"""Aggregation channel by channel: a maximum over neighbors, the softmax whose limit it is, and scatter_reduce."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_maximum_with_its_gradient(lead, dtype):
     torch.testing.assert_close(found, wanted)
 
 
-def test_an_output_without_neighbours_is_zero_and_negative_numbers_are_kept():
+def test_an_output_without_neighbors_is_zero_and_negative_numbers_are_kept():
     graph, x = Graph(torch.tensor([[0, 1], [2, 2]]), num_nodes=3), -torch.ones(3, P, dtype=F64)
     y = Conv(MAXIMUM, P, P, weight=EyeBlocks(), bias=False)(x, structure=graph)
     assert torch.equal(y, torch.tensor([[0.0], [0.0], [-1.0]], dtype=F64).expand(3, P))

@@ -88,7 +88,7 @@ def test_a_window_of_moving_taps_is_sampled_as_torchvision_does(stride, dilation
 
 
 @pytest.mark.parametrize("periodic", [False, True])
-def test_a_sequence_is_interpolated_between_neighbours(periodic):
+def test_a_sequence_is_interpolated_between_neighbors(periodic):
     layer, x = moved(3), numbers(7, P)
     offsets = x @ layer.mechanism.offsets.weight.mT + layer.mechanism.offsets.bias
     rows = []

@@ -1,4 +1,4 @@
-"""A basis or a tensor as a mechanism, fixed or learnt, and what is added to scores."""
+"""A basis or a tensor as a mechanism, fixed or learned, and what is added to scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from structconv import conv
 from structconv.bases import Dense, Shift, Sparse, fourier_basis, haar_basis
 from structconv.errors import ConfigError, ShapeError
-from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct, Given, Identity, Learnt, RelativeBias, Shifts
+from structconv.mechanisms import STRUCTURE, Adjacency, DotProduct, Given, Identity, Learned, RelativeBias, Shifts
 from structconv.nn.conv import Conv
 from structconv.structures import Causal, DenseMask, Graph, Grid, Samples, Window
 from structconv.weights import LowRank
@@ -42,7 +42,7 @@ def test_a_layer_over_it_is_the_convolution_with_it(given):
     close(layer(x), conv(x, basis, layer.weight()) + layer.bias)
 
 
-def test_a_parameter_is_learnt_and_each_layer_has_its_own():
+def test_a_parameter_is_learned_and_each_layer_has_its_own():
     table = nn.Parameter(random(2, M, N))
     recipe = Given(table) | Given(random(1, M, N))
     first, second = (Conv(recipe, P, Q).to(F64) for _ in range(2))
@@ -123,8 +123,8 @@ def test_log_softmax_is_of_scores_again():
 
 
 @pytest.mark.parametrize("length", [1, 4, M])
-def test_a_learnt_table_takes_any_length_up_to_its_own(length):
-    layer, x = Conv(Learnt(M, size=2), P, Q).to(F64), random(5, length, P)
+def test_a_learned_table_takes_any_length_up_to_its_own(length):
+    layer, x = Conv(Learned(M, size=2), P, Q).to(F64), random(5, length, P)
     table, theta = layer.mechanism.table, layer.weight.theta
     y = layer(x)
     close(y, torch.einsum("kmn,bmp,kpq->bnq", table[:, :length, :length], x, theta) + layer.bias)
@@ -133,43 +133,43 @@ def test_a_learnt_table_takes_any_length_up_to_its_own(length):
     assert table.grad.count_nonzero() == 2 * length ** 2
 
 
-def test_a_learnt_table_has_outputs_of_its_own():
-    layer, x = Conv(Learnt(M, N, size=2), P, Q).to(F64), random(5, 3, P)
+def test_a_learned_table_has_outputs_of_its_own():
+    layer, x = Conv(Learned(M, N, size=2), P, Q).to(F64), random(5, 3, P)
     close(layer(x), torch.einsum("kmn,bmp,kpq->bnq", layer.mechanism.table[:, :3], x, layer.weight.theta) + layer.bias)
     assert layer.mechanism.table.shape == (2, M, N)
-    assert set(layer.state_dict()) == {"weight.theta", "bias", "learnt.table"}
+    assert set(layer.state_dict()) == {"weight.theta", "bias", "learned.table"}
 
 
-def test_a_learnt_table_is_a_term_of_scores_of_others():
-    layer = Conv((DOT + Learnt(M, size=2)).softmax(), P, Q, other_channels=5).to(F64)
+def test_a_learned_table_is_a_term_of_scores_of_others():
+    layer = Conv((DOT + Learned(M, size=2)).softmax(), P, Q, other_channels=5).to(F64)
     x, z = random(4, P), random(3, 5)
-    dot, learnt = layer.mechanism.mechanisms()
-    scores = dot.basis(x, z=z).dense() + learnt.table[:, :4, :3]
+    dot, learned = layer.mechanism.mechanisms()
+    scores = dot.basis(x, z=z).dense() + learned.table[:, :4, :3]
     close(layer.basis(x, z=z).dense(), scores.softmax(-2))
 
 
-def test_samples_of_a_learnt_table_begin_at_its_first_row():
-    for layer, sizes in ((Conv(Learnt(M), P, Q).to(F64), (4, 2)), (Conv(Learnt(M, N), P, Q).to(F64), (5, 3))):
+def test_samples_of_a_learned_table_begin_at_its_first_row():
+    for layer, sizes in ((Conv(Learned(M), P, Q).to(F64), (4, 2)), (Conv(Learned(M, N), P, Q).to(F64), (5, 3))):
         xs = [random(size, P) for size in sizes]
         close(layer(torch.cat(xs), structure=Samples(list(sizes))), torch.cat([layer(x) for x in xs]))
 
 
-def test_sizes_beyond_a_learnt_table_are_named():
-    with pytest.raises(ShapeError, match=r"Learnt: x must have at most M=6 entries; got 7\. .*Learnt\(7, size=2\)"):
-        Conv(Learnt(M, size=2), P, Q)(torch.randn(7, P))
-    with pytest.raises(ShapeError, match=r"Learnt: z must have at most N=6 entries; got 8\. .*Learnt\(6, 8\)"):
-        Conv(Learnt(M), P, Q)(torch.randn(4, P), z=torch.randn(8, P))
+def test_sizes_beyond_a_learned_table_are_named():
+    with pytest.raises(ShapeError, match=r"Learned: x must have at most M=6 entries; got 7\. .*Learned\(7, size=2\)"):
+        Conv(Learned(M, size=2), P, Q)(torch.randn(7, P))
+    with pytest.raises(ShapeError, match=r"Learned: z must have at most N=6 entries; got 8\. .*Learned\(6, 8\)"):
+        Conv(Learned(M), P, Q)(torch.randn(4, P), z=torch.randn(8, P))
     with pytest.raises(ShapeError, match=r"N=4"):
-        Conv(Learnt(M, N), P, Q)(torch.randn(3, P), z=torch.randn(5, P))
+        Conv(Learned(M, N), P, Q)(torch.randn(3, P), z=torch.randn(5, P))
     for wrong in ((0,), (3, 0), (2.5,)):
-        with pytest.raises(ConfigError, match="Learnt"):
-            Learnt(*wrong)
+        with pytest.raises(ConfigError, match="Learned"):
+            Learned(*wrong)
     with pytest.raises(ConfigError, match="size"):
-        Learnt(3, size=0)
+        Learned(3, size=0)
 
 
 def test_each_layer_draws_its_own_table():
-    first, second = (Conv(Learnt(M), P, Q) for _ in range(2))
+    first, second = (Conv(Learned(M), P, Q) for _ in range(2))
     assert not torch.equal(first.mechanism.table, second.mechanism.table)
     before = first.mechanism.table.clone()
     first.reset_parameters()
@@ -223,5 +223,5 @@ def test_a_given_basis_turns_around_with_its_tensors():
     x = random(M, P)
     close(autoencoder(x), torch.einsum("kmr,jnr,mp,kjpq->nq", a, a, x, theta) + autoencoder.bias)
     assert Given(table).transpose().transpose().basis(x).num_inputs == M
-    with pytest.raises(ConfigError, match=r"the table must be square; got 6, 4. Write Learnt\(4, 6\)"):
-        Learnt(M, N).transpose()
+    with pytest.raises(ConfigError, match=r"the table must be square; got 6, 4. Write Learned\(4, 6\)"):
+        Learned(M, N).transpose()

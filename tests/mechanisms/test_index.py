@@ -81,12 +81,12 @@ def test_adjacencies(weighted):
     close(built(Adjacency(None, self_loops=True), g, 6)[0], w + eye)
 
 
-def test_row_normalisation_is_a_mean_over_incoming_edges():
+def test_row_normalization_is_a_mean_over_incoming_edges():
     total = built(Adjacency("row"), directed(), 6)[0].sum(0)
     close(total, torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0], dtype=F64))
 
 
-def test_a_bipartite_graph_normalises_both_sides():
+def test_a_bipartite_graph_normalizes_both_sides():
     g = Graph(torch.tensor([[0, 0, 1, 2], [0, 1, 1, 1]]), num_inputs=4, num_outputs=2)
     w = matrix(g)
     close(built(Adjacency(), g, 4)[0], inverse(w.sum(1), 0.5) @ w @ inverse(w.sum(0), 0.5))

@@ -177,7 +177,7 @@ def test_a_mask_of_positions_by_name_starts_anew_in_each_sample():
         same(layer(torch.cat(xs), structure=both), torch.cat(alone), repr(mask))
 
 
-def test_learnt_queries_score_by_named_parts_in_a_batch():
+def test_learned_queries_score_by_named_parts_in_a_batch():
     score = Additive(dim=3) + Additive(dim=2).masked(keep="kept")
     layer = conv(Context(2, score=score).softmax())
     xs = [numbers(size, P) for size in (3, 5)]

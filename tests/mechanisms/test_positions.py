@@ -10,7 +10,7 @@ import torch
 
 from structconv.bases.positions import bucket, bucket_count
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms.encodings import LearntEncoding, SinusoidalEncoding, sinusoidal
+from structconv.mechanisms.encodings import LearnedEncoding, SinusoidalEncoding, sinusoidal
 from structconv.mechanisms.positions import (
     ALiBi,
     ClippedShifts,
@@ -120,8 +120,8 @@ def test_gaussian_window_around_the_diagonal():
 
 
 def test_predicted_positions_are_luongs_equation_9_and_shared():
-    centre = PredictedPosition()
-    local = General().masked(keep=Window(2, centre=centre)).softmax() * GaussianWindow(1.0, centre=centre)
+    center = PredictedPosition()
+    local = General().masked(keep=Window(2, center=center)).softmax() * GaussianWindow(1.0, center=center)
     m = local.bound(P).to(F64)
     predictors = [module for module in m.modules() if isinstance(module, PredictedPosition)]
     assert len(predictors) == 1
@@ -135,7 +135,7 @@ def test_predicted_positions_are_luongs_equation_9_and_shared():
 
 
 def test_windows_around_predicted_positions_are_of_the_line_whatever_the_grid():
-    m = General().masked(keep=Window(2, centre=PredictedPosition())).softmax().bound(P).to(F64)
+    m = General().masked(keep=Window(2, center=PredictedPosition())).softmax().bound(P).to(F64)
     close(m.basis(X, Grid((1, M))).dense(F64), m.basis(X).dense(F64))
 
 
@@ -211,8 +211,8 @@ def test_sinusoids_on_a_grid_split_the_channels_among_the_axes():
         SinusoidalEncoding(6, shape=(3, 4))(torch.zeros(12, 6))
 
 
-def test_learnt_encoding():
-    encoding = LearntEncoding(9, P)
+def test_learned_encoding():
+    encoding = LearnedEncoding(9, P)
     torch.testing.assert_close(encoding(torch.ones(2, M, P)), 1 + encoding.embedding[:M].expand(2, M, P))
 
 

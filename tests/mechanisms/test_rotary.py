@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError
-from structconv.mechanisms import DotProduct, LearntEncoding, Rotary, SinusoidalEncoding
+from structconv.mechanisms import DotProduct, LearnedEncoding, Rotary, SinusoidalEncoding
 from structconv.nn import Conv
 
 LLAMA = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -79,7 +79,7 @@ def test_what_is_not_known_is_told(options):
         Conv(DotProduct(heads=1, dim=8, rotary=Rotary(**options)).softmax(), 4, 4)(torch.zeros(2, 4))
 
 
-@pytest.mark.parametrize("encoding", [SinusoidalEncoding(8), LearntEncoding(20, 8)])
+@pytest.mark.parametrize("encoding", [SinusoidalEncoding(8), LearnedEncoding(20, 8)])
 def test_encodings_of_places(encoding):
     x = torch.randn(2, 9, 8)
     whole, places = encoding(x), torch.tensor([6, 2])

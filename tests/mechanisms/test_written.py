@@ -17,7 +17,7 @@ NAMES = {"torch": torch, **{name: getattr(home, name) for home in (bases, struct
                             for name in home.__all__}}
 #: Specimens whose text is not Python that makes them, and why.
 EXEMPT = {
-    **dict.fromkeys(("one term learnt", "causal sink", "table with infinities", "padded", "padded batch",
+    **dict.fromkeys(("one term learned", "causal sink", "table with infinities", "padded", "padded batch",
                      "padded window", "padded pairs", "masked columns", "everything masked", "masked then capped",
                      "masked sum", "sparsemax of nothing", "given table"), "it holds a tensor"),
     "edge bias by a module": "it holds a module", "local predictive": "two parts share one module"}
@@ -62,7 +62,7 @@ def test_the_text_of_a_specimen_makes_it_again(name):
     "RelativeBias(2, heads=3, buckets='log')", "RelativeBias((1, 2), grid=Grid((2, 3)))", "RelativeBias((2,))",
     "RelativeKey(2, heads=3, dim=4, sinusoidal=True)", "Location(9, heads=2)", "EdgeBias()",
     "EdgeBias(attributes=2, heads=3, bias=True)", "GaussianWindow(1.0)", "ClippedShifts(2)",
-    "GaussianWindow(1.0, centre=PredictedPosition(dim=3))", "Adjacency()", "Learnt(9, 5, size=2)",
+    "GaussianWindow(1.0, center=PredictedPosition(dim=3))", "Adjacency()", "Learned(9, 5, size=2)",
     "Adjacency(normalize='row', self_loops=True, weighted=False)", "Adjacency(normalize=('sqrt', 'count'))",
     "Chebyshev(3)", "Chebyshev(3, normalize=None, lambda_max=2.0)", "Chebyshev(3, lambda_max='computed')",
     "Chebyshev(2, normalize='row', lambda_max=1.5)", "Powers(3, walk='forward', self_loops=True, first=1)",

@@ -88,12 +88,12 @@ def test_prepared_keys_and_values_stand_where_key_value_stands():
     ours = MultiheadAttention(8, 2).eval().to(F64)
     x, q = torch.randn(2, 6, 8, dtype=F64), torch.randn(2, 3, 8, dtype=F64)
     with torch.no_grad():
-        prepared = ours.prepare(x)
-        close(ours(q, prepared), ours(q, x))
-        close(ours(prepared), ours(x))
-        close(ours.step(prepared, x[:, :2], query=q[:, :2]), ours(q[:, :2], torch.cat([x, x[:, :2]], 1)))
-    with pytest.raises(ConfigError, match=r"query must be a tensor; got Prepared.* Say layer\(query, prepared\)"):
-        ours(prepared, q)
+        cache = ours.prepare(x)
+        close(ours(q, cache), ours(q, x))
+        close(ours(cache), ours(x))
+        close(ours.step(cache, x[:, :2], query=q[:, :2]), ours(q[:, :2], torch.cat([x, x[:, :2]], 1)))
+    with pytest.raises(ConfigError, match=r"query must be a tensor; got Cache.* Say layer\(query, prepared\)"):
+        ours(cache, q)
 
 
 @pytest.mark.parametrize(("message", "call"), [

@@ -22,19 +22,19 @@ class Steps:
     def __init__(self, layer=None, structure=None, **options):
         self.layer = MultiheadAttention(8, 2, **options).eval() if layer is None else layer
         self.x, self.structure = torch.randn(2, 9, 8), Causal() if structure is None else structure
-        self.prepared, self.at = self.layer.prepare(self.x[:, :3], self.structure), 3
+        self.cache, self.at = self.layer.prepare(self.x[:, :3], self.structure), 3
         self.step(), self.step()
 
     def step(self, **options):
         self.at += 1
-        return self.layer.step(self.prepared, self.x[:, self.at - 1:self.at], **options)
+        return self.layer.step(self.cache, self.x[:, self.at - 1:self.at], **options)
 
     def expected(self, **options):
         return self.layer(self.x[:, :self.at], structure=self.structure, **options)[:, -1:]
 
     @property
     def bound(self):
-        return self.prepared._bound
+        return self.cache._bound
 
     def check(self, **options):
         found = self.step()
@@ -125,11 +125,11 @@ def test_dropout_when_training_is_drawn():
 @pytest.mark.parametrize("structure", [Causal() & Window(3), Window(3), Causal() | Window(1)])
 def test_masks_that_may_leave_something_out_later_are_never_bound(structure):
     layer, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 9, 8)
-    prepared = layer.prepare(x[:, :1], structure)
+    cache = layer.prepare(x[:, :1], structure)
     for t in range(1, 9):
-        found = layer.step(prepared, x[:, t:t + 1])
+        found = layer.step(cache, x[:, t:t + 1])
         torch.testing.assert_close(found, layer(x[:, :t + 1], structure=structure)[:, -1:], rtol=1e-4, atol=1e-5)
-    assert prepared._bound is None
+    assert cache._bound is None
 
 
 def test_options_and_other_outputs_go_the_whole_way():
@@ -138,7 +138,7 @@ def test_options_and_other_outputs_go_the_whole_way():
     assert weights.shape[-2] == 6
     torch.testing.assert_close(y, steps.expected(), rtol=1e-4, atol=1e-5)
     z = torch.randn(2, 1, 8)
-    found = steps.layer.step(steps.prepared, steps.x[:, 6:7], query=z)
+    found = steps.layer.step(steps.cache, steps.x[:, 6:7], query=z)
     torch.testing.assert_close(found, steps.layer(z, steps.x[:, :7]), rtol=1e-4, atol=1e-5)
     steps.at += 1
     keep = Padding(torch.rand(2, 8) < 0.7)
@@ -150,27 +150,27 @@ def test_options_and_other_outputs_go_the_whole_way():
 def test_entries_in_other_memory_or_of_other_sizes():
     steps = Steps()
     wide = torch.randn(2, 1, 16)[..., ::2]
-    found = steps.layer.step(steps.prepared, wide)
+    found = steps.layer.step(steps.cache, wide)
     x = torch.cat([steps.x[:, :5], wide], 1)
     torch.testing.assert_close(found, steps.layer(x, structure=Causal())[:, -1:], rtol=1e-4, atol=1e-5)
     more = torch.randn(2, 2, 8)
-    found = steps.layer.step(steps.prepared, more)
+    found = steps.layer.step(steps.cache, more)
     expected = steps.layer(torch.cat([x, more], 1), structure=Causal())[:, -2:]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_copies_and_beams_keep_their_own():
     steps = Steps()
-    twin, before = steps.prepared.copy(), steps.prepared.heads().clone()
+    twin, before = steps.cache.copy(), steps.cache.heads().clone()
     steps.layer.step(twin, torch.randn(2, 1, 8))
     steps.layer.step(twin, torch.randn(2, 1, 8))
-    assert torch.equal(steps.prepared.heads(), before)
+    assert torch.equal(steps.cache.heads(), before)
     steps.check()
     index = torch.tensor([1, 1])
-    steps.prepared.reorder(index)
+    steps.cache.reorder(index)
     steps.x = steps.x[index]
     steps.check()
-    steps.prepared.truncate(4)
+    steps.cache.truncate(4)
     steps.at = 4
     steps.check()
 
@@ -178,7 +178,7 @@ def test_copies_and_beams_keep_their_own():
 def test_other_batches_go_on():
     steps = Steps()
     index = torch.tensor([0, 1, 1])
-    steps.prepared.reorder(index)
+    steps.cache.reorder(index)
     steps.x = steps.x[index]
     steps.check()
     steps.check()
@@ -188,7 +188,7 @@ def test_gradients_are_asked_for_later():
     steps = Steps()
     with torch.enable_grad():
         token = steps.x[:, 5:6].clone().requires_grad_()
-        y = steps.layer.step(steps.prepared, token)
+        y = steps.layer.step(steps.cache, token)
         x = torch.cat([steps.x[:, :5], token], 1)
         expected = torch.autograd.grad(steps.layer(x, structure=Causal())[:, -1].sum(), token)[0]
         torch.testing.assert_close(torch.autograd.grad(y.sum(), token)[0], expected, rtol=1e-4, atol=1e-5)
@@ -244,6 +244,6 @@ def test_a_step_that_fails_leaves_nothing():
     steps = Steps()
     with pytest.raises(ConfigError):
         steps.step(keep=3)
-    assert steps.prepared.length == 5
+    assert steps.cache.length == 5
     steps.at -= 1
     steps.check()

@@ -163,8 +163,8 @@ class Turned(Mechanism):
 
 @pytest.mark.parametrize("mechanism", [
     ByContent(), ByContent() | Identity(), Identity() @ ByContent(), ByContent().transpose(),
-    GaussianWindow(1.0) * ByContent(), GaussianWindow(1.0, centre=PredictedPosition()),
-    Uniform().masked(keep=Window(1, centre=PredictedPosition())).normalize("count")], ids=repr)
+    GaussianWindow(1.0) * ByContent(), GaussianWindow(1.0, center=PredictedPosition()),
+    Uniform().masked(keep=Window(1, center=PredictedPosition())).normalize("count")], ids=repr)
 def test_what_reads_the_content_is_refused_whether_its_entries_are_scores_or_not(mechanism):
     one, other = Conv(mechanism, 2, 2), Conv(Identity(), 2, 2, bias=False)
     for pair in ((one, other), (other, one)):

@@ -28,7 +28,7 @@ from structconv.mechanisms import (
     Identity,
     Incidence,
     Inputs,
-    LearntEncoding,
+    LearnedEncoding,
     Location,
     Pool,
     PredictedPosition,
@@ -253,8 +253,8 @@ def test_an_expression_is_a_recipe():
 
 def test_a_shared_part_stays_shared():
     predictor = PredictedPosition()
-    one = Conv(General().masked(keep=Window(2, centre=predictor)).softmax()
-               | General().masked(keep=Window(1, centre=predictor)).softmax(), P, Q)
+    one = Conv(General().masked(keep=Window(2, center=predictor)).softmax()
+               | General().masked(keep=Window(1, center=predictor)).softmax(), P, Q)
     assert sum(isinstance(module, PredictedPosition) for module in one.modules()) == 1
     other = copy.deepcopy(one)
     x = torch.randn(M, P)
@@ -403,8 +403,8 @@ def test_a_layer_from_empty_memory_is_drawn_as_a_new_one(make):
         assert bool(t.any()) == bool(fresh[key].any()), key
 
 
-@pytest.mark.parametrize("make", [*LAYERS.values(), lambda **o: LearntEncoding(M, P, **o)],
-                         ids=[*LAYERS, "LearntEncoding"])
+@pytest.mark.parametrize("make", [*LAYERS.values(), lambda **o: LearnedEncoding(M, P, **o)],
+                         ids=[*LAYERS, "LearnedEncoding"])
 def test_device_and_dtype_of_a_new_layer(make):
     for device, dtype in (("meta", torch.float64), ("cpu", torch.bfloat16), (None, torch.float64), ("meta", None)):
         tensors = make(device=device, dtype=dtype).state_dict()
@@ -419,7 +419,7 @@ def test_every_layer_with_numbers_is_told_where_they_are():
                and not {"device", "dtype"} <= set(inspect.signature(layer).parameters)}
     assert without == {"Layer", "AvgPool1d", "AvgPool2d", "AvgPool3d",  # no numbers
                        "OnGrid", "RelativeValue",
-                       "Prepared", "StructureBuffer",  # those of a layer that is given, or that is made later
+                       "Cache", "StructureBuffer",  # those of a layer that is given, or that is made later
                        "Attributes"}  # what a layer returns
 
 
@@ -500,7 +500,7 @@ def test_scores_of_projections_need_a_theta_a_head():
 @pytest.mark.parametrize("score", [lambda: DotProduct(heads=2, dim=3).scaled(), lambda: Additive(dim=3, heads=2),
                                    lambda: General(),
                                    lambda: Additive(dim=3).masked(keep=Padding(torch.arange(7) < 5))])
-def test_learnt_queries_are_scored_by_any_function(score):
+def test_learned_queries_are_scored_by_any_function(score):
     layer = Conv(Context(3, score=score()).softmax(), 4, 6).to(torch.float64)
     plain = Conv(score().softmax(), 4, 6).to(torch.float64)
     context = layer.mechanism.operands[0]

@@ -84,7 +84,7 @@ def pooled(rows, kind, pool, channels):
 
 
 def loop(block, graph, nodes, edges, globals):
-    """Algorithm 1 of Battaglia et al., an edge and a node at a time, for one graph; without `neighbours`."""
+    """Algorithm 1 of Battaglia et al., an edge and a node at a time, for one graph; without `neighbors`."""
     pairs = graph.edge_index.T.tolist()
     own = {"nodes": list(nodes), "edges": None if edges is None else list(edges),
            "globals": None if globals is None else globals[0]}
@@ -206,8 +206,8 @@ def test_edges_to_other_nodes():
 
 
 @pytest.mark.parametrize("scores", [DotProduct(2, 3), DotProduct(2, 3).masked(keep=STRUCTURE), Additive(3)], ids=repr)
-def test_neighbours_are_those_of_the_same_graph(scores):
-    block, x = GraphNetwork(4, node=(9, 6), neighbours=scores.softmax()).to(F64), torch.randn(7, 4, dtype=F64)
+def test_neighbors_are_those_of_the_same_graph(scores):
+    block, x = GraphNetwork(4, node=(9, 6), neighbors=scores.softmax()).to(F64), torch.randn(7, 4, dtype=F64)
     alone = [block(part, graph).nodes for part, graph in zip(x.split([4, 2, 1]), GRAPHS, strict=True)]
     close(block(x, WHOLE).nodes, torch.cat(alone))
 
@@ -215,7 +215,7 @@ def test_neighbours_are_those_of_the_same_graph(scores):
 def test_receivers_attend_to_senders():
     graph = Graph(torch.tensor([[0, 1, 2, 0], [0, 1, 1, 1]]), num_inputs=3, num_outputs=2)
     attention = DotProduct(1, 3).masked(keep=STRUCTURE).softmax()
-    block = GraphNetwork(4, node=6, node_reads=("neighbours",), neighbours=attention, bipartite=True).to(F64)
+    block = GraphNetwork(4, node=6, node_reads=("neighbors",), neighbors=attention, bipartite=True).to(F64)
     senders, receivers = torch.randn(3, 4, dtype=F64), torch.randn(2, 4, dtype=F64)
     first = block.node.first
     found = first.basis({"nodes": senders}, graph, z=receivers).dense()[0]
@@ -250,7 +250,7 @@ def test_nothing_of_the_pairs_of_ends_is_built():
     (lambda: GraphNetwork(4, node=5, node_reads=()), "node_reads must be of nodes; got none"),
     (lambda: GraphNetwork(4), "at least one of edge, node and globals"),
     (lambda: GraphNetwork(4, edge=5, node_reads=("nodes",)), "node must be given where node_reads is"),
-    (lambda: GraphNetwork(4, edge=5, neighbours=DotProduct()), "an update of nodes must be there"),
+    (lambda: GraphNetwork(4, edge=5, neighbors=DotProduct()), "an update of nodes must be there"),
     (lambda: GraphNetwork(4, node=()), "an update must have one width or more"),
     (lambda: GraphNetwork(4, node=5, aggregate="median"), "aggregate must be"),
     (lambda: GraphNetwork(4, 0, 2, edge=3, node=5, node_reads=("globals",), bipartite=True), "node_reads must be of")])
@@ -331,7 +331,7 @@ def test_set2set_is_its_recurrence():
 
 
 @EACH
-def test_saved_exported_and_learnt(name, tmp_path):
+def test_saved_exported_and_learned(name, tmp_path):
     from safetensors.torch import load_file, save_file
 
     block, other = made(name), BLOCKS[name]().to(F64)

@@ -65,7 +65,7 @@ def test_gcn(x):
     close(layer(x, graph()), (d[:, None] * a * d).mT @ x @ theta(layer)[0] + layer.bias)
 
 
-def test_gcn_without_normalisation(x):
+def test_gcn_without_normalization(x):
     layer = GCNConv(P, Q, normalize=False, bias=False).to(F64)
     close(layer(x, graph()), matrix().mT @ x @ theta(layer)[0])
     layer = GCNConv(P, Q, add_self_loops=False, bias=False).to(F64)
@@ -269,7 +269,7 @@ def test_edge_conditioned_equals_pytorch_geometrics(x, kinds):
     close(layer(x, edges), theirs(x, edges.edge_index, edges.edge_attr))
 
 
-def test_learnt_attributes_of_edges_get_each_their_gradient(x):
+def test_learned_attributes_of_edges_get_each_their_gradient(x):
     edges = attributed(80, 5)
     attributes = edges.edge_attr.clone().requires_grad_()
     layer = EdgeConditionedConv(P, Q, 3, 5).to(F64)

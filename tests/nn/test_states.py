@@ -216,8 +216,8 @@ def test_an_expression_can_be_replaced():
         layer.mechanism = nn.Identity()
 
 
-def local(centre):
-    return (DOT.masked(keep=Window(2, centre=centre)).softmax() * GaussianWindow(1.0, centre)) | Identity()
+def local(center):
+    return (DOT.masked(keep=Window(2, center=center)).softmax() * GaussianWindow(1.0, center)) | Identity()
 
 
 def test_a_module_that_two_leaves_have_has_one_name():
@@ -225,15 +225,15 @@ def test_a_module_that_two_leaves_have_has_one_name():
     assert [key for key in layer.state_dict() if "hidden" in key] == ["mask.position0.hidden.weight"]
     y = layer(x)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), Conv(layer.mechanism, P, Q)):
-        assert twin.mask.position0 is twin.gaussian_window.centre is not layer.mask.position0
+        assert twin.mask.position0 is twin.gaussian_window.center is not layer.mask.position0
         assert twin.state_dict().keys() == layer.state_dict().keys()
     other = copy.deepcopy(layer.mask.position0)
     other.hidden.weight.data.mul_(-3)
     layer.mask.position0 = other
-    assert not torch.equal(layer(x), y) and layer.gaussian_window.centre is other
+    assert not torch.equal(layer(x), y) and layer.gaussian_window.center is other
     layer.mask = copy.deepcopy(layer.mask)
     layer.reset_parameters()
-    assert layer.gaussian_window.centre is layer.mask.position0 is not other
+    assert layer.gaussian_window.center is layer.mask.position0 is not other
     layer.mask = nn.Identity()  # of no use, and an error says so
     with pytest.raises((ConfigError, TypeError)):
         layer(x)

@@ -38,9 +38,9 @@ class Decoder:
     def leaves(self):
         return [t for t in (self.x, self.z, *self.layer.parameters()) if t.requires_grad]
 
-    def steps(self, prepared=None):
-        prepared = self.layer.prepare(self.x, self.structure) if prepared is None else prepared
-        return [self.layer(prepared, z=self.z[..., t:t + 1, :]) for t in range(STEPS)]
+    def steps(self, cache=None):
+        cache = self.layer.prepare(self.x, self.structure) if cache is None else cache
+        return [self.layer(cache, z=self.z[..., t:t + 1, :]) for t in range(STEPS)]
 
     def wanted(self, loss=lambda y: y.cos().sum()):
         return torch.autograd.grad(loss(self.layer(self.x, z=self.z, structure=self.structure)), self.leaves)
@@ -95,9 +95,9 @@ def test_padded_samples_in_another_order():
     decoder, order = padded(), torch.tensor([2, 0, 0])
     with torch.no_grad():
         decoder.x[~decoder.structure.keep] = torch.nan
-        prepared = decoder.layer.prepare(decoder.x, decoder.structure)
-        decoder.layer(prepared, z=decoder.z[:, :1])
-        found = decoder.layer(prepared.reorder(order), z=decoder.z[:, 1:2])
+        cache = decoder.layer.prepare(decoder.x, decoder.structure)
+        decoder.layer(cache, z=decoder.z[:, :1])
+        found = decoder.layer(cache.reorder(order), z=decoder.z[:, 1:2])
         own = Padding(decoder.structure.keep[order])
         torch.testing.assert_close(found, decoder.layer(decoder.x[order], z=decoder.z[:, 1:2], structure=own))
 
@@ -135,13 +135,13 @@ def test_steps_one_after_another_add_up():
 @pytest.mark.parametrize("first", ["z", "x", "vector", "target"])
 def test_passes_for_some_leave_nothing_for_later_ones(first):
     decoder = Decoder()
-    prepared = decoder.layer.prepare(decoder.x)
-    loss, wanted = loss_of(decoder.steps(prepared)), decoder.wanted()
+    cache = decoder.layer.prepare(decoder.x)
+    loss, wanted = loss_of(decoder.steps(cache)), decoder.wanted()
     names = ["x", "z", *[name for name, _ in decoder.layer.named_parameters()]]
     at = next(i for i, name in enumerate(names) if first in name)
     for _ in range(2):
         close(torch.autograd.grad(loss, decoder.leaves[at], retain_graph=True), wanted[at:at + 1])
-    assert not prepared.reused._last[2].left._sums
+    assert not cache.reused._last[2].left._sums
     close(torch.autograd.grad(loss, decoder.leaves), wanted)
 
 
@@ -171,8 +171,8 @@ def test_functional_gradients():
     layer = decoder.layer
 
     def loss(x, z):
-        prepared = layer.prepare(x)
-        return loss_of([layer(prepared, z=z[:, t:t + 1]) for t in range(STEPS)])
+        cache = layer.prepare(x)
+        return loss_of([layer(cache, z=z[:, t:t + 1]) for t in range(STEPS)])
 
     close(torch.func.grad(loss, (0, 1))(decoder.x, decoder.z), decoder.wanted()[:2])
 
@@ -184,8 +184,8 @@ def test_checkpoints_around_steps(reentrant, prepared_within):
     layer, held = decoder.layer, None if prepared_within else decoder.layer.prepare(decoder.x)
 
     def run(x, z):
-        prepared = layer.prepare(x) if held is None else held
-        return torch.cat([layer(prepared, z=z[:, t:t + 1]) for t in range(z.shape[1])], 1)
+        cache = layer.prepare(x) if held is None else held
+        return torch.cat([layer(cache, z=z[:, t:t + 1]) for t in range(z.shape[1])], 1)
 
     parts = [checkpoint(run, decoder.x, z, use_reentrant=reentrant) for z in decoder.z.split(2, 1)]
     torch.cat(parts, 1).cos().sum().backward()
@@ -197,15 +197,15 @@ def test_a_pass_within_a_pass_keeps_to_itself():
     decoder, inner = Decoder(weight=Eye(), outputs=12), []
     decoder.layer.mechanism.requires_grad_(False)
     with torch.no_grad():
-        prepared = decoder.layer.prepare(decoder.x)
-    leaves = prepared.x.requires_grad_(), decoder.z
+        cache = decoder.layer.prepare(decoder.x)
+    leaves = cache.x.requires_grad_(), decoder.z
 
     def within(_):
         with torch.enable_grad():
-            loss = loss_of([decoder.layer(prepared, z=decoder.z[:, :1])])
+            loss = loss_of([decoder.layer(cache, z=decoder.z[:, :1])])
         inner.append(torch.autograd.grad(loss, leaves))
 
-    steps = decoder.steps(prepared)
+    steps = decoder.steps(cache)
     wanted = [torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (loss_of(steps), loss_of(steps[:1]))]
     steps[2].register_hook(within)
     close(torch.autograd.grad(loss_of(steps), leaves), wanted[0])
@@ -222,20 +222,20 @@ def test_what_is_frozen(frozen):
 
 def test_what_is_frozen_later():
     decoder = Decoder()
-    prepared = decoder.layer.prepare(decoder.x)
-    before = decoder.steps(prepared)
+    cache = decoder.layer.prepare(decoder.x)
+    before = decoder.steps(cache)
     decoder.layer.mechanism.requires_grad_(False)
-    after = decoder.steps(prepared)
+    after = decoder.steps(cache)
     found = torch.autograd.grad(loss_of(before) + loss_of(after), decoder.x)
     close(found, [2 * decoder.wanted()[0]])
 
 
 def test_modes_of_gradients_in_turn():
     decoder, no_grad = Decoder(), torch.no_grad()
-    prepared, whole = decoder.layer.prepare(decoder.x), decoder.layer(decoder.x, z=decoder.z)
+    cache, whole = decoder.layer.prepare(decoder.x), decoder.layer(decoder.x, z=decoder.z)
     with no_grad:
-        close(decoder.steps(prepared), whole.split(1, 1))
-    close(torch.autograd.grad(loss_of(decoder.steps(prepared)), decoder.leaves), decoder.wanted())
+        close(decoder.steps(cache), whole.split(1, 1))
+    close(torch.autograd.grad(loss_of(decoder.steps(cache)), decoder.leaves), decoder.wanted())
     with no_grad:
         held = decoder.layer.prepare(decoder.x)
     for _ in range(2):
@@ -248,25 +248,25 @@ def test_modes_of_gradients_in_turn():
 def test_entries_appended_between_steps():
     decoder = Decoder(mechanism=Additive(20).softmax())
     layer, x, z = decoder.layer, decoder.x, decoder.z
-    prepared = layer.prepare(x[:, :20])
+    cache = layer.prepare(x[:, :20])
     steps, whole = [], []
     for t in range(STEPS):
-        steps.append(layer(prepared, z=z[:, t:t + 1]))
+        steps.append(layer(cache, z=z[:, t:t + 1]))
         whole.append(layer(x[:, :20 + 2 * t], z=z[:, t:t + 1]))
-        prepared.append(x[:, 20 + 2 * t:22 + 2 * t])
+        cache.append(x[:, 20 + 2 * t:22 + 2 * t])
     close(torch.autograd.grad(loss_of(steps), decoder.leaves), torch.autograd.grad(loss_of(whole), decoder.leaves))
 
 
 def test_samples_in_another_order_and_entries_taken_back():
     decoder = Decoder()
     layer, x, z = decoder.layer, decoder.x, decoder.z
-    prepared, order = layer.prepare(x), torch.tensor([2, 2, 0])
-    steps, whole = [layer(prepared, z=z[:, :1])], [layer(x, z=z[:, :1])]
-    prepared.reorder(order)
-    steps.append(layer(prepared, z=z[:, 1:2]))
+    cache, order = layer.prepare(x), torch.tensor([2, 2, 0])
+    steps, whole = [layer(cache, z=z[:, :1])], [layer(x, z=z[:, :1])]
+    cache.reorder(order)
+    steps.append(layer(cache, z=z[:, 1:2]))
     whole.append(layer(x[order], z=z[:, 1:2]))
-    prepared.truncate(7)
-    steps.append(layer(prepared, z=z[:, 2:3]))
+    cache.truncate(7)
+    steps.append(layer(cache, z=z[:, 2:3]))
     whole.append(layer(x[order, :7], z=z[:, 2:3]))
     close(torch.autograd.grad(loss_of(steps), decoder.leaves), torch.autograd.grad(loss_of(whole), decoder.leaves))
 
@@ -274,10 +274,10 @@ def test_samples_in_another_order_and_entries_taken_back():
 @pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy])
 def test_copies(twin_of):
     decoder = Decoder()
-    prepared = decoder.layer.prepare(decoder.x)
-    first = decoder.layer(prepared, z=decoder.z[:, :1])
-    twin = twin_of(prepared)
-    rest = [decoder.layer(twin if t % 2 else prepared, z=decoder.z[:, t:t + 1]) for t in range(1, STEPS)]
+    cache = decoder.layer.prepare(decoder.x)
+    first = decoder.layer(cache, z=decoder.z[:, :1])
+    twin = twin_of(cache)
+    rest = [decoder.layer(twin if t % 2 else cache, z=decoder.z[:, t:t + 1]) for t in range(1, STEPS)]
     close(torch.autograd.grad(loss_of([first, *rest]), decoder.leaves), decoder.wanted())
 
 
@@ -315,10 +315,10 @@ def test_anomaly_mode():
 @pytest.mark.parametrize("changed", ["keys", "x", "vector"])
 def test_what_was_changed_in_place_is_told(changed):
     decoder = Decoder()
-    prepared = decoder.layer.prepare(decoder.x)
-    loss = loss_of(decoder.steps(prepared))
+    cache = decoder.layer.prepare(decoder.x)
+    loss = loss_of(decoder.steps(cache))
     with torch.no_grad():
-        {"keys": next(iter(prepared._kept.values())).rows.entries(), "x": prepared.heads(),
+        {"keys": next(iter(cache._entries.values())).rows.entries(), "x": cache.heads(),
          "vector": next(p for name, p in decoder.layer.named_parameters() if "vector" in name)}[changed].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -328,12 +328,12 @@ def test_what_was_changed_in_place_is_told(changed):
 def test_keys_that_were_changed_in_place_are_read_anew(grad):
     """Keys without numbers weigh all values alike, whatever the output."""
     decoder = Decoder()
-    prepared = decoder.layer.prepare(decoder.x)
+    cache = decoder.layer.prepare(decoder.x)
     with torch.set_grad_enabled(grad):
-        before = decoder.steps(prepared)
+        before = decoder.steps(cache)
         with torch.no_grad():
-            next(iter(prepared._kept.values())).rows.entries().zero_()
-        after = decoder.steps(prepared)
+            next(iter(cache._entries.values())).rows.entries().zero_()
+        after = decoder.steps(cache)
     assert not torch.allclose(before[0], before[1], atol=1e-3)
     torch.testing.assert_close(after[0], after[1])
 
@@ -354,31 +354,31 @@ def test_numbers_of_which_no_factor_is_made(scale, of):
 @pytest.mark.parametrize("outputs", [(1, 4), (5,), (2, 3)])
 def test_several_outputs_a_step(outputs):
     decoder = Decoder()
-    prepared = decoder.layer.prepare(decoder.x)
-    steps = [decoder.layer(prepared, z=part) for part in decoder.z.split(outputs, 1)]
+    cache = decoder.layer.prepare(decoder.x)
+    steps = [decoder.layer(cache, z=part) for part in decoder.z.split(outputs, 1)]
     close(torch.autograd.grad(loss_of(steps), decoder.leaves), decoder.wanted())
 
 
 def test_outputs_of_more_dimensions_than_the_inputs():
     decoder = Decoder(lead=())
     z = torch.randn(2, 3, 4, 10, requires_grad=True)
-    prepared = decoder.layer.prepare(decoder.x)
+    cache = decoder.layer.prepare(decoder.x)
     leaves = [decoder.x, z]
-    steps = [decoder.layer(prepared, z=z[..., t:t + 1, :]) for t in range(4)]
+    steps = [decoder.layer(cache, z=z[..., t:t + 1, :]) for t in range(4)]
     close(torch.autograd.grad(loss_of(steps), leaves),
           torch.autograd.grad(decoder.layer(decoder.x, z=z).cos().sum(), leaves))
 
 
 def test_a_projection_of_other_sizes_is_refused():
     decoder = Decoder()
-    prepared = decoder.layer.prepare(decoder.x)
-    decoder.layer(prepared, z=decoder.z[:, :1])
+    cache = decoder.layer.prepare(decoder.x)
+    decoder.layer(cache, z=decoder.z[:, :1])
     module = next(part for part in decoder.layer.modules() if isinstance(part, Additive))
     module.target.weight = torch.nn.Parameter(torch.randn(16, 10))
     module.target.bias = torch.nn.Parameter(torch.randn(16))
-    prepared = decoder.layer.prepare(decoder.x)
+    cache = decoder.layer.prepare(decoder.x)
     with pytest.raises(ShapeError):
-        decoder.layer(prepared, z=decoder.z[:, :1])
+        decoder.layer(cache, z=decoder.z[:, :1])
 
 
 @pytest.mark.parametrize("of", ["x", "z"])
@@ -387,11 +387,11 @@ def test_nothing_is_held_beyond_the_prepared(of):
     gc.collect()
     gc.disable()
     try:
-        prepared = decoder.layer.prepare(decoder.x)
-        steps, known = decoder.steps(prepared), weakref.ref(prepared.x)
+        cache = decoder.layer.prepare(decoder.x)
+        steps, known = decoder.steps(cache), weakref.ref(cache.x)
         loss = loss_of(steps)
         torch.autograd.grad(loss, getattr(decoder, of), retain_graph=of == "z")
-        del prepared, steps, loss
+        del cache, steps, loss
         assert known() is None
     finally:
         gc.enable()

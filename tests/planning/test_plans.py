@@ -265,14 +265,14 @@ def test_a_lookup_sees_what_a_plan_depends_on():
     first = plan(x, basis, theta)
     assert plan(x, basis, theta) is first
     theta.theta.requires_grad_()
-    learnt = plan(x, basis, theta)
-    assert "backward to theta" in learnt.problem and "backward" not in first.problem
+    learned = plan(x, basis, theta)
+    assert "backward to theta" in learned.problem and "backward" not in first.problem
     with torch.no_grad():
         assert "backward" not in plan(x, basis, theta).problem
     assert "backward to x and theta" in plan(x.clone().requires_grad_(), basis, theta).problem
-    assert plan(x, basis, theta, max_bytes=1) is not learnt
+    assert plan(x, basis, theta, max_bytes=1) is not learned
     factors = LowRank.of(torch.zeros(1, 32, 4), torch.zeros(1, 4, 24))
-    assert plan(x, basis, factors).problem != learnt.problem
+    assert plan(x, basis, factors).problem != learned.problem
 
 
 def test_a_layer_shows_its_plan(tmp_path, monkeypatch):

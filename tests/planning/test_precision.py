@@ -1,4 +1,4 @@
-"""Autocast: one dtype for kernels, torch's for results, float32 for what is summed and normalised."""
+"""Autocast: one dtype for kernels, torch's for results, float32 for what is summed and normalized."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_weights_come_in_the_dtype_of_the_result():
 
 def test_structures_are_not_cast():
     graph = Graph(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, edge_weight=torch.rand(2))
-    window = Window(1, centre=torch.tensor([300.5, 301.5]))
+    window = Window(1, center=torch.tensor([300.5, 301.5]))
     assert cast(graph, torch.bfloat16) is graph
     assert cast((window, torch.ones(1)), torch.bfloat16)[0] is window
     with autocast(torch.bfloat16):
@@ -106,7 +106,7 @@ def test_sums_over_many_inputs_are_taken_in_float32(dtype, kind):
 
 @pytest.mark.parametrize("dtype", LOW)
 def test_sums_over_many_edges_are_taken_in_float32(dtype):
-    """A hub of 3000 neighbours, each with weight one: 16-bit running sums would stop at 256, or at 2048."""
+    """A hub of 3000 neighbors, each with weight one: 16-bit running sums would stop at 256, or at 2048."""
     index = torch.stack([torch.arange(3000), torch.zeros(3000, dtype=torch.long)])
     layer, graph = Conv(Adjacency(normalize=None), 1, 1, bias=False), Graph(index, num_nodes=3000)
     x = torch.ones(3000, 1)

@@ -77,13 +77,13 @@ def test_sum_heads_equals_sum_of_products(values_lead, x_shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("values_lead", [None, (), (1,), (2, 1), (2, 4)])
-def test_a_batch_that_shares_its_values_is_taken_as_it_lies(values_lead, learnt, dtype):
+def test_a_batch_that_shares_its_values_is_taken_as_it_lies(values_lead, learned, dtype):
     """One product of all samples, whose x is neither copied nor turned, and whose y lies as x does."""
     edges = Edges(7, 5, 20)
     values, x = operands(values_lead, (2, 4, 7, 3), 20, dtype)
-    if learnt and values is not None:
+    if learned and values is not None:
         values.requires_grad_()
     asked = []
 

@@ -31,7 +31,7 @@ def test_uniform(seed):
 
 
 @pytest.mark.parametrize("shift", [(0, 1), (1, 0), (1, 1), (1, -1), (0, 2), (16, 0), (0, 256)])
-def test_neighbours_are_independent(shift):
+def test_neighbors_are_independent(shift):
     u = hash_uniform(SEED, ROWS, COLS)
     v = hash_uniform(SEED, ROWS + shift[0], (COLS + shift[1]) % 512)
     joint = torch.stack([(u * 8).floor(), (v * 8).floor()]).long().reshape(2, -1)

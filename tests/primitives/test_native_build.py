@@ -203,12 +203,12 @@ def test_values_seen_twice_are_kept_in_the_order_of_the_slots():
     torch.testing.assert_close(calls.in_slots(values, order), values[:, order], rtol=0, atol=0)
 
 
-def test_learnt_values_and_few_of_them_are_not_kept():
+def test_learned_values_and_few_of_them_are_not_kept():
     order = torch.arange(calls.FEW)
-    learnt = torch.rand(calls.FEW, requires_grad=True)
+    learned = torch.rand(calls.FEW, requires_grad=True)
     few = torch.rand(calls.FEW - 1)
     for _ in range(3):
-        assert calls.in_slots(learnt, order) is None
+        assert calls.in_slots(learned, order) is None
         assert calls.in_slots(few, order[1:]) is None
 
 

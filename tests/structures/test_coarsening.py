@@ -1,4 +1,4 @@
-"""Graphs of nearest neighbours, and graphs made coarser."""
+"""Graphs of nearest neighbors, and graphs made coarser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from structconv.errors import ConfigError, StructureError
 from structconv.structures import Graph, Grid
 from structconv.structures.coarsening import coarsened
-from structconv.structures.neighbours import nearest_neighbours
+from structconv.structures.neighbors import nearest_neighbors
 
 F64 = torch.float64
 
@@ -20,8 +20,8 @@ def dense(graph):
     return a.index_put((graph.source, graph.target), graph.edge_weight, accumulate=True)
 
 
-def test_neighbours_on_a_line():
-    graph = nearest_neighbours(torch.tensor([[0.0], [1.0], [3.0], [3.5]], dtype=F64), 1)
+def test_neighbors_on_a_line():
+    graph = nearest_neighbors(torch.tensor([[0.0], [1.0], [3.0], [3.5]], dtype=F64), 1)
     width = (1 + 1 + 0.5 + 0.5) / 4
     assert graph.edge_index.T.tolist() == [[0, 1], [1, 0], [2, 3], [3, 2]]
     expected = [math.exp(-(d / width) ** 2) for d in (1, 1, 0.5, 0.5)]
@@ -30,7 +30,7 @@ def test_neighbours_on_a_line():
 
 def test_pixels_inside_have_the_eight_around_them():
     grid = Grid((9, 9))
-    graph = nearest_neighbours(grid.coordinates().to(F64), 8)
+    graph = nearest_neighbors(grid.coordinates().to(F64), 8)
     a = dense(graph)
     assert torch.equal(a, a.T) and not a.diagonal().any()
     assert (a > 0).sum(0).min() >= 8
@@ -39,12 +39,12 @@ def test_pixels_inside_have_the_eight_around_them():
     assert a[inner].nonzero().flatten().tolist() == around
 
 
-@pytest.mark.parametrize(("points", "neighbours", "error"), [
+@pytest.mark.parametrize(("points", "neighbors", "error"), [
     (torch.zeros(3), 1, StructureError), (torch.zeros(3, 2).long(), 1, StructureError),
     (torch.zeros(3, 2), 3, StructureError), (torch.zeros(3, 2), 0, ConfigError)])
-def test_points_without_such_neighbours(points, neighbours, error):
+def test_points_without_such_neighbors(points, neighbors, error):
     with pytest.raises(error):
-        nearest_neighbours(points, neighbours)
+        nearest_neighbors(points, neighbors)
 
 
 def weighted(nodes, edges):
@@ -66,7 +66,7 @@ def test_the_heavy_pairs_are_found():
 
 
 def test_clusters_of_a_grid_are_nearly_even():
-    graph = nearest_neighbours(Grid((28, 28)).coordinates().float(), 8)
+    graph = nearest_neighbors(Grid((28, 28)).coordinates().float(), 8)
     clusters, coarser = coarsened(graph, 2)
     sizes = clusters.target.bincount()
     assert len(sizes) == coarser.num_nodes <= 210

@@ -111,7 +111,7 @@ def test_graph_exports_with_any_number_of_edges(strict):
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("support", [
-    Causal() & Padding(torch.tensor([True, True, False, True])), Window(1, centre=torch.rand(2, 4)),
+    Causal() & Padding(torch.tensor([True, True, False, True])), Window(1, center=torch.rand(2, 4)),
     Window((3, 1), dilation=1, grid=Grid((2, 2), periodic=True)), Window(1) | Global(1) | Global((2, 3)),
     EdgeSupport(random_graph(4, 6)) | ~Blocks(2)])
 def test_supports_export(support, strict):

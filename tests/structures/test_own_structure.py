@@ -28,7 +28,7 @@ class Tree(FrozenValue):
     def num_entries(self):
         return self.parent.shape[0]
 
-    def relabelled(self, source, target):
+    def relabeled(self, source, target):
         return Tree(source.argsort()[self.parent[source]])
 
 
@@ -157,9 +157,9 @@ def test_what_cannot_join_a_batch_is_told(value, message):
         batch([value, value])
 
 
-def test_a_structure_that_cannot_be_relabelled_is_told():
+def test_a_structure_that_cannot_be_relabeled_is_told():
     made = Specimen("forest", lambda: Setup(Parent().bound(4, 3), torch.randn(4, 4, dtype=F64), None,
                                             Forest(PARENTS[0])), {"permutes"})
     check = dict(suite(made))["forest: permutation"]
-    with pytest.raises(AssertionError, match=r"give its class a method relabelled\(source, target\)"):
+    with pytest.raises(AssertionError, match=r"give its class a method relabeled\(source, target\)"):
         check()

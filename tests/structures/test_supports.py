@@ -118,17 +118,17 @@ def test_one_radius_serves_every_axis():
 
 
 @settings(max_examples=25, deadline=None)
-@given(centre=st.lists(st.floats(-4, 12, width=32), min_size=1, max_size=6), radius=st.integers(0, 3))
-def test_centred_windows(centre, radius):
-    centre = torch.tensor(centre)
-    window = Window(radius, centre=centre)
-    near = [[bool(abs(torch.tensor(float(m)) - c) <= radius) for c in centre] for m in range(8)]
-    assert table(window, 8, len(centre)).tolist() == near
-    assert_lists_agree(window, 8, len(centre))
+@given(center=st.lists(st.floats(-4, 12, width=32), min_size=1, max_size=6), radius=st.integers(0, 3))
+def test_centered_windows(center, radius):
+    center = torch.tensor(center)
+    window = Window(radius, center=center)
+    near = [[bool(abs(torch.tensor(float(m)) - c) <= radius) for c in center] for m in range(8)]
+    assert table(window, 8, len(center)).tolist() == near
+    assert_lists_agree(window, 8, len(center))
 
 
-def test_centres_out_of_reach_keep_nothing():
-    window = Window(1, centre=torch.tensor([float("nan"), float("inf"), -float("inf"), 1e9, 2.0]))
+def test_centers_out_of_reach_keep_nothing():
+    window = Window(1, center=torch.tensor([float("nan"), float("inf"), -float("inf"), 1e9, 2.0]))
     assert window.edges(6, 5).edge_index.tolist() == [[1, 2, 3], [4, 4, 4]]
 
 
@@ -175,7 +175,7 @@ def test_edge_support_is_the_graph_itself_with_its_duplicates():
 
 
 @pytest.mark.parametrize("support", [
-    Padding(torch.rand(2, 1, 4) > 0.5), DenseMask(torch.rand(2, 3, 4, 5) > 0.5), Window(1, centre=torch.rand(2, 5) * 4),
+    Padding(torch.rand(2, 1, 4) > 0.5), DenseMask(torch.rand(2, 3, 4, 5) > 0.5), Window(1, center=torch.rand(2, 5) * 4),
     Window(1) & Padding(torch.rand(2, 4) > 0.5), ~Padding(torch.rand(2, 4) > 0.5)])
 def test_batched_supports(support):
     """The whole table, a block of it and its pairs one by one say the same."""
@@ -213,9 +213,9 @@ BAD = {
     "axes": (lambda: Window((3, 3), grid=Grid(9)), r"each axis of Grid\(\(9,\)\); got \(3, 3\)"),
     "no grid": (lambda: Window((7, 7), dilation=2).edges(9, 9), r"window.on\(grid\)"),
     "no grid to test": (lambda: table(Window((7, 7)), 9, 9), r"each axis of a sequence; got \(7, 7\)"),
-    "centre on grid": (lambda: Window(2, grid=Grid(3), centre=torch.rand(3)), "centre goes with an integer radius"),
-    "centre dilated": (lambda: Window(2, dilation=2, centre=torch.rand(3)), "centre goes with an integer radius"),
-    "centre dtype": (lambda: Window(2, centre=torch.arange(3)), "centre must be floating; got torch.int64"),
+    "center on grid": (lambda: Window(2, grid=Grid(3), center=torch.rand(3)), "center goes with an integer radius"),
+    "center dilated": (lambda: Window(2, dilation=2, center=torch.rand(3)), "center goes with an integer radius"),
+    "center dtype": (lambda: Window(2, center=torch.arange(3)), "center must be floating; got torch.int64"),
     "blocks": (lambda: Blocks(0), "size must be a positive integer; got 0"),
     "global": (lambda: Global(-1), "entries must be an integer >= 0; got -1"),
     "global twice": (lambda: Global((2, 0, 2)), r"entries must be distinct numbers; got \(2, 0, 2\)"),
@@ -229,7 +229,7 @@ BAD = {
     "transposed": (lambda: Padding(torch.ones(4).bool()).transpose().check("Conv", 4, 5), "length N=5; got 4"),
     "graph size": (lambda: EdgeSupport(Graph(torch.tensor([[0], [1]]))).edges(3, 3), "length M=3; got 2"),
     "grid size": (lambda: Window(1, grid=Grid((2, 2))).edges(5, 5), "length M=5; got 4"),
-    "centres": (lambda: Window(1, centre=torch.rand(4)).check("Conv", 5, 5), "length N=5; got 4"),
+    "centers": (lambda: Window(1, center=torch.rand(4)).check("Conv", 5, 5), "length N=5; got 4"),
 }
 
 

@@ -140,7 +140,7 @@ def _masked(draw: st.DrawFn, a: Drawn) -> Drawn:
 
 
 @st.composite
-def _normalised(draw: st.DrawFn, a: Drawn) -> Drawn:
+def _normalized(draw: st.DrawFn, a: Drawn) -> Drawn:
     over = draw(st.sampled_from(["inputs", "outputs"]))
     kind = draw(st.sampled_from(["softmax", "count", "sigmoid"] if a.scored else ["count"]))
     dim = -2 if over == "inputs" else -1
@@ -249,7 +249,7 @@ def _changed(draw: st.DrawFn, operator: str, a: Drawn) -> Drawn:
     if operator == "masked":
         return draw(_masked(a))
     if operator == "normalize":
-        return draw(_normalised(a))
+        return draw(_normalized(a))
     if operator == "scale":
         return Drawn(-0.7 * a.basis, -0.7 * a.raw, a.exists, a.scored)
     if operator == "mix":

@@ -235,8 +235,8 @@ def _blocks() -> None:
 
     named(graph_network=lambda: use(block(*sizes, **widths), *attributes()),
           graph_network_of_means=lambda: use(block(*sizes, **widths, aggregate="mean", readout="mean"), *attributes()),
-          graph_network_of_neighbours=lambda: use(
-              block(P, node=Q, neighbours=mechanisms.DotProduct(1, 3).masked(keep=STRUCTURE).softmax()), x(),
+          graph_network_of_neighbors=lambda: use(
+              block(P, node=Q, neighbors=mechanisms.DotProduct(1, 3).masked(keep=STRUCTURE).softmax()), x(),
               graph()),
           graph_network_non_local=lambda: use(block.non_local(P, node=Q), x(), graph()),
           linear=lambda: use(layers.Linear(P, Q), xs()),

@@ -21,7 +21,7 @@ from structconv.bases.cuboid import cuboid_offsets
 from structconv.bases.dense import Dense, Identity
 from structconv.bases.entrywise import DroppedWithin
 from structconv.bases.mixture import Mixture
-from structconv.bases.normalisations import TopK
+from structconv.bases.normalizations import TopK
 from structconv.bases.placed import Moved, Selected
 from structconv.bases.polynomial import Polynomial
 from structconv.bases.pooling import Pooling
@@ -36,7 +36,7 @@ from structconv.mechanisms.context import Context
 from structconv.mechanisms.dynamic import Deformable, DynamicShifts
 from structconv.mechanisms.edge_network import EdgeNetwork
 from structconv.mechanisms.expression import Mechanism
-from structconv.mechanisms.given import Given, Learnt
+from structconv.mechanisms.given import Given, Learned
 from structconv.mechanisms.masks import STRUCTURE
 from structconv.structures import (
     Blocks,
@@ -51,7 +51,7 @@ from structconv.structures import (
     Window,
     batch,
 )
-from structconv.structures.places import Places
+from structconv.structures.output_positions import OutputPositions
 from structconv.testing.specimens import SPECIMENS, Setup, add
 
 __all__ = ["CONTENT", "F64", "FREE", "GRAPH", "HEADS", "SPECIMENS", "empty_graph", "knowledge", "random",
@@ -175,9 +175,9 @@ def _leaves() -> None:
             distance=lambda: positions.Distance(random(HEADS), M, 5),
             gaussian_bump=lambda: positions.GaussianBump(2 + random(2, 5), 1.5, M),
             clipped_shifts=lambda: positions.ClippedShifts(torch.ones((), dtype=F64), 2, M, 5),
-            moved=lambda: Moved(positions.Lookup(random(HEADS, 1, 5), "clip", 2, M, 5), Places(3), 5),
+            moved=lambda: Moved(positions.Lookup(random(HEADS, 1, 5), "clip", 2, M, 5), OutputPositions(3), 5),
             moved_in_a_batch=lambda: Moved(positions.Lookup(random(2, HEADS, 3, 5), "clip", 2, M, 3),
-                                           Places(0, torch.tensor([[4, 0, 2], [1, 1, 5]])), 3))
+                                           OutputPositions(0, torch.tensor([[4, 0, 2], [1, 1, 5]])), 3))
 
 
 def _algebra_of_values() -> None:
@@ -187,8 +187,9 @@ def _algebra_of_values() -> None:
             composed=lambda: Sparse(random_graph(5, 6), random(2, 13)) @ Dense(random(3, 6, 4)),
             composed_thrice=lambda: Identity(M) @ (Shift(Grid(M), (0, 1)) @ Sparse(random_graph(), random(13))),
             summed=lambda: Sparse(random_graph(), random(2, 13)) + Identity(M),
-            selected=lambda: Selected(Sparse(random_graph(), random(2, 13)), Places(2), 3),
-            selected_in_a_batch=lambda: Selected(Dense(random(2, M, M)), Places(0, torch.tensor([[4, 0], [1, 5]])), 2),
+            selected=lambda: Selected(Sparse(random_graph(), random(2, 13)), OutputPositions(2), 3),
+            selected_in_a_batch=lambda: Selected(
+                Dense(random(2, M, M)), OutputPositions(0, torch.tensor([[4, 0], [1, 5]])), 2),
             side_by_side=lambda: BlockDiagonal((Dense(random(2, 3, 4)), Sparse(random_graph(), random(2, 13)))),
             scaled=lambda: -2.5 * Shift(Grid(M), (0, 1)), scaled_by_head=lambda: Dense(random(2, 3, 4)) * random(2),
             product=lambda: Sparse(random_graph(), random(2, 13)) * Dense(random(1, M, M)),
@@ -196,7 +197,7 @@ def _algebra_of_values() -> None:
             mapped_matrix=lambda: Shift(Grid(M), (0, 1)).map(torch.cos),
             transposed_product=lambda: (Dense(random(2, M, M)).softmax() * Sparse(random_graph(), random(13)))
             .transpose(),
-            normalised_matrix=lambda: Sparse(random_graph(), torch.rand(2, 13, dtype=F64)).normalize("sum"),
+            normalized_matrix=lambda: Sparse(random_graph(), torch.rand(2, 13, dtype=F64)).normalize("sum"),
             mixed_matrices=lambda: (Dense(random(2, M, M)) | Shift(Grid(M), (0, 1))).mix(random(4, 3)),
             difference=lambda: Dense(random(2, 3, 4)) - Dense(random(2, 3, 4)) / 2.0,
             sparsemax=lambda: Dense(random(2, M, 5)).normalize("sparsemax"),
@@ -214,7 +215,7 @@ def _algebra_of_values() -> None:
 
 def _index_based() -> None:
     several((), given=lambda: setup(Given(Shift(Grid(M), (0, 2, -3)))),
-            learnt_onto_others=lambda: setup(Learnt(9, 4, size=2)),
+            learned_onto_others=lambda: setup(Learned(9, 4, size=2)),
             given_table=lambda: setup(Given(torch.nn.Parameter(random(2, M, 4))) | Given(random(M, 4))))
     several(GRAPH, adjacency=lambda: setup(index.Adjacency(), random_graph(weighted=True)),
             adjacency_by_rows=lambda: setup(index.Adjacency("row"), random_graph(dtype=torch.int32)),
@@ -243,7 +244,7 @@ def _index_based() -> None:
             senders_and_receivers=lambda: setup(index.Incidence("sender") | index.Incidence("receiver"),
                                                 random_graph()),
             nodes_from_edges=lambda: setup(index.Incidence("receiver").transpose(), random_graph(), entries=13))
-    several(("compiles",), learnt=lambda: setup(Learnt(9, size=2)), learnt_scores=lambda: setup(Learnt(9, size=2)
+    several(("compiles",), learned=lambda: setup(Learned(9, size=2)), learned_scores=lambda: setup(Learned(9, size=2)
             .masked(keep=Causal()).softmax()))
     several(FREE, identity_mechanism=lambda: setup(index.Identity(2)))
     several(CONTENT, shifts=lambda: setup(index.Shifts([-1, 0, 2])))
@@ -286,7 +287,7 @@ def _attention() -> None:
     several(("permutes",),
             grouped_queries=lambda: setup(mechanisms.DotProduct(heads=4, dim=2, shared_by=2).scaled().softmax()),
             general=lambda: setup(mechanisms.General().softmax(), outputs=5),
-            factorised_biaffine=lambda: setup(mechanisms.BiAffine(HEADS, rank=2, target=False).softmax(over="outputs")),
+            factorized_biaffine=lambda: setup(mechanisms.BiAffine(HEADS, rank=2, target=False).softmax(over="outputs")),
             embedded_gaussian=lambda: setup(mechanisms.EmbeddedGaussian(3).normalize("sum")),
             linear_attention=lambda: setup(mechanisms.DotProduct(dim=3).normalize("count")),
             sigmoid_attention=lambda: setup(dot.scaled().normalize("sigmoid")))
@@ -335,7 +336,7 @@ def _moving_shifts() -> None:
             deformable_strided=lambda: _deformable(3, Grid(7), 7, stride=2, outputs=4))
 
 
-def _other_normalisations() -> None:
+def _other_normalizations() -> None:
     dot, earlier = mechanisms.DotProduct(heads=HEADS, dim=3).scaled(), torch.ones(M, M, dtype=torch.bool).tril(-1)
     several((*FREE,), sparsemax_attention=lambda: setup(dot.normalize("sparsemax")),
             entmax_attention=lambda: setup(mechanisms.Additive(dim=3).normalize("entmax"), outputs=5),
@@ -360,13 +361,13 @@ def _other_normalisations() -> None:
                                                .normalize("sparsemax")))
     several((), log_softmax_over_outputs=lambda: setup(dot.masked(keep=STRUCTURE).log_softmax(over="outputs"),
                                                        random_graph()),
-            one_term_learnt=lambda: setup((dot + torch.nn.Parameter(random(HEADS, M, M))).softmax()))
+            one_term_learned=lambda: setup((dot + torch.nn.Parameter(random(HEADS, M, M))).softmax()))
 
 
 def _local_predictive() -> Setup:
-    centre = terms.PredictedPosition()
-    local = mechanisms.General().masked(keep=Window(2, centre=centre)).softmax()  # type: ignore[arg-type]
-    return setup(local * terms.GaussianWindow(1.0, centre=centre), outputs=5)
+    center = terms.PredictedPosition()
+    local = mechanisms.General().masked(keep=Window(2, center=center)).softmax()  # type: ignore[arg-type]
+    return setup(local * terms.GaussianWindow(1.0, center=center), outputs=5)
 
 
 def _dropped_within() -> Basis:
@@ -430,6 +431,6 @@ def _attention_on_structures() -> None:
             attention_to_nothing=lambda: setup(dot.softmax(), outputs=0))
 
 
-for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _moving_shifts, _other_normalisations,
+for _register in (_values, _leaves, _algebra_of_values, _index_based, _attention, _moving_shifts, _other_normalizations,
                   _attention_on_structures):
     _register()

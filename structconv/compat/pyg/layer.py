@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.matrices import adjacency

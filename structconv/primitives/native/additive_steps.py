@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.primitives.functions import pulled_back, transformed
 from structconv.primitives.native import calls
 from structconv.primitives.native.additive import LOGISTIC, activate, as_logistic

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import ShapeError
 from structconv.memo import derived, kept
 from structconv.primitives.functions import pulled_back

@@ -159,7 +159,7 @@ def in_slots(values: Tensor, order: Tensor) -> Tensor | None:
     """values[..., order], kept from the second time on that the same unchanged values are asked for, else None.
 
     A product reads values in the order of its slots; to look each up by its edge costs as much as the rest of it.
-    Values that come once, or that are learnt, are not worth a copy. (V, E) or (E,); E numbers a row while both live.
+    Values that come once, or that are learned, are not worth a copy. (V, E) or (E,); E numbers a row while both live.
     """
     if order.shape[0] < FEW or values.requires_grad:
         return None

@@ -17,7 +17,7 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from structconv import torch_private as private
+from structconv import torch_compat as private
 from structconv.errors import ShapeError
 from structconv.primitives.functions import pulled_back
 from structconv.primitives.native.checks import check_edges, check_like, check_numbers

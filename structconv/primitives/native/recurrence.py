@@ -42,7 +42,7 @@ def polynomial_analysis(by_target: Csr, by_source: Csr, values: Tensor | None, x
         chebyshev: T_j of the first kind (Defferrard et al. 2016, equation 4); else the monomials A^j.
 
     Returns:
-        (..., K, M, C), K = order - first + 1; in memory each entry's K rows are neighbours, as a product with
+        (..., K, M, C), K = order - first + 1; in memory each entry's K rows are neighbors, as a product with
         channels reads them. Differentiable any number of times.
 
     Cost: 2 order E C flops; beyond the result two rows of the recurrence, 2 M C.

@@ -23,7 +23,7 @@ from structconv.primitives.native.interface import Struct, constants, integers, 
 from structconv.primitives.native.loader import Core
 from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
-from structconv.torch_private import outside_modes
+from structconv.torch_compat import outside_modes
 
 __all__ = ["MAX_WINDOW_CHANNELS", "window_attention"]
 
@@ -46,7 +46,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
                      dropout: float = 0.0, seed: Tensor | None = None, batch_heads: int | None = None) -> Tensor:
     """y_nh = sum_o p_noh v_(n + o)h, p = softmax over the offsets o of scale <q_nh, k_(n + o)h> + table_ho.
 
-    Neighbourhood attention (Hassani et al. 2023) with windows that shrink at the border, on a sequence the sliding
+    Neighborhood attention (Hassani et al. 2023) with windows that shrink at the border, on a sequence the sliding
     window of Longformer (Beltagy et al. 2020, section 3.1), dilated or not. Offsets off the grid do not exist, nor do
     those whose number in the table is -inf: what the entries there hold, NaN included, reaches nothing.
 

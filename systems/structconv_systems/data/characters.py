@@ -60,7 +60,7 @@ class Alphabet:
         """
         at = self._unknown(text)
         if at is not None:
-            raise ConfigError("Alphabet", f"the text must be of the {len(self)} characters learnt",
+            raise ConfigError("Alphabet", f"the text must be of the {len(self)} characters learned",
                               f"{text[at]!r} at position {at}")
         return torch.tensor([self._numbers[character] for character in text], dtype=torch.int64)
 
@@ -80,7 +80,7 @@ class Alphabet:
     def _of_file(self, text: str, path: str | Path) -> Tensor:
         at = self._unknown(text)
         if at is not None:
-            raise DataError(path, f"one of the {len(self)} characters learnt", repr(text[at]),
+            raise DataError(path, f"one of the {len(self)} characters learned", repr(text[at]),
                             line=text.count("\n", 0, at) + 1)
         return self.encode(text)
 

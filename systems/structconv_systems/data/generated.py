@@ -11,17 +11,17 @@ from torch.nn import functional as F
 from structconv.errors import ConfigError
 from structconv.shapes import check_choice
 
-__all__ = ["MARKS", "NOISE", "QUESTIONS", "Labelled", "entry_channels", "labelled_entries", "temporal_order"]
+__all__ = ["MARKS", "NOISE", "QUESTIONS", "Labeled", "entry_channels", "labeled_entries", "temporal_order"]
 
 #: Tokens that say nothing, 0 to 3, and behind them the two that do.
 NOISE, MARKS = 4, 2
 
-#: What an entry whose value is asked for is told by; see `labelled_entries`.
+#: What an entry whose value is asked for is told by; see `labeled_entries`.
 QUESTIONS = ("place", "content", "relation")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Labelled:
+class Labeled:
     """Sequences and a label of each.
 
     Attributes:
@@ -38,7 +38,7 @@ class Labelled:
         return len(self.labels)
 
 
-def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int) -> Labelled:
+def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int) -> Labeled:
     """Which two marks there are, and in which order: experiment 6a of Hochreiter and Schmidhuber (1997).
 
     A sequence has noise, tokens 0 to 3, and at two places drawn from first ... end - 1 a mark, 4 or 5; the label,
@@ -60,10 +60,10 @@ def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int
     places = first + drawn.sort(-1).values
     marks = torch.randint(MARKS, (samples, 2), generator=generator)
     tokens.scatter_(1, places, NOISE + marks)
-    return Labelled(inputs=tokens, labels=MARKS * marks[:, 0] + marks[:, 1], places=places)
+    return Labeled(inputs=tokens, labels=MARKS * marks[:, 0] + marks[:, 1], places=places)
 
 
-def labelled_entries(question: str, samples: int, length: int, *, classes: int, seed: int) -> Labelled:
+def labeled_entries(question: str, samples: int, length: int, *, classes: int, seed: int) -> Labeled:
     """Entries with values, of which one is asked for: by its place, by its content, or by its relation to another.
 
     An entry is [value, key, asked key, mark] (P = classes + 2 N + 1): a value and a key as ones among zeros, the keys
@@ -78,9 +78,9 @@ def labelled_entries(question: str, samples: int, length: int, *, classes: int, 
     Raises:
         ConfigError: an unknown question, or a sequence of less than four entries.
     """
-    check_choice("labelled_entries", "question", question, QUESTIONS)
+    check_choice("labeled_entries", "question", question, QUESTIONS)
     if length < 4:
-        raise ConfigError("labelled_entries", "length must be at least 4", length)
+        raise ConfigError("labeled_entries", "length must be at least 4", length)
     generator, rows = torch.Generator().manual_seed(seed), torch.arange(samples)
     values = torch.randint(classes, (samples, length), generator=generator)
     keys, order = (torch.rand(samples, length, generator=generator).argsort(-1) for _ in range(2))
@@ -90,9 +90,9 @@ def labelled_entries(question: str, samples: int, length: int, *, classes: int, 
     parts = [F.one_hot(values, classes) * (1 - one), F.one_hot(keys, length) * (1 - one),
              F.one_hot(keys[rows, asked], length).unsqueeze(1) * one, F.one_hot(marked, length).unsqueeze(-1)]
     decides = {"place": place, "content": marked, "relation": asked}[question]
-    return Labelled(inputs=torch.cat(parts, -1).float(), labels=values[rows, decides], places=decides.unsqueeze(-1))
+    return Labeled(inputs=torch.cat(parts, -1).float(), labels=values[rows, decides], places=decides.unsqueeze(-1))
 
 
 def entry_channels(length: int, classes: int) -> int:
-    """P of `labelled_entries`."""
+    """P of `labeled_entries`."""
     return classes + 2 * length + 1

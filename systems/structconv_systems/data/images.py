@@ -69,7 +69,7 @@ def read_images(path: str | Path) -> Images:
     Args:
         path: STEM of ``STEM-images-idx3-ubyte`` (S, H, W) and ``STEM-labels-idx1-ubyte`` (S,), of bytes, each plain or
             with ``.gz``; or a folder that has one for each class, in the order of their names, with PNGs of one size in
-            it, whose colours become greys. These are read by Pillow, which comes with matplotlib.
+            it, whose colors become greys. These are read by Pillow, which comes with matplotlib.
 
     Raises:
         DataError: files that are missing, are not as above, or do not fit each other.

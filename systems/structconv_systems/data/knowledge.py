@@ -296,7 +296,7 @@ def read_classes(facts: str | Path, train: str | Path, test: str | Path, *, leak
     seen: set[int] = set()
     for part, file in (("train", train), ("test", test)):
         found: list[tuple[int, int]] = []
-        for line, entity, label in _labelled(file):
+        for line, entity, label in _labeled(file):
             if part == "train":
                 classes.setdefault(label, len(classes))
             for name, known, what in ((entity, entities, "an entity that has a fact"),
@@ -311,7 +311,7 @@ def read_classes(facts: str | Path, train: str | Path, test: str | Path, *, leak
     return Classes(graph=graph, classes=tuple(classes), nodes=nodes, labels=labels)
 
 
-def _labelled(path: str | Path) -> Iterator[tuple[int, str, str]]:
+def _labeled(path: str | Path) -> Iterator[tuple[int, str, str]]:
     """Line, entity and class of each row."""
     lines = read_lines(path)
     head = lines[0].split("\t")

@@ -30,7 +30,7 @@ def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
 
     Those of ``read_parallel("multi30k/train", "en", "de")`` are ``multi30k/train.en`` or ``multi30k/train.en.gz``, and
     ``multi30k/train.de`` or ``multi30k/train.de.gz``. White space around a sentence is left out. Each line must hold a
-    sentence: a blank one, on one side or on both, is an error, since a pair that nobody wrote would be learnt, and
+    sentence: a blank one, on one side or on both, is an error, since a pair that nobody wrote would be learned, and
     counted in a test.
 
     Raises:
@@ -51,7 +51,7 @@ def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
 
 
 def in_a_row(text: Parallel, count: int) -> Parallel:
-    """Each `count` neighbours as one sentence, a space between them, and their translations as its; fewer at the end
+    """Each `count` neighbors as one sentence, a space between them, and their translations as its; fewer at the end
     are left out. No sentence is in two: S sentences make S // count."""
     source, target = (tuple(" ".join(side[first:first + count]) for first in range(0, len(side) - count + 1, count))
                       for side in (text.source, text.target))

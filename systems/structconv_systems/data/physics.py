@@ -332,7 +332,7 @@ class Balls(Newtonian):
     restitution: float = 1.0
 
     def start(self, simulations: int, generator: torch.Generator) -> Simulations:
-        """Places are drawn in the cells of a grid, so that no two balls overlap."""
+        """OutputPositions are drawn in the cells of a grid, so that no two balls overlap."""
         side = math.ceil(math.sqrt(self.bodies))
         cell = 2 * self.box / side
         order = torch.rand(simulations, side * side, generator=generator).argsort(-1)[:, :self.bodies]
@@ -369,7 +369,7 @@ class Balls(Newtonian):
 
 @dataclass(frozen=True, kw_only=True)
 class String(Newtonian):
-    """Masses of 0.05 kg in a row, 0.2 m apart, springs of 100 N/m between neighbours, under 9.8 m/s^2; the first, and
+    """Masses of 0.05 kg in a row, 0.2 m apart, springs of 100 N/m between neighbors, under 9.8 m/s^2; the first, and
     in half of the simulations the last too, is fixed, and a disk of 0.3 m radius somewhere below lets nothing in
     (after Battaglia et al. 2016, section 4). Steps of 0.0002 s, seen every 50; `properties` are mass, 1 where a body
     is fixed, and x, y of the disk. Masses bounce from the disk without loss.
@@ -392,8 +392,8 @@ class String(Newtonian):
         disk = torch.stack([span * x, -2.5 * self.disk - span / 2 * y], -1).unsqueeze(1)
         states = torch.zeros(simulations, 1, self.bodies, 4)
         states[..., 0] = self.length * torch.arange(self.bodies)
-        neighbours = torch.ones(self.bodies - 1).diag(1) if self.bodies > 1 else torch.zeros(1, 1)
-        return Simulations(states=states, couplings=(neighbours + neighbours.T).repeat(simulations, 1, 1),
+        neighbors = torch.ones(self.bodies - 1).diag(1) if self.bodies > 1 else torch.zeros(1, 1)
+        return Simulations(states=states, couplings=(neighbors + neighbors.T).repeat(simulations, 1, 1),
                            interval=self.step * self.every, properties=torch.cat([
                                torch.full_like(fixed, self.mass).unsqueeze(-1), fixed.unsqueeze(-1),
                                disk.expand(-1, self.bodies, -1)], -1))

@@ -42,7 +42,7 @@ class Planetoid:
 
     Attributes:
         name: the data set, ``"cora"``.
-        features: scipy CSR, float32, (num_nodes, num_features), as published: not normalised.
+        features: scipy CSR, float32, (num_nodes, num_features), as published: not normalized.
         labels: int64 (num_nodes,).
         train, validation, test: int64 indices of the public split.
         edge_index: int64 (2, 2 x undirected edges): both directions, no duplicates, no self-loops, sorted by row 0
@@ -189,12 +189,12 @@ def _numbers_node(value: Any) -> bool:
 
 def _edges(path: Path, num_nodes: int) -> Tensor:
     raw = read_array_pickle(path)
-    if not isinstance(raw, dict) or not all(isinstance(neighbours, list) for neighbours in raw.values()):
+    if not isinstance(raw, dict) or not all(isinstance(neighbors, list) for neighbors in raw.values()):
         raise DataError(path, "a dictionary of lists", type(raw).__name__)
-    wrong = [n for m, neighbours in raw.items() for n in (m, *neighbours) if not _numbers_node(n)]
+    wrong = [n for m, neighbors in raw.items() for n in (m, *neighbors) if not _numbers_node(n)]
     if wrong:
         raise DataError(path, f"nodes from 0 to {num_nodes - 1}", repr(wrong[0]))
-    pairs = torch.tensor([(m, n) for m, neighbours in raw.items() for n in neighbours if m != n], dtype=torch.int64)
+    pairs = torch.tensor([(m, n) for m, neighbors in raw.items() for n in neighbors if m != n], dtype=torch.int64)
     if pairs.numel() == 0:
         return pairs.new_zeros(2, 0)
     if int(pairs.min()) < 0 or int(pairs.max()) >= num_nodes:

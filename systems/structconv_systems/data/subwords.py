@@ -22,7 +22,7 @@ _SMALLEST = len(SPECIAL) + 256
 
 @dataclass(frozen=True, repr=False)
 class Subwords:
-    """Frequent pieces of words, made of bytes by merging the most frequent pair of neighbours again and again.
+    """Frequent pieces of words, made of bytes by merging the most frequent pair of neighbors again and again.
 
     A line is given a space to begin with, so that a word is the same piece wherever it stands; merges stay within a
     word, a number or marks, with the space before. `decode(encode(line)) == line` for any text, since the pieces of

@@ -53,7 +53,7 @@ def ways(points: Tensor, tours: Tensor) -> Tensor:
 
 
 def held_karp(table: Tensor) -> Tensor:
-    """The shortest tours (B, N) by distances (B, N, N), from node 0 on: the dynamic programme over subsets.
+    """The shortest tours (B, N) by distances (B, N, N), from node 0 on: the dynamic program over subsets.
 
     c(S, j) = min over k in S without j of c(S without j, k) + d_kj, the shortest way from node 0 through all of S that
     ends in j (Held and Karp 1962; Bellman 1962). O(2^N N^2) time and O(2^N N) memory of each table; N <= 16.
@@ -89,9 +89,9 @@ def _traced(closed: Tensor, before: Tensor) -> Tensor:
 
 
 def exact(table: Tensor) -> Tensor:
-    """The shortest tour (N,) by symmetric distances (N, N), from node 0 on, by an integer programme.
+    """The shortest tour (N,) by symmetric distances (N, N), from node 0 on, by an integer program.
 
-    Each node has two edges; where the best edges make several rings, each ring is forbidden and the programme solved
+    Each node has two edges; where the best edges make several rings, each ring is forbidden and the program solved
     again (Dantzig, Fulkerson and Johnson 1954). SciPy's HiGHS solves it: proven optimal, in a tenth of a second for 20
     nodes and in seconds for 50; there is no bound on the time.
 
@@ -142,7 +142,7 @@ def local_search(table: Tensor, *, kicks: int = 20, seed: int = 0) -> Tensor:
     """Short tours (B, N) by symmetric distances (B, N, N): 2-opt and Or-opt from a random tour, kicked and mended.
 
     A step takes, of each tour, the best of all moves that reverse a part, or put up to three nodes in a row elsewhere,
-    either way around (Croes 1958; Or 1976), until there is none. Then, `kicks` times, two neighbouring parts change
+    either way around (Croes 1958; Or 1976), until there is none. Then, `kicks` times, two neighboring parts change
     places (the double bridge of Martin, Otto and Felten 1991), the tour is mended, and stays if it is shorter.
 
     O(N^2) memory and time of a step, all tables at once. No optimum is proven: see `exact` and `held_karp`.

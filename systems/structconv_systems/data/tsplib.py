@@ -1,4 +1,4 @@
-"""Files of TSPLIB (Reinelt 1991): symmetric problems of the travelling salesman, and tours."""
+"""Files of TSPLIB (Reinelt 1991): symmetric problems of the traveling salesman, and tours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from structconv_systems.data.text import is_natural, read_lines
 
 __all__ = ["Problem", "read_problem", "read_tour"]
 
-#: The radius of the earth in kilometres, and pi, as TSPLIB has them.
+#: The radius of the earth in kilometers, and pi, as TSPLIB has them.
 _RADIUS, _PI = 6378.388, 3.141592
 #: Up to it every whole number is a float64, and so is a distance.
 _GREATEST = 2.0**53

@@ -24,20 +24,20 @@ class Search:
         self._width, self._most, self._power, self._gnmt = width, most, power, gnmt
         self._results: list[tuple[float, list[int]]] = []
 
-    def normalised(self, score: float, length: int) -> float:
+    def normalized(self, score: float, length: int) -> float:
         """log P(y) / penalty(|y|)."""
         return score / ((5 + length) / 6 if self._gnmt else max(length, 1)) ** self._power
 
     def add(self, score: float, length: int, tokens: list[int]) -> None:
         """One more, unless it cannot be."""
         if score > -math.inf:
-            self._results.append((self.normalised(score, length), tokens))
+            self._results.append((self.normalized(score, length), tokens))
 
     def over(self, score: float) -> bool:
         """Whether it is, where the likeliest beam that goes on has this score."""
         if not self._results:
             return False
-        return len(self._results) >= self._width or max(self._results)[0] >= self.normalised(score, self._most)
+        return len(self._results) >= self._width or max(self._results)[0] >= self.normalized(score, self._most)
 
     def best(self) -> list[int]:
         """The tokens of the best result."""

@@ -13,15 +13,15 @@ from torch.utils.checkpoint import checkpoint
 
 from structconv.errors import ShapeError
 from structconv.mechanisms import Mechanism
-from structconv.mechanisms.encodings import LearntEncoding, sinusoidal
-from structconv.nn import Conv, Linear, MultiheadAttention, Prepared
+from structconv.mechanisms.encodings import LearnedEncoding, sinusoidal
+from structconv.nn import Cache, Conv, Linear, MultiheadAttention
 from structconv.shapes import check_choice
 from structconv.structures import Support
 from structconv.weights import LowRank
 
-__all__ = ["Block", "Cache", "Stack", "StackDecoding", "Tokens", "attention"]
+__all__ = ["Block", "DecoderCache", "Stack", "StackDecoding", "Tokens", "attention"]
 
-#: Places of which positions are made at a time in decoding.
+#: OutputPositions of which positions are made at a time in decoding.
 ROOM = 64
 
 
@@ -30,11 +30,11 @@ def attention(made: Mechanism | Conv, channels: int, dim: int) -> Conv:
     return made if isinstance(made, Conv) else Conv(made, channels, channels, weight=LowRank(dim))
 
 
-class Cache(NamedTuple):
+class DecoderCache(NamedTuple):
     """What a block keeps in decoding: of the entries that came, and of the source."""
 
-    own: Prepared
-    source: Prepared | None
+    own: Cache
+    source: Cache | None
 
 
 def attend(layer: Conv, query: Tensor, key_value: Any, **options: Any) -> Tensor:
@@ -78,12 +78,12 @@ class Block(nn.Module):
         return self._of(x, lambda h: self.attention(h, structure=structure),
                         lambda h: attend(cast(Conv, self.source), h, source, structure=pairs))
 
-    def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> Cache:
+    def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> DecoderCache:
         """For steps behind entries x (B, N, C), of no number perhaps."""
         own = self.attention.prepare(x)
-        return Cache(own, None if self.source is None or source is None else self.source.prepare(source, pairs))
+        return DecoderCache(own, None if self.source is None or source is None else self.source.prepare(source, pairs))
 
-    def step(self, cache: Cache, x: Tensor) -> Tensor:
+    def step(self, cache: DecoderCache, x: Tensor) -> Tensor:
         """One entry more, (B, 1, C) -> (B, 1, C)."""
         return self._of(x, lambda h: self.attention.step(cache.own, h),
                         lambda h: attend(cast(Conv, self.source), h, cache.source))
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks in a row, and a norm behind those that normalise first.
+    """Blocks in a row, and a norm behind those that normalize first.
 
     Args:
         recompute: keep of each block its input alone, and compute it again in the backward pass (Chen et al. 2016).
@@ -115,11 +115,11 @@ class Stack(nn.Module):
             x = checkpoint(block, x, *others, use_reentrant=False) if again else block(x, *others)
         return cast(Tensor, self.norm(x))
 
-    def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> list[Cache]:
+    def prepare(self, x: Tensor, source: Tensor | None = None, pairs: Support | None = None) -> list[DecoderCache]:
         """What each block keeps."""
         return [cast(Block, block).prepare(x, source, pairs) for block in self.blocks]
 
-    def step(self, caches: list[Cache], x: Tensor) -> Tensor:
+    def step(self, caches: list[DecoderCache], x: Tensor) -> Tensor:
         """One entry more, (B, 1, C) -> (B, 1, C)."""
         for block, cache in zip(self.blocks, caches, strict=True):
             x = cast(Block, block).step(cache, x)
@@ -131,21 +131,21 @@ class Tokens(nn.Module):
 
     Args:
         vocabulary: V. channels: C.
-        positions: p: "sinusoidal", "learnt" at most `length` of them, or "none".
+        positions: p: "sinusoidal", "learned" at most `length` of them, or "none".
 
     Raises:
         ConfigError: other positions.
-        ShapeError: more places are asked for than are learnt.
+        ShapeError: more places are asked for than are learned.
     """
 
     def __init__(self, vocabulary: int, channels: int, *, positions: str, dropout: float, length: int = 512) -> None:
         super().__init__()
-        check_choice("Tokens", "positions", positions, ("sinusoidal", "learnt", "none"))
+        check_choice("Tokens", "positions", positions, ("sinusoidal", "learned", "none"))
         self.embedding = nn.Embedding(vocabulary, channels)
         nn.init.normal_(self.embedding.weight, std=channels ** -0.5)
-        self.learnt = LearntEncoding(length, channels) if positions == "learnt" else None
-        if self.learnt is not None:
-            nn.init.normal_(self.learnt.embedding, std=channels ** -0.5)
+        self.learned = LearnedEncoding(length, channels) if positions == "learned" else None
+        if self.learned is not None:
+            nn.init.normal_(self.learned.embedding, std=channels ** -0.5)
         self.sinusoidal = positions == "sinusoidal"
         self.dropout = nn.Dropout(dropout)
 
@@ -155,11 +155,11 @@ class Tokens(nn.Module):
         return cast(Tensor, self.dropout(x if p is None else x + p))
 
     def table(self, count: int, room: int = 0) -> Tensor | None:
-        """p of the places from 0 on, (L, C), L >= `count`; with `room` for so many more, unless they are learnt."""
+        """p of the places from 0 on, (L, C), L >= `count`; with `room` for so many more, unless they are learned."""
         weight = self.embedding.weight
-        if self.learnt is not None:
+        if self.learned is not None:
             self._check(count)
-            return self.learnt.embedding
+            return self.learned.embedding
         if not self.sinusoidal:
             return None
         return sinusoidal(torch.arange(count + room, device=weight.device), weight.shape[-1]).to(weight.dtype)
@@ -169,7 +169,7 @@ class Tokens(nn.Module):
         return F.linear(h, self.embedding.weight)
 
     def _check(self, count: int) -> None:
-        length = cast(LearntEncoding, self.learnt).embedding.shape[0]
+        length = cast(LearnedEncoding, self.learned).embedding.shape[0]
         if not torch.compiler.is_compiling() and count > length:
             raise ShapeError("Tokens", f"sentences must have at most length={length} tokens", count,
                              "Learn more positions: length=.")
@@ -182,7 +182,7 @@ class StackDecoding:
         logits: (B, C) -> (B, V), of what the stack gives. batch: B, each a sample of a source of its own.
     """
 
-    def __init__(self, tokens: Tokens, stack: Stack, caches: list[Cache], logits: Callable[[Tensor], Tensor],
+    def __init__(self, tokens: Tokens, stack: Stack, caches: list[DecoderCache], logits: Callable[[Tensor], Tensor],
                  batch: int) -> None:
         self._tokens, self._stack, self._caches, self._logits = tokens, stack, caches, logits
         self._place, self._table = 0, tokens.table(1, ROOM)

@@ -14,7 +14,7 @@ __all__ = ["CharacterModel"]
 
 
 class CharacterModel(nn.Module):
-    """P(y_n | y_<n) = softmax(E h_n), h of causal blocks that normalise first (Radford et al. 2019).
+    """P(y_n | y_<n) = softmax(E h_n), h of causal blocks that normalize first (Radford et al. 2019).
 
     Attention is y_n = sum_k sum_(m <= n) A_kmn x_m V_k O_k, A = softmax_m(<R_n W^q_k x_n, R_m W^k_k x_m> / sqrt(D)),
     with the rotation R_n by the place n (Su et al. 2021, eq. 16): what a character sees depends on offsets alone, so

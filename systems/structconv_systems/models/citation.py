@@ -35,7 +35,7 @@ class CitationNetwork(nn.Module):
 
 
 def gcn(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> CitationNetwork:
-    """Kipf and Welling (2017), eq. 9: symmetrically normalised adjacency with self-loops; no bias."""
+    """Kipf and Welling (2017), eq. 9: symmetrically normalized adjacency with self-loops; no bias."""
     adjacency = Adjacency(normalize="sym", self_loops=True)
     return _glorot(CitationNetwork(SparseConv(adjacency, words, hidden), Conv(adjacency, hidden, classes, bias=False),
                                    dropout=dropout, activation=F.relu))
@@ -67,7 +67,7 @@ def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: f
 
 
 def _glorot(network: CitationNetwork) -> CitationNetwork:
-    """The published initialisation of the second layer's weight; `SparseConv` has it already."""
+    """The published initialization of the second layer's weight; `SparseConv` has it already."""
     for theta in network.second.weight.parameters():
         for theta_PQ in theta.data:
             nn.init.xavier_uniform_(theta_PQ)

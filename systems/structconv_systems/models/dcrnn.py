@@ -37,7 +37,7 @@ class DCRNN(nn.Module):
         mechanism: what relates the sensors, `diffusion` for instance; `Identity()` for a network without a graph.
         horizon: readings to come. hidden: H, channels of a state. layers: of cells, in both halves.
         known: E, further channels of the encoder's input.
-        mean, deviation: by which readings are standardised.
+        mean, deviation: by which readings are standardized.
 
     Calling it: readings (..., T, M), a graph, known (..., T, M, E) -> (..., horizon, M), in the unit of the readings.
     With `wanted` (..., horizon, M), what the decoder sees in step n > 1 is its own reading or, with probability

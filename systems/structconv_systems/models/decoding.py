@@ -75,10 +75,10 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
 
 @torch.no_grad()
 def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end: int, most: int,
-         length_penalty: float = 0.6, normalisation: str = "gnmt") -> list[list[int]]:
+         length_penalty: float = 0.6, normalization: str = "gnmt") -> list[list[int]]:
     """What a search by `width` beams finds best, by log P(y) / penalty(|y|).
 
-    |y| counts the tokens of y with `end`; the penalty is ((5 + |y|) / 6)^a with normalisation "gnmt" (Wu et al. 2016,
+    |y| counts the tokens of y with `end`; the penalty is ((5 + |y|) / 6)^a with normalization "gnmt" (Wu et al. 2016,
     eq. 14) and |y|^a with "length", a = `length_penalty`. A step takes the likeliest continuations of the beams that
     go on; those among the first `width` that end are results. A search is over when it has `width` results, or when
     nothing that goes on can become better than the best of them. One beam is `greedy`.
@@ -90,7 +90,7 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
         begin, most: as of `greedy`; a beam of `most` tokens is a result as it is.
         end: the token behind the last.
         length_penalty: a, from 0 to 20.
-        normalisation: "gnmt" or "length".
+        normalization: "gnmt" or "length".
 
     Returns:
         Of each sample the tokens of its best result, as of `greedy`. No gradients. A step costs that of `width` times
@@ -100,7 +100,7 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
         ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
     """
     check_positive("beam", "width", width)
-    check_choice("beam", "normalisation", normalisation, ("gnmt", "length"))
+    check_choice("beam", "normalization", normalization, ("gnmt", "length"))
     if not 0 <= length_penalty <= LARGEST_PENALTY:
         raise ConfigError("beam", f"length_penalty must be from 0 to {LARGEST_PENALTY}", length_penalty)
     if not isinstance(end, int):
@@ -108,7 +108,7 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
     newest = _primed(decoding, batch, begin, most)
     device = newest.device
     decoding.reorder(torch.arange(batch, device=device).repeat_interleave(width))
-    searches = [Search(width, most, length_penalty, normalisation == "gnmt") for _ in range(batch)]
+    searches = [Search(width, most, length_penalty, normalization == "gnmt") for _ in range(batch)]
     scores = torch.tensor([0.0, *[-torch.inf] * (width - 1)], device=device).expand(batch, width)
     beams = Beams(searches, scores, newest[:, None, None].expand(batch, width, 1))
     while beams.searches and beams.tokens.shape[-1] <= most:

@@ -23,11 +23,11 @@ __all__ = ["VARIANTS", "PixelNetwork", "Variant"]
 class Variant:
     """A way of relating pixels: the mechanism and weight of every layer, and the structure they read.
 
-    `learnt` says that the basis depends on the image.
+    `learned` says that the basis depends on the image.
     """
 
     title: str
-    learnt: bool = False
+    learned: bool = False
     mechanism: Callable[[], Mechanism]
     weight: Callable[[], Weight | Sequence[Weight]] = Full
     pixel_graph: bool = False
@@ -45,16 +45,16 @@ VARIANTS: dict[str, Variant] = {
     "gcn": Variant(title="pixel-graph GCN", pixel_graph=True,
                    mechanism=lambda: Adjacency(normalize="sym", self_loops=True)),
     "chebyshev": Variant(title="pixel-graph Chebyshev", pixel_graph=True, mechanism=lambda: Chebyshev(order=3)),
-    "attention": Variant(title="attention", learnt=True, mechanism=_attention,
+    "attention": Variant(title="attention", learned=True, mechanism=_attention,
                          weight=lambda: LowRank(12)),
-    "mixed": Variant(title="attention | shifts", learnt=True,
+    "mixed": Variant(title="attention | shifts", learned=True,
                      mechanism=lambda: _attention() | Cuboid((3, 3), padding="zeros"),
                      weight=lambda: [LowRank(12), Full()]),
 }
 
 
 class PixelNetwork(nn.Module):
-    """Embedding and learnt positions, two structured layers with residual connections, mean and maximum, logits.
+    """Embedding and learned positions, two structured layers with residual connections, mean and maximum, logits.
 
     Args:
         variant: what relates the pixels.

@@ -20,7 +20,7 @@ from structconv.mechanisms import (
     PredictedPosition,
 )
 from structconv.nn import Conv, Linear
-from structconv.nn.prepared import Prepared
+from structconv.nn.cache import Cache
 from structconv.shapes import check_choice, check_positive
 from structconv.structures import Padding, Window
 from structconv_systems.models.recurrent import Recurrent, lstm_step
@@ -83,9 +83,9 @@ class Luong(nn.Module):
         near, exist = states.flip(1)[:, :self.length], (source != PAD)[:, :self.length]
         return LuongDecoding(self, self.context.prepare(near, Padding(exist)), *last)
 
-    def attentional(self, prepared: Prepared, state: Tensor, first: int) -> Tensor:
+    def attentional(self, cache: Cache, state: Tensor, first: int) -> Tensor:
         """a_t (B, N, H) of h_t, the first of which is at this place of the target."""
-        context = self.context(prepared, z=state, positions=first if self.by_place else None)
+        context = self.context(cache, z=state, positions=first if self.by_place else None)
         return torch.tanh(context + self.own(state))
 
     def logits(self, attentional: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class LuongDecoding:
         context: the prepared states of the sources. h, c: the states of all layers, (layers, B, H).
     """
 
-    def __init__(self, model: Luong, context: Prepared, h: Tensor, c: Tensor) -> None:
+    def __init__(self, model: Luong, context: Cache, h: Tensor, c: Tensor) -> None:
         self.model, self.context, self.h, self.c = model, context, h, c
         self.attentional, self.length = h.new_zeros(h.shape[1:]), 0
 
@@ -169,8 +169,8 @@ def alignment(score: str, window: str = "global", *, radius: int | None = None, 
     near = _given("radius", radius, f"window={window!r}")
     if window == "local-m":
         return scores.masked(keep=Window(near)).softmax()
-    centre: Any = PredictedPosition()
-    return scores.masked(keep=Window(near, centre=centre)).softmax() * GaussianWindow(near / 2, centre=centre)
+    center: Any = PredictedPosition()
+    return scores.masked(keep=Window(near, center=center)).softmax() * GaussianWindow(near / 2, center=center)
 
 
 def _scores(score: str, length: int | None, dim: int | None) -> Mechanism:

@@ -13,14 +13,14 @@ from structconv.nn import ChebConv, Conv2d, GroupPool, Linear, StructureBuffer
 from structconv.shapes import check_positive
 from structconv.structures import Graph, Grid
 from structconv.structures.coarsening import coarsened
-from structconv.structures.neighbours import nearest_neighbours
+from structconv.structures.neighbors import nearest_neighbors
 
 __all__ = ["GraphLeNet", "GridLeNet", "pixel_graph"]
 
 
-def pixel_graph(height: int, width: int, neighbours: int = 8) -> Graph:
-    """The pixels of an image, each joined to its nearest ones with Gaussian weights; see `nearest_neighbours`."""
-    return nearest_neighbours(Grid((height, width)).coordinates().float(), neighbours)
+def pixel_graph(height: int, width: int, neighbors: int = 8) -> Graph:
+    """The pixels of an image, each joined to its nearest ones with Gaussian weights; see `nearest_neighbors`."""
+    return nearest_neighbors(Grid((height, width)).coordinates().float(), neighbors)
 
 
 class GraphLeNet(nn.Module):

@@ -26,7 +26,7 @@ class MessagePassing(nn.Module):
         channels: C of h. edge_hidden: units of g. message_steps: T.
         readout: "set2set", or another kind of `GraphPool`. readout_steps: of set2set.
         dropout: of hidden units of f.
-        mean, deviation: of what is predicted; f predicts it standardised.
+        mean, deviation: of what is predicted; f predicts it standardized.
 
     Calling it: x (N, P) of the atoms and a graph, or a `batch` of B of them -> (B,). O(T N K C^2) flops, or
     O(T (U K + E) C^2) where bonds are of U kinds; never a matrix for each bond.

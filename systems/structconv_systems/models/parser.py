@@ -22,7 +22,7 @@ class Parser(nn.Module):
     """Scores of heads and of relations: h^T W d + u^T h, and for each relation k h^T W_k d + u_k^T h + v_k^T d + c_k.
 
     h and d are what perceptrons make of the states of a head and of a word, others for relations than for heads. The
-    states are those of a stack of LSTMs in both directions over [word, tag], with the root, a learnt vector, in front.
+    states are those of a stack of LSTMs in both directions over [word, tag], with the root, a learned vector, in front.
     Both scores are bases of the mechanism `BiAffine`, K = 1 and the number of relations, from M = N + 1 heads to N
     words, which are read themselves: no Theta follows.
 

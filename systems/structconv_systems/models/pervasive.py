@@ -31,7 +31,7 @@ class Pervasive(nn.Module):
 
     which reads the row of word n and the R rows before it, and k words of the source around m: the part of a k x k
     window that is there already. The source is summed up behind the last layer: by the greatest value of each channel,
-    by attention with one learnt query, or by both, added. There is no encoder, and no state.
+    by attention with one learned query, or by both, added. There is no encoder, and no state.
 
     Args:
         source_words, target_words: sizes of the vocabularies.

@@ -7,7 +7,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv.mechanisms import Context, DotProduct, Learnt, Mechanism, Pool
+from structconv.mechanisms import Context, DotProduct, Learned, Mechanism, Pool
 from structconv.nn import Conv, Linear
 from structconv.shapes import check_choice
 
@@ -20,7 +20,7 @@ def pooling(name: str, length: int, *, dim: int = 32) -> Mechanism:
     """The weights a_m of the one output y = sum_m a_m x_m Theta, K = 1, N = 1, as an expression; they sum to one.
 
     - "spatial": softmax_m(t_m), a number for each of the `length` places, whatever stands there.
-    - "context": softmax_m(<theta, x_m>), theta a learnt query: what stands there, wherever it is.
+    - "context": softmax_m(<theta, x_m>), theta a learned query: what stands there, wherever it is.
     - "self-attention": the mean over n of softmax_m(<W_q x_n + b, W_k x_m> / sqrt(dim)): each entry asks.
 
     Raises:
@@ -28,7 +28,7 @@ def pooling(name: str, length: int, *, dim: int = 32) -> Mechanism:
     """
     check_choice("pooling", "name", name, POOLINGS)
     if name == "spatial":
-        return Learnt(length, 1).softmax()
+        return Learned(length, 1).softmax()
     if name == "context":
         return Context(1).softmax()
     return DotProduct(1, dim, bias=True).scaled().softmax() @ Pool(length)

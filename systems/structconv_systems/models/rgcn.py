@@ -26,7 +26,7 @@ class EntityTable(nn.Module):
 
     Then x_m Theta_r is row m of Theta_r. Of these K M rows only those are held, and trained, that some triple asks for:
     one for each different pair (m, r) of its head and its relation, U <= T of them. All others would never get a
-    gradient. The basis leads from these U pairs to N entities, A[(m, r), n] = 1 / (neighbours of n under r).
+    gradient. The basis leads from these U pairs to N entities, A[(m, r), n] = 1 / (neighbors of n under r).
 
     Args:
         graph: whose pairs have rows. channels: Q.
@@ -100,7 +100,7 @@ class EntityClassifier(nn.Module):
 class LinkPredictor(nn.Module):
     """s(m, r, n) = <h_m, R_r h_n> with R_r diagonal (DistMult; Yang et al. 2015), h = e + R-GCN layers over e.
 
-    Without layers h = e is a learnt table: DistMult itself.
+    Without layers h = e is a learned table: DistMult itself.
 
     Args:
         entities, relations: N and the relations of the graph, inverses included; a query may ask for any of them.

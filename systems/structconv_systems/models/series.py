@@ -59,20 +59,20 @@ class Forecaster(nn.Module):
     GRU.
 
     An entry m holds `patch` readings one after the other, so that the encoder makes T / patch steps and the decoder
-    horizon / patch. It reads them standardised, the missing ones as the last before them, with which are observed.
+    horizon / patch. It reads them standardized, the missing ones as the last before them, with which are observed.
 
     - "none": c_n is the last h_m, a fixed summary (Cho et al. 2014).
     - "content": c_n = sum_m softmax_m(v^T tanh(W s_(n-1) + U h_m)) h_m (Bahdanau et al. 2015).
     - "period": c_kn = sum_m softmax_m(v^T tanh(W s_(n-1) + U h_m) + pi_k[m - n]) h_km, where h_k is the k-th block of
-      channels and pi_k a learnt number for each distance m - n, the outputs standing behind the inputs: what lies a
-      period back can have a weight of its own. h_m is scaled by exp(-mu g_m), mu > 0 learnt and g_m the steps since
+      channels and pi_k a learned number for each distance m - n, the outputs standing behind the inputs: what lies a
+      period back can have a weight of its own. h_m is scaled by exp(-mu g_m), mu > 0 learned and g_m the steps since
       the last observed reading. All else is equal.
 
     Args:
         history: T. horizon: readings to come. patch: divides both. hidden: H, channels of the states.
         attention: see above. heads: K, which divides H: how many blocks of channels have a pi of their own.
         align: D of the scores; H / 2 where absent. dropout: of [s_n; c_n].
-        mean, deviation: by which readings are standardised.
+        mean, deviation: by which readings are standardized.
 
     Calling it: readings and which are observed, (B, T) -> (B, horizon), in the unit of the readings. O((T + horizon)
     / patch) steps one after the other; one of the decoder costs O(B D T / patch) beside its products.
@@ -122,13 +122,13 @@ class Forecaster(nn.Module):
         states = self.encoded(history)
         state = self.first(states[:, -1]).tanh()
         states = self.faded(states, history) if self.attention == "period" else states
-        prepared: Any = self.context.prepare(states) if self.attention != "none" else None
+        cache: Any = self.context.prepare(states) if self.attention != "none" else None
         changes, seen = [values.new_zeros(values.shape[0], self.patch)], []
         for place in range(states.shape[1], states.shape[1] + self.steps):
             query = state.unsqueeze(1)
             if look:
-                seen.append(self.context.basis(prepared, z=query, positions=place).dense())
-            context = states[:, -1] if prepared is None else self.context(prepared, z=query, positions=place).squeeze(1)
+                seen.append(self.context.basis(cache, z=query, positions=place).dense())
+            context = states[:, -1] if cache is None else self.context(cache, z=query, positions=place).squeeze(1)
             state = self.decoder(torch.cat([changes[-1], context], -1), state)
             changes.append(self.readout(self.dropout(torch.cat([state, context], -1))))
         y = history.filled[:, -1:] + cast(Tensor, self.deviation) * torch.cat(changes[1:], -1)
@@ -148,6 +148,6 @@ class Forecaster(nn.Module):
 
 
 def scores(attention: str, dim: int, reach: int, heads: int) -> Mechanism:
-    """v^T tanh(W s + U h_m), and if by "period" a learnt number for each distance up to `reach` added, a head each."""
+    """v^T tanh(W s + U h_m), and if by "period" a learned number for each distance up to `reach` added, a head each."""
     content = Additive(dim)
     return content if attention == "content" else content + RelativeBias(reach, heads)

@@ -118,7 +118,7 @@ class InBox(Sight):
 
 
 class OnString(Sight):
-    """Bodies in a row, springs of rest length `length` between neighbours, who alone act on one another, and a disk of
+    """Bodies in a row, springs of rest length `length` between neighbors, who alone act on one another, and a disk of
     radius `disk`. Properties are mass, 1 where a body is held, and the middle of the disk, x and y."""
 
     properties, things, reach = 2, 1, 0.05

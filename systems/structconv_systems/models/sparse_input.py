@@ -42,7 +42,7 @@ class SparseConv(Expressed):
         bias: add one number a channel.
         concat: put the K heads side by side, (N, K Q), instead of adding them, (N, Q).
 
-    Theta and A's parameters are initialised by Glorot and Bengio (2010), as in the published models.
+    Theta and A's parameters are initialized by Glorot and Bengio (2010), as in the published models.
     """
 
     def __init__(self, mechanism: Mechanism, in_channels: int, out_channels: int, *, bias: bool = False,

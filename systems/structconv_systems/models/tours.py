@@ -24,7 +24,7 @@ class TourModel(nn.Module):
 
     h_m is what an encoder makes of the points, q_n a glimpse of the nodes that are left, for which a context asks:
     q_n = sum_k sum_m softmax_m(<W^Q_k c_n, W^K_k h_m> / sqrt(D)) h_m V_k O_k, c_n = [mean h; h of t_(n-1); h of t_1].
-    In front of the first node learnt vectors stand for the last two.
+    In front of the first node learned vectors stand for the last two.
 
     Args:
         channels: P of the nodes. heads: K, of the encoder and of the glimpse; D = P / K.

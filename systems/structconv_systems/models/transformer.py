@@ -56,7 +56,7 @@ class Transformer(nn.Module):
         ConfigError: heads that do not divide the channels, no layers, an unknown norm or encoding of positions, a
             decoder that sees what comes later.
         ShapeError: in the call, other numbers of sources and targets, or a sentence that is longer than `length`, of
-            learnt positions.
+            learned positions.
     """
 
     def __init__(self, vocabulary: int, *, target_vocabulary: int | None = None, channels: int = 256, layers: int = 3,

@@ -27,7 +27,7 @@ def best_trees(scores: Tensor, lengths: Tensor) -> Tensor:
         (B, N) integers, on the CPU: 0 for the root, else the number of the head from 1 on; 0 in padding.
 
     Where the best head of each word makes a tree, that is it; else networkx finds it (Chu and Liu 1965; Edmonds 1967),
-    in about 20 ms a sentence of UD English where no score is learnt yet.
+    in about 20 ms a sentence of UD English where no score is learned yet.
 
     Raises:
         ConfigError: networkx is needed and is not installed.

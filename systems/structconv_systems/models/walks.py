@@ -35,9 +35,9 @@ class WalkScores(nn.Module):
     """s_r(m, n) = sum_i theta_ir A_i[m, n] + sum_ij theta_ijr (A_i A_j)[m, n], over all relations i and j.
 
     `Relations(K, None).mix(K) + (Relations(K, None) @ Relations(K, None)).mix(K)`, a basis of scores that is read
-    itself, without a Theta behind it; of the walks that were `learnt` the second part is `Walks(["i.j", ...]).mix(K)`.
+    itself, without a Theta behind it; of the walks that were `learned` the second part is `Walks(["i.j", ...]).mix(K)`.
     A_i[m, n] is 1 where the triple (m, i, n) is known, A_i A_j counts the walks from m over i and then j to n; what is
-    learnt is by how much each walk speaks for each relation, whoever walks it: no number belongs to an entity.
+    learned is by how much each walk speaks for each relation, whoever walks it: no number belongs to an entity.
 
     Args:
         relations: K, of the graphs that will come, inverses included.
@@ -75,7 +75,7 @@ class WalkScores(nn.Module):
             return y
         return y + Mixed(Dense(self._walks(graph)), self.pairs.flatten(0, 1)).dense()
 
-    def learnt(self, graph: KnowledgeGraph) -> tuple[list[tuple[str, str]], Tensor]:
+    def learned(self, graph: KnowledgeGraph) -> tuple[list[tuple[str, str]], Tensor]:
         """The walks (i, j) that have a weight for some relation, by name, and their weights (walks, K).
 
         `Walks(walks).mix(weights)` is the second sum.

@@ -10,7 +10,7 @@ import torch
 
 from structconv.analysis.flops import forward_flops
 from structconv.commands.table import print_table
-from structconv_systems.data.generated import MARKS, NOISE, Labelled, temporal_order
+from structconv_systems.data.generated import MARKS, NOISE, Labeled, temporal_order
 from structconv_systems.models.architectures import ARCHITECTURES, SequenceClassifier, layer_of, predicted
 from structconv_systems.recipes.generated import Classification, parts_of
 from structconv_systems.recipes.growth import exponent, growth_png, halves
@@ -35,7 +35,7 @@ def network(recipe: Architectures, architecture: str) -> SequenceClassifier:
                               kernel=recipe.kernel, heads=recipe.heads)
 
 
-def sequences(recipe: Architectures, task: str) -> dict[str, Labelled]:
+def sequences(recipe: Architectures, task: str) -> dict[str, Labeled]:
     """The parts of a task: two marks in the first half of a sequence ("far"), or among its last entries ("near"); the
     label, at the end, says which they are and in which order."""
     first, end = (0, recipe.length // 2) if task == "far" else (recipe.length - recipe.near, recipe.length)
@@ -49,7 +49,7 @@ def _jobs(recipe: Architectures, run: Run | None) -> list[Job]:
                                Classification)]
 
 
-def _task(recipe: Architectures, architecture: str, parts: dict[str, Labelled], seed: int) -> Classification:
+def _task(recipe: Architectures, architecture: str, parts: dict[str, Labeled], seed: int) -> Classification:
     return Classification(network(recipe, architecture), recipe, parts, seed)
 
 

@@ -20,7 +20,7 @@ from structconv_systems.train.run import Run
 from structconv_systems.train.stopping import LossWindow, Patience, Stopping
 from structconv_systems.train.study import Job, Study
 
-__all__ = ["RUNNER", "CitationTask", "network", "row_normalised"]
+__all__ = ["RUNNER", "CitationTask", "network", "row_normalized"]
 
 _WORDS = "mlp"
 
@@ -33,7 +33,7 @@ class CitationTask(Task):
     """
 
     def __init__(self, recipe: Cora, data: Planetoid, group: str = "") -> None:
-        self.words, self.graph = row_normalised(data), Graph(data.edge_index, num_nodes=data.num_nodes)
+        self.words, self.graph = row_normalized(data), Graph(data.edge_index, num_nodes=data.num_nodes)
         self.labels = data.labels
         self.parts = Parts({"train": data.train, "val": data.validation, "test": data.test})
         model = network(recipe, data, group)
@@ -92,7 +92,7 @@ def network(recipe: Cora, data: Planetoid, group: str = "") -> networks.Citation
     return networks.gcn(*sizes, hidden=recipe.hidden, dropout=recipe.dropout)
 
 
-def row_normalised(data: Planetoid) -> Sparse:
+def row_normalized(data: Planetoid) -> Sparse:
     """The features as a basis from words to papers whose values sum to 1 for each paper that has words."""
     import numpy as np
 

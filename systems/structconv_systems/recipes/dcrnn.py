@@ -231,7 +231,7 @@ def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
 
 
 def _positions(recipe: Traffic, sensors: Sensors) -> Tensor:
-    """Kilometres east and north of the sensors' middle, (S, 2); without locations a layout of the graph."""
+    """Kilometers east and north of the sensors' middle, (S, 2); without locations a layout of the graph."""
     absent = not recipe.path(recipe.locations).is_file() and recipe.locations == type(recipe).locations
     if not recipe.locations or absent:
         import networkx as nx

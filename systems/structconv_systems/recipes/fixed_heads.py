@@ -1,4 +1,4 @@
-"""Shifts in the place of learnt heads (Raganato et al. 2020): BLEU, parameters and speed beside attention alone."""
+"""Shifts in the place of learned heads (Raganato et al. 2020): BLEU, parameters and speed beside attention alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from structconv_systems.train.study import Finished, Job, Study, parameters_of
 
 __all__ = ["RUNNER", "network"]
 
-_LEARNT, _FIXED = "learnt-heads", "fixed-heads"
+_LEARNED, _FIXED = "learned-heads", "fixed-heads"
 
 
 def network(recipe: FixedHeads, vocabulary: int, fixed: bool = True) -> Model:
@@ -36,7 +36,7 @@ def _mixed(recipe: FixedHeads, dim: int, layer: int) -> Mechanism:
 
 
 def _jobs(recipe: FixedHeads, run: Run | None) -> list[Job]:
-    return translation_jobs(recipe, run, {_LEARNT: partial(network, recipe, fixed=False),
+    return translation_jobs(recipe, run, {_LEARNED: partial(network, recipe, fixed=False),
                                           _FIXED: partial(network, recipe, fixed=True)})
 
 
@@ -48,14 +48,14 @@ def _finish(recipe: FixedHeads, finished: Finished) -> dict[str, Any]:
     seconds: list[tuple[float, float]] = []
     for step in range(1, 22):
         times = []
-        for task in (tasks[_LEARNT], tasks[_FIXED]):
+        for task in (tasks[_LEARNED], tasks[_FIXED]):
             start = time.perf_counter()
             task.train_step(step)
             times.append(time.perf_counter() - start)
         seconds.append((times[0], times[1]))
     ratios = sorted(one / other for one, other in seconds[1:])
     return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
-            "step_of_learnt_over_fixed": ratios[len(ratios) // 2], "spread": [ratios[0], ratios[-1]]}
+            "step_of_learned_over_fixed": ratios[len(ratios) // 2], "spread": [ratios[0], ratios[-1]]}
 
 
 def _heads(recipe: FixedHeads, task: TranslationTask) -> bytes:

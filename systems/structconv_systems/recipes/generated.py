@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structconv_systems.data.generated import Labelled
+from structconv_systems.data.generated import Labeled
 from structconv_systems.recipes.options.comparisons import Generated
 from structconv_systems.recipes.options.images import OnImages
 from structconv_systems.train.batches import Batches
@@ -21,7 +21,7 @@ __all__ = ["Classification", "parts_of"]
 _PARTS = ("train", "val", "test")
 
 
-def parts_of(recipe: Generated, make: Callable[[int, int], Labelled]) -> dict[str, Labelled]:
+def parts_of(recipe: Generated, make: Callable[[int, int], Labeled]) -> dict[str, Labeled]:
     """``train``, ``val`` and ``test`` by `make` of a number of samples and a seed, which is 0, 1 and 2."""
     return {part: make(recipe.samples if part == "train" else recipe.held_out, seed)
             for seed, part in enumerate(_PARTS)}

@@ -33,12 +33,12 @@ class Facts:
     Attributes:
         graph: the training triples, each once, and their inverses.
         parts: (T, 3) of each part; those of ``train`` are the graph's without inverses.
-        learnt, known: answers in training, and in all parts.
+        learned, known: answers in training, and in all parts.
     """
 
     graph: KnowledgeGraph
     parts: Parts[Tensor]
-    learnt: KnownAnswers
+    learned: KnownAnswers
     known: KnownAnswers
 
     @classmethod
@@ -74,7 +74,7 @@ class Facts:
         sizes = graph.num_entities, graph.num_relations
         every = torch.cat([known, *data.parts.values()])
         return cls(graph=graph, parts=Parts({**data.parts, "train": train}),
-                   learnt=KnownAnswers(both_ways(train, graph), *sizes),
+                   learned=KnownAnswers(both_ways(train, graph), *sizes),
                    known=KnownAnswers(both_ways(every, graph), *sizes))
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class LinkTask(BatchTask):
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
         questions = both_ways(self.facts.parts["train"][list(samples)], self.facts.graph)
         answer = questions[:, 2:]
-        others = self.facts.learnt(questions).scatter(-1, answer, False)
+        others = self.facts.learned(questions).scatter(-1, answer, False)
         scores = self.trained(questions).masked_fill(others, -torch.inf)
         return F.cross_entropy(scores, answer.squeeze(-1), reduction="sum"), float(len(questions))
 

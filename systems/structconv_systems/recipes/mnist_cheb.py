@@ -25,13 +25,13 @@ __all__ = ["RUNNER", "of_graph", "of_grid"]
 def of_graph(recipe: MnistCheb, images: Images) -> GraphLeNet:
     """The recipe's model over the graph of such images' pixels."""
     height, width = images.inputs.shape[1:]
-    if recipe.neighbours >= height * width:
-        raise ConfigError(recipe.name, f"neighbours must be below the {height * width} pixels", recipe.neighbours)
+    if recipe.neighbors >= height * width:
+        raise ConfigError(recipe.name, f"neighbors must be below the {height * width} pixels", recipe.neighbors)
     levels = min(height, width).bit_length() - 1
     if len(recipe.channels) > levels:
         raise ConfigError(recipe.name, f"channels must be of {levels} levels at most: the CNN beside the graph halves "
                           f"images of {height} x {width} behind each", recipe.channels)
-    return GraphLeNet(pixel_graph(height, width, recipe.neighbours), len(images.names), channels=recipe.channels,
+    return GraphLeNet(pixel_graph(height, width, recipe.neighbors), len(images.names), channels=recipe.channels,
                       order=recipe.order, hidden=recipe.hidden, dropout=recipe.dropout)
 
 
@@ -53,7 +53,7 @@ def _finish(recipe: MnistCheb, finished: Finished) -> dict[str, Any]:
     tasks = finished.tasks()
     height, width = tasks["graph"].parts["train"].inputs.shape[1:]
     points = Grid((height, width)).coordinates().flip(-1).float() * torch.tensor([1.0, -1.0])
-    graph, edges = pixel_graph(height, width, recipe.neighbours), {}
+    graph, edges = pixel_graph(height, width, recipe.neighbors), {}
     edges[f"{graph.num_nodes} pixels"] = graph.edge_index
     cluster = torch.arange(graph.num_nodes)
     for _ in recipe.channels:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from structconv.pictures import basis_png
-from structconv_systems.data.generated import QUESTIONS, Labelled, entry_channels, labelled_entries
+from structconv_systems.data.generated import QUESTIONS, Labeled, entry_channels, labeled_entries
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
 from structconv_systems.recipes.generated import Classification, parts_of
 from structconv_systems.recipes.options.comparisons import Pooling
@@ -27,9 +27,9 @@ def network(recipe: Pooling, name: str) -> PoolingClassifier:
                              channels=recipe.channels, dim=recipe.dim)
 
 
-def entries(recipe: Pooling, question: str) -> dict[str, Labelled]:
+def entries(recipe: Pooling, question: str) -> dict[str, Labeled]:
     """The parts of the sequences with the labels of a question."""
-    return parts_of(recipe, lambda samples, seed: labelled_entries(question, samples, recipe.length,
+    return parts_of(recipe, lambda samples, seed: labeled_entries(question, samples, recipe.length,
                                                                    classes=recipe.classes, seed=seed))
 
 
@@ -49,7 +49,7 @@ def _jobs(recipe: Pooling, run: Run | None) -> list[Job]:
             for job in jobs_of(recipe, f"{name}-{question}", partial(_task, recipe, name, parts), PoolingTask)]
 
 
-def _task(recipe: Pooling, name: str, parts: dict[str, Labelled], seed: int) -> PoolingTask:
+def _task(recipe: Pooling, name: str, parts: dict[str, Labeled], seed: int) -> PoolingTask:
     return PoolingTask(network(recipe, name), recipe, parts, seed)
 
 

@@ -55,7 +55,7 @@ class Corpus:
 
 
 def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
-    """The files of a recipe; the subwords are those of the run, if it has any, else learnt from the training files."""
+    """The files of a recipe; the subwords are those of the run, if it has any, else learned from the training files."""
     stems = {"train": recipe.train, "val": recipe.valid, "test": recipe.test}
     texts = {part: read_parallel(recipe.path(stem), recipe.from_language, recipe.to_language)
              for part, stem in stems.items()}
@@ -69,7 +69,7 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
 
 
 def _with_rows(text: Parallel, most: int) -> Parallel:
-    """Its sentences, and those made of two to `most` neighbours."""
+    """Its sentences, and those made of two to `most` neighbors."""
     rows = [in_a_row(text, count) for count in range(1, most + 1)]
     return Parallel(source=tuple(chain.from_iterable(row.source for row in rows)),
                     target=tuple(chain.from_iterable(row.target for row in rows)))
@@ -187,7 +187,7 @@ class Translator:
     def _decoded(self, sources: list[Tensor]) -> list[list[int]]:
         recipe, source = self._recipe, pad_sequence(sources, batch_first=True, padding_value=PAD)
         return beam(self._model.begin(source), len(sources), width=recipe.beam, begin=BEGIN, end=END,
-                    most=recipe.longest + _MOST_MORE, length_penalty=recipe.length_penalty, normalisation="length")
+                    most=recipe.longest + _MOST_MORE, length_penalty=recipe.length_penalty, normalization="length")
 
 
 def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Translation, run: Run, progress: Progress,
@@ -199,7 +199,7 @@ def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Trans
 
 
 def bleu(output: Sequence[str], wanted: Sequence[str]) -> tuple[float, str]:
-    """Corpus BLEU (Papineni et al. 2002) of detokenised text by sacrebleu (Post 2018), and its signature."""
+    """Corpus BLEU (Papineni et al. 2002) of detokenized text by sacrebleu (Post 2018), and its signature."""
     import sacrebleu
 
     metric = sacrebleu.metrics.BLEU()

@@ -1,4 +1,4 @@
-"""The travelling salesman by attention and REINFORCE (Kool et al. 2019): how far its tours are from the shortest."""
+"""The traveling salesman by attention and REINFORCE (Kool et al. 2019): how far its tours are from the shortest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from structconv_systems.recipes.baselines import Baseline, Exponential, Rollout,
 from structconv_systems.recipes.options.tsp import TSP
 from structconv_systems.scenes import Drawing, graphs
 from structconv_systems.train.batches import Windows
-from structconv_systems.train.optimisation import Optimisation
+from structconv_systems.train.optimization import Optimization
 from structconv_systems.train.parts import Parts
 from structconv_systems.train.run import Run
 from structconv_systems.train.study import Finished, Job, Study, jobs_of
@@ -150,8 +150,8 @@ def _challengers(recipe: TSP, seed: int, number: int) -> Tensor:
     return uniform(recipe.challengers, recipe.nodes, _CHALLENGES + 1_000_003 * seed + number)
 
 
-class _Reinforced(Optimisation):
-    """An optimiser whose state has that of the baseline too."""
+class _Reinforced(Optimization):
+    """An optimizer whose state has that of the baseline too."""
 
     baseline: Baseline
 

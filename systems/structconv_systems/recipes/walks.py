@@ -53,7 +53,7 @@ def _jobs(recipe: TypedWalks, run: Run | None) -> list[Job]:
 def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
     """By relation the walks that speak for it most, in words and in a picture."""
     task = finished.task(_WALKS)
-    names, walks, weights = _learnt(task)
+    names, walks, weights = _learned(task)
     most = weights.amax(0).topk(min(_ROWS, len(walks))).indices
     shown = weights[:_COLUMNS, most].mT.clamp(min=0)
     if len(most):
@@ -65,10 +65,10 @@ def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
                       for name, row in zip(names, weights, strict=True)}}
 
 
-def _learnt(task: WalkTask) -> tuple[list[str], list[str], Tensor]:
+def _learned(task: WalkTask) -> tuple[list[str], list[str], Tensor]:
     """The relations of the graph without inverses, the walks that were chosen, and the weights (relations, walks)."""
     graph, model = task.facts.graph, task.model
-    walks, weights = model.learnt(graph)
+    walks, weights = model.learned(graph)
     names = graph.relations[:graph.num_relations // 2]
     return list(names), [".".join(walk) for walk in walks], weights.mT[:len(names)]
 

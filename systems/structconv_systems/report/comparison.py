@@ -1,4 +1,4 @@
-"""The report of `compare`: table, accuracy curves, every basis and learnt attention, in one HTML file."""
+"""The report of `compare`: table, accuracy curves, every basis and learned attention, in one HTML file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_report(run: Run, summary: dict[str, Any], models: dict[str, PixelNetwo
                        f"{summary['seeds']} seeds; the spread is the standard deviation over them."),
              section("Results", [table(HEADERS, table_rows(summary)), figure(curves, "Accuracy while training")]),
              section("Bases", list(_basis_figures(run, titles, models, images))),
-             section("Learnt attention", list(_attention_figures(run, titles, models, images)))]
+             section("Learned attention", list(_attention_figures(run, titles, models, images)))]
     run.write("report.html", page("8x8 digits through different bases", parts))
 
 
@@ -78,7 +78,7 @@ def _attention_figures(run: Run, titles: dict[str, str], models: dict[str, Pixel
                        images: Tensor) -> Iterator[str]:
     """Where two pixels look, matrix by matrix, for the networks whose basis has been computed from the image."""
     for name, model in models.items():
-        if not model.variant.learnt:
+        if not model.variant.learned:
             continue
         with torch.no_grad():
             dense_KMN = model.first_basis(images[0]).dense()

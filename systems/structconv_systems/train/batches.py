@@ -68,7 +68,7 @@ def _cuts(lengths: list[int], cost: int) -> list[tuple[int, int]]:
 
 
 class Windows:
-    """Places at which the samples of a step begin in a long sequence, drawn anew for each step.
+    """OutputPositions at which the samples of a step begin in a long sequence, drawn anew for each step.
 
     Args:
         places: how many there are to begin at. size: samples in a batch. seed: of the draws.

@@ -29,7 +29,7 @@ class Checkpoint:
     Attributes:
         step: steps done.
         weights: the model's `state_dict`.
-        state: everything else as a tree of dictionaries, lists, scalars and tensors: optimiser, generators, stopping
+        state: everything else as a tree of dictionaries, lists, scalars and tensors: optimizer, generators, stopping
             rule, best weights.
         final: the training is over and `weights` are the ones it chose.
     """

@@ -34,10 +34,10 @@ class Stateful(Protocol):
 
 
 class Task(Protocol):
-    """What is trained: a model, its optimiser, and three functions that return measurements by name.
+    """What is trained: a model, its optimizer, and three functions that return measurements by name.
 
-    A checkpoint holds the model's `state_dict`, the optimiser's, and the states of Python's, numpy's and torch's global
-    generators. What else a step depends on must follow from its number, or be part of the optimiser's state: then a
+    A checkpoint holds the model's `state_dict`, the optimizer's, and the states of Python's, numpy's and torch's global
+    generators. What else a step depends on must follow from its number, or be part of the optimizer's state: then a
     training that is resumed goes on as if it had not been interrupted.
     """
 

@@ -62,12 +62,12 @@ class Trained(Measured):
     """
 
     threads: int = option(2, "threads of torch", minimum=1)
-    steps: int = option(1000, "of the optimiser, at most", minimum=1)
+    steps: int = option(1000, "of the optimizer, at most", minimum=1)
     optimizer: str = option("adam", "adam or adamw", choices=("adam", "adamw"))
     learning_rate: float = option(1e-3, "at its peak", minimum=0)
     schedule: str = option("constant", f"of the learning rate: {', '.join(SCHEDULES)}", choices=tuple(SCHEDULES))
     warmup: int = option(0, "steps in which the learning rate rises", minimum=0)
-    weight_decay: float = option(0.0, "of the optimiser", minimum=0)
+    weight_decay: float = option(0.0, "of the optimizer", minimum=0)
     clip: float = option(1.0, "the norm to which gradients are clipped; 0: not", minimum=0)
     accumulate: int = option(1, "batches whose gradients make a step", minimum=1)
     ema: float = option(0.0, "decay of averaged weights, which are then the ones measured; 0: none", minimum=0, below=1)

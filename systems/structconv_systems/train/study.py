@@ -83,7 +83,7 @@ class Study:
         progress.phase("reading the data")
         jobs = self.jobs(recipe, run)
         results = train_all(jobs, run, interrupt, progress, self.columns)
-        progress.phase("measuring and drawing what was learnt")
+        progress.phase("measuring and drawing what was learned")
         summary = self._summary(recipe, run, results)
         finished = Finished(run=run, jobs=jobs, progress=progress, groups=summary["groups"])
         with final_evaluation():
@@ -262,7 +262,7 @@ def measured(jobs: Sequence[Job], run: Run, progress: Progress) -> dict[str, dic
 def tried(job: Job, steps: int = 5) -> dict[str, Any]:
     """Parameters, flops of a step, seconds of a step and of the whole, and memory, from a few steps that are timed.
 
-    Memory is that of weights, gradients and optimiser, and of what a backward pass keeps in the step seen.
+    Memory is that of weights, gradients and optimizer, and of what a backward pass keeps in the step seen.
     """
     task, schedule = job.make(), job.schedule()
     kept = _Kept()

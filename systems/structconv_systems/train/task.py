@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from structconv.errors import ConfigError
 from structconv_systems.train.batches import Batches, Windows
 from structconv_systems.train.loop import Task
-from structconv_systems.train.optimisation import Optimisation
+from structconv_systems.train.optimization import Optimization
 from structconv_systems.train.options import Trained
 
 __all__ = ["BatchTask", "mean_loss"]
@@ -33,7 +33,7 @@ class BatchTask(Task):
 
     def __init__(self, model: nn.Module, options: Trained, batches: Batches | Windows) -> None:
         self.model, self.options, self.batches = model, options, batches
-        self.optimizer = Optimisation(model, options, higher=self.higher)
+        self.optimizer = Optimization(model, options, higher=self.higher)
 
     @abc.abstractmethod
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:

@@ -17,7 +17,7 @@ __all__ = ["Untrained", "fitted_job", "untrained_job"]
 
 
 class _Nothing:
-    """The optimiser of what is not trained."""
+    """The optimizer of what is not trained."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

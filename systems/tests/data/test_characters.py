@@ -42,13 +42,13 @@ def test_numbers_and_back():
 
 def test_an_unknown_character_is_named(tmp_path):
     alphabet = Alphabet("\nab")
-    with pytest.raises(ConfigError, match=r"the text must be of the 3 characters learnt; got 'c' at position 2\."):
+    with pytest.raises(ConfigError, match=r"the text must be of the 3 characters learned; got 'c' at position 2\."):
         alphabet.encode("bacd")
     with pytest.raises(ConfigError, match=r"got '\\udcff' at position 0"):
         alphabet.encode("\udcff")
     path = tmp_path / "a.txt"
     path.write_text("ab\na\nbß\né")
-    with pytest.raises(DataError, match=r"a\.txt, line 3: expected one of the 3 characters learnt; got 'ß'\."):
+    with pytest.raises(DataError, match=r"a\.txt, line 3: expected one of the 3 characters learned; got 'ß'\."):
         alphabet.read(path)
     path.write_text("ab\na\n")
     assert alphabet.read(path).tolist() == [1, 2, 0, 1, 0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError
-from structconv_systems.data.generated import NOISE, QUESTIONS, entry_channels, labelled_entries, temporal_order
+from structconv_systems.data.generated import NOISE, QUESTIONS, entry_channels, labeled_entries, temporal_order
 
 
 def test_marks_stand_between_the_bounds_and_make_the_label():
@@ -22,7 +22,7 @@ def test_marks_stand_between_the_bounds_and_make_the_label():
 
 def test_a_seed_decides_everything():
     for make in (lambda seed: temporal_order(9, 20, first=0, end=20, seed=seed),
-                 lambda seed: labelled_entries("content", 9, 20, classes=3, seed=seed)):
+                 lambda seed: labeled_entries("content", 9, 20, classes=3, seed=seed)):
         assert torch.equal(make(1).inputs, make(1).inputs)
         assert not torch.equal(make(1).inputs, make(2).inputs)
 
@@ -34,7 +34,7 @@ def test_marks_need_two_places(first, end):
 
 
 def test_the_labels_of_the_questions_are_read_off_the_same_entries():
-    data = {question: labelled_entries(question, 500, 7, classes=3, seed=4) for question in QUESTIONS}
+    data = {question: labeled_entries(question, 500, 7, classes=3, seed=4) for question in QUESTIONS}
     x = data["place"].inputs
     assert x.shape == (500, 7, entry_channels(7, 3))
     assert all(torch.equal(one.inputs, x) for one in data.values())
@@ -52,6 +52,6 @@ def test_the_labels_of_the_questions_are_read_off_the_same_entries():
 
 def test_other_questions_and_short_sequences_are_refused():
     with pytest.raises(ConfigError, match="question"):
-        labelled_entries("time", 1, 7, classes=3, seed=0)
+        labeled_entries("time", 1, 7, classes=3, seed=0)
     with pytest.raises(ConfigError, match="length must be at least 4"):
-        labelled_entries("place", 1, 3, classes=3, seed=0)
+        labeled_entries("place", 1, 3, classes=3, seed=0)

@@ -87,7 +87,7 @@ def test_files_that_do_not_fit_each_other(tmp_path):
 
 
 def write_folder(path, sizes):
-    """A folder for each class, with PNGs of these sizes, each of one colour."""
+    """A folder for each class, with PNGs of these sizes, each of one color."""
     for place, (name, shapes) in enumerate(sizes.items()):
         (path / name).mkdir(parents=True)
         for number, size in enumerate(shapes):

@@ -64,6 +64,6 @@ def test_lines_without_a_translation_are_named(tmp_path, en, de, message):
 
 @pytest.mark.parametrize("count, source, target", [(1, ("a", "b", "c"), ("x", "y", "z")), (2, ("a b",), ("x y",)),
                                                    (3, ("a b c",), ("x y z",)), (4, (), ())])
-def test_neighbours_are_joined_on_both_sides(count, source, target):
+def test_neighbors_are_joined_on_both_sides(count, source, target):
     joined = in_a_row(Parallel(source=("a", "b", "c"), target=("x", "y", "z")), count)
     assert (joined.source, joined.target) == (source, target)

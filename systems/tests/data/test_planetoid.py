@@ -83,7 +83,7 @@ def test_gaps_self_loops_and_duplicates(tmp_path):
     assert data.edge_index.tolist() == [[0, 0, 1, 5], [1, 5, 0, 0]]
 
 
-def test_neighbours_out_of_range_are_refused(tmp_path):
+def test_neighbors_out_of_range_are_refused(tmp_path):
     tiny(tmp_path, graph={0: [6]})
     with pytest.raises(DataError, match="from 0 to 5; got 0 to 6"):
         read_planetoid(tmp_path, "tiny")
@@ -116,7 +116,7 @@ def test_no_test_numbers_at_all_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("bad", ["a", 1.5, None, True, 10 ** 30, [1]])
-def test_neighbours_that_are_no_numbers_are_refused(tmp_path, bad):
+def test_neighbors_that_are_no_numbers_are_refused(tmp_path, bad):
     tiny(tmp_path, graph={0: [1], 1: [0, bad]})
     with pytest.raises(DataError, match=rf"tiny\.graph: expected nodes from 0 to 5; got {re.escape(repr(bad))}"):
         read_planetoid(tmp_path, "tiny")

@@ -35,7 +35,7 @@ def test_all_find_the_best_of_all_permutations(nodes):
         torch.testing.assert_close(lengths(table, found), known)
 
 
-def test_the_integer_programme_finds_what_the_dynamic_one_finds():
+def test_the_integer_program_finds_what_the_dynamic_one_finds():
     table = distances(uniform(4, 12, 1))
     best = held_karp(table)
     assert torch.equal(best[:, 0], torch.zeros(4, dtype=torch.int64))

@@ -36,7 +36,7 @@ def check_overfits(model, source, target, steps=150, rate=1e-2):
     assert losses[-1] < losses[0] / 10
 
 
-def check_says_what_it_learnt(model, source, target):
+def check_says_what_it_learned(model, source, target):
     """It overfits, and its most probable words are then those of the batch."""
     check_overfits(model, source, target)
     found = greedy(model, source, target.shape[1] - 1)

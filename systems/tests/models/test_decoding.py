@@ -59,14 +59,14 @@ def best(table, penalty):
     return [token for token in found if token != END]
 
 
-@pytest.mark.parametrize(("normalisation", "power"), [("gnmt", 0.6), ("gnmt", 0.0), ("length", 1.0), ("length", 2.0)])
+@pytest.mark.parametrize(("normalization", "power"), [("gnmt", 0.6), ("gnmt", 0.0), ("length", 1.0), ("length", 2.0)])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_finds_the_best_of_all_sequences(normalisation, power, seed):
+def test_a_wide_beam_finds_the_best_of_all_sequences(normalization, power, seed):
     own = tables(seed)
     penalties = {"gnmt": lambda size: ((5 + size) / 6) ** power, "length": lambda size: size ** power}
     found = beam(Table(own, torch.arange(3)), 3, width=VOCABULARY ** MOST, begin=BEGIN, end=END, most=MOST,
-                 length_penalty=power, normalisation=normalisation)
-    assert found == [best(table, penalties[normalisation]) for table in own]
+                 length_penalty=power, normalization=normalization)
+    assert found == [best(table, penalties[normalization]) for table in own]
 
 
 @pytest.mark.parametrize("most", [0, 1, 9])
@@ -143,7 +143,7 @@ def test_samples_are_those_of_their_generator():
     (sample, {"temperature": 0.0}, r"above 0.*greedy"), (sample, {"temperature": float("nan")}, "temperature"),
     (sample, {"top_k": 0}, "top_k"), (sample, {"top_p": 0.0}, "top_p"), (sample, {"top_p": 1.5}, "top_p"),
     (beam, {"width": 0}, "width"), (beam, {"width": 2, "length_penalty": -1.0}, "length_penalty"),
-    (beam, {"width": 2, "normalisation": "none"}, "normalisation"), (greedy, {"most": -1}, "most"),
+    (beam, {"width": 2, "normalization": "none"}, "normalization"), (greedy, {"most": -1}, "most"),
     (greedy, {"begin": torch.tensor([1])}, "begin"), (greedy, {"begin": torch.ones(2, 1).long()}, "begin"),
     (greedy, {"batch": 0}, "batch")])
 def test_options_that_have_no_meaning_are_told(decode, options, match):

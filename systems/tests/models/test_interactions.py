@@ -155,7 +155,7 @@ def test_what_balls_see():
 
 
 def test_what_a_string_sees():
-    """Only neighbours; springs at rest have no gap, and the disk is below."""
+    """Only neighbors; springs at rest have no gap, and the disk is below."""
     sight, (states, properties, graph, _) = SYSTEMS["string"][1], drawn("string")
     assert graph.edge_index.T.tolist() == [[0, 1], [1, 2], [2, 3], [1, 0], [2, 1], [3, 2]]
     rest = torch.zeros(4, 4)

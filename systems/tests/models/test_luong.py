@@ -14,7 +14,7 @@ from systems.tests.models.sequences import (
     check_exported_with_any_batch,
     check_padding_has_no_gradient,
     check_saved,
-    check_says_what_it_learnt,
+    check_says_what_it_learned,
     check_steps,
     pairs,
 )
@@ -37,8 +37,8 @@ def made(score="general", window="global", feeding=True, seed=0):
 
 
 @SOME
-def test_it_overfits_and_says_what_it_learnt(score, window, feeding):
-    check_says_what_it_learnt(made(score, window, feeding), *pairs())
+def test_it_overfits_and_says_what_it_learned(score, window, feeding):
+    check_says_what_it_learned(made(score, window, feeding), *pairs())
 
 
 @EVERY

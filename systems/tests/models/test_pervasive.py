@@ -14,7 +14,7 @@ from systems.tests.models.sequences import (
     check_exported_with_any_batch,
     check_padding_has_no_gradient,
     check_saved,
-    check_says_what_it_learnt,
+    check_says_what_it_learned,
     check_steps,
     pairs,
 )
@@ -30,8 +30,8 @@ def made(pooling="both", kernel=3, positions="none", seed=0):
 
 
 @pytest.mark.parametrize("pooling", ["max", "attention", "both"])
-def test_it_overfits_and_says_what_it_learnt(pooling):
-    check_says_what_it_learnt(made(pooling), *pairs())
+def test_it_overfits_and_says_what_it_learned(pooling):
+    check_says_what_it_learned(made(pooling), *pairs())
 
 
 @EACH

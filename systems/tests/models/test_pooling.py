@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from structconv.errors import ConfigError
-from structconv_systems.data.generated import entry_channels, labelled_entries
+from structconv_systems.data.generated import entry_channels, labeled_entries
 from structconv_systems.models.pooling import POOLINGS, PoolingClassifier
 from systems.tests.models.sequences import check_saved
 
@@ -22,7 +22,7 @@ def made(name, seed=0):
 
 
 def data(question="content", samples=12):
-    return labelled_entries(question, samples, LENGTH, classes=CLASSES, seed=2)
+    return labeled_entries(question, samples, LENGTH, classes=CLASSES, seed=2)
 
 
 @pytest.mark.parametrize(("name", "question"), [("spatial", "place"), ("context", "content"),

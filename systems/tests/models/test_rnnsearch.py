@@ -14,7 +14,7 @@ from systems.tests.models.sequences import (
     check_exported_with_any_batch,
     check_padding_has_no_gradient,
     check_saved,
-    check_says_what_it_learnt,
+    check_says_what_it_learned,
     check_steps,
     pairs,
 )
@@ -28,8 +28,8 @@ def made(attention=True, seed=0):
 
 
 @BOTH
-def test_it_overfits_and_says_what_it_learnt(attention):
-    check_says_what_it_learnt(made(attention), *pairs())
+def test_it_overfits_and_says_what_it_learned(attention):
+    check_says_what_it_learned(made(attention), *pairs())
 
 
 @BOTH

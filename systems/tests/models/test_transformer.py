@@ -156,24 +156,24 @@ def test_steps_run_in_one_kernel(name):
     layer = model.decoder.blocks[0].attention
     x = torch.randn(2, 5, C)
     with torch.no_grad():
-        prepared = layer.prepare(x[:, :4])
-        first = prepared.length
-        prepared.reserve(x[:, 4:])
-        assert layer.plan(prepared, z=x[:, 4:], positions=first).kernel == "structconv.attention_step"
+        cache = layer.prepare(x[:, :4])
+        first = cache.length
+        cache.reserve(x[:, 4:])
+        assert layer.plan(cache, z=x[:, 4:], positions=first).kernel == "structconv.attention_step"
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "post", "positions": "learnt"}, {"tied": False, "recompute": True},
+@pytest.mark.parametrize("options", [{}, {"norm": "post", "positions": "learned"}, {"tied": False, "recompute": True},
                                      {"target_vocabulary": V + 5}])
-def test_a_small_batch_is_learnt(options):
+def test_a_small_batch_is_learned(options):
     model = transformer(**options)
     ends = F.pad(TARGET, (0, 1))
     ends[torch.arange(3), (TARGET != 0).sum(1)] = 2
-    optimiser, losses = torch.optim.Adam(model.parameters(), 1e-2), []
+    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
     for _ in range(120):
         loss = F.cross_entropy(model(SOURCE, ends[:, :-1]).flatten(0, 1), ends[:, 1:].flatten(), ignore_index=0)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
 
@@ -223,7 +223,7 @@ def _copy(model, peer):
             layer.linear2.load_state_dict(block.network[-1].state_dict())
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": False, "positions": "learnt", "norm": "post"}])
+@pytest.mark.parametrize("options", [{}, {"tied": False, "positions": "learned", "norm": "post"}])
 def test_saved_and_loaded(options, tmp_path):
     model = transformer(**options)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
@@ -261,7 +261,7 @@ def test_what_has_no_meaning_is_told():
     with pytest.raises(ConfigError, match="layers"):
         transformer(layers=0)
     with pytest.raises(ShapeError, match="length=5"):
-        transformer(positions="learnt", length=5)(SOURCE, TARGET)
+        transformer(positions="learned", length=5)(SOURCE, TARGET)
 
 
 # -- characters -----------------------------------------------------------------------------------------------------
@@ -275,14 +275,14 @@ TEXT = torch.randint(0, V, (3, 12), generator=torch.Generator().manual_seed(5))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_small_text_is_learnt(recompute):
+def test_a_small_text_is_learned(recompute):
     model = characters(recompute=recompute)
-    optimiser, losses = torch.optim.Adam(model.parameters(), 1e-2), []
+    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-2), []
     for _ in range(80):
         loss = F.cross_entropy(model(TEXT[:, :-1]).flatten(0, 1), TEXT[:, 1:].flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
 

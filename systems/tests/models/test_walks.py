@@ -39,7 +39,7 @@ def test_scores_are_those_of_the_expression(length):
     known, scores = facts().with_inverses(), model(length=length)
     if length == 2:
         scores.shrink(0.8)
-    walks, weights = scores.learnt(known)
+    walks, weights = scores.learned(known)
     x = torch.zeros(N, 1, dtype=torch.float64)
     y = Relations(2 * K, None).mix(scores.singles.detach()).bound(1).basis(x, structure=known).dense(x.dtype)
     if length == 2:
@@ -90,7 +90,7 @@ def test_it_learns_a_rule_and_names_it():
         F.cross_entropy(scores(known, triples[:, :2], triples[:, 2]), triples[:, 2]).backward()
         optimizer.step()
         scores.shrink(0.005)
-    walks, weights = scores.learnt(known)
+    walks, weights = scores.learned(known)
     assert walks[int(weights[:, 2].argmax())] == ("a", "b")
     other = family(1)
     asked = other.triples[16:]

@@ -130,7 +130,7 @@ def test_a_rollout_begins_where_the_simulation_does(motion):
     assert torch.equal(rolled.states[:, 0], motion.long.states[:, 0])
 
 
-def test_effects_are_penalised():
+def test_effects_are_penalized():
     motion = Motion.simulated(Interactions(**SMALL), "gravity")
     task = InteractionTask(motion.recipe, motion, 0)
     torch.nn.init.normal_(task.model.network.edge.rest[-1].bias, std=3.0)

@@ -100,7 +100,7 @@ def test_walks_are_named_and_drawn(runs):
     assert (runs["walks"] / "pictures" / "walks.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_rdf_is_learnt(data, tmp_path):
+def test_rdf_is_learned(data, tmp_path):
     run = tmp_path / "run"
     words = [*TRAINED["rgcn-entities"][:3], "epochs=30", "seeds=1", "--data", str(data), "--out", str(run)]
     assert main(["train", "rgcn-entities", *words]) == 0

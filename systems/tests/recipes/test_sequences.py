@@ -167,7 +167,7 @@ def test_other_options_than_those_of_the_weights_are_refused(runs, tmp_path, cap
         assert "trained with" in capsys.readouterr().err
 
 
-def test_a_text_of_one_line_is_learnt_and_a_short_one_refused(folder, tmp_path, capsys):
+def test_a_text_of_one_line_is_learned_and_a_short_one_refused(folder, tmp_path, capsys):
     (tmp_path / "text.txt").write_text((folder / "text.txt").read_text().replace("\n", " "))
     assert main(words_of("characters", tmp_path, "--out", str(tmp_path / "run"))) == 0
     (tmp_path / "text.txt").write_text("a dog sees " * 10)
@@ -448,7 +448,7 @@ def test_a_table_has_a_row_for_each_kind_of_training(runs, capsys):
     summary = json.loads((runs["luong"] / "summary.json").read_text())
     assert list(summary["groups"]) == ["global-location", "local-m-dot", "local-p-general"]
     summary = json.loads((runs["fixed-heads"] / "summary.json").read_text())
-    assert summary["parameters"]["fixed-heads"] < summary["parameters"]["learnt-heads"]
+    assert summary["parameters"]["fixed-heads"] < summary["parameters"]["learned-heads"]
     summary = json.loads((runs["pervasive"] / "summary.json").read_text())
     means = {name: row["test_bleu"]["mean"] for name, row in summary["groups"].items()}
     assert summary["headline"]["value"] == pytest.approx(means["pervasive"] - means["rnnsearch"])

@@ -163,7 +163,7 @@ def without_numbers(use: Use) -> bool:
 
 
 def _by_groups(part: nn.Module) -> bool:
-    """Whether it normalises each group of listed pairs by itself, whose sizes it reads."""
+    """Whether it normalizes each group of listed pairs by itself, whose sizes it reads."""
     kinds = [dict(step.options)["kind"] for step in getattr(part, "steps", ()) if step.name == "normalize"]
     return any(kind not in NORMALIZATIONS for kind in kinds)
 

@@ -168,7 +168,7 @@ def an_inner_step_is_differentiated(use: Use) -> None:
 
 
 class Scaled(nn.Module):
-    """A parametrisation."""
+    """A parametrization."""
 
     def forward(self, t: Tensor) -> Tensor:
         return 1.5 * t
@@ -198,9 +198,9 @@ def parameters_parametrized(use: Use) -> None:
         name: 1.5 * p.detach() for name, p in use.layer.named_parameters()}))
     for module, name in owners(use.layer):
         parametrize.register_parametrization(module, name, Scaled())
-    check_now(use, "parametrised", twin)
-    check_compiled_once(use, "parametrised")
-    check_now(use, "parametrised, by gradients")
+    check_now(use, "parametrized", twin)
+    check_compiled_once(use, "parametrized")
+    check_now(use, "parametrized, by gradients")
 
 
 def check_compiled_once(use: Use, what: str) -> None:

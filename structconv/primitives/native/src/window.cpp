@@ -1,9 +1,9 @@
 // Attention within a window of a grid, without a list of pairs: y_n = sum p v_m over the m that lie at one of the
 // offsets of a table from n, p = softmax of scale <q_n, k_m> + table[m - n]; -inf in the table is no pair.
 //
-// A vector holds one number for each of 16 neighbours on the last axis, 16 outputs (or, in the second pass of the
+// A vector holds one number for each of 16 neighbors on the last axis, 16 outputs (or, in the second pass of the
 // backward, 16 inputs), so that scores, softmax and sums need no work across lanes; the other side of each pair goes
-// by one row at a time. Along the last axis the offsets of 16 neighbours are 16 neighbours in the table, which
+// by one row at a time. Along the last axis the offsets of 16 neighbors are 16 neighbors in the table, which
 // therefore is bias and mask in one: it lies padded with -inf, once by falling and once by rising offset.
 #include "api.h"
 #include "dropout.h"

@@ -36,8 +36,8 @@ class Architectures(Generated):
     presets: ClassVar = {
         "quick": {"length": 64, "channels": 32, "steps": 400, "validate_every": 200, "checkpoint_every": 100,
                   "seeds": 1, "longest": 1024, "rounds": 5}}
-    length: int = option(128, "entries of a sequence that is learnt", minimum=8)
-    near: int = option(8, "last entries, among which both marks stand where neighbours decide", minimum=2)
+    length: int = option(128, "entries of a sequence that is learned", minimum=8)
+    near: int = option(8, "last entries, among which both marks stand where neighbors decide", minimum=2)
     kernel: int = option(5, "k of the convolution: an entry and those before it", minimum=2)
     layers: int = option(2, "of each model", minimum=1)
     channels: int = option(64, "d, of the layers that learn and of those that are timed", minimum=1)

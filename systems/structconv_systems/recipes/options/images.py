@@ -54,7 +54,7 @@ class MnistCheb(OnImages):
         "quick": {"seeds": 1, "samples": 10_000, "order": 9, "channels": (16, 32), "hidden": 128, "steps": 500,
                   "validate_every": 250, "checkpoint_every": 125, "learning_rate": 2e-3},
         "paper": {"steps": 11_000, "seeds": 3}}
-    neighbours: int = option(8, "nearest pixels that a pixel is joined to", minimum=1)
+    neighbors: int = option(8, "nearest pixels that a pixel is joined to", minimum=1)
     order: int = option(25, "K of a filter on the graph: polynomials of degrees 0 to K - 1", minimum=1)
     kernel: int = option(5, "pixels on a side of a filter of the CNN", minimum=1)
     channels: tuple[int, ...] = option((32, 64), "of each level, behind which clusters of four pixels become one",

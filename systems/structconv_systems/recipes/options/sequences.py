@@ -34,7 +34,7 @@ class Translation(OnFiles):
     from_language: str = option("en", "ending of the files that are translated")
     to_language: str = option("de", "ending of the files that they are translated to")
     sentences: int = option(0, "training pairs used, the first ones; 0: all", minimum=0)
-    in_a_row: int = option(1, "neighbouring sentences that are trained on as one, too, at most", minimum=1)
+    in_a_row: int = option(1, "neighboring sentences that are trained on as one, too, at most", minimum=1)
     vocabulary: int = option(5000, "subwords, of both languages together", minimum=300)
     longest: int = option(100, "subwords of a training sentence; longer ones are left out, and translations end "
                               "50 behind", minimum=2)
@@ -82,8 +82,8 @@ class Transformer(Attending):
                   "dropout": 0.1, "norm": "post"}}
     seeds: int = 2
     heads: int = option(4, "of attention", minimum=1)
-    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
-                            choices=("sinusoidal", "learnt"))
+    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
+                            choices=("sinusoidal", "learned"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,9 +188,9 @@ class FixedHeads(Attending):
     """Raganato, Scherrer and Tiedemann (2020); Andreoli (2019), section 3.3."""
 
     name = "fixed-heads"
-    published = "within 0.5 BLEU of learnt heads"
+    published = "within 0.5 BLEU of learned heads"
     effect: ClassVar = Effect(
-        claim="BLEU of fixed heads over learned ones", figure="test_bleu", pairs=(("fixed-heads", "learnt-heads"),),
+        claim="BLEU of fixed heads over learned ones", figure="test_bleu", pairs=(("fixed-heads", "learned-heads"),),
         published=0.0, margin=-0.5)
     presets: ClassVar = {
         "quick": {"seeds": 1, "sentences": 3000, "vocabulary": 1500, "channels": 64, "hidden": 128, "layers": 2,
@@ -198,9 +198,9 @@ class FixedHeads(Attending):
                   "beam": 1},
         "paper": {"seeds": 1, "channels": 512, "hidden": 2048, "layers": 6, "shifts": (-3, -2, -1, 0, 1, 2, 3),
                   "steps": 100_000}}
-    shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learnt")
-    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learnt",
-                            choices=("sinusoidal", "learnt"))
+    shifts: tuple[int, ...] = option((-1, 0, 1), "offsets of the heads that are fixed; one head is learned")
+    positions: str = option("sinusoidal", "encoding of positions: sinusoidal or learned",
+                            choices=("sinusoidal", "learned"))
     vocabulary: int = 4000
     channels: int = 192
     hidden: int = 384
@@ -211,7 +211,7 @@ class FixedHeads(Attending):
         super().__post_init__()
         if self.channels % (heads := len(self.shifts) + 1):
             raise ConfigError(self.name, f"channels must be a multiple of the {heads} heads, one for each of shifts "
-                              "and one that is learnt", self.channels)
+                              "and one that is learned", self.channels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +234,7 @@ class Pervasive(Translation):
     hidden: int = option(64, "channels that are convolved", minimum=1)
     kernel: int = option(5, "words of the source that a convolution sees; odd", minimum=1)
     pooling: str = option("max", "of the source: max, attention or both")
-    positions: str = option("sinusoidal", "encoding of positions: none, sinusoidal or learnt")
+    positions: str = option("sinusoidal", "encoding of positions: none, sinusoidal or learned")
     sentences: int = 8000
     vocabulary: int = 3000
     longest: int = 50

@@ -1,4 +1,4 @@
-"""Normalisations of scores that are functions of one group: sparsemax, entmax, top-k, hard attention, one's own.
+"""Normalizations of scores that are functions of one group: sparsemax, entmax, top-k, hard attention, one's own.
 
 A group is the pairs that share an output ("inputs") or an input ("outputs"). Each function here maps
 (scores, keep, dim) to weights of the same shape: `keep` says which pairs exist, and `dim` is the axis of a group.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from structconv.bases.base import Basis, value
-from structconv.bases.entrywise import Unary, pattern_of_normalised
+from structconv.bases.entrywise import Unary, pattern_of_normalized
 from structconv.bases.pairs import NORMALIZATIONS, Block, Edges, Pairs
 from structconv.errors import ConfigError
 from structconv.memo import derived
@@ -26,13 +26,13 @@ from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue, structure
 
-__all__ = ["LogSoftmax", "NormalisedBy", "SinkSoftmax", "TopK", "register_normalisation"]
+__all__ = ["LogSoftmax", "NormalizedBy", "SinkSoftmax", "TopK", "register_normalization"]
 
-Normalisation = Callable[[Tensor, Tensor, int], Tensor]
-_REGISTERED: dict[str, Normalisation] = {}
+Normalization = Callable[[Tensor, Tensor, int], Tensor]
+_REGISTERED: dict[str, Normalization] = {}
 
 
-def register_normalisation(name: str, function: Normalisation) -> None:
+def register_normalization(name: str, function: Normalization) -> None:
     """Let `scores.normalize(name)` mean a function of one's own, for bases and for mechanisms.
 
     Args:
@@ -47,17 +47,17 @@ def register_normalisation(name: str, function: Normalisation) -> None:
     Example:
 
         >>> from structconv import Dense
-        >>> from structconv.bases import register_normalisation
-        >>> register_normalisation("share", lambda scores, keep, dim: scores / scores.sum(dim, keepdim=True))
+        >>> from structconv.bases import register_normalization
+        >>> register_normalization("share", lambda scores, keep, dim: scores / scores.sum(dim, keepdim=True))
         >>> Dense(torch.tensor([[[1.0], [3.0]]])).normalize("share").dense().flatten()
         tensor([0.2500, 0.7500])
     """
     if name in NORMALIZATIONS or name in _REGISTERED:
-        raise ConfigError("register_normalisation", "name must be new", repr(name))
+        raise ConfigError("register_normalization", "name must be new", repr(name))
     _REGISTERED[name] = function
 
 
-def normalisation(kind: Any) -> Normalisation:
+def normalization(kind: Any) -> Normalization:
     """The function of this name, or the function itself.
 
     Raises:
@@ -166,7 +166,7 @@ class GroupWise(Unary):
         raise NotImplementedError
 
     def pattern(self) -> Graph | None:
-        return pattern_of_normalised(self.child)
+        return pattern_of_normalized(self.child)
 
     def reach(self) -> Support | None:
         return self.child.support()
@@ -187,7 +187,7 @@ class _Weights(GroupWise):
 
 
 @value
-class NormalisedBy(_Weights):
+class NormalizedBy(_Weights):
     """fn(scores, keep, dim) of each group, over inputs or outputs.
 
     Example:
@@ -199,7 +199,7 @@ class NormalisedBy(_Weights):
     """
 
     child: Basis
-    fn: Normalisation
+    fn: Normalization
     over: str
 
     def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
@@ -324,4 +324,4 @@ def _laid_out(graph: Graph, over: str) -> tuple[tuple[_Slots, ...], Tensor]:
 
 
 for _name, _function in {"sparsemax": sparsemax, "entmax": entmax, "hard": hard}.items():
-    register_normalisation(_name, _function)
+    register_normalization(_name, _function)

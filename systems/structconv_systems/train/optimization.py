@@ -13,14 +13,14 @@ from structconv_systems.train.interrupt import Diverged
 from structconv_systems.train.options import Trained
 from structconv_systems.train.schedules import Plateau, rate
 
-__all__ = ["Optimisation"]
+__all__ = ["Optimization"]
 
 _OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _MOST_SKIPPED = 10
 
 
-class Optimisation:
-    """An optimiser with everything that surrounds it; its state is a tree that checkpoints can hold.
+class Optimization:
+    """An optimizer with everything that surrounds it; its state is a tree that checkpoints can hold.
 
     A step whose loss or gradient is not finite, or that counts nothing, changes nothing and is told as ``skipped``.
 

@@ -7,29 +7,29 @@ from typing import Any, NamedTuple
 from structconv.mechanisms.expression import Mechanism, Position
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
-from structconv.mechanisms.samples import NORMALISING
+from structconv.mechanisms.samples import NORMALIZING
 from structconv.mechanisms.scores import Uniform
 from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Or
 from structconv.structures.supports import Causal, Support, Window
 
-__all__ = ["sees_all", "sight"]
+__all__ = ["reach_of", "reads_all_inputs"]
 
-#: Places before its own; `None` where it is not bounded.
+#: OutputPositions before its own; `None` where it is not bounded.
 Reach = int | None
 #: Steps that leave a zero zero, and no other pair there.
 _PLAIN = frozenset(("multiply", "scaled", "softcap", "leaky_relu", "dropout", "mix"))
 
 
-class _Seen(NamedTuple):
-    """Of an expression: where its pairs exist, where they are not zero, and where those are that were normalised."""
+class _Reaches(NamedTuple):
+    """Of an expression: where its pairs exist, where they are not zero, and where those are that were normalized."""
 
     existing: Reach
     counting: Reach
-    normalised: Reach = 0
+    normalized: Reach = 0
 
 
-def sight(mechanism: Mechanism, structure: Any) -> Reach:
+def reach_of(mechanism: Mechanism, structure: Any) -> Reach:
     """How many places before its own an output sees at most; `None` where that is not bounded, or where something
     counts places from the first input."""
     parts = [part for part in mechanism.modules() if isinstance(part, Mechanism) and not isinstance(part, Operation)]
@@ -37,38 +37,40 @@ def sight(mechanism: Mechanism, structure: Any) -> Reach:
     by_offset = all(part.batching in ("pairs", "offsets") for part in parts) and all(map(_by_offset, masks))
     if not by_offset or any(isinstance(part, Position) for part in mechanism.modules()):
         return None
-    seen = _seen(mechanism, structure)
-    return _furthest([seen.counting, seen.normalised])
+    reaches = _reaches(mechanism, structure)
+    return _longest([reaches.counting, reaches.normalized])
 
 
-def sees_all(mechanism: Mechanism, structure: Any) -> bool:
+def reads_all_inputs(mechanism: Mechanism, structure: Any) -> bool:
     """Whether no mask leaves anything out for an output at the last place, wherever that is."""
     masks = [part for part in mechanism.modules() if isinstance(part, Mask)]
     return all(part.keeps and isinstance(_support(part, structure), Causal | None) for part in masks)
 
 
-def _seen(mechanism: Any, structure: Any) -> _Seen:
+def _reaches(mechanism: Any, structure: Any) -> _Reaches:
     if isinstance(mechanism, Uniform):
-        return _Seen(_reach(mechanism.window), _reach(mechanism.window))
+        return _Reaches(_reach_of_support(mechanism.window), _reach_of_support(mechanism.window))
     if not isinstance(mechanism, Operation):
-        return _Seen(None, None)
-    seen = _Seen(*map(_furthest, zip(*(_seen(operand, structure) for operand in mechanism.mechanisms()), strict=True)))
+        return _Reaches(None, None)
+    operands = [_reaches(operand, structure) for operand in mechanism.mechanisms()]
+    reaches = _Reaches(*map(_longest, zip(*operands, strict=True)))
     masks = iter(mechanism._masks())
     for step in mechanism.steps:
-        seen = _behind(seen, step.name, next(masks) if step.name == "masked" else None, structure)
-    return seen
+        reaches = _after_step(reaches, step.name, next(masks) if step.name == "masked" else None, structure)
+    return reaches
 
 
-def _behind(seen: _Seen, name: str, mask: Any, structure: Any) -> _Seen:
-    """The same behind one more step; a normalisation leaves zeros where pairs did not exist."""
+def _after_step(reaches: _Reaches, name: str, mask: Any, structure: Any) -> _Reaches:
+    """The same behind one more step; a normalization leaves zeros where pairs did not exist."""
     if name == "masked":
-        reach = _reach(_support(mask, structure)) if isinstance(mask, Mask) and mask.keeps else None
-        return seen._replace(existing=_nearest(seen.existing, reach), counting=_nearest(seen.counting, reach))
-    if name in NORMALISING:
-        return _Seen(None, seen.counting, _furthest([seen.normalised, seen.existing]))
+        reach = _reach_of_support(_support(mask, structure)) if isinstance(mask, Mask) and mask.keeps else None
+        existing, counting = _shortest(reaches.existing, reach), _shortest(reaches.counting, reach)
+        return reaches._replace(existing=existing, counting=counting)
+    if name in NORMALIZING:
+        return _Reaches(None, reaches.counting, _longest([reaches.normalized, reaches.existing]))
     if name == "map":
-        return seen._replace(counting=seen.existing)
-    return seen if name in _PLAIN else _Seen(None, None, None)
+        return reaches._replace(counting=reaches.existing)
+    return reaches if name in _PLAIN else _Reaches(None, None, None)
 
 
 def _support(mask: Mask, structure: Any) -> Any:
@@ -82,27 +84,27 @@ def _by_offset(support: Any) -> bool:
     if isinstance(support, And | Or):
         return _by_offset(support.first) and _by_offset(support.second)
     if isinstance(support, Window):
-        return support.grid is None and support.centre is None
+        return support.grid is None and support.center is None
     return support is None or isinstance(support, Causal)
 
 
-def _reach(support: Any) -> Reach:
+def _reach_of_support(support: Any) -> Reach:
     """How far back the inputs of a mask are at most."""
     if isinstance(support, And):
-        return _nearest(_reach(support.first), _reach(support.second))
+        return _shortest(_reach_of_support(support.first), _reach_of_support(support.second))
     if isinstance(support, Or):
-        return _furthest([_reach(support.first), _reach(support.second)])
-    if isinstance(support, Window) and support.grid is None and support.centre is None:
+        return _longest([_reach_of_support(support.first), _reach_of_support(support.second)])
+    if isinstance(support, Window) and support.grid is None and support.center is None:
         (radius, dilation), = support.axes()
         return radius * dilation
     return None
 
 
-def _nearest(*reaches: Reach) -> Reach:
+def _shortest(*reaches: Reach) -> Reach:
     known = [reach for reach in reaches if reach is not None]
     return min(known) if known else None
 
 
-def _furthest(reaches: Any) -> Reach:
+def _longest(reaches: Any) -> Reach:
     known = [reach for reach in reaches if reach is not None]
     return max(known) if len(known) == len(list(reaches)) else None

@@ -1,35 +1,35 @@
-"""`Prepared`: what a layer makes of x alone, kept for many calls: keys, values, the terms of additive scores."""
+"""`Cache`: what a layer makes of x alone, kept for many calls: keys, values, the terms of additive scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from structconv import torch_compat as private
 from structconv.bases.spec import tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.masks import Mask
-from structconv.mechanisms.sight import sight
+from structconv.mechanisms.reach import reach_of, reads_all_inputs
 from structconv.memo import Reused
-from structconv.nn.bound import Bound
-from structconv.planning.plan import Plan
+from structconv.planning.plan import Plan, plans_version
 from structconv.planning.precision import autocast_dtype, cast
-from structconv.planning.problem import Call
+from structconv.planning.problem import BoundRun, Call
 from structconv.shapes import check_entries, check_tensor
 from structconv.structures.selection import of_samples
 from structconv.weights import Weight
 
-__all__ = ["Prepared"]
+__all__ = ["Cache"]
 
 #: (x (..., M, P), place of the first) -> what is made of each entry, a leaf.
 Make = Callable[[Tensor, int], Any]
 
 
-class Rows:
+class GrowingTensor:
     """Entries that grow at the end, and may lose some at the beginning, along one axis from the end.
 
     Without gradients they are written in place into memory with room for as many again: O(1) an entry.
@@ -87,9 +87,9 @@ class Rows:
         """Forget all but so many of the first."""
         self._stop, self._view = self._start + count, None
 
-    def copy(self) -> Rows:
+    def copy(self) -> GrowingTensor:
         """The same in other memory."""
-        return Rows(self.entries().clone(), self._axis)
+        return GrowingTensor(self.entries().clone(), self._axis)
 
     def reorder(self, index: Tensor) -> None:
         """Those of other samples of the batch, with the room for more that there is."""
@@ -105,46 +105,46 @@ class Rows:
         self._held, self._inference, self._start, self._stop = held, held.is_inference(), 0, len(self)
 
 
-class Kept(NamedTuple):
+class CachedEntries(NamedTuple):
     """What is made of each entry, and all that was."""
 
     make: Make
-    rows: Rows
+    rows: GrowingTensor
 
 
-class Pending:
-    """The last entries x of a `Prepared`, from place `start` on: there is room for what is still to be made of them."""
+class PendingEntries:
+    """The last entries x of a `Cache`, from place `start` on: there is room for what is still to be made of them."""
 
-    def __init__(self, x: Tensor, start: int, kept: Sequence[Kept], dtype: torch.dtype | None) -> None:
-        self.x, self._start, self._kept, self._dtype, self._done = x, start, kept, dtype, False
+    def __init__(self, x: Tensor, start: int, kept: Sequence[CachedEntries], dtype: torch.dtype | None) -> None:
+        self.x, self._start, self._entries, self._dtype, self._done = x, start, kept, dtype, False
 
-    def made(self, kept: Tensor) -> Any:
+    def computed(self, kept: Tensor) -> Any:
         """What is to be put in the last rows of something that is kept, by a kernel that does so: a leaf."""
-        return self._kept_as(kept).make(self.x, self._start)
+        return self._entries_of(kept).make(self.x, self._start)
 
-    def rows(self, kept: Tensor) -> Rows:
+    def rows(self, kept: Tensor) -> GrowingTensor:
         """The rows that are kept as this tensor."""
-        return self._kept_as(kept).rows
+        return self._entries_of(kept).rows
 
-    def _kept_as(self, kept: Tensor) -> Kept:
-        for own in self._kept:
+    def _entries_of(self, kept: Tensor) -> CachedEntries:
+        for own in self._entries:
             if own.rows.entries() is kept:
                 return own
-        raise ConfigError("Pending", "what is made must be entries that are kept", tuple(kept.shape))
+        raise ConfigError("PendingEntries", "what is made must be entries that are kept", tuple(kept.shape))
 
-    def written(self) -> None:
+    def mark_written(self) -> None:
         """It has been put there."""
         self._done = True
 
-    def settle(self) -> None:
+    def compute(self) -> None:
         """Make it, and put it there, unless that has been done."""
         if not self._done:
-            for make, rows in self._kept:
+            for make, rows in self._entries:
                 rows.fill(_of(make, self.x, self._start, self._dtype))
             self._done = True
 
 
-class Prepared:
+class Cache:
     """x as a layer has prepared it: `layer(prepared, z=z)` is `layer(x, z=z)`, without what depends on x alone.
 
     Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`; it is of
@@ -163,35 +163,37 @@ class Prepared:
         6
     """
 
-    def __init__(self, layer: Any, x: Tensor, structure: Any, sight: int | None) -> None:
+    def __init__(self, layer: Any, x: Tensor, structure: Any, reach: int | None) -> None:
         names = layer.call_names
         check_tensor(names.owner, names.x, x)
         check_entries(names.owner, x, channels=layer.in_channels, name=names.x)
         self.structure, self.layer = structure, layer
         #: M by the structure, if it tells.
-        self.wanted = None if structure is None else layer._wanted(structure, layer.mechanism)
-        self._sight, self._dtype = sight, autocast_dtype(x)
-        self._mark = [(module._parameters, name, own, None if own is None or own.is_inference() else own._version)
-                      for module in layer.modules() for name, own in module._parameters.items()]
+        self.expected_inputs = None if structure is None else layer._expected_inputs(structure, layer.mechanism)
+        self._reach, self._dtype = reach, autocast_dtype(x)
+        self._parameter_versions = [
+            (module._parameters, name, own, None if own is None or own.is_inference() else own._version)
+            for module in layer.modules() for name, own in module._parameters.items()]
         self._constants: tuple[Weight, Tensor | None] | None = None
         #: The last entries, where something is still to be made of them.
-        self.pending: Pending | None = None
-        self._bound: Bound | None = None
-        self._asked: Plan | None = None
+        self.pending: PendingEntries | None = None
+        self._bound: BoundStep | None = None
+        self._tried_plan: Plan | None = None
         #: What calls have in common beyond that.
         self.reused = Reused()
         #: How many of the first entries are gone, because no later output sees them.
         self.dropped = 0
         x = cast(x, self._dtype)
-        self._x = Rows(x.clone(), -2)
+        self._x = GrowingTensor(x.clone(), -2)
         makers: list[Make] = [getattr(module, name) for module in layer.mechanism.modules()
                               if isinstance(module, Mechanism) for name in module.sources]
         if layer.weight().tensors:
             makers.append(layer._heads)
-        self._kept: dict[tuple[int, str], Kept] = {}
+        self._entries: dict[tuple[int, str], CachedEntries] = {}
         for make in makers:
-            made = _of(make, x, 0, self._dtype)
-            self._kept[_key(make)] = Kept(make, Rows(made, -2 if made.dim() > x.dim() else -1))
+            computed = _of(make, x, 0, self._dtype)
+            axis = -2 if computed.dim() > x.dim() else -1
+            self._entries[_key(make)] = CachedEntries(make, GrowingTensor(computed, axis))
 
     @property
     def x(self) -> Tensor:
@@ -211,13 +213,13 @@ class Prepared:
     def heads(self, unread: bool = False) -> Tensor | None:
         """x Theta_k, or x V_k where Theta_k = V_k O_k: (..., K, M, D); `unread` as in `of`."""
         make = self.layer._heads
-        return self.of(make, unread) if _key(make) in self._kept else None
+        return self.of(make, unread) if _key(make) in self._entries else None
 
     def of(self, make: Make, unread: bool = False) -> Any:
         """What a method of a mechanism makes of each input; with `unread`, of those that are pending not yet."""
         if not unread:
-            self._settle()
-        kept = self._kept.get(_key(make))
+            self._compute_pending()
+        kept = self._entries.get(_key(make))
         return make(self.x, self.dropped) if kept is None else kept.rows.entries()
 
     def constants(self) -> tuple[Weight, Tensor | None]:
@@ -228,56 +230,56 @@ class Prepared:
             self._constants = self.layer._constants()
         return self._constants
 
-    def append(self, x: Tensor) -> Prepared:
+    def append(self, x: Tensor) -> Cache:
         """Put entries (..., m, P) behind, in place; what no later output sees is dropped before.
 
         Raises:
             ShapeError: x of other leading dimensions, channels or dtype. ConfigError: see `check`.
         """
         self.reserve(x)
-        self._settle()
+        self._compute_pending()
         return self
 
     def reserve(self, x: Tensor) -> Tensor:
         """`append`, but what is to be made of x is pending, unless tensors are joined anew: a kernel makes it in
         passing, or it is made when somebody asks for it. Returns x, contiguous."""
         self.check()
-        self._settle()
+        self._compute_pending()
         own = self.x
-        check_tensor("Prepared.append", "x", x)
-        check_entries("Prepared.append", x, channels=own.shape[-1])
+        check_tensor("Cache.append", "x", x)
+        check_entries("Cache.append", x, channels=own.shape[-1])
         x = cast(x.contiguous(), self._dtype)
         if x.shape[:-2] != own.shape[:-2] or x.dtype != own.dtype:
-            raise ShapeError("Prepared.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
+            raise ShapeError("Cache.append", f"x must be {own.dtype} of shape ({', '.join(map(str, own.shape[:-2]))}"
                              f"{', ' if own.dim() > 2 else ''}m, P={own.shape[-1]})", f"{x.dtype} {tuple(x.shape)}")
-        start, kept = self.length, tuple(self._kept.values())
+        start, kept = self.length, tuple(self._entries.values())
         joined = [_of(make, x, start, self._dtype) for make, _ in kept] if self._joins() else None
         self._drop()
         self._x.append(x)
         if joined is None:
             for _, rows in kept:
                 rows.reserve(x.shape[-2])
-            self.pending = Pending(x, start, kept, self._dtype)
+            self.pending = PendingEntries(x, start, kept, self._dtype)
         else:
-            for (_, rows), made in zip(kept, joined, strict=True):
-                rows.append(made)
+            for (_, rows), computed in zip(kept, joined, strict=True):
+                rows.append(computed)
         return x
 
-    def stepped(self) -> Tensor | None:
+    def run_bound(self) -> Tensor | None:
         """y of the pending entry, by the plan to which steps are bound; `None` where they are not."""
         if self._bound is None or self.pending is None:
             return None
         y = self._bound(self.pending.x)
         if y is not None:
-            self.pending.written()
+            self.pending.mark_written()
         return y
 
     def bind(self, plan: Plan, call: Call, structure: Any) -> None:
         """Bind later steps to the plan that has run such a call, where its kernel can."""
-        if plan is not self._asked and (structure is None or structure is self.structure):
-            self._bound, self._asked = Bound.of(self.layer, plan, call, self.structure), plan
+        if plan is not self._tried_plan and (structure is None or structure is self.structure):
+            self._bound, self._tried_plan = BoundStep.of(self.layer, plan, call, self.structure), plan
 
-    def reorder(self, index: Tensor) -> Prepared:
+    def reorder(self, index: Tensor) -> Cache:
         """Sample b becomes what sample index[b] was, in place, (B,) integers: beams go on from those that were kept.
 
         So does what its structure has for each sample: paddings, tables of pairs, weights of edges.
@@ -287,96 +289,96 @@ class Prepared:
         """
         samples = self.x.shape[0]
         if self.x.dim() < 3:
-            raise ShapeError("Prepared.reorder", "x must have shape (B, ..., M, P)", tuple(self.x.shape))
+            raise ShapeError("Cache.reorder", "x must have shape (B, ..., M, P)", tuple(self.x.shape))
         whole = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32) and index.dim() == 1
         if not whole or (index.is_cpu and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < samples):
-            raise ConfigError("Prepared.reorder", f"index must be integers (B,) below {samples}", repr(index))
+            raise ConfigError("Cache.reorder", f"index must be integers (B,) below {samples}", repr(index))
         lead = self.x.dim() - 2
         if any(of_samples(part.mask, index, lead) is not part.mask for part in self.layer.modules()
                if isinstance(part, Mask)):
-            raise ConfigError("Prepared.reorder", "masks of each sample must be given in the call, not in the layer",
+            raise ConfigError("Cache.reorder", "masks of each sample must be given in the call, not in the layer",
                               repr(self.layer.mechanism), "Say layer.prepare(x, structure).")
         self.structure = of_samples(self.structure, index, lead)
         for rows in self._rows():
             rows.reorder(index)
         return self
 
-    def truncate(self, length: int) -> Prepared:
+    def truncate(self, length: int) -> Cache:
         """Forget all entries from place `length` on, in place: what a draft had put there and was not accepted.
 
         Raises:
             ConfigError: a length that is not there, or where an output would see what has been dropped since.
         """
-        least = self.dropped if self.dropped == 0 or self._sight is None else self.dropped + self._sight
+        least = self.dropped if self.dropped == 0 or self._reach is None else self.dropped + self._reach
         if type(length) is not int or not least <= length <= self.length:
-            raise ConfigError("Prepared.truncate", f"length must be in [{least}, {self.length}]", length,
+            raise ConfigError("Cache.truncate", f"length must be in [{least}, {self.length}]", length,
                               "Of a draft behind a sliding window make a copy first: prepared.copy()."
                               if least else "")
         return self._cut(length)
 
-    def _cut(self, length: int) -> Prepared:
+    def _cut(self, length: int) -> Cache:
         """`truncate` to a length that was there in this step."""
         for rows in self._rows():
             rows.cut(length - self.dropped)
         return self
 
-    def copy(self) -> Prepared:
+    def copy(self) -> Cache:
         """Another of the same layer, which goes on by itself."""
-        self._settle()
-        twin = object.__new__(Prepared)
+        self._compute_pending()
+        twin = object.__new__(Cache)
         twin.__dict__.update(self.__dict__)
-        twin._x, twin._bound, twin._asked, twin.reused = self._x.copy(), None, None, Reused()
-        twin._kept = {key: Kept(make, rows.copy()) for key, (make, rows) in self._kept.items()}
+        twin._x, twin._bound, twin._tried_plan, twin.reused = self._x.copy(), None, None, Reused()
+        twin._entries = {key: CachedEntries(make, rows.copy()) for key, (make, rows) in self._entries.items()}
         return twin
 
     __copy__ = copy
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
         return self.copy()
 
     def check(self) -> None:
         """Raise `ConfigError` where it is no longer what the layer would make."""
-        for slots, name, own, version in self._mark:
+        for slots, name, own, version in self._parameter_versions:
             if slots.get(name) is not own or (version is not None and own._version != version):
-                raise ConfigError("Prepared", "the layer's parameters must be those with which it was prepared",
+                raise ConfigError("Cache", "the layer's parameters must be those with which it was prepared",
                                   "others", "Prepare x again: layer.prepare(x).")
         if autocast_dtype(self.x) != self._dtype:
-            raise ConfigError("Prepared", "autocast must be as it was", f"{self._dtype or 'none'} before",
+            raise ConfigError("Cache", "autocast must be as it was", f"{self._dtype or 'none'} before",
                               "Prepare x again: layer.prepare(x).")
 
-    def check_seen(self, first: int, structure: Any) -> None:
+    def check_reach(self, first: int, structure: Any) -> None:
         """Raise `ConfigError` where an output at this place, or a mask of the call, sees inputs that are gone."""
-        reach = self._sight if structure is self.structure else sight(self.layer.mechanism, structure)
+        reach = self._reach if structure is self.structure else reach_of(self.layer.mechanism, structure)
         if reach is None or first - reach < self.dropped:
-            raise ConfigError("Prepared", "outputs must see none of the inputs that are gone", repr(self),
+            raise ConfigError("Cache", "outputs must see none of the inputs that are gone", repr(self),
                               f"The first that are seen from place {first} would be from {reach} before it; of masks "
                               "that see further x is to be prepared with them.")
 
-    def _settle(self) -> None:
+    def _compute_pending(self) -> None:
         """Make what is still to be made."""
         if self.pending is not None:
-            self.pending.settle()
+            self.pending.compute()
             self.pending = None
 
-    def _rows(self) -> list[Rows]:
+    def _rows(self) -> list[GrowingTensor]:
         """All that is held."""
-        self._settle()
-        return [self._x, *[rows for _, rows in self._kept.values()]]
+        self._compute_pending()
+        return [self._x, *[rows for _, rows in self._entries.values()]]
 
     def _joins(self) -> bool:
         """Whether what is put behind makes other tensors, through which gradients flow."""
-        return self._x.joined or True in [rows.joined for _, rows in self._kept.values()]
+        return self._x.joined or True in [rows.joined for _, rows in self._entries.values()]
 
     def _drop(self) -> None:
         """Forget what no later output sees."""
-        unseen = 0 if self._sight is None else max(len(self._x) - self._sight, 0)
+        unseen = 0 if self._reach is None else max(len(self._x) - self._reach, 0)
         for rows in self._rows() if unseen else ():
             rows.drop(unseen)
         self.dropped += unseen
 
     def __repr__(self) -> str:
         gone = f", of which {self.dropped} are gone" if self.dropped else ""
-        return f"Prepared({self.length} entries{gone}, {self.nbytes} bytes)"
+        return f"Cache({self.length} entries{gone}, {self.nbytes} bytes)"
 
 
 def _key(make: Any) -> tuple[int, str]:
@@ -389,5 +391,42 @@ def _key(make: Any) -> tuple[int, str]:
 
 def _of(make: Make, x: Tensor, start: int, dtype: torch.dtype | None) -> Tensor:
     """What is made of x."""
-    made: Tensor = tensor(cast(make(x, start), dtype))
-    return made
+    computed: Tensor = tensor(cast(make(x, start), dtype))
+    return computed
+
+
+class BoundStep:
+    """The steps behind one that a layer took by this plan.
+
+    Args:
+        layer: whose step it was. run: (entry x) -> y.
+    """
+
+    def __init__(self, layer: Any, run: BoundRun) -> None:
+        self._run, self._layer, self._plans_version = run, layer, plans_version()
+        self._held = layer.path, layer.max_bytes
+        self._modules = [(module, module.training) for module in
+                         (*layer.modules(), *layer.mechanism.modules()) if not isinstance(module, nn.ModuleList)]
+        self._places = [(module._modules, name, part) for module in layer.modules()
+                        for name, part in module._modules.items()]
+
+    @classmethod
+    def of(cls, layer: Any, plan: Plan, call: Call, structure: Any) -> Self | None:
+        """What binds such a step; `None` where masks may leave pairs out of a later one, or its kernel cannot."""
+        alone = type(layer).forward is type(layer).computes
+        if plan.bind is None or not alone or not reads_all_inputs(layer.mechanism, structure):
+            return None
+        run = plan.bind(call)
+        return None if run is None else cls(layer, run)
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """y (..., 1, Q) of the entry x, which is pending; `None` where it is to be computed as any call is."""
+        if self._plans_version != plans_version() or (self._layer.path, self._layer.max_bytes) != self._held:
+            return None
+        for held, name, part in self._places:
+            if held.get(name) is not part:
+                return None
+        for module, training in self._modules:
+            if module.training is not training or private.intercepted(module):
+                return None
+        return self._run(x)

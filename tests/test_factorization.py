@@ -7,7 +7,7 @@ import torch
 
 from structconv.bases.base import Basis, value
 from structconv.errors import ConfigError, ShapeError
-from structconv.factorisation import decompose, factorise
+from structconv.factorization import decompose, factorize
 from structconv.tensors import compose
 
 F64 = torch.float64
@@ -100,10 +100,10 @@ def test_a_basis_value_and_its_dense_tensor_are_the_same(phi):
 @pytest.mark.parametrize("method", ["svd", "randomized", "auto"])
 def test_a_map_of_size_three_is_found_exactly(method):
     phi = rebuild(torch.randn(3, 6, 5, dtype=F64), torch.randn(3, 4, 7, dtype=F64))
-    basis, theta, residual = factorise(phi, size=3, method=method)
+    basis, theta, residual = factorize(phi, size=3, method=method)
     assert basis.shape == (3, 6, 5) and theta.shape == (3, 4, 7) and residual < 1e-12
     torch.testing.assert_close(rebuild(basis, theta), phi, rtol=1e-10, atol=1e-10)
-    assert factorise(phi, size=2, method=method).residual > 1e-2
+    assert factorize(phi, size=2, method=method).residual > 1e-2
 
 
 @pytest.mark.parametrize("method", ["svd", "randomized"])
@@ -111,7 +111,7 @@ def test_a_map_of_size_three_is_found_exactly(method):
 def test_no_pair_of_that_size_is_nearer(phi, method, size):
     singular = torch.linalg.svdvals(phi.reshape(12, 10))
     best = (singular[size:].norm() / singular.norm()).item()
-    basis, theta, residual = factorise(phi, size=size, method=method)
+    basis, theta, residual = factorize(phi, size=size, method=method)
     assert residual == pytest.approx(best, rel=1e-6, abs=1e-12)
     assert relative(phi, basis, theta) == pytest.approx(best, rel=1e-6, abs=1e-12)
     assert decompose(phi, basis).residual == pytest.approx(residual, abs=1e-9)
@@ -121,21 +121,21 @@ def test_no_pair_of_that_size_is_nearer(phi, method, size):
     torch.testing.assert_close(basis.flatten(1).norm(dim=1), theta.flatten(1).norm(dim=1))
 
 
-def test_large_maps_take_the_randomised_way_and_stay_near_the_optimum():
+def test_large_maps_take_the_randomized_way_and_stay_near_the_optimum():
     torch.manual_seed(2)
     left, right = (torch.linalg.qr(torch.randn(600, 600, dtype=F64)).Q for _ in range(2))
     singular = 0.8 ** torch.arange(600, dtype=F64)
     phi = (left * singular @ right.t()).reshape(30, 20, 24, 25)
     best = (singular[8:].norm() / singular.norm()).item()
-    found = factorise(phi, size=8)
+    found = factorize(phi, size=8)
     assert found.residual == pytest.approx(best, rel=1e-3)
-    assert torch.equal(found.basis, factorise(phi, size=8, method="randomized").basis)
-    assert not torch.equal(found.basis, factorise(phi, size=8, seed=1).basis)
+    assert torch.equal(found.basis, factorize(phi, size=8, method="randomized").basis)
+    assert not torch.equal(found.basis, factorize(phi, size=8, seed=1).basis)
 
 
 def test_dtype_is_kept():
     phi = rebuild(torch.randn(2, 3, 4), torch.randn(2, 5, 2)).bfloat16()
-    basis, theta, residual = factorise(phi, size=2)
+    basis, theta, residual = factorize(phi, size=2)
     assert basis.dtype == theta.dtype == torch.bfloat16 and residual < 0.02
     theta, residual = decompose(phi, basis)
     assert theta.dtype == torch.bfloat16 and residual < 0.05
@@ -146,8 +146,8 @@ def test_results_print_their_sizes(phi):
         "Decomposition(theta=(K=0, P=5, Q=2) float64, residual=1)")
     assert repr(decompose(phi[..., 0], torch.zeros(0, 4, 3, dtype=F64))) == (
         "Decomposition(theta=(0, 5) float64, residual=1)")
-    assert repr(factorise(phi, size=1)).startswith(
-        "Factorisation(basis=(K=1, M=4, N=3) float64, theta=(K=1, P=5, Q=2)")
+    assert repr(factorize(phi, size=1)).startswith(
+        "Factorization(basis=(K=1, M=4, N=3) float64, theta=(K=1, P=5, Q=2)")
 
 
 @pytest.mark.parametrize(("call", "error"), [
@@ -156,10 +156,10 @@ def test_results_print_their_sizes(phi):
     (lambda phi: decompose(phi, torch.ones(2, 3, 4, dtype=F64)), ShapeError),
     (lambda phi: decompose(phi, torch.ones(1, 2, 4, 3, dtype=F64)), ShapeError),
     (lambda phi: decompose(phi, torch.ones(2, 4, 3)), ShapeError),
-    (lambda phi: factorise(phi[0], size=1), ShapeError),
-    (lambda phi: factorise(phi, size=0), ConfigError),
-    (lambda phi: factorise(phi, size=11), ConfigError),
-    (lambda phi: factorise(phi, size=1, method="qr"), ConfigError)])
+    (lambda phi: factorize(phi[0], size=1), ShapeError),
+    (lambda phi: factorize(phi, size=0), ConfigError),
+    (lambda phi: factorize(phi, size=11), ConfigError),
+    (lambda phi: factorize(phi, size=1, method="qr"), ConfigError)])
 def test_what_does_not_fit(phi, call, error):
     with pytest.raises(error, match=r"; got "):
         call(phi)
@@ -167,30 +167,30 @@ def test_what_does_not_fit(phi, call, error):
 
 @pytest.mark.parametrize(("s", "t"), [((6,), (5,)), ((2, 3, 2), (4,)), ((12,), (2, 2, 3)), ((), ()), ((3, 2, 1), ()),
                                    ((3, 2), (5,)), ((3, 2), (2, 5, 2))])
-def test_a_tensor_over_any_index_shapes_is_factorised(s, t):
+def test_a_tensor_over_any_index_shapes_is_factorized(s, t):
     phi = torch.randn((*s, *t), dtype=F64)
     rank = min(phi.new_empty(s).numel(), phi.new_empty(t).numel())
-    whole = factorise(phi, size=rank, axes=len(s))
+    whole = factorize(phi, size=rank, axes=len(s))
     assert whole.basis.shape == (rank, *s)
     assert whole.theta.shape == (rank, *t)
     assert whole.residual < 1e-12
     torch.testing.assert_close(compose(whole.basis, whole.theta), phi, rtol=1e-10, atol=1e-10)
     if rank > 1:
-        near = factorise(phi, size=rank - 1, axes=len(s))
+        near = factorize(phi, size=rank - 1, axes=len(s))
         values = torch.linalg.svdvals(phi.reshape(phi.new_empty(s).numel(), -1))
         assert near.residual == pytest.approx(float(values[-1] / phi.norm()), abs=1e-12)
 
 
 def test_linear_maps_with_more_than_two_axes_of_indices():
     basis, theta = torch.randn(2, 3, 2, 4, dtype=F64), torch.randn(2, 2, 3, dtype=F64)
-    found = factorise(compose(basis, theta), size=2, axes=3)
+    found = factorize(compose(basis, theta), size=2, axes=3)
     assert found.residual < 1e-12
     torch.testing.assert_close(compose(found.basis, found.theta), compose(basis, theta), rtol=1e-10, atol=1e-10)
     with pytest.raises(ShapeError, match=r"\(M, N, P, Q\); got \(3, 2, 4, 2, 3\).* axes="):
-        factorise(compose(basis, theta), size=2)
+        factorize(compose(basis, theta), size=2)
     with pytest.raises(ShapeError, match=r"\(\*S, \*T\) with 6 axes of S"):
-        factorise(compose(basis, theta), size=2, axes=6)
+        factorize(compose(basis, theta), size=2, axes=6)
     with pytest.raises(ConfigError, match="axes must be an integer >= 0"):
-        factorise(compose(basis, theta), size=2, axes=-1)
+        factorize(compose(basis, theta), size=2, axes=-1)
     with pytest.raises(ConfigError, match=r"at most min\(\|S\|, \|T\|\) = 6; got 7"):
-        factorise(compose(basis, theta), size=7, axes=3)
+        factorize(compose(basis, theta), size=7, axes=3)

@@ -1,4 +1,4 @@
-"""`Places`: where the outputs of a call stand among its inputs, as in decoding step by step."""
+"""`OutputPositions`: where the outputs of a call stand among its inputs, as in decoding step by step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from structconv.structures.supports import Causal
 from structconv.structures.values import Structure, altered, key_of, structure
 from structconv.structures.windows import Window
 
-__all__ = ["At", "Places", "at_places"]
+__all__ = ["At", "OutputPositions", "at_positions"]
 
 
 @structure()
-class Places(Structure):
+class OutputPositions(Structure):
     """Output n stands where input `first` + n does, or `positions[..., n]`.
 
     Args:
@@ -34,7 +34,7 @@ class Places(Structure):
         return type(self), key_of(self.positions)
 
     @classmethod
-    def of(cls, positions: int | Tensor | None) -> Places | None:
+    def of(cls, positions: int | Tensor | None) -> OutputPositions | None:
         """The places that a call is told of; none where output n stands at input n.
 
         Raises:
@@ -78,11 +78,11 @@ class Places(Structure):
         """The first place at which an output stands."""
         return self.first if self.positions is None else int(self.positions.min())
 
-    def moved(self, by: int) -> Places:
+    def moved(self, by: int) -> OutputPositions:
         """The places among inputs of which so many have gone."""
         if self.positions is None:
-            return Places(self.first - by)
-        return Places(0, self.positions - by) if by else self
+            return OutputPositions(self.first - by)
+        return OutputPositions(0, self.positions - by) if by else self
 
 
 @structure()
@@ -90,7 +90,7 @@ class At(Support):
     """The pairs whose input, and the place of whose output, are in `support`."""
 
     support: Support
-    places: Places
+    output_positions: OutputPositions
 
     @property
     def num_inputs(self) -> int | None:
@@ -98,52 +98,54 @@ class At(Support):
 
     @property
     def num_outputs(self) -> int | None:
-        return None if self.places.positions is None else self.places.positions.shape[-1]
+        return None if self.output_positions.positions is None else self.output_positions.positions.shape[-1]
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return self.places.batch_shape
+        return self.output_positions.batch_shape
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
-        positions = self.places.positions
-        return self.support._contains(m, n + self.places.first if positions is None else positions.to(n.device)[..., n])
+        positions = self.output_positions.positions
+        at = n + self.output_positions.first if positions is None else positions.to(n.device)[..., n]
+        return self.support._contains(m, at)
 
     def __repr__(self) -> str:
-        return f"{self.support!r} at {self.places.first if self.places.positions is None else 'positions'}"
+        first, positions = self.output_positions.first, self.output_positions.positions
+        return f"{self.support!r} at {first if positions is None else 'positions'}"
 
 
-def at_places(mask: Any, places: Places, inputs: int, outputs: int, told: bool = True) -> Any:
+def at_positions(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int, told: bool = True) -> Any:
     """A mask for outputs at these places; `None` where all pairs are in it, if that is to be `told`.
 
     What was made for as many outputs as there are stays as it is: its rows are theirs.
     """
-    found = _at(mask, places, inputs, outputs)
-    return At(mask, places) if found is None and mask is not None and not told else found
+    found = _at(mask, output_positions, inputs, outputs)
+    return At(mask, output_positions) if found is None and mask is not None and not told else found
 
 
-def _at(mask: Any, places: Places, inputs: int, outputs: int) -> Any:
+def _at(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int) -> Any:
     if isinstance(mask, And):
-        first, second = (_at(side, places, inputs, outputs) for side in (mask.first, mask.second))
+        first, second = (_at(side, output_positions, inputs, outputs) for side in (mask.first, mask.second))
         return altered(mask, first=first, second=second) if None not in (first, second) else (
             second if first is None else first)
     if isinstance(mask, Or):
-        first, second = (_at(side, places, inputs, outputs) for side in (mask.first, mask.second))
+        first, second = (_at(side, output_positions, inputs, outputs) for side in (mask.first, mask.second))
         return None if first is None or second is None else altered(mask, first=first, second=second)
     if isinstance(mask, Not):
-        return altered(mask, kept=at_places(mask.kept, places, inputs, outputs, told=False))
+        return altered(mask, kept=at_positions(mask.kept, output_positions, inputs, outputs, told=False))
     if not isinstance(mask, Support) or mask.num_inputs is not None or mask.num_outputs is not None:
         return mask
-    if isinstance(mask, Causal) and places.behind(inputs):
+    if isinstance(mask, Causal) and output_positions.behind(inputs):
         return None
-    if isinstance(mask, Window) and _inside(mask, places, inputs, outputs):
+    if isinstance(mask, Window) and _inside(mask, output_positions, inputs, outputs):
         return None
-    return At(mask, places)
+    return At(mask, output_positions)
 
 
-def _inside(window: Window, places: Places, inputs: int, outputs: int) -> bool:
+def _inside(window: Window, output_positions: OutputPositions, inputs: int, outputs: int) -> bool:
     """Whether all inputs are known to be in the windows around all outputs."""
     (radius, dilation), *others = window.axes()
-    if others or dilation != 1 or places.positions is not None:
+    if others or dilation != 1 or output_positions.positions is not None:
         return False
-    last = places.first + outputs - 1
-    return last <= radius and inputs - 1 - places.first <= radius
+    last = output_positions.first + outputs - 1
+    return last <= radius and inputs - 1 - output_positions.first <= radius

@@ -204,7 +204,7 @@ intercepted: Callable[[torch.nn.Module], bool] = _intercepted if _PLAIN_CALLS el
 class _Parameter:
     """Finds the parameter that a module has registered under a name.
 
-    Whatever takes its place elsewhere (the tensor of a pruned or parametrised module, a buffer, a property of a derived
+    Whatever takes its place elsewhere (the tensor of a pruned or parametrized module, a buffer, a property of a derived
     class) comes before, or is found as in any module.
     """
 

@@ -19,7 +19,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import sum_dtype
 from structconv.shapes import check_alike, check_choice, check_positive
 
-__all__ = ["Decomposition", "Factorisation", "decompose", "factorise"]
+__all__ = ["Decomposition", "Factorization", "decompose", "factorize"]
 
 Method = Literal["auto", "svd", "randomized"]
 _OVERSAMPLING, _POWER_ITERATIONS, _FULL_LIMIT = 10, 4, 512
@@ -35,7 +35,7 @@ class Decomposition(NamedTuple):
         return f"Decomposition(theta={_sizes('KPQ', self.theta)}, residual={self.residual:.3g})"
 
 
-class Factorisation(NamedTuple):
+class Factorization(NamedTuple):
     """Basis (K, M, N) and Theta (K, P, Q) of a linear map, and ||Phi - sum_k A_k (outer) Theta_k|| / ||Phi||."""
 
     basis: Tensor
@@ -43,7 +43,7 @@ class Factorisation(NamedTuple):
     residual: float
 
     def __repr__(self) -> str:
-        return (f"Factorisation(basis={_sizes('KMN', self.basis)}, theta={_sizes('KPQ', self.theta)}, "
+        return (f"Factorization(basis={_sizes('KMN', self.basis)}, theta={_sizes('KPQ', self.theta)}, "
                 f"residual={self.residual:.3g})")
 
 
@@ -99,8 +99,8 @@ def decompose(phi: Tensor, basis: Basis | Tensor) -> Decomposition:
 
 
 @explained
-def factorise(phi: Tensor, *, size: int, axes: int | None = None, method: Method = "auto",
-              seed: int = 0) -> Factorisation:
+def factorize(phi: Tensor, *, size: int, axes: int | None = None, method: Method = "auto",
+              seed: int = 0) -> Factorization:
     """Basis *and* Theta of size K that come nearest to a linear map: its principal components (eq. 7 read backwards).
 
     The nearest sum of K Kronecker products (C. Van Loan and N. Pitsianis, 1993): with Phi rearranged to an (M N, P Q)
@@ -115,7 +115,7 @@ def factorise(phi: Tensor, *, size: int, axes: int | None = None, method: Method
         method: "svd", exact; "randomized", the range finder of N. Halko, P. Martinsson and J. Tropp (2011, algorithm
             4.4) with 10 extra columns and 4 power iterations, near the optimum to about (s_(K+1) / s_K)^9; "auto":
             the latter where min(|S|, |T|) > 512 and more than 4 (K + 10).
-        seed: of the randomised method; the same seed gives the same factors.
+        seed: of the randomized method; the same seed gives the same factors.
 
     Returns:
         basis (K, *S) and theta (K, *T) of the dtype of `phi`, and the relative residual as a Python float.
@@ -128,18 +128,18 @@ def factorise(phi: Tensor, *, size: int, axes: int | None = None, method: Method
 
     Example:
 
-        >>> from structconv.ops import factorise
+        >>> from structconv.ops import factorize
         >>> phi = torch.randn(4, 5, 2, 3, dtype=torch.float64)             # M, N, P, Q
-        >>> factorise(phi, size=6).residual < 1e-9                         # no more than P Q are needed
+        >>> factorize(phi, size=6).residual < 1e-9                         # no more than P Q are needed
         True
     """
-    s_shape, t_shape = _index_shapes("factorise", phi, axes)
-    check_choice("factorise", "method", method, ("auto", "svd", "randomized"))
-    check_positive("factorise", "size", size)
+    s_shape, t_shape = _index_shapes("factorize", phi, axes)
+    check_choice("factorize", "method", method, ("auto", "svd", "randomized"))
+    check_positive("factorize", "size", size)
     rank = min(math.prod(s_shape), math.prod(t_shape))
     if size > rank:
         sizes = "min(M N, P Q)" if axes is None else "min(|S|, |T|)"
-        raise ConfigError("factorise", f"size must be at most {sizes} = {rank}", size)
+        raise ConfigError("factorize", f"size must be at most {sizes} = {rank}", size)
     wide, dtype = phi.to(sum_dtype(phi.dtype)), phi.dtype
     flat = wide.reshape(math.prod(s_shape), math.prod(t_shape))
     columns = size + _OVERSAMPLING
@@ -155,7 +155,7 @@ def factorise(phi: Tensor, *, size: int, axes: int | None = None, method: Method
     sign = torch.where(largest < 0, -1, 1).to(left.dtype)
     left, right = left * sign, right * sign
     residual = _residual(flat, left, right)
-    return Factorisation(left.reshape(-1, *s_shape).to(dtype), right.reshape(-1, *t_shape).to(dtype), residual)
+    return Factorization(left.reshape(-1, *s_shape).to(dtype), right.reshape(-1, *t_shape).to(dtype), residual)
 
 
 def _randomized_svd(matrix: Tensor, columns: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The graph of the nearest neighbours among points."""
+"""The graph of the nearest neighbors among points."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from structconv.errors import StructureError
 from structconv.shapes import check_positive
 from structconv.structures.graph import Graph
 
-__all__ = ["nearest_neighbours"]
+__all__ = ["nearest_neighbors"]
 
 
-def nearest_neighbours(points: Tensor, neighbours: int) -> Graph:
+def nearest_neighbors(points: Tensor, neighbors: int) -> Graph:
     """Each point joined, in both directions, to its nearest ones, by W_mn = exp(-|p_m - p_n|^2 / s^2).
 
-    s is the mean distance of a point to the furthest of its neighbours. Of equally distant points those with the
-    lower numbers are nearer; a point that is among the neighbours of another one has it for a neighbour too, so that
-    some have more than `neighbours` (Defferrard et al. 2016, section 5.1; their published code has s so).
+    s is the mean distance of a point to the furthest of its neighbors. Of equally distant points those with the
+    lower numbers are nearer; a point that is among the neighbors of another one has it for a neighbor too, so that
+    some have more than `neighbors` (Defferrard et al. 2016, section 5.1; their published code has s so).
 
     Args:
         points: (N, L), floating.
-        neighbours: of each point, below N.
+        neighbors: of each point, below N.
 
     Returns:
         A symmetric graph of N nodes with weights of the points' dtype; edges come in order of their source, then
@@ -31,13 +31,13 @@ def nearest_neighbours(points: Tensor, neighbours: int) -> Graph:
         StructureError: other points, or too few of them.
     """
     if points.dim() != 2 or not points.is_floating_point():
-        raise StructureError("nearest_neighbours", "points must be floating, (N, L)",
+        raise StructureError("nearest_neighbors", "points must be floating, (N, L)",
                              f"{points.dtype} {tuple(points.shape)}")
-    if not check_positive("nearest_neighbours", "neighbours", neighbours) < len(points):
-        raise StructureError("nearest_neighbours", f"neighbours must be less than N={len(points)}", neighbours)
+    if not check_positive("nearest_neighbors", "neighbors", neighbors) < len(points):
+        raise StructureError("nearest_neighbors", f"neighbors must be less than N={len(points)}", neighbors)
     distances = (points.unsqueeze(1) - points).square().sum(-1).fill_diagonal_(torch.inf)
     near = distances.sort(stable=True)
-    joined = torch.zeros_like(distances, dtype=torch.bool).scatter_(1, near.indices[:, :neighbours], True)
+    joined = torch.zeros_like(distances, dtype=torch.bool).scatter_(1, near.indices[:, :neighbors], True)
     index = (joined | joined.T).nonzero().T.contiguous()
-    width = near.values[:, neighbours - 1].sqrt().mean()
+    width = near.values[:, neighbors - 1].sqrt().mean()
     return Graph(index, num_nodes=len(points), edge_weight=torch.exp(-distances[index[0], index[1]] / width.square()))

@@ -1,4 +1,4 @@
-"""Sparsemax, entmax, top-k, hard attention, sinks and one's own normalisations, against plain torch, masks included."""
+"""Sparsemax, entmax, top-k, hard attention, sinks and one's own normalizations, against plain torch, masks included."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from structconv.bases import Bilinear, TopK, normalisations, register_normalisation
+from structconv.bases import Bilinear, TopK, normalizations, register_normalization
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import DotProduct, Identity
 from structconv.nn.conv import Conv
@@ -94,7 +94,7 @@ def test_a_sink_is_one_more_score(mask, sink, over):
     assert large.dense().isfinite().all()
 
 
-def test_a_sink_is_learnt_by_head_and_parts_have_their_own():
+def test_a_sink_is_learned_by_head_and_parts_have_their_own():
     dot = DotProduct(heads=2, dim=3)
     layer = Conv((dot | DotProduct(dim=3)).softmax(sink=torch.nn.Parameter(torch.zeros(3))), 4, 4)
     layer(torch.randn(5, 4)).sum().backward()
@@ -108,7 +108,7 @@ def test_a_sink_is_learnt_by_head_and_parts_have_their_own():
 
 
 def test_ones_own(monkeypatch):
-    monkeypatch.setattr(normalisations, "_REGISTERED", dict(normalisations._REGISTERED))
+    monkeypatch.setattr(normalizations, "_REGISTERED", dict(normalizations._REGISTERED))
     seen = []
 
     def squared(scores, keep, dim):
@@ -116,7 +116,7 @@ def test_ones_own(monkeypatch):
         powers = scores.square() * keep
         return powers / powers.sum(dim, keepdim=True)
 
-    register_normalisation("squared", squared)
+    register_normalization("squared", squared)
     for mask in MASKS.values():
         basis = scores() if mask is None else scores().masked(keep=mask)
         expected = basis.dense().square()
@@ -132,8 +132,8 @@ def test_ones_own(monkeypatch):
 
 @pytest.mark.parametrize("call", [
     lambda: scores().normalize("sparsmax"), lambda: DotProduct().normalize("sparsmax"), lambda: TopK(0),
-    lambda: scores().normalize("sparsemax", over="rows"), lambda: register_normalisation("sum", torch.sum),
-    lambda: register_normalisation("sparsemax", torch.sum), lambda: scores().normalize(torch.nn.Softmax(-1)),
+    lambda: scores().normalize("sparsemax", over="rows"), lambda: register_normalization("sum", torch.sum),
+    lambda: register_normalization("sparsemax", torch.sum), lambda: scores().normalize(torch.nn.Softmax(-1)),
     lambda: Identity().normalize("entmax")])
 def test_what_is_refused(call):
     with pytest.raises(ConfigError, match=r"; got "):
