@@ -27,7 +27,7 @@ from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.batching import entries_to_samples, num_samples_of, samples_of
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, with_listed_edges
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.written import written
@@ -69,7 +69,7 @@ class MatrixMechanism(GraphMechanism):
     def _parts(self, structure: Any, dtype: torch.dtype) -> tuple[Graph | None, torch.Tensor | None]:
         """The edges, `None` for the structure's own, and the values."""
         found = self.matrix(self.checked(structure), dtype)
-        return None if found.graph is structure else found.graph, found.values
+        return None if found.graph is structure else with_listed_edges(found.graph), found.values
 
 
 class Adjacency(GraphMechanism):

@@ -443,6 +443,11 @@ def _with_lazy_loops(graph: Graph) -> Graph:
     return found
 
 
+def with_listed_edges(graph: Graph) -> Graph:
+    """The same graph, whose edges are a tensor of its own: what is remembered for edges must not hold them."""
+    return dataclasses.replace(graph, edge_index=graph.edge_index) if "_base" in graph.__dict__ else graph
+
+
 def _edges_and_loops(index: Tensor, nodes: int) -> Tensor:
     """The edges, then a loop at each entry; remembered."""
     def appended() -> Tensor:

@@ -288,7 +288,7 @@ def test_matrices_of_each_layout_are_one_graph():
 
 
 @pytest.mark.parametrize("name, args, options, message", [
-    ("GCNConv", (P, Q), {"normalize": True}, "every argument must be one of .*; got normalize"),
+    ("GCNConv", (P, Q), {"normalise": True}, "every argument must be one of .*; got normalise"),
     ("SAGEConv", (P, Q), {"aggr": "lstm"}, "aggr must be one of 'mean', .*; got 'lstm'"),
     ("GATConv", (P, Q), {"aggr": "max"}, "aggr must be one of 'add', 'sum'; got 'max'"),
     ("GraphConv", (P, Q), {"flow": "both"}, "flow must be one of .*; got 'both'"),
