@@ -22,7 +22,7 @@ WORDS = {
     "apart": "`distinct`, `separately`, `except`",
     "behind|in front of": "`after`, `before`",
     "heeds?|unasked|at hand|nowhere": "plain words",
-    "learned|grey|modeling|labeled|cancelled|license|towards|whilst": "American spelling",
+    "learnt|grey|modelling|labelled|cancelled|licence|towards|whilst": "American spelling",
     r"(?:neighb|behavi|col|fav|hon|lab)our\w*": "American spelling: -or",
     "cent(?:re|red|res|ring)|metre": "American spelling: -er",
     "(?:un|re)?(?:normal|optim|initial|factor|organ|general|regular|recogn|minim|maxim|parametr|serial|synchron|summar|real"
@@ -60,7 +60,7 @@ def test_pages_have_no_retired_word(page: str) -> None:
 
 
 @pytest.mark.parametrize("text, count", [
-    ("The layer looks at its neighbors.", 2), ("What the layer has is a basis.", 1), ("Look it up.", 0),
-    ("Do you know it?", 0), ("`neighbors`, `learned`\n\n    told places\n\n```\nseen\n```\n[it](behind.md)", 0)])
+    ("The layer looks at its neighbours.", 2), ("What the layer has is a basis.", 1), ("Look it up.", 0),
+    ("Do you know it?", 0), ("`neighbours`, `learnt`\n\n    told places\n\n```\nseen\n```\n[it](behind.md)", 0)])
 def test_the_list_finds_what_it_names(text: str, count: int) -> None:
     assert len(retired(text)) == count
