@@ -17,8 +17,8 @@ from structconv.weights import (
     Separable,
     Shared,
     WeightList,
-    as_weight,
 )
+from structconv.weights.whole import as_weight
 
 K, P, Q = 4, 6, 6
 

@@ -215,8 +215,8 @@ def _table(mask: Support, kept: bool) -> Tensor | None:
     if isinstance(mask, Not):
         return _table(mask.kept, not kept)
     if isinstance(mask, And if kept else Or):
-        known = [table for side in (mask.first, mask.second) if (table := _table(side, kept)) is not None]
-        return None if not known else known[0] if len(known) == 1 else known[0] & known[1]
+        first, second = _table(mask.first, kept), _table(mask.second, kept)
+        return second if first is None else first if second is None else first & second
     if isinstance(mask, And | Or):
         first, second = _table(mask.first, kept), _table(mask.second, kept)
         return None if first is None or second is None else first | second

@@ -250,7 +250,7 @@ def test_a_study_says_its_effect_beside_the_published_one(tmp_path, capsys):
     assert f"loss, short over long: x{head['value']:.3g} [" in capsys.readouterr().out
     page = (run.folder / "report.html").read_text()
     for text in ("loss, short over long", "makes its data from a seed", "<td>preset</td><td>default</td>",
-                 "<td>seeds</td><td>0, 1</td>", "<td>overrides</td><td>seeds=2</td>", "<td>command</td><td>structconv ",
+                 "<td>seeds</td><td>0, 1</td>", "<td>overrides</td><td>seeds=2</td>", "<td>command</td><td>structconv",
                  "val loss while training", "sums/seed-1", f"torch {torch.__version__}"):
         assert text in page, text
 
