@@ -17,7 +17,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Edges, Pairs
 from structconv.bases.pairwise import Pairwise
 from structconv.bases.sizes import OnGraph, QueryKey, Sized, SourceTarget
-from structconv.errors import ShapeError
+from structconv.errors import ConfigError, ShapeError
 from structconv.memo import values_known
 from structconv.primitives.functions import finite
 from structconv.primitives.segments import segment_sum
@@ -81,6 +81,9 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
     @functools.wraps(evaluate)
     def expanded(self: Any, pairs: Pairs) -> Tensor:
         a, tail = evaluate(self, pairs), pairs.shape
+        if isinstance(a, Tensor) and not a.is_floating_point() and not a.is_complex():
+            raise ConfigError(type(self).__name__, "evaluate must return floating numbers", a.dtype,
+                              "Convert them: .to(dtype).")
         if isinstance(a, Tensor) and a.shape[-len(tail):] == tail and a.dim() > len(tail):
             return a
         sizes = tuple(a.shape) if isinstance(a, Tensor) else ()

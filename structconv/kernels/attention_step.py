@@ -92,12 +92,12 @@ class _Step(NamedTuple):
         if private.watched() or pending is None or values is None:
             return None
         x = pending.x
-        if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1]:
+        if x.shape[-2] != 1 or keys.shape[:-1] != values.shape[:-1] or not pending.holds(keys):
             return None
         query, key = _heads(match.query(call.basis)), _heads(pending.computed(keys))
         value = _heads(theta.heads(x)) if theta.value.shape[0] != theta.size else Heads(x, theta.value, None, False)
         core = core_for(*query[:3], *key[:3], *value[:3], theta.output, call.bias)
-        if core is None or not (_alike(query, x) and _alike(key, x)):
+        if core is None or not (_alike(query, x, match.size) and _alike(key, x, keys.shape[-3])):
             return None
         return cls(core, query, key, value, theta.output, call.bias, match.scale, x.shape)
 
@@ -125,10 +125,10 @@ def _heads(leaf: Any) -> Heads:
     return Heads(tensor(leaf).contiguous())
 
 
-def _alike(heads: Heads, x: Tensor) -> bool:
-    """Whether they are of one entry of each element of a batch, as x is."""
+def _alike(heads: Heads, x: Tensor, size: int) -> bool:
+    """Whether they are of one entry of each element of a batch, as x is, and of so many heads."""
     own, heads_too = heads.x.shape, heads.weight is None
-    return own[-2] == 1 and own[:-2 - heads_too] == x.shape[:-2]
+    return own[-2] == 1 and own[:-2 - heads_too] == x.shape[:-2] and not (heads_too and own[-3] != size)
 
 
 register(AttentionStep())

@@ -27,7 +27,7 @@ from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.memo import derived
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.batching import entries_to_samples, num_samples_of, samples_of
-from structconv.structures.graph import Graph, with_listed_edges
+from structconv.structures.graph import Graph, looped, with_listed_edges
 from structconv.structures.relations import KnowledgeGraph
 from structconv.structures.samples import Samples
 from structconv.written import written
@@ -115,7 +115,7 @@ class Adjacency(GraphMechanism):
     def forward(self, inputs: Inputs) -> Basis:
         """The matrix; what it weighs is left to the kernel, if that sorts the edges anyway."""
         graph = _graph(self, inputs.structure)
-        graph = graph.with_self_loops() if self.self_loops else graph
+        graph = looped(graph) if self.self_loops else graph
         return lazy_adjacency(graph, self.normalize_by, inputs.x.dtype, self.weighted)
 
 

@@ -76,6 +76,9 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "multiply":
         return Step("multiply", (("factor", float(others[0])),)), None
     if name == "dropout":
+        p = options["p"]
+        if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
+            raise ConfigError("dropout", "p must be in [0, 1)", repr(p))
         return Step("dropout", tuple(options.items())), None
     if name == "map" and isinstance(options["fn"], nn.Module):
         return Step("map", (), True), options["fn"]

@@ -43,7 +43,7 @@ class StructureBuffer(nn.Module, Generic[S]):
             raise ConfigError("StructureBuffer", "structure must be a structure", type(structure).__name__)
         self._structure = structure
         for name, tensor in _named(structure):
-            self.register_buffer(name, tensor, persistent)
+            self.register_buffer(name, tensor.clone(), persistent)  # its own: a file is read into it
 
     def forward(self) -> S:
         """The structure over the buffers as they are now; one and the same object until one is replaced."""

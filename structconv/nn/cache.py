@@ -122,6 +122,10 @@ class PendingEntries:
         """What is to be put in the last rows of something that is kept, by a kernel that does so: a leaf."""
         return self._entries_of(kept).make(self.x, self._start)
 
+    def holds(self, kept: Tensor) -> bool:
+        """Whether this tensor is kept, with room for the last rows."""
+        return any(own.rows.entries() is kept for own in self._entries)
+
     def rows(self, kept: Tensor) -> GrowingTensor:
         """The rows that are kept as this tensor."""
         return self._entries_of(kept).rows

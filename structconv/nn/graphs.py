@@ -25,7 +25,7 @@ from structconv.nn.layer import Device, recorded
 from structconv.planning import Plan
 from structconv.shapes import check_choice, check_positive
 from structconv.structures.batching import AnyStructure
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, looped
 from structconv.structures.relations import KnowledgeGraph
 from structconv.weights import Full, Grouped, HeadBlocks, Separable, Weight
 
@@ -296,7 +296,7 @@ class _AttentionLayer(Conv):
         found = cast(Graph, graph)
         if structure is not None or type(graph) is not self.kind:
             found = _checked(self, graph, structure)
-        return found.with_self_loops(attr=self.fill_value) if self.add_self_loops else found
+        return looped(found, self.fill_value) if self.add_self_loops else found
 
 
 class GATConv(_AttentionLayer):

@@ -189,12 +189,6 @@ class Graph(Exchange, Structure):
         if isinstance(attr, str):
             check_choice("with_self_loops", "attr", attr, tuple(_REDUCTIONS))
         attr = 0.0 if self.edge_attr is None else attr
-        if weight == 1.0 and self.edge_weight is self.edge_attr is None and _has_version(self.edge_index):
-            found: Graph | None = self.__dict__.get("_looped")
-            if found is None:
-                self._check_square("with_self_loops", "Only a graph with M = N, inputs as outputs, has self-loops.")
-                found = self.__dict__["_looped"] = _with_lazy_loops(self)
-            return found
         if self.num_inputs != self.num_outputs:
             self._check_square("with_self_loops", "Only a graph whose inputs are its outputs, M = N, has self-loops.")
         return derived(self, ("self-loops", weight, attr), lambda: _with_self_loops(self, weight, attr))
@@ -435,8 +429,21 @@ def _has_version(index: Tensor) -> bool:
     return is_plain(index) and private.version(index) is not None
 
 
+def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
+    """`graph.with_self_loops(attr=attr)` inside of a layer: the edges are listed when somebody reads them, for kernels
+    do without. They follow the graph's own, so no user is given such a graph."""
+    own = graph.__dict__
+    if "_base" in own or graph.edge_weight is not None or graph.edge_attr is not None or not _has_version(
+            graph.edge_index) or graph.num_inputs != graph.num_outputs:
+        return graph.with_self_loops(attr=attr)
+    found: Graph | None = own.get("_looped")
+    if found is None:
+        found = own["_looped"] = _with_lazy_loops(graph)
+    return found
+
+
 def _with_lazy_loops(graph: Graph) -> Graph:
-    """The graph with self-loops, whose edges are listed when somebody reads them: kernels do without."""
+    """See `looped`."""
     found = object.__new__(Graph)
     found.__dict__.update(_base=graph.edge_index, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs,
                           edge_weight=None, edge_attr=None, samples=graph.samples)

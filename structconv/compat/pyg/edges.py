@@ -12,7 +12,7 @@ from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.operator import apply
 from structconv.errors import StructureError
 from structconv.memo import derived
-from structconv.structures.graph import Graph
+from structconv.structures.graph import Graph, looped
 from structconv.weights import Eye
 
 __all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "is_sparse", "with_loops", "with_remaining_loops",
@@ -96,12 +96,12 @@ def with_remaining_loops(graph: Graph, fill: float, summed: bool = False) -> Gra
     weight, parts = graph.edge_weight, _parts(graph)
     bare = without_loops(graph)
     if weight is None or parts is None:
-        return bare.with_self_loops(fill if weight is not None else 1.0)
+        return bare.with_self_loops(fill) if weight is not None else looped(bare)
     loops = parts[2]
     given = weight[loops] + fill if summed else weight[loops]
     own = weight.new_full((graph.num_inputs,), fill).index_put((graph.source[loops].long(),), given)
-    looped = dataclasses.replace(bare, edge_weight=None).with_self_loops()
-    return dataclasses.replace(looped, edge_weight=torch.cat([weight[parts[0]], own]))
+    square = dataclasses.replace(bare, edge_weight=None).with_self_loops()
+    return dataclasses.replace(square, edge_weight=torch.cat([weight[parts[0]], own]))
 
 
 def with_loops(graph: Graph, fill: Fill = "mean") -> Graph:
@@ -113,8 +113,8 @@ def with_loops(graph: Graph, fill: Fill = "mean") -> Graph:
     attr, entries = bare.edge_attr, (graph.num_inputs, graph.num_outputs)
     if attr is not None and isinstance(fill, Tensor):
         loops = fill.to(attr).expand(min(entries), *attr.shape[1:])
-        looped = with_loops(dataclasses.replace(bare, edge_attr=None))
-        return dataclasses.replace(looped, edge_attr=torch.cat([attr, loops]))
+        square = with_loops(dataclasses.replace(bare, edge_attr=None))
+        return dataclasses.replace(square, edge_attr=torch.cat([attr, loops]))
     reduce = fill if isinstance(fill, float | int | str) else 0.0
     if entries[0] == entries[1]:
         return bare.with_self_loops(attr=reduce)

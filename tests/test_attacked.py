@@ -1,0 +1,71 @@
+"""Faults that attackers found: graphs changed through what was made of them, steps of other heads, odd scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank
+from structconv.bases import Score, value
+from structconv.errors import ConfigError
+from structconv.mechanisms import General, Given
+from structconv.nn import StructureBuffer
+
+EDGES = torch.tensor([[0, 1], [1, 2]])
+
+
+def summed(structure, self_loops=False):
+    layer = Conv(Adjacency(None, self_loops=self_loops), 1, 1, weight=Eye(), bias=False)
+    return layer(torch.tensor([[1.0], [2.0], [3.0]]), structure=structure).flatten().tolist()
+
+
+def test_a_loaded_graph_with_self_loops_is_the_one_that_is_read():
+    other = Graph(torch.tensor([[2, 2], [0, 1]]), num_nodes=3)
+    ours, theirs = (StructureBuffer(graph.with_self_loops()) for graph in (Graph(EDGES, num_nodes=3), other))
+    ours.load_state_dict(theirs.state_dict())
+    assert summed(ours()) == summed(theirs()) == [4.0, 5.0, 3.0]
+
+
+def test_writing_into_a_buffer_leaves_other_graphs_alone():
+    graph = Graph(EDGES.clone(), num_nodes=3)
+    for made in (graph.with_self_loops(), graph.reversed()):
+        StructureBuffer(made).edge_index.zero_()
+    assert summed(graph, self_loops=True) == [1.0, 3.0, 5.0]
+    assert graph.reversed().edge_index.tolist() == [[1, 2], [0, 1]]
+
+
+def test_loops_on_loops_follow_the_edges():
+    edges = torch.tensor([[0, 1], [1, 2]])
+    looped = Graph(edges, num_nodes=3).with_self_loops()
+    summed(looped, self_loops=True)
+    looped.edge_index[:, :2] = torch.tensor([[2, 2], [0, 1]])
+    assert summed(looped, self_loops=True) == summed(Graph(looped.edge_index.clone(), num_nodes=3), self_loops=True)
+
+
+@pytest.mark.parametrize("scores", [General(heads=2).masked(keep=Causal()), DotProduct()])
+def test_steps_of_queries_that_heads_share(scores):
+    x, layer = torch.randn(2, 9, 6), Conv(scores.softmax(), 6, 5, weight=LowRank(3))
+    with torch.no_grad():
+        cache = layer.prepare(x[:, :4])
+        for n in range(4, 9):
+            torch.testing.assert_close(layer.step(cache, x[:, n:n + 1]), layer(x[:, :n + 1])[:, n:])
+
+
+def test_scores_that_are_no_floating_numbers_name_the_class():
+    @value
+    class Whole(Score):
+        places: torch.Tensor
+        size = 1
+        num_inputs = num_outputs = property(lambda self: self.places.shape[0])
+
+        def evaluate(self, pairs):
+            return (pairs.source_index() - pairs.target_index())[None]
+
+    with pytest.raises(ConfigError, match="Whole: evaluate must return floating numbers"):
+        Conv(Given(Whole(torch.zeros(3)).softmax()), 2, 2)(torch.randn(3, 2))
+
+
+@pytest.mark.parametrize("p", [-0.5, float("nan"), 2, "a", True])
+def test_a_probability_of_dropout_is_checked_when_it_is_written(p):
+    with pytest.raises(ConfigError, match=r"p must be in \[0, 1\)"):
+        DotProduct(heads=2).softmax().dropout(p)
