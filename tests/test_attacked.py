@@ -7,7 +7,7 @@ import torch
 
 from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank
 from structconv.bases import Score, value
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import General, Given
 from structconv.nn import StructureBuffer
 
@@ -69,3 +69,11 @@ def test_scores_that_are_no_floating_numbers_name_the_class():
 def test_a_probability_of_dropout_is_checked_when_it_is_written(p):
     with pytest.raises(ConfigError, match=r"p must be in \[0, 1\)"):
         DotProduct(heads=2).softmax().dropout(p)
+
+
+def test_what_is_prepared_is_checked_as_what_is_called():
+    layer = Conv(DotProduct(heads=2).softmax(), 4, 4)
+    with pytest.raises(ShapeError, match="dtype"):
+        layer.prepare(torch.randn(3, 4, dtype=torch.float64))
+    with pytest.raises(ConfigError, match="step must be given what prepare made; got Tensor"):
+        layer.step(torch.randn(3, 4), torch.randn(1, 4))

@@ -19,7 +19,7 @@ from structconv.memo import Reused
 from structconv.planning.plan import Plan, plans_version
 from structconv.planning.precision import autocast_dtype, cast
 from structconv.planning.problem import BoundRun, Call
-from structconv.shapes import check_entries, check_tensor
+from structconv.shapes import check_alike, check_entries, check_tensor
 from structconv.structures.selection import of_samples
 from structconv.weights import Weight
 
@@ -171,10 +171,14 @@ class Cache:
         names = layer.call_names
         check_tensor(names.owner, names.x, x)
         check_entries(names.owner, x, channels=layer.in_channels, name=names.x)
+        numbers, dtype = next(layer.parameters(), None), autocast_dtype(x)
+        if numbers is not None:
+            check_alike(names.owner, cast(x, dtype), cast(numbers, dtype), name=names.x,
+                        other_name="the layer's parameters")
         self.structure, self.layer = structure, layer
         #: M by the structure, if it tells.
         self.expected_inputs = None if structure is None else layer._expected_inputs(structure, layer.mechanism)
-        self._reach, self._dtype = reach, autocast_dtype(x)
+        self._reach, self._dtype = reach, dtype
         self._parameter_versions = [
             (module._parameters, name, own, None if own is None or own.is_inference() else own._version)
             for module in layer.modules() for name, own in module._parameters.items()]

@@ -198,6 +198,9 @@ class Conv(Expressed):
 
     def step(self, cache: Cache, x: Tensor, *, z: Tensor | None = None, **options: Any) -> Any:
         """Append entries x (..., m, P) to the prepared ones and compute the outputs that stand there, of z or x."""
+        if not isinstance(cache, Cache):
+            raise ConfigError(type(self).__name__, "step must be given what prepare made", type(cache).__name__,
+                              "cache = layer.prepare(x), then layer.step(cache, x).")
         first = cache.length
         x = cache.reserve(x)
         try:
