@@ -433,8 +433,9 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
     """`graph.with_self_loops(attr=attr)` inside of a layer: the edges are listed when somebody reads them, for kernels
     do without. They follow the graph's own, so no user is given such a graph."""
     own = graph.__dict__
-    if "_base" in own or graph.edge_weight is not None or graph.edge_attr is not None or not _has_version(
-            graph.edge_index) or graph.num_inputs != graph.num_outputs:
+    bare = graph.edge_weight is None and graph.edge_attr is None and "_base" not in own
+    square = graph.num_inputs == graph.num_outputs and (graph.samples is None or graph.samples.square)
+    if not (bare and square and _has_version(graph.edge_index)):
         return graph.with_self_loops(attr=attr)
     found: Graph | None = own.get("_looped")
     if found is None:
