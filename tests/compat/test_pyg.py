@@ -374,3 +374,8 @@ def test_layers_without_loops_of_their_own_compile_whole(name, args):
     kinds = (torch.tensor([0, 1, 0, 1, 0, 1, 0]),) if name == "RGCNConv" else ()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, EDGES, *kinds), layer(x, EDGES, *kinds))
+
+
+def test_a_subclass_with_messages_of_its_own_is_refused():
+    with pytest.raises(ConfigError, match="Doubled: a subclass must leave message passing as it is; got message"):
+        type("Doubled", (ours.GCNConv,), {"message": lambda self, x_j: 2 * x_j})

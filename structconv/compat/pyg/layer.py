@@ -140,6 +140,13 @@ class Layer(MessagePassing):
         self.aggr, self.flow, self.node_dim = aggr, flow, node_dim
         self._edge_mask, self._constants = None, cast("dict[str, float]", {})
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        overridden = {"message", "message_and_aggregate", "aggregate", "update", "edge_update"} & cls.__dict__.keys()
+        if overridden:  # no call would read them
+            raise ConfigError(cls.__name__, "a subclass must leave message passing as it is", ", ".join(overridden),
+                              "Derive it from PyTorch Geometric's layer.")
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
 
