@@ -25,6 +25,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.grids import Cuboid, Pool
 from structconv.nn.conv import call_of
+from structconv.nn.grids import theta_of_kernel
 from structconv.nn.images import to_entries, to_image
 from structconv.nn.layer import recorded
 from structconv.planning.plan import plan_for
@@ -284,9 +285,7 @@ class _Conv:
             return cast(Tensor, recorded(self, input))
         axes = len(self.kernel_size)
         _check_image(self, input, axes)
-        kernel, groups = self.weight.flatten(2), self.groups
-        theta = (Full.of(kernel.permute(2, 1, 0)) if groups == 1 else
-                 Grouped.of(kernel.unflatten(0, (groups, -1)).permute(3, 0, 2, 1)))
+        theta = theta_of_kernel(self.weight, self.groups)
         return _computed(self, self._mechanism_of(), theta, self.bias, input, axes)
 
     def _mechanism_of(self: Any) -> Mechanism:

@@ -6,7 +6,6 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from structconv import torch_compat as private
 from structconv.bases.dense import Identity
 from structconv.bases.linear import Concat
 from structconv.bases.sparse import Sparse
@@ -16,7 +15,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.kernel import register
 from structconv.planning.plan import Plan
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.adjacency import check_unchanged, convolve_with_self, is_direct
+from structconv.primitives.native.adjacency import convolve_with_self, is_direct, unchanged
 from structconv.structures.graph import listed_edges
 from structconv.weights import Full
 
@@ -61,11 +60,10 @@ class WithSelf(PerPart):
             x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
             if not is_direct(x, theta, bias) or (adjacency := match.matrix.adjacency(call)) is None:
                 return otherwise(call)
-            index = listed_edges(graph(call.basis))[0]
-            version = private.version(index)
+            check = unchanged(listed_edges(graph(call.basis))[0])
 
             def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
-                check_unchanged(index, version)
+                check()
                 return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
 
             return convolve_with_self(x, theta, bias, adjacency, own, composed)

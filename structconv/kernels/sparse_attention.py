@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from structconv import torch_compat as private
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, LeakyReLU, Normalized
 from structconv.bases.scores import Affine, EdgeScore
@@ -27,7 +26,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.adjacency import adjacency_of, attend, check_unchanged, is_direct
+from structconv.primitives.native.adjacency import adjacency_of, attend, is_direct, unchanged
 from structconv.primitives.native.affine import affine_attention
 from structconv.primitives.native.bilinear import bilinear_attention
 from structconv.primitives.native.calls import drop_of
@@ -117,7 +116,6 @@ class AffineEdges(NamedTuple):
                                 batch_heads=edges.size)
         return batch.heads(y)
 
-
     def _as_one_node(self, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, call: Call
                      ) -> Tensor | None:
         """(K, N, C) of x (K, M, C) over edges that a kernel sorts itself; `None` where none can read the tensors."""
@@ -131,10 +129,10 @@ class AffineEdges(NamedTuple):
         adjacency = adjacency_of(index, *nodes, loops=loops) if nodes == (x.shape[-2],) * 2 else None
         if adjacency is None:
             return None
-        options, version = self.edges.options(call.basis), private.version(index)
+        options, check = self.edges.options(call.basis), unchanged(index)
 
         def composed(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None) -> Tensor:
-            check_unchanged(index, version)
+            check()
             return projected_attention(*graph.layouts(), x, of_source, of_target, None, bias, slope=self.slope,
                                        **options)
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from structconv import torch_compat as private
 from structconv.bases.sparse import Sparse
 from structconv.bases.spec import NormalizedWeights, getter, tensor
 from structconv.kernels.orders import Application, Applied
@@ -18,10 +17,10 @@ from structconv.primitives.layout import Csr
 from structconv.primitives.native.adjacency import (
     Adjacency,
     adjacency_of,
-    check_unchanged,
     convolve,
     gather_sums,
     is_direct,
+    unchanged,
 )
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph, listed_edges
@@ -114,12 +113,10 @@ def _as_one_node(match: Matrices, otherwise: Run, structure_first: bool) -> Run:
         x, theta, bias = call.x, cast(Full, call.theta).theta, call.bias
         if not is_direct(x, theta, bias) or (adjacency := match.adjacency(call)) is None:
             return otherwise(call)
-
-        index = listed_edges(match.graph(call.basis))[0]
-        version = private.version(index)
+        check = unchanged(listed_edges(match.graph(call.basis))[0])
 
         def composed(x: Tensor, theta: Tensor, bias: Tensor | None) -> Tensor:
-            check_unchanged(index, version)
+            check()
             return otherwise(call._replace(x=x, theta=Full.of(theta), bias=bias))
 
         return convolve(x, theta, bias, adjacency, structure_first, composed)
@@ -132,11 +129,10 @@ def _sums_as_one_node(match: Matrices, otherwise: Run) -> Run:
     def run(call: Call) -> Tensor:
         if not is_direct(call.x) or (adjacency := match.adjacency(call)) is None:
             return otherwise(call)
-        index = listed_edges(match.graph(call.basis))[0]
-        version = private.version(index)
+        check = unchanged(listed_edges(match.graph(call.basis))[0])
 
         def composed(x: Tensor) -> Tensor:
-            check_unchanged(index, version)
+            check()
             return otherwise(call._replace(x=x, bias=None))
 
         return plus(gather_sums(call.x, adjacency, composed), call.bias)

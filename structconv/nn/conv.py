@@ -188,11 +188,11 @@ class Conv(Expressed):
         if self.mechanism._reads_by_name or "_reads" in self.mechanism.__dict__:
             raise ConfigError("Conv", "one x must be prepared, of a layer whose parts all read it",
                               repr(self.mechanism), "Prepare it for a layer of the part that reads it, and add both.")
-        inputs_of_parts = None if structure is None else _structures(self.mechanism, structure, 0)
+        structures = None if structure is None else _structures(self.mechanism, structure, 0)
         no_z: Any = None
-        if self.mechanism._may_mask_inputs(inputs_of_parts):
+        if self.mechanism._may_mask_inputs(structures):
             check_tensor("Conv", "x", x)
-            visible = visibility(self.mechanism, Inputs(x, no_z, inputs_of_parts))
+            visible = visibility(self.mechanism, Inputs(x, no_z, structures))
             x = visible.outputs(x) if visible.values is visible.scores else x
         return Cache(self, x, structure, reach_of(self.mechanism, structure))
 
@@ -248,13 +248,13 @@ class Conv(Expressed):
     def _nested(self, x: Any, z: Tensor | None, structure: Any, **options: Any) -> Any:
         """The call of nested tensors, whose sequences are the samples of a batch."""
         entries, others, structure = self._unpacked(x, z, structure)
-        inputs_of_parts = _structures(self.mechanism, structure, 0)
+        structures = _structures(self.mechanism, structure, 0)
         if type(structure) is dict:
-            check_named(type(self).__name__, x, inputs_of_parts)
+            check_named(type(self).__name__, x, structures)
         args, by_name = self._arguments(entries, others)
         y = self.forward(*args, **{**by_name, "structure": structure, **options})
         own, *weights = y if isinstance(y, tuple) else (y,)
-        found = packed(own, x if z is None else z, self.mechanism._samples_of_outputs(inputs_of_parts))
+        found = packed(own, x if z is None else z, self.mechanism._samples_of_outputs(structures))
         return (found, *weights) if weights else found
 
     def _arguments(self, x: Any, z: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -135,6 +135,13 @@ class _ImageLayer(Expressed):
         check_tensor(type(self).__name__, "image", image)
 
 
+def theta_of_kernel(kernel: Tensor, groups: int) -> Full | Grouped:
+    """Theta over torch's kernel (Q, P / G, *kernel_size) of a convolution, as the kernel lies."""
+    if groups == 1:
+        return Full.of(kernel.flatten(2).permute(2, 1, 0))
+    return Grouped.of(kernel.flatten(2).unflatten(0, (groups, -1)).permute(3, 0, 2, 1))
+
+
 class _ConvNd(_ImageLayer):
     """Over `Cuboid`, with torch's arguments and parameters."""
 
@@ -195,11 +202,7 @@ class _ConvNd(_ImageLayer):
         return conv
 
     def _theta(self, image: Tensor) -> Full | Grouped:
-        """Theta over the kernel (Q, P / G, *kernel_size), as the kernel lies."""
-        kernel, groups = self.weight, self.groups
-        if groups == 1:
-            return Full.of(kernel.flatten(2).permute(2, 1, 0))
-        return Grouped.of(kernel.flatten(2).unflatten(0, (groups, -1)).permute(3, 0, 2, 1))
+        return theta_of_kernel(self.weight, self.groups)
 
     def _check(self, image: Tensor) -> None:
         super()._check(image)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from structconv import torch_compat as private
 from structconv.errors import ShapeError, StructureError
 from structconv.mechanisms.expression import Mechanism
 from structconv.mechanisms.graphs import Adjacency
@@ -25,11 +24,11 @@ from structconv.nn.recurrent import ConvLSTMCell
 from structconv.primitives.layout import Csr
 from structconv.primitives.native.adjacency import (
     adjacency_of,
-    check_unchanged,
     gather_maxima,
     gather_sums,
     groups_in_order,
     is_direct,
+    unchanged,
 )
 from structconv.primitives.segments import segment_max
 from structconv.shapes import check_choice, check_entries, check_positive, check_tensor
@@ -136,10 +135,10 @@ def _of_groups(x: Tensor, groups: Graph, kind: str, otherwise: Callable[[Tensor,
                              normalize="row" if kind == "mean" else None)
     if adjacency is None:
         return None
-    version = private.version(index)
+    check = unchanged(index)
 
     def composed(x: Tensor) -> Tensor:
-        check_unchanged(index, version)
+        check()
         return otherwise(x, groups)
 
     return (gather_maxima if kind == "max" else gather_sums)(x, adjacency, composed)

@@ -117,7 +117,7 @@ def with_loops(graph: Graph, fill: Fill = "mean") -> Graph:
         return dataclasses.replace(square, edge_attr=torch.cat([attr, loops]))
     reduce = fill if isinstance(fill, float | int | str) else 0.0
     if entries[0] == entries[1]:
-        return bare.with_self_loops(attr=reduce)
+        return looped(bare, reduce)
     square = Graph(bare.edge_index, num_nodes=max(entries), edge_attr=attr).with_self_loops(attr=reduce)
     count, index = bare.num_edges + min(entries), square.edge_index
     found = derived(index, ("first", count), lambda: index[:, :count].contiguous())

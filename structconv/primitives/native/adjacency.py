@@ -27,8 +27,8 @@ from structconv.primitives.native.interface import Struct, constants, integers, 
 from structconv.primitives.native.loader import Core
 from structconv.primitives.products import outer, product
 
-__all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "check_unchanged", "convolve",
-           "convolve_with_self", "first_wrong_edge", "gather_maxima", "gather_sums", "groups_in_order", "is_direct"]
+__all__ = ["Adjacency", "adjacency_of", "attend", "build_adjacency", "convolve", "convolve_with_self",
+           "first_wrong_edge", "gather_maxima", "gather_sums", "groups_in_order", "is_direct", "unchanged"]
 
 _EDGES = Struct("EdgesArgs", pointers("index"), integers("row column wide edges inputs outputs samples"),
                 pointers("input_starts output_starts bad"))
@@ -66,16 +66,16 @@ class Adjacency:
         self.by_target = by_target
         self._by_source: Side | None = None
 
-    def by_source(self, kernels: Core) -> Side:
+    def by_source(self) -> Side:
         """The same edges by source. O(E) once."""
         if self._by_source is None:
-            self._by_source = _transposed(kernels, self.by_target)
+            self._by_source = _transposed(self.by_target)
         return self._by_source
 
 
 def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, loops: bool = False,
-                    square: bool = True, normalize: str | None = None, weights: Tensor | None = None,
-                    ordered: bool = False) -> Adjacency | None:
+                    square: bool = True, normalize: str | None = None, weights: Tensor | None = None
+                    ) -> Adjacency | None:
     """The edges (2, E) on the CPU; `None` where one is out of range, of which nobody has read more than its number.
 
     Args:
@@ -83,13 +83,12 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, 
         square: whether the inputs are the outputs, so that both have the same degrees.
         normalize: "sym", "row" or None; see `mechanisms.Adjacency`.
         weights: (E,) or with loops (E + N), contiguous float32, or none for ones.
-        ordered: whether slots know their edges, as values an edge need.
 
     O(E + M + N).
     """
     edges = index.shape[1]
     slots = edges + outputs if loops else edges
-    valued, ordered = normalize is not None or weights is not None, ordered or weights is not None
+    valued, ordered = normalize is not None or weights is not None, weights is not None  # weights lie by edge
     scales = (outputs if square else outputs + inputs) if valued else 0
     held = torch.empty(outputs + 1 + slots * (1 + ordered + valued) + scales, dtype=torch.int32)
     indptr = held.data_ptr()
@@ -105,7 +104,7 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, *, 
     return Adjacency(Side((indptr, columns, order, outputs, slots), values, inputs, held))
 
 
-def _transposed(kernels: Core, side: Side) -> Side:
+def _transposed(side: Side) -> Side:
     _, _, ordered, rows, slots = side.layout
     inputs = side.columns
     held = torch.empty(inputs + 1 + slots * (1 + bool(ordered) + bool(side.values)), dtype=torch.int32)
@@ -113,7 +112,7 @@ def _transposed(kernels: Core, side: Side) -> Side:
     columns = indptr + 4 * (inputs + 1)
     order = columns + 4 * slots if ordered else 0
     values = columns + 4 * slots * (1 + bool(ordered)) if side.values else 0
-    kernels.transpose(_TRANSPOSE.pack(*side.layout, side.values, inputs, indptr, columns, order, values))
+    _core().transpose(_TRANSPOSE.pack(*side.layout, side.values, inputs, indptr, columns, order, values))
     return Side((indptr, columns, order, inputs, slots), values, rows, held)
 
 
@@ -152,19 +151,18 @@ def groups_in_order(starts: Tensor, rows: int, *, mean: bool = False) -> Adjacen
 
 
 def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,
-                 normalize: str | None = None, weights: Tensor | None = None, ordered: bool = False
-                 ) -> Adjacency | None:
+                 normalize: str | None = None, weights: Tensor | None = None) -> Adjacency | None:
     """`build_adjacency`, remembered for as long as edges and weights stay; `None` where no kernel can read them."""
     if not index.is_cpu or index.dtype not in _INTEGERS or max(inputs, outputs, index.shape[1] + outputs) >= LIMIT:
         return None
     kernels = calls.Loaded.core if calls.Loaded.asked else calls.kernels()
     if kernels is None:
         return None
-    key = "adjacency", inputs, outputs, loops, square, normalize, ordered
+    key = "adjacency", inputs, outputs, loops, square, normalize
 
     def build() -> Adjacency | None:
         return build_adjacency(kernels, index, inputs, outputs, loops=loops, square=square, normalize=normalize,
-                               weights=weights, ordered=ordered)
+                               weights=weights)
 
     return kept(index, key, build) if weights is None else derived((index, weights), key, build)
 
@@ -187,11 +185,28 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
     return x.numel() > 0 and x.shape[0] < LIMIT and not private.is_wrapped(x)
 
 
-def check_unchanged(index: Tensor, version: int | None) -> None:
-    """Raise `RuntimeError` where edges were changed since they had this version."""
-    if private.version(index) != version:
-        raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of its "
-                           "gradient needs the edges as they were: change a copy")
+def unchanged(index: Tensor) -> Callable[[], None]:
+    """A check that raises `RuntimeError` if the edges are changed from now on."""
+    version = private.version(index)
+
+    def check() -> None:
+        if private.version(index) != version:
+            raise RuntimeError("edge_index was changed in place after the layer was called, and a derivative of its "
+                               "gradient needs the edges as they were: change a copy")
+
+    return check
+
+
+def _core() -> Core:
+    """The kernels, by which the edges of a call were sorted."""
+    assert calls.Loaded.core is not None
+    return calls.Loaded.core
+
+
+def _dense(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None
+           ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """What `attend` reads, as kernels read it."""
+    return calls.dense(x), calls.dense(of_source), calls.dense(of_target), None if bias is None else calls.dense(bias)
 
 
 def _check_rows(side: Side, x: Tensor) -> None:
@@ -206,9 +221,7 @@ def sums(side: Side, x: Tensor, more: Tensor | None = None) -> Tensor:
     x = calls.dense(x)
     _check_rows(side, x)
     y = calls.empty(x, (side.rows, x.shape[1]))
-    kernels = calls.Loaded.core
-    assert kernels is not None
-    kernels.spmm(calls.SPMM.pack(*side.in_slots, side.values, x.data_ptr(), calls.pointer(more), y.data_ptr(),
+    _core().spmm(calls.SPMM.pack(*side.in_slots, side.values, x.data_ptr(), calls.pointer(more), y.data_ptr(),
                                  x.shape[0], x.shape[1], 1, 0, 1, 1, 1, 0, torch.get_num_threads(), 1.0, 1.0))
     return y
 
@@ -254,16 +267,14 @@ class _Convolve(torch.autograd.Function):
             return *pulled_back(ctx.composed, (x, theta, bias), needed[:3], [grad]), None, None, None
         grad_x = grad_theta = None
         g = calls.dense(grad)
-        kernels = calls.Loaded.core
-        assert kernels is not None
         if r is None and (needed[0] or needed[1]):
-            g = sums(ctx.adjacency.by_source(kernels), g)
+            g = sums(ctx.adjacency.by_source(), g)
         if needed[1]:
             grad_theta = outer(x if r is None else r, g).unsqueeze(0)
         if needed[0]:
             grad_x = product(g, theta.squeeze(0).t())
             if r is not None:
-                grad_x = sums(ctx.adjacency.by_source(kernels), grad_x)
+                grad_x = sums(ctx.adjacency.by_source(), grad_x)
         return grad_x, grad_theta, grad.sum(0) if needed[2] else None, None, None, None
 
 
@@ -305,9 +316,7 @@ class _ConvolveWithSelf(torch.autograd.Function):
         grad_x = grad_theta = None
         g = calls.dense(grad)
         if needed[0]:
-            kernels = calls.kernels()
-            assert kernels is not None
-            grad_x = sums(ctx.adjacency.by_source(kernels), product(g, theta[1 - own].t()), product(g, theta[own].t()))
+            grad_x = sums(ctx.adjacency.by_source(), product(g, theta[1 - own].t()), product(g, theta[own].t()))
         if needed[1]:
             grads = [outer(r, g), outer(x, g)]
             grad_theta = torch.stack(grads if own else grads[::-1])
@@ -328,21 +337,16 @@ def attend(x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None,
     """
     if torch.is_grad_enabled() and private.any_requires_grad(x, of_source, of_target, bias):
         return _attend(x, of_source, of_target, bias, adjacency, slope, drop, composed)
-    kernels = calls.kernels()
-    assert kernels is not None
-    vectors = (calls.dense(of_source), calls.dense(of_target), None if bias is None else calls.dense(bias))
-    return affine.attend_forward(kernels, adjacency.by_target, calls.dense(x), *vectors, slope, drop, False).y
+    tensors = _dense(x, of_source, of_target, bias)
+    return affine.attend_forward(_core(), adjacency.by_target, *tensors, slope, drop, False).y
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, of_source: Tensor, of_target: Tensor, bias: Tensor | None, adjacency: Adjacency,
                 slope: float, drop: calls.Drop, composed: Callable[..., Tensor]) -> Tensor:
-        kernels = calls.kernels()
-        assert kernels is not None
-        tensors = (calls.dense(x), calls.dense(of_source), calls.dense(of_target),
-                   None if bias is None else calls.dense(bias))
-        found = affine.attend_forward(kernels, adjacency.by_target, *tensors, slope, drop, True)
+        tensors = _dense(x, of_source, of_target, bias)
+        found = affine.attend_forward(_core(), adjacency.by_target, *tensors, slope, drop, True)
         ctx.save_for_backward(x, of_source, of_target, bias, *found)
         ctx.adjacency, ctx.slope, ctx.drop, ctx.composed = adjacency, slope, drop, composed
         return found.y
@@ -354,11 +358,8 @@ class _Attend(torch.autograd.Function):
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             found = pulled_back(ctx.composed, (x, of_source, of_target, bias), needed[:4], [grad])
             return *found, None, None, None, None
-        kernels, sides = calls.kernels(), ctx.adjacency
-        assert kernels is not None
-        tensors = (calls.dense(x), calls.dense(of_source), calls.dense(of_target),
-                   None if bias is None else calls.dense(bias))
-        grad_x, grads = affine.attend_backward(kernels, sides.by_target, sides.by_source(kernels), *tensors,
+        tensors, sides = _dense(x, of_source, of_target, bias), ctx.adjacency
+        grad_x, grads = affine.attend_backward(_core(), sides.by_target, sides.by_source(), *tensors,
                                                affine.Saved(*saved), calls.dense(grad), ctx.slope, ctx.drop)
         others = grads.unbind(0)
         return (grad_x if needed[0] else None, others[0] if needed[1] else None, others[1] if needed[2] else None,
@@ -386,9 +387,7 @@ class _Sums(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             return *pulled_back(ctx.composed, ctx.saved_tensors, [True], [grad]), None, None
-        kernels = calls.kernels()
-        assert kernels is not None
-        return sums(ctx.adjacency.by_source(kernels), grad), None, None
+        return sums(ctx.adjacency.by_source(), grad), None, None
 
 
 def gather_maxima(x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], Tensor]) -> Tensor:
@@ -401,9 +400,7 @@ def gather_maxima(x: Tensor, adjacency: Adjacency, composed: Callable[[Tensor], 
 def _maxima(side: Side, x: Tensor) -> Tensor:
     _check_rows(side, x)
     y = calls.empty(x, (side.rows, x.shape[1]))
-    kernels = calls.kernels()
-    assert kernels is not None
-    kernels.maxima(_MAXIMA.pack(*side.layout, *_NO_LAYOUT, x.data_ptr(), y.data_ptr(), 0, 0, 0, x.shape[1],
+    _core().maxima(_MAXIMA.pack(*side.layout, *_NO_LAYOUT, x.data_ptr(), y.data_ptr(), 0, 0, 0, x.shape[1],
                                 torch.get_num_threads()))
     return y
 
@@ -421,12 +418,11 @@ class _Maxima(torch.autograd.Function):
         x, y = ctx.saved_tensors
         if torch.is_grad_enabled() or private.is_wrapped(grad):
             return *pulled_back(ctx.composed, (x,), [True], [grad]), None, None
-        kernels, sides = calls.kernels(), ctx.adjacency
-        assert kernels is not None
+        sides = ctx.adjacency
         x, grad = calls.dense(x), calls.dense(grad)
         grad_x, shares = calls.empty(x, x.shape), calls.empty(y, y.shape)
-        kernels.maxima_backward(_MAXIMA.pack(
-            *sides.by_target.layout, *sides.by_source(kernels).layout, x.data_ptr(), y.data_ptr(), grad.data_ptr(),
+        _core().maxima_backward(_MAXIMA.pack(
+            *sides.by_target.layout, *sides.by_source().layout, x.data_ptr(), y.data_ptr(), grad.data_ptr(),
             shares.data_ptr(), grad_x.data_ptr(), x.shape[1], torch.get_num_threads()))
         return grad_x, None, None
 
