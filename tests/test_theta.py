@@ -19,12 +19,9 @@ from structconv.weights import (
     WeightList,
 )
 from structconv.weights.whole import as_weight
+from tests.kernels.applied import numbers
 
 K, P, Q = 4, 6, 6
-
-
-def numbers(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 THETAS = {

@@ -15,8 +15,8 @@ from structconv.memo import derived
 from structconv.structures.graph import Graph, looped
 from structconv.weights import Eye
 
-__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "is_sparse", "with_loops", "with_remaining_loops",
-           "without_loops"]
+__all__ = ["Fill", "edges_to_outputs", "gather", "graph_of", "is_sparse", "numbered", "with_loops",
+           "with_remaining_loops", "without_loops"]
 
 Fill = float | str | Tensor
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -125,22 +125,19 @@ def with_loops(graph: Graph, fill: Fill = "mean") -> Graph:
     return Graph(found, num_inputs=entries[0], num_outputs=entries[1], edge_attr=attr)
 
 
+def numbered(ends: Tensor) -> Tensor:
+    """Edges (2, E) that join entry e to ends[e]."""
+    return torch.stack([torch.arange(ends.shape[0], dtype=ends.dtype, device=ends.device), ends])
+
+
 def edges_to_outputs(graph: Graph) -> Graph:
     """The graph whose inputs are the edges, each joined to its target: E entries to N."""
-    def joined() -> Tensor:
-        target = graph.target
-        return torch.stack([torch.arange(graph.num_edges, dtype=target.dtype, device=target.device), target])
-
-    return Graph(derived(graph.edge_index, "edges to outputs", joined), num_inputs=graph.num_edges,
-                 num_outputs=graph.num_outputs)
+    joined = derived(graph.edge_index, "edges to outputs", lambda: numbered(graph.target))
+    return Graph(joined, num_inputs=graph.num_edges, num_outputs=graph.num_outputs)
 
 
 def gather(x: Tensor, graph: Graph) -> Tensor:
     """The row of x (..., M, C) at the source of each edge: (..., E, C)."""
-    def joined() -> Tensor:
-        source = graph.source
-        return torch.stack([source, torch.arange(graph.num_edges, dtype=source.dtype, device=source.device)])
-
-    to_edges = Graph(derived(graph.edge_index, "inputs to edges", joined), num_inputs=graph.num_inputs,
-                     num_outputs=graph.num_edges)
+    joined = derived(graph.edge_index, "inputs to edges", lambda: numbered(graph.source).flip(0))
+    to_edges = Graph(joined, num_inputs=graph.num_inputs, num_outputs=graph.num_edges)
     return apply(x, Sparse(to_edges), Eye.of(1, x.shape[-1]))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv.bases.matrices import adjacency
+from structconv.compat.pyg.edges import numbered
 from structconv.compat.pyg.layer import pool_extreme, project
 from structconv.errors import ConfigError
 from structconv.memo import derived
@@ -38,11 +39,7 @@ def _pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Ten
         return y if x.dim() == 2 else y.squeeze(-2)
     if size is None:
         size = derived(batch, "size", lambda: int(batch.max()) + 1 if batch.numel() else 0)
-
-    def edges() -> Tensor:
-        return torch.stack([torch.arange(batch.shape[0], dtype=batch.dtype, device=batch.device), batch])
-
-    members = Graph(derived(batch, "members", edges), num_inputs=x.shape[-2], num_outputs=size)
+    members = Graph(derived(batch, "members", lambda: numbered(batch)), num_inputs=x.shape[-2], num_outputs=size)
     if kind == "max":
         return pool_extreme(x, members, "max")
     return project(x, adjacency(members, (None, "count") if kind == "mean" else None, x.dtype), None)
