@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank
+from structconv import Adjacency, Causal, Conv, DotProduct, Eye, Graph, LowRank, Mechanism
 from structconv.bases import Score, value
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms import General, Given
@@ -77,3 +77,32 @@ def test_what_is_prepared_is_checked_as_what_is_called():
         layer.prepare(torch.randn(3, 4, dtype=torch.float64))
     with pytest.raises(ConfigError, match="step must be given what prepare made; got Tensor"):
         layer.step(torch.randn(3, 4), torch.randn(1, 4))
+
+
+def test_what_is_prepared_is_of_the_buffers_as_they_were():
+    class Scaled(torch.nn.Linear):
+        def __init__(self, inputs, outputs):
+            super().__init__(inputs, outputs)
+            self.register_buffer("factor", torch.ones(()))
+
+        def forward(self, x):
+            return self.factor * super().forward(x)
+
+    layer = Conv(DotProduct(1, 4).masked(keep=torch.tensor([True, True, False])).softmax(), 4, 4).eval()
+    attention = next(module for module in layer.modules() if isinstance(module, DotProduct))
+    attention.key = Scaled(4, 4).eval()
+    cache, z = layer.prepare(torch.randn(3, 4)), torch.randn(2, 4)
+    layer.mask.mask0.fill_(True)  # masks are read in each call
+    torch.testing.assert_close(layer(cache, z=z), layer(cache.x, z=z))
+    attention.key.factor.fill_(2)
+    with pytest.raises(ConfigError, match="factor"):
+        layer(cache, z=z)
+
+
+def test_a_sparse_matrix_that_a_mechanism_returns_is_refused_by_name():
+    class Ring(Mechanism):
+        def forward(self, inputs):
+            return torch.eye(3).to_sparse()
+
+    with pytest.raises(ConfigError, match=r"Ring: .*dense.*Sparse"):
+        Conv(Ring(), 2, 2)(torch.randn(3, 2))

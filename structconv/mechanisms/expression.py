@@ -179,10 +179,13 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         """What `forward` returned, as a basis."""
         if isinstance(basis, Basis):
             return basis
-        if isinstance(basis, Tensor):
+        if isinstance(basis, Tensor) and basis.layout is torch.strided:
             return Dense(basis.unsqueeze(0) if basis.dim() == 2 else basis)
-        raise ConfigError(type(self).__name__, "forward must return a Basis, or a tensor (..., K, M, N)",
-                          type(basis).__name__)
+        sparse = isinstance(basis, Tensor)
+        raise ConfigError(type(self).__name__, "forward must return a Basis, or a dense tensor (..., K, M, N)",
+                          basis.layout if sparse else type(basis).__name__,
+                          "Edges with weights are bases.Sparse(Graph(edge_index, num_nodes=N), values)." if sparse
+                          else "")
 
     def _is_moved(self, samples: Samples | None) -> bool:
         """Whether what it makes is still to be moved to where the outputs stand."""

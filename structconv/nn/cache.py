@@ -152,8 +152,8 @@ class Cache:
     """x as a layer has prepared it: `layer(prepared, z=z)` is `layer(x, z=z)`, without what depends on x alone.
 
     Made by `Conv.prepare` of x (..., M, P), of sequences in a nested tensor as their entries with `Samples`; it is of
-    that layer, and of its parameters as they were: a call says so where they have been changed since, unless through
-    `.data` or in inference mode, which torch does not count.
+    that layer, and of its parameters and buffers as they were: a call says so where they have been changed since,
+    unless through `.data` or in inference mode, which torch does not count. Masks are read anew in each call.
 
     Example:
 
@@ -179,9 +179,6 @@ class Cache:
         #: M by the structure, if it tells.
         self.expected_inputs = None if structure is None else layer._expected_inputs(structure, layer.mechanism)
         self._reach, self._dtype = reach, dtype
-        self._parameter_versions = [
-            (module._parameters, name, own, None if own is None or own.is_inference() else own._version)
-            for module in layer.modules() for name, own in module._parameters.items()]
         self._constants: tuple[Weight, Tensor | None] | None = None
         #: The last entries, where something is still to be made of them.
         self.pending: PendingEntries | None = None
@@ -202,6 +199,9 @@ class Cache:
             computed = _of(make, x, 0, self._dtype)
             axis = -2 if computed.dim() > x.dim() else -1
             self._entries[_key(make)] = CachedEntries(make, GrowingTensor(computed, axis))
+        self._versions: list[tuple[Any, str, Any, int | None]] = [
+            (tensors, name, own, None if own is None or own.is_inference() else own._version)
+            for tensors in _read_by(layer) for name, own in tensors.items()]
 
     @property
     def x(self) -> Tensor:
@@ -346,10 +346,10 @@ class Cache:
 
     def check(self) -> None:
         """Raise `ConfigError` where it is no longer what the layer would make."""
-        for slots, name, own, version in self._parameter_versions:
-            if slots.get(name) is not own or (version is not None and own._version != version):
-                raise ConfigError("Cache", "the layer's parameters must be those with which it was prepared",
-                                  "others", "Prepare x again: layer.prepare(x).")
+        for tensors, name, own, version in self._versions:
+            if tensors.get(name) is not own or (version is not None and own._version != version):
+                raise ConfigError("Cache", "the layer's parameters and buffers must be those with which it was "
+                                  "prepared", f"another {name}", "Prepare x again: layer.prepare(x).")
         if autocast_dtype(self.x) != self._dtype:
             raise ConfigError("Cache", "autocast must be as it was", f"{self._dtype or 'none'} before",
                               "Prepare x again: layer.prepare(x).")
@@ -387,6 +387,13 @@ class Cache:
     def __repr__(self) -> str:
         gone = f", of which {self.dropped} are gone" if self.dropped else ""
         return f"Cache({self.length} entries{gone}, {self.nbytes} bytes)"
+
+
+def _read_by(layer: Any) -> list[dict[str, Any]]:
+    """The parameters and the buffers that entries depend on: no masks, nor the buffers of a module that trains."""
+    modules: list[nn.Module] = list(layer.modules())
+    return [*(module._parameters for module in modules),
+            *(module._buffers for module in modules if not isinstance(module, Mask) and not module.training)]
 
 
 def _key(make: Any) -> tuple[int, str]:
