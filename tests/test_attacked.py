@@ -104,5 +104,5 @@ def test_a_sparse_matrix_that_a_mechanism_returns_is_refused_by_name():
         def forward(self, inputs):
             return torch.eye(3).to_sparse()
 
-    with pytest.raises(ConfigError, match=r"Ring: .*dense.*Sparse"):
+    with pytest.raises(ConfigError, match=r"Ring: .*sparse_coo.*Sparse"):
         Conv(Ring(), 2, 2)(torch.randn(3, 2))

@@ -403,7 +403,7 @@ def filler(spec: Any) -> Get:
         return lambda basis: spec
     known = spec.get if isinstance(spec, Leaf) else _own(spec)
     if known is not None:
-        return (lambda basis: materialized(known(basis))) if _holds(spec, lazy=True) else known
+        return _computing(spec, known) if _holds(spec, lazy=True) else known
     if isinstance(spec, tuple | list):
         items = [filler(item) for item in spec]
         return lambda basis: tuple(fill(basis) for fill in items)
@@ -412,6 +412,27 @@ def filler(spec: Any) -> Get:
     parts = {name: filler(field) for name, field in zip(field_names(spec), fields(spec), strict=True) if _holds(field)}
     made = alterer(spec)
     return lambda basis: made({name: fill(basis) for name, fill in parts.items()})
+
+
+def _computing(spec: Any, known: Get) -> Get:
+    """The function that finds a part of a basis with its products computed: the fields that hold some, if it can be."""
+    if isinstance(spec, Leaf):
+        return lambda basis: tensor(known(basis))
+    kind, names = type(spec), field_names(spec)
+    lazy = [name for name in names if isinstance(spec.__dict__.get(name), Leaf) and spec.__dict__[name].lazy]
+    others = [name for name in names if name not in lazy]
+    if not lazy or hasattr(kind, "__post_init__") or _holds([spec.__dict__[name] for name in others], lazy=True):
+        return lambda basis: materialized(known(basis))
+
+    def computed(basis: Any) -> Any:
+        held, new = known(basis).__dict__, object.__new__(kind)
+        for name in lazy:
+            new.__dict__[name] = tensor(held[name])
+        for name in others:
+            new.__dict__[name] = held[name]
+        return new
+
+    return computed
 
 
 def _own(value: Any) -> Get | None:

@@ -13,7 +13,6 @@ from structconv.bases.base import Basis
 from structconv.bases.entrywise import Dropped, Mapped, Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.positions import bucket_count
-from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.spec import Leaf
 from structconv.kernels.existing import Existing
 from structconv.kernels.expressions import Dropout, finite, listed, undropped
@@ -35,7 +34,7 @@ from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.blocked_attention import blocked_attention
+from structconv.primitives.blocked_attention import attend_in_blocks
 from structconv.primitives.dense_blocks import Maps, Options
 from structconv.shapes import broadcast
 
@@ -85,7 +84,7 @@ class Blocked(NamedTuple):
             return None
         if self.dropout.p > 0 and lead != broadcast(query.shape[:-3], key.shape[:-3]):
             return None  # dropout that a batch of r shares
-        if self.existing.masked and not all(map(finite, (r, *_held(terms)))):
+        if self.existing.masked and not all(map(finite, (r, query, key))):
             return None
         size = self.size
 
@@ -100,8 +99,8 @@ class Blocked(NamedTuple):
                     self.existing.table(call.basis, lead, inputs, outputs, r.device),
                     self.dropout.seed_of(call.basis))
         options = Options(self.normalization, self.map, self.gain, self.existing.causal, scale, self.dropout.p, size)
-        y, shares = blocked_attention(flat(query), flat(key), flat(r), maps, options,
-                                      buckets=0 if counted is None else bucket_count(*counted))
+        y, shares = attend_in_blocks(flat(query), flat(key), flat(r), maps, options,
+                                     0 if counted is None else bucket_count(*counted))
         ordered = self.existing.causal or self.existing.masked
         if ordered and not (finite(y) and finite(shares)):
             return None  # something may have come through a pair that does not exist
@@ -113,11 +112,6 @@ def _repeated(along: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
     if along.dim() == 2:  # reshaped, it would be for so many entries alone in an exported program
         return along.expand(size, -1).repeat(math.prod(lead), 1)
     return along.expand(*lead, size, -1).reshape(math.prod(lead) * size, -1)
-
-
-def _held(terms: tuple[Term, ...]) -> list[Tensor]:
-    return [t for leaf, _ in terms for t in ((leaf.query, leaf.key) if isinstance(leaf, Bilinear) else
-                                             (leaf.source, leaf.target) if isinstance(leaf, Affine) else ())]
 
 
 class BlockedAttention(Applied):

@@ -182,7 +182,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
         if isinstance(basis, Tensor) and basis.layout is torch.strided:
             return Dense(basis.unsqueeze(0) if basis.dim() == 2 else basis)
         sparse = isinstance(basis, Tensor)
-        raise ConfigError(type(self).__name__, "forward must return a Basis, or a dense tensor (..., K, M, N)",
+        raise ConfigError(type(self).__name__, "forward must return a Basis, or a tensor (..., K, M, N)",
                           basis.layout if sparse else type(basis).__name__,
                           "Edges with weights are bases.Sparse(Graph(edge_index, num_nodes=N), values)." if sparse
                           else "")

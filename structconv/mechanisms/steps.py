@@ -14,6 +14,7 @@ from structconv.bases.linear import Concat, Scaled
 from structconv.bases.scores import Bilinear
 from structconv.bases.spec import Function, Projected
 from structconv.structures.graph import Graph
+from structconv.structures.masks import Support
 from structconv.structures.supports import EdgeSupport
 from structconv.written import text as as_text
 
@@ -88,6 +89,9 @@ def _masked(options: dict[str, Any], operator: Any) -> Build:
         if type(mask) is Graph and name == "keep" and type(basis) is not Concat and (
                 mask.num_inputs == basis.num_inputs and mask.num_outputs == basis.num_outputs):
             return Masked(basis, EdgeSupport(mask))
+        if name == "keep" and isinstance(mask, Support) and type(basis) is not Concat:
+            mask.check("masked", basis.num_inputs, basis.num_outputs)
+            return Masked(basis, mask)
         return cast(Basis, operator(basis, **{name: mask}))
 
     return masked

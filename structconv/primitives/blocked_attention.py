@@ -17,7 +17,7 @@ from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
 
-__all__ = ["blocked_attention"]
+__all__ = ["attend_in_blocks", "blocked_attention"]
 
 _MAPPED = {"relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "exp": torch.exp}
 
@@ -51,6 +51,12 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Opt
         ConfigError: for unknown weights or maps, a p outside [0, 1), or dropout without a seed.
     """
     _check(q, k, v, *terms, *options, buckets)
+    return attend_in_blocks(q, k, v, terms, options, buckets)
+
+
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Options, buckets: int
+                     ) -> tuple[Tensor, Tensor]:
+    """`blocked_attention` of arguments that fit."""
     y, shares, _ = _blocked_attention(q, k, v, *terms, *options, buckets)
     return y, shares
 
