@@ -14,8 +14,8 @@ from structconv import bases, mechanisms, nn, ops, structures, weights
 HOMES = (structconv, bases, mechanisms, nn, ops, structures, weights)
 NAMES = {f"{home.__name__}.{name}": getattr(home, name) for home in HOMES for name in home.__all__}
 EXAMPLES = {name: held for name, held in NAMES.items() if ">>>" in (held.__doc__ or "")}
-#: Constants, types of annotations, and a setting of the whole process.
-NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "AnyStructure", "Structure", "keep_memory"}
+#: Values and types of annotations, which have no docstring of their own.
+NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "AnyStructure", "Structure"}
 
 
 def test_public_names_have_an_example() -> None:
