@@ -35,9 +35,8 @@ def executed(path: Path) -> tuple[Any, str]:
     lacks = missing(notebook)
     if not lacks:
         client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT)}},
-                                log=logging.getLogger("nbclient"))
-        client.execute(env=os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"},
-                       extra_arguments=["--IPKernelApp.log_level=40"])
+                                log=logging.getLogger("nbclient"), extra_arguments=["--IPKernelApp.log_level=40"])
+        client.execute(env=os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
     return notebook, lacks
 
 

@@ -362,6 +362,9 @@ class GATv2Conv(_AttentionLayer):
 
     Args: as for `GATConv`, without `edge_dim`.
 
+    Equals `Conv(scores.masked(keep=STRUCTURE).softmax(), P, heads * Q, weight=HeadBlocks())` on the graph with
+    self-loops, where the scores are `Additive(heads, activation=leaky_relu, on="projected")`.
+
     x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
     O(M P K Q) memory, and nothing of the size of the edges but the weights that are returned.
 
