@@ -34,8 +34,10 @@ def executed(path: Path) -> tuple[Any, str]:
     notebook = nbformat.read(path, as_version=4)
     lacks = missing(notebook)
     if not lacks:
+        logger = logging.getLogger("nbclient")
+        logger.setLevel(logging.WARNING)
         client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT)}},
-                                log=logging.getLogger("nbclient"), extra_arguments=["--IPKernelApp.log_level=40"])
+                                log=logger, extra_arguments=["--IPKernelApp.log_level=40"])
         client.execute(env=os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
     return notebook, lacks
 
