@@ -50,8 +50,8 @@ lint: $(READY) ## ruff and mypy
 bench: $(READY_BENCH) ## time the layers against other libraries
 	$(BIN)/python -m benchmarks --quick
 
-docs: $(READY) ## build the docs in docs/_build/html and run their examples
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+docs: $(READY_TEST) ## build the docs in docs/_build/html, run their examples and the notebooks
+	STRUCTCONV_DATA="$(abspath $(DATA))" $(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	$(BIN)/sphinx-build -q -W --keep-going -b doctest docs docs/_build/doctest
 
 systems: $(READY) ## run the quick preset of every recipe; DATA=DIR is the folder with the data

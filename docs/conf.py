@@ -23,6 +23,7 @@ extensions = [
     "sphinx_copybutton",
     "plain_docstrings",
     "gallery",
+    "notebooks",
     "mathml",
 ]
 source_suffix = {".md": "markdown"}

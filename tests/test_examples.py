@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from structconv import bases, mechanisms, nn, ops, structures, weights
 HOMES = (structconv, bases, mechanisms, nn, ops, structures, weights)
 NAMES = {f"{home.__name__}.{name}": getattr(home, name) for home in HOMES for name in home.__all__}
 EXAMPLES = {name: held for name, held in NAMES.items() if ">>>" in (held.__doc__ or "")}
-#: Constants, types of annotations, and a setting of the whole process.
-NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "AnyStructure", "Structure", "keep_memory"}
+#: Values and types of annotations, which have no docstring of their own.
+NO_EXAMPLE = {"STRUCTURE", "STRUCTURE_IF_GIVEN", "AnyStructure", "Structure"}
 
 
 def test_public_names_have_an_example() -> None:
@@ -37,6 +38,19 @@ FACTS = structures.KnowledgeGraph(torch.stack([EDGES[0], torch.tensor([0, 0, 1, 
 LAYERS = [(nn.GCNConv, {}, GRAPH), (nn.ChebConv, {"K": 3}, GRAPH), (nn.DiffusionConv, {"K": 3}, GRAPH),
           (nn.EdgeConditionedConv, {"edge_channels": 2, "hidden": 5}, GRAPH),
           (nn.RelationalConv, {"num_relations": 2}, FACTS)]
+
+
+#: Layers that no single expression is: what is around a layer, several layers, or a function.
+NOT_ONE = {"Attributes", "Cache", "Conv", "ConvGRUCell", "ConvLSTMCell", "GraphNetwork", "GraphPool", "GroupPool",
+           "Layer", "OnGrid", "RelativeValue", "StructureBuffer"}
+NAMED = {name for name in nn.__all__ if isinstance(getattr(nn, name), type)} - NOT_ONE
+
+
+def test_named_layers_say_what_they_equal_and_are_drawn() -> None:
+    drawn = (Path(__file__).parents[1] / "docs" / "reference" / "pictures.md").read_text(encoding="utf-8")
+    equal = re.compile(r"^    Equals\b.*`Conv\(", re.MULTILINE)
+    assert not {name for name in NAMED if not equal.search(getattr(nn, name).__doc__)}
+    assert not {name for name in NAMED if f"`{name}`" not in drawn}
 
 
 @pytest.mark.parametrize("kind, sizes, structure", LAYERS, ids=[kind.__name__ for kind, _, _ in LAYERS])

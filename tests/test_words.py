@@ -1,16 +1,27 @@
-"""The prose of the pages has none of the retired words. Code and names of the API are exempt."""
+"""Pages, docstrings of public names, and names have none of the retired words. Code in pages is exempt."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import structconv
+from structconv import bases, errors, mechanisms, nn, ops, structures, testing, weights
+from structconv.compat import pyg, transformers
+from structconv.compat import torch as compat_torch
+from structconv.primitives import memory
+
 DOCS = Path(__file__).parents[1] / "docs"
 #: Folders that are left out: these pages are written anew together with the systems, and one is the output of a script.
-OTHER = ("_build", "relational", "results")
-PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if not {*OTHER} & {*page.parts})
+OTHER = ("_build", "relational", "results", "notebooks")
+PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")
+               if not {*OTHER} & {*page.relative_to(DOCS).parts})
 #: Words, and the reason or what to write.
 WORDS = {
     "told": "write `given`, `passed`, or the name of the argument",
@@ -33,6 +44,27 @@ WORDS = {
 OPENINGS = r"What\b[^.!?|]*\b(?:is|are|has|have|does|do|can)\b[^.!?|]*[.|:]|Whether\b|Th(?:at|ose) of\b|The same\b"
 PATTERNS = {re.compile(rf"(?i)(?<![\w-])(?:{words})(?![\w-])"): reason for words, reason in WORDS.items()}
 PATTERNS[re.compile(rf"(?m)(?:(?<=[.!?:] )|(?<=\| )|^|(?<=- ))(?:{OPENINGS})")] = "name the thing"
+#: Words that are no part of a public name, nor of an option.
+RETIRED_NAMES = {"told", "seen", "sees", "sight", "places", "made", "found", "kept", "taken", "wanted", "hides",
+                 "alone", "apart", "behind", "leaves", "sealed", "twin", "learnt", "colour", "neighbours"}
+HOMES = (structconv, bases, errors, mechanisms, nn, ops, structures, testing, weights, memory, pyg, compat_torch,
+         transformers)
+#: The function says how many bytes are kept: a verb.
+NAMES_THAT_STAY = {"structconv.primitives.memory.kept_memory"}
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Public names with what they name, and public attributes of classes."""
+    for home in HOMES:
+        for name in home.__all__:
+            held = getattr(home, name)
+            yield f"{home.__name__}.{name}", held
+            if isinstance(held, type):
+                yield from ((f"{home.__name__}.{name}.{attribute}", value) for attribute, value in vars(held).items()
+                            if not attribute.startswith("_"))
+
+
+PUBLIC = dict(public())
 
 
 def prose(text: str) -> str:
@@ -57,6 +89,38 @@ def retired(text: str) -> list[str]:
 def test_pages_have_no_retired_word(page: str) -> None:
     found = retired((DOCS / page).read_text(encoding="utf-8"))
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS.parent / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_have_no_retired_word(path: Path) -> None:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert not retired("\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"))
+
+
+def test_docstrings_have_no_retired_word() -> None:
+    words = dict(list(PATTERNS.items())[:-1])         # openings are a matter of pages
+    found = {}
+    for name, held in PUBLIC.items():
+        documented = isinstance(held, type | property | classmethod | staticmethod) or callable(held)
+        text = re.sub(r"(?m)^ *(?:>>>|\.\.\.).*$", "", (documented and inspect.getdoc(held)) or "")
+        if hits := [f"{match[0]!r}: {reason}" for pattern, reason in words.items()
+                    for match in pattern.finditer(prose(text))]:
+            found[name] = hits
+    assert not found
+
+
+def test_names_and_options_have_no_retired_word() -> None:
+    def parts(name: str) -> set[str]:
+        return {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name.rpartition(".")[2])}
+
+    names = set(PUBLIC)
+    for name, held in PUBLIC.items():
+        if inspect.isclass(held) or inspect.isroutine(held):
+            try:
+                names |= {f"{name}.{option}" for option in inspect.signature(held).parameters}
+            except (TypeError, ValueError):           # of a class written in C, of a descriptor
+                continue
+    assert not {name for name in names if parts(name) & RETIRED_NAMES} - NAMES_THAT_STAY
 
 
 @pytest.mark.parametrize("text, count", [

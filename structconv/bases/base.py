@@ -139,7 +139,7 @@ class Algebra(Generic[T]):
         return self._operate("mix", self, heads)
 
     def transpose(self) -> T:
-        """A_kmn -> A_knm: inputs and outputs change places."""
+        """A_kmn -> A_knm: swap inputs and outputs."""
         return self._operate("transpose", self)
 
     def masked(self, *, keep: Any = None, drop: Any = None) -> T:

@@ -102,7 +102,7 @@ class Dense(Basis):
     def evaluate(self, pairs: Pairs) -> Tensor:
         return pairs.pick(self.a)
 
-    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, places: Any) -> Tensor:
+    def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Any) -> Tensor:
         """The entries of all pairs, (..., 1 or B, K, N, M)."""
         a = self.a.mT.to(dtype)
         return a if a.dim() > 3 else a.unsqueeze(0)

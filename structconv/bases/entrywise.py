@@ -324,9 +324,8 @@ class Normalized(Unary):
 class Dropped(Kept):
     """Weights, each zeroed with probability p and else divided by 1 - p.
 
-    Whether a weight falls is a function of the seed, of the stream, which tells parts of a `|` apart, and of its
-    indices (batch, k, m, n), so that it does not matter in which blocks, in which pass or along which edges it is
-    evaluated.
+    The seed, the stream (a number for each part of a `|`) and the indices (batch, k, m, n) of a weight decide if it
+    is dropped. So blocks, passes and lists of edges give the same weights.
 
     Example:
 

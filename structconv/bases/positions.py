@@ -242,7 +242,7 @@ def _batched(entries: Tensor) -> Tensor:
 class GaussianBump(Pairwise):
     """a_mn = exp(-(m - center_n)^2 / (2 deviation^2)), center (..., N): Luong's local attention (2015, eq. 10).
 
-    Distances are taken in float32 or wider, because 16-bit types do not tell positions beyond 256 apart.
+    Distances are taken in float32 or wider, because 16-bit types do not distinguish positions beyond 256.
 
     Example:
 

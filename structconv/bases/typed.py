@@ -41,7 +41,7 @@ class Typed(GraphValues):
 
     Raises:
         ShapeError: if `kind` or `values` has another shape or dtype; on use, if x has another dtype or device.
-        StructureError: if a type is not in [0, K). One synchronisation on a GPU for each `kind` tensor.
+        StructureError: if a type is not in [0, K). One synchronization on a GPU for each `kind` tensor.
 
     Example:
 

@@ -39,7 +39,7 @@ class EdgeNetwork(GraphMechanism):
     Args:
         attributes: A, channels of `graph.edge_attr` (..., E, A).
         hidden: widths of the hidden layers, (128,) say; the last is K - 1.
-        activation: what makes the module behind each.
+        activation: a function that makes the module after each.
         normalize: "row" divides by the number of edges into each output, so that it is a mean; None does not.
         structure: the name of the one that it reads, in a call with several.
 

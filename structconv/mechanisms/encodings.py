@@ -88,7 +88,7 @@ class LearnedEncoding(nn.Module):
         nn.init.normal_(self.embedding, std=0.02)
 
     def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
-        """(..., M, P) -> (..., M, P), at places below `length`: from that of the first entry on, or at given ones."""
+        """(..., M, P) -> (..., M, P), at positions below `length`, counted from the first entry or given."""
         if not isinstance(positions, Tensor):
             return x + self.embedding[positions : positions + x.shape[-2]]
         return x + self.embedding[positions]

@@ -146,7 +146,7 @@ class Mechanism(ScoreMaps["Mechanism"], Named, nn.Module):
             if self._may_mask_inputs(structure):
                 visible = visibility(self, inputs)
                 x = visible.cleared(x)[1]
-                inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, kept=visible.values)
+                inputs = inputs._replace(x=x, z=visible.outputs(inputs.x) if z is None else z, visible=visible.values)
             return cast(Basis, materialized(cast_to(self.evaluate(inputs), dtype)))
         except AttributeError:
             check_bound("basis", self)

@@ -255,7 +255,7 @@ class Pool(GridMechanism):
     Args:
         window: its size, for all axes of whatever grid comes, or one an axis.
         stride: distance of neighboring windows; the window's size by default.
-        padding: zeros before and behind each axis, at most half a window.
+        padding: zeros before and after each axis, at most half a window.
         structure: the name of the one that it reads, in a call with several.
 
     Example:

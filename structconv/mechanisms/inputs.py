@@ -46,8 +46,8 @@ class Inputs(NamedTuple):
         structure: the structure of the call, or `None`.
         projected: x Theta_k (..., K, M, Q) and z Theta_k (..., K, N, Q), if a mechanism reads them.
         sibling: the other operand of a sum or a product, for a mechanism that reads it.
-        kept: (..., M) booleans, the inputs that some output reads; `None` if masks hide none.
-        places: the positions of the outputs among the inputs; `None` if output n is at input n.
+        visible: (..., M) booleans, the inputs that some output reads; `None` if masks hide none.
+        output_positions: the positions of the outputs among the inputs; `None` if output n is at input n.
         prepared: results computed from x in an earlier call.
 
     Example:
@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
     structure: Any = None
     projected: tuple[Tensor, Tensor] | None = None
     sibling: Any = None
-    kept: Tensor | None = None
+    visible: Tensor | None = None
     output_positions: OutputPositions | None = None
     cache: Any = None
 
@@ -116,9 +116,9 @@ class Inputs(NamedTuple):
     def existing(self) -> int | Tensor:
         """How many inputs there are, M, or without those that are masked out (..., 1); of a batch of samples, those of
         the sample of each output, (..., N)."""
-        samples, kept = self.samples, self.kept
+        samples, visible = self.samples, self.visible
         if samples is None:
-            return self.num_inputs if kept is None else kept.sum(-1, keepdim=True)
+            return self.num_inputs if visible is None else visible.sum(-1, keepdim=True)
         of_inputs, of_outputs = samples.members(self.device)
-        kept = torch.ones_like(of_inputs, dtype=torch.bool) if kept is None else kept
-        return segment_sum(kept.to(self.dtype), of_inputs, samples.num_samples)[..., of_outputs]
+        visible = torch.ones_like(of_inputs, dtype=torch.bool) if visible is None else visible
+        return segment_sum(visible.to(self.dtype), of_inputs, samples.num_samples)[..., of_outputs]

@@ -190,7 +190,7 @@ def _part_inputs(part: Mechanism, x: Tensor, z: Tensor | None, structure: Any) -
         return inputs, x
     visible = visibility(part, inputs)
     values, scores = visible.cleared(x)
-    return inputs._replace(x=scores, z=visible.outputs(x) if z is None else z, kept=visible.values), values
+    return inputs._replace(x=scores, z=visible.outputs(x) if z is None else z, visible=visible.values), values
 
 
 def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:

@@ -25,7 +25,7 @@ _MAY = {"default": (), "linear": (), "llama3": (), "yarn": ("beta_fast", "beta_s
 class Rotary(nn.Module):
     """Turns pairs of channels of the entry at place i by the angles i r_j, r_j = base^(-2j/d) (Su et al. 2021, eq. 34).
 
-    Scores of turned queries and keys depend on the offset of their places alone.
+    Scores of turned queries and keys depend only on the offset of their positions.
 
     Args:
         base: 10000 in the paper; `rope_theta` of a checkpoint.
@@ -55,7 +55,7 @@ class Rotary(nn.Module):
         self.scaling = None if scaling is None else _checked(dict(scaling))
 
     def forward(self, t: Tensor, positions: Tensor | None = None) -> Tensor:
-        """(..., M, D) whose entries are at these places, (M,) or (B, M) before an axis of heads -> (..., M, D)."""
+        """(..., M, D) whose entries are at these positions, (M,) or (B, M) before an axis of heads -> (..., M, D)."""
         turned = t.shape[-1] if self.channels is None else self.channels
         if turned % 2:
             raise ConfigError("Rotary", "the number of channels that are turned must be even", turned)

@@ -125,7 +125,7 @@ class DotProduct(Score):
         return written(self, {"heads": None if only else self.heads})
 
     def queries(self, z: Tensor, positions: Tensor | None = None) -> Tensor:
-        """(..., N, P') at these places, or at 0, 1, ... -> (..., K, N, D)."""
+        """(..., N, P') at these positions, or at 0, 1, ... -> (..., K, N, D)."""
         if self._on == "projected":
             raise ConfigError("RelativeKey", "the DotProduct beside it must have queries of its own",
                               "on='projected'", "Give RelativeKey another DotProduct.")
@@ -156,7 +156,7 @@ class DotProduct(Score):
         return by_heads(self.key, x, self.heads) if self._plain else self.keys(x, start)
 
     def query_positions(self, inputs: Inputs) -> Tensor | None:
-        """The places of the queries, where they are turned by them and are not 0, 1, ..."""
+        """The positions of the queries, if they rotate the queries and are not 0, 1, ..."""
         if self.rotary is None or inputs.output_positions is None:
             return None
         return inputs.positions_of_outputs() + inputs.start

@@ -278,6 +278,8 @@ class NonLocalBlock(Layer):
 
     Images (B, C, *S) with `axes` axes S -> the same shape.
 
+    Equals, with "embedded_gaussian", x + `Conv(DotProduct(1, inner).softmax(), C, C, weight=LowRank(inner))` of x.
+
     Example:
 
         >>> from structconv.nn import NonLocalBlock

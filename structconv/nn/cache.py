@@ -239,7 +239,7 @@ class Cache:
         return self._constants
 
     def append(self, x: Tensor) -> Cache:
-        """Put entries (..., m, P) behind, in place; what no later output sees is dropped before.
+        """Append entries (..., m, P) in place, after dropping those that no later output reads.
 
         Raises:
             ShapeError: x of other leading dimensions, channels or dtype. ConfigError: see `check`.
@@ -355,7 +355,7 @@ class Cache:
                               "Prepare x again: layer.prepare(x).")
 
     def check_reach(self, first: int, structure: Any) -> None:
-        """Raise `ConfigError` where an output at this place, or a mask of the call, sees inputs that are gone."""
+        """Raise `ConfigError` if an output at this position, or a mask of the call, reads inputs that are gone."""
         reach = self._reach if structure is self.structure else reach_of(self.layer.mechanism, structure)
         if reach is None or first - reach < self.dropped:
             raise ConfigError("Cache", "outputs must see none of the inputs that are gone", repr(self),

@@ -177,8 +177,8 @@ class Conv(Expressed):
         z=z)`.
 
         Those are keys, values, and whatever else `Mechanism.sources` names, and the structure, for calls that give
-        none. `cache.append` and `step` put entries behind. Where windows leave out what is far behind (`Window`,
-        with `Causal` or not) and nothing counts places from the first input, what no later output sees is dropped.
+        none. `cache.append` and `step` add entries at the end. If no later output reads an entry (`Window`, with
+        `Causal` or not), it is dropped, unless a part counts positions from the first input.
 
         O(M) memory: x, K D numbers of keys and values an entry. It is of the parameters as they are: a call after they
         have changed raises an error. Gradients reach x and the parameters through each call, if they are enabled while

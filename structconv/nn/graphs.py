@@ -217,7 +217,7 @@ class EdgeConditionedConv(_GraphLayer):
         hidden: widths of the network's hidden layers, K - 1 being the last.
         aggr: "add", or "mean" over the edges into each output.
         root_weight: whether the term x_n Theta_root is there.
-        activation: what makes the module behind each hidden layer.
+        activation: a function that makes the module after each hidden layer.
         bias: add b.
 
     x (..., M, P) -> (..., N, Q). O(N K P Q) flops and never a filter an edge, (E, P, Q); where edges are of U kinds,
@@ -302,7 +302,7 @@ class _AttentionLayer(Conv):
 class GATConv(_AttentionLayer):
     """y_n = ||_k sum_m a_kmn x_m Theta_k + b with a = softmax_m leaky_relu(u_k^T x_m Theta_k + v_k^T x_n Theta_k).
 
-    (Velickovic et al. 2018, eq. 3 to 6; Andreoli 2019, section 3.2: the mechanism sees x Theta_k.)
+    (Velickovic et al. 2018, eq. 3 to 6; Andreoli 2019, section 3.2: the mechanism reads x Theta_k.)
 
     Args:
         in_channels: P. out_channels: Q of one head.
@@ -310,7 +310,7 @@ class GATConv(_AttentionLayer):
         concat: heads side by side, K Q outputs, or their mean, Q outputs.
         negative_slope: of the leaky ReLU.
         dropout: on the attention weights, when training.
-        add_self_loops: every node sees itself too, by a loop appended after the graph's edges.
+        add_self_loops: every node reads itself too, by a loop appended after the graph's edges.
         edge_dim: A where `graph.edge_attr` (E, A) adds a learned linear term to the scores.
         fill_value: the attributes of the loops that are added: a number, or "mean", "add", "min", "max" or "mul" of
             those of the edges into the node.
@@ -361,6 +361,9 @@ class GATv2Conv(_AttentionLayer):
     for scores and values, and their rows gathered once.
 
     Args: as for `GATConv`, without `edge_dim`.
+
+    Equals `Conv(scores.masked(keep=STRUCTURE).softmax(), P, heads * Q, weight=HeadBlocks())` on the graph with
+    self-loops, where the scores are `Additive(heads, activation=leaky_relu, on="projected")`.
 
     x (..., M, P), z (..., N, P) or none -> (..., N, K Q), and the weights where `forward` is asked for them.
     O(M P K Q) memory, and nothing of the size of the edges but the weights that are returned.

@@ -255,6 +255,8 @@ class Conv1d(_ConvNd):
 class Conv2d(_ConvNd):
     """torch's Conv2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `Conv1d`.
 
+    Equals `Conv(Cuboid(kernel_size, stride, dilation, padding), P, Q)` on a grid.
+
     Example:
 
         >>> from structconv import Conv2d
@@ -268,6 +270,8 @@ class Conv2d(_ConvNd):
 
 class Conv3d(_ConvNd):
     """torch's Conv3d as structured convolution: (B, P, D, H, W) -> (B, Q, D', H', W'); see `Conv1d`.
+
+    Equals `Conv(Cuboid(kernel_size, stride, dilation, padding), P, Q)` on a grid.
 
     Example:
 
@@ -364,6 +368,8 @@ class AvgPool1d(_AvgPoolNd):
 class AvgPool2d(_AvgPoolNd):
     """The mean over windows of an image, (B, C, H, W) -> (B, C, H', W'); see `AvgPool1d`.
 
+    Equals `Conv(Pool(kernel_size), C, C, weight=Eye())` on a grid.
+
     Example:
 
         >>> from structconv.nn import AvgPool2d
@@ -376,6 +382,8 @@ class AvgPool2d(_AvgPoolNd):
 
 class AvgPool3d(_AvgPoolNd):
     """The mean over windows of a volume, (B, C, D, H, W) -> (B, C, D', H', W'); see `AvgPool1d`.
+
+    Equals `Conv(Pool(kernel_size), C, C, weight=Eye())` on a grid.
 
     Example:
 

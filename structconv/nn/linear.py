@@ -26,7 +26,9 @@ def _plain(t: Tensor) -> bool:
 
 
 class Linear(nn.Linear):
-    """y = x W^T + b, a drop-in for `torch.nn.Linear`: what `Conv(Identity(), P, Q)` computes, by torch's names.
+    """y = x W^T + b, a drop-in for `torch.nn.Linear`.
+
+    Equals `Conv(Identity(), P, Q)`.
 
     With `activation="relu"` y = max(x W^T + b, 0), which large products compute in place: one table of M Q numbers is
     held and not two.

@@ -147,6 +147,8 @@ class ConvTranspose1d(_ConvTransposeNd):
 class ConvTranspose2d(_ConvTransposeNd):
     """torch's ConvTranspose2d as structured convolution: (B, P, H, W) -> (B, Q, H', W'); see `ConvTranspose1d`.
 
+    Equals `Conv(Cuboid(kernel_size, stride).transpose(), P, Q)` on a grid.
+
     Example:
 
         >>> from structconv.nn import ConvTranspose2d
@@ -159,6 +161,8 @@ class ConvTranspose2d(_ConvTransposeNd):
 
 class ConvTranspose3d(_ConvTransposeNd):
     """torch's ConvTranspose3d: (B, P, D, H, W) -> (B, Q, D', H', W'); see `ConvTranspose1d`.
+
+    Equals `Conv(Cuboid(kernel_size, stride).transpose(), P, Q)` on a grid.
 
     Example:
 

@@ -92,7 +92,7 @@ def check_bounds(owner: str, name: str, item: str, index: Tensor, sizes: Sequenc
         item: what a column is, "edge" or "triple".
         sizes: for each row the name of its size and the size; nothing is checked where one is a tracer's stand-in.
 
-    One pass, and one synchronisation on a GPU.
+    One pass, and one synchronization on a GPU.
     """
     if not index.shape[1] or any(type(size) is not int for _, size in sizes):
         return

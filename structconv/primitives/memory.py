@@ -64,6 +64,12 @@ def keep_memory(limit: int | None = None) -> None:
 
     Raises:
         ConfigError: for a negative limit.
+
+    Example:
+
+        >>> from structconv import keep_memory
+        >>> keep_memory(256 << 20)                  # at most 256 MiB; keep_memory() chooses by the machine's memory
+        >>> keep_memory(0)                          # as at the start: keeps none
     """
     if limit is not None and limit < 0:
         raise ConfigError("keep_memory", "limit must be at least 0", limit)

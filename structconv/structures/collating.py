@@ -31,8 +31,8 @@ def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shar
 
     Args:
         samples: of one kind.
-        stacked: keys or places of tensors that are stacked whatever their sizes, as a label of M numbers is.
-        shared: keys or places of structures that are the same in all samples.
+        stacked: keys or positions of tensors that are stacked whatever their sizes, as a label of M numbers is.
+        shared: keys or positions of structures that are the same in all samples.
 
     Raises:
         StructureError: no samples, samples of different kinds, structures that `batch` refuses, or `shared` ones that

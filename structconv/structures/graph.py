@@ -40,7 +40,7 @@ class Graph(Exchange, Structure):
     Raises:
         StructureError: a wrong shape or dtype, an index that is negative or out of range, tensors on two devices.
 
-    The edges are checked here, O(E) and one synchronisation on a GPU, and again where they were changed in place. A
+    The edges are checked here, O(E) and one synchronization on a GPU, and again where they were changed in place. A
     graph is frozen; `dataclasses.replace(graph, edge_weight=w)` is the same graph with other weights, and shares its
     sorted layouts. Row 0 as source and row 1 as target is PyTorch Geometric's convention too.
 

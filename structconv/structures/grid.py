@@ -64,7 +64,7 @@ class Grid(FrozenValue):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """How far apart, in entries, two neighbors along each axis lie."""
+        """The distance, in entries, between two neighbors along each axis."""
         return tuple(math.prod(self.shape[axis + 1:]) for axis in range(self.ndim))
 
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
@@ -87,8 +87,8 @@ class Grid(FrozenValue):
     def graph(self, diagonal: bool = False, device: torch.device | str | None = None) -> Graph:
         """The pixel graph: each point joined, in both directions, to its neighbors.
 
-        `diagonal=False` joins points one step apart along one axis (4 neighbors on an image); `True` those one step
-        apart on any number of axes (8). Edges come in order of their source, then target; no loop and no pair twice,
+        `diagonal=False` joins points at distance one along one axis (4 neighbors on an image); `True` at distance one
+        along any number of axes (8). Edges come in order of their source, then target; no loop and no pair twice,
         also on a periodic axis of size 1 or 2. O(M 2L) edges, or O(M 3^L).
         """
         return derived(self, ("graph", diagonal, str(device)), lambda: _pixel_graph(self, diagonal, device))

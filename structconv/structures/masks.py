@@ -121,8 +121,8 @@ class Support(Structure, abc.ABC):
         return None
 
     def restricted(self, to: Any) -> list[Support] | None:
-        """The supports which the pairs of some samples of a batch (`Restriction`) have to be in all of, by their places
-        in these; none for all pairs, and `None` where nothing is known of that."""
+        """The supports that the pairs of some samples of a batch (`Restriction`) must all be in, by their positions in
+        these samples; an empty list for all pairs, `None` if this is unknown."""
         return self._restricted(to)
 
     def _restricted(self, to: Any) -> list[Support] | None:
@@ -130,7 +130,7 @@ class Support(Structure, abc.ABC):
         return None
 
     def transpose(self) -> Support:
-        """The pairs (n, m): inputs and outputs change places."""
+        """The pairs (n, m): swap inputs and outputs."""
         return Transposed(self)
 
     def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:

@@ -49,7 +49,7 @@ class KnowledgeGraph(Structure):
 
     ENTRY_COUNTS = ("num_entities",)
     NAMES = ("relations", "entities")
-    FOUND = ("counts",)
+    DERIVED = ("counts",)
 
     triples: Tensor
     num_entities: int

@@ -25,7 +25,7 @@ class Samples(Support):
     """Which entries are of one sample: as the structure of a call, each sample gets what it gets alone.
 
     A pair (m, n) exists where input m and output n are of one sample, and positions start anew in each. x (sum M_b, P)
-    has the inputs of all samples, one sample after the other. `batch` of graphs or grids knows its own samples.
+    has the inputs of all samples, one sample after the other. `batch` of graphs or grids has its own samples.
 
     Args:
         sizes: how many entries each sample has, a sequence of integers or an integer tensor (B,).

@@ -24,7 +24,7 @@ __all__ = ["Blocks", "Causal", "DenseMask", "EdgeSupport", "Global", "Padding", 
 
 @structure()
 class Causal(Support):
-    """m <= n: an output sees itself and what came before.
+    """m <= n: an output reads itself and the entries before it.
 
     Aligned at the first entry also where M differs from N, as `is_causal` of torch's scaled dot product attention.
 

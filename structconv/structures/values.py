@@ -41,7 +41,7 @@ class FrozenValue:
     #: Fields that belong to the kind of a pytree and are no leaves of it: names, of which no program computes anything.
     NAMES: ClassVar[tuple[str, ...]] = ()
     #: Fields that the constructor finds from others; they are no part of a pytree.
-    FOUND: ClassVar[tuple[str, ...]] = ()
+    DERIVED: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
     def static_key(self) -> Hashable:
@@ -270,7 +270,7 @@ def frozen(cls: type, *, eq: bool, init: bool) -> Any:
     """Make a class a frozen dataclass and register it with `torch.export.register_dataclass`."""
     made: Any = dataclasses.dataclass(frozen=True, eq=eq, repr=False, init=init)(cls)
     name = f"{cls.__module__}.{cls.__qualname__}"
-    if made.NAMES or made.FOUND:
+    if made.NAMES or made.DERIVED:
         _register(made, name)
     else:
         torch.export.register_dataclass(made, serialized_type_name=name)
@@ -279,7 +279,7 @@ def frozen(cls: type, *, eq: bool, init: bool) -> Any:
 
 def _register(cls: Any, name: str) -> None:
     """Register a value with names, or with fields that its constructor finds, as `register_dataclass` does others."""
-    leaves = [field for field in cls.__dataclass_fields__ if field not in (*cls.NAMES, *cls.FOUND)]
+    leaves = [field for field in cls.__dataclass_fields__ if field not in (*cls.NAMES, *cls.DERIVED)]
 
     def flatten(value: Any) -> tuple[list[Any], Any]:
         present = [field for field in leaves if getattr(value, field) is not None]

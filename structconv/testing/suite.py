@@ -43,9 +43,9 @@ def suite(subject: Specimen | Subject) -> Iterator[tuple[str, Check]]:
     """The checks for a specimen, a basis, or a mechanism with its inputs, as (name, check) pairs.
 
     Every subject is put to: contract, reference, adjoint, gradcheck, entries, paths, kernels, batching (leading
-    dimensions of x), dtypes, noncontiguous, copies; a mechanism also to samples, prepared and places, which its layer
-    may refuse; expressions of scores to blocks, a mechanism on a graph to changes; and to what the specimen's traits
-    promise.
+    dimensions of x), dtypes, noncontiguous, copies; a mechanism also to samples, cache and output_positions, which its
+    layer may refuse; expressions of scores to blocks, a mechanism on a graph to changes; and to what the specimen's
+    traits promise.
     """
     specimen = as_specimen(subject)
     names = [*checks.values(specimen), *kernels.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]

@@ -232,7 +232,7 @@ class _Blocks(Weight):
 class HeadBlocks(_Blocks, theta="KPD"):
     """Head k fills the k-th of K blocks of output channels (concatenated heads, as in GAT): P Q numbers.
 
-    theta (K, P, D), Q = K D. It is a `LowRank` whose second factor places a block, and is never multiplied with.
+    theta (K, P, D), Q = K D. It is a `LowRank` whose second factor selects a block, and is never multiplied with.
 
     Example:
 
