@@ -118,7 +118,7 @@ def _try(model: nn.Module, first: str, second: str, uses: Counter[int], converte
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or type(module) in _TRANSPOSED or isinstance(module, _OURS)
+    return type(module) is nn.Linear or type(module) in _TRANSPOSED or type(module) in _OURS
 
 
 def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
