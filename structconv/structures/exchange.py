@@ -194,7 +194,8 @@ class Exchange:
         """From a `torch_geometric.data.HeteroData`: a graph for each type of edges, "paper__cites__paper" say.
 
         A graph has the M nodes of its first type as inputs and the N of its last as outputs, also where both are the
-        same. Tensors are shared. Give a layer those that its expression names: `layer(x, structure={name: found[name]})`.
+        same. Tensors are shared. Give a layer those that its expression names:
+        `layer(x, structure={name: found[name]})`.
         """
         found: dict[str, Self] = {}
         for kind in data.edge_types:
