@@ -327,9 +327,11 @@ class _ConvTranspose:
         blocks_GPQK = self.weight.flatten(2).unflatten(0, (groups, -1))
         theta = (Full.of(blocks_GPQK.squeeze(0).permute(2, 0, 1)) if groups == 1 else
                  Grouped.of(blocks_GPQK.permute(3, 0, 1, 2)))
-        mechanism = _mechanism(self, _transposed, self.kernel_size, self.stride, self.dilation, self.padding)
-        call, _ = call_of(mechanism, theta, self.bias, entries, structure=finer)
+        call, _ = call_of(self._mechanism_of(), theta, self.bias, entries, structure=finer)
         return to_image(plan_for(call).run(call), finer)
+
+    def _mechanism_of(self: Any) -> Mechanism:
+        return _mechanism(self, _transposed, self.kernel_size, self.stride, self.dilation, self.padding)
 
 
 def _transposed(*options: Any) -> Mechanism:
@@ -365,11 +367,14 @@ class _AvgPool:
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
-        size, stride, padding = (_each(t, axes) for t in (self.kernel_size, self.stride, self.padding))
         divisor = getattr(self, "divisor_override", None)
-        mechanism = _mechanism(self, _pooling, size, stride, padding, self.count_include_pad or divisor is not None)
-        y = _computed(self, mechanism, Eye.of(1, input.shape[-1 - axes]), None, input, axes)
-        return y if divisor is None else y * (math.prod(size) / divisor)
+        y = _computed(self, self._mechanism_of(), Eye.of(1, input.shape[-1 - axes]), None, input, axes)
+        return y if divisor is None else y * (math.prod(_each(self.kernel_size, axes)) / divisor)
+
+    def _mechanism_of(self: Any) -> Mechanism:
+        sizes = (_each(t, self.axes) for t in (self.kernel_size, self.stride, self.padding))
+        all_count = self.count_include_pad or getattr(self, "divisor_override", None) is not None
+        return _mechanism(self, _pooling, *sizes, all_count)
 
 
 def _each(size: Any, axes: int) -> tuple[int, ...]:

@@ -37,11 +37,15 @@ class Registration:
         A module counts as attention if "Attention" is in the name of its class. It uses the interface if its forward
         pass, or that of a module within it or around it, calls `ALL_ATTENTION_FUNCTIONS`.
         """
-        routed = {name for name, module in model.named_modules() if _routes(type(module))}
+        routed = self.routed(model)
         apart = [name for name, module in model.named_modules()
                  if "Attention" in type(module).__name__ and next(module.parameters(), None) is not None
                  and not any(_encloses(name, other) or _encloses(other, name) for other in routed)]
         return [name for name in apart if not any(_encloses(name, other) and name != other for other in apart)]
+
+    def routed(self, model: nn.Module) -> list[str]:
+        """Return the names of the modules whose forward pass calls the interface."""
+        return [name for name, module in model.named_modules() if _routes(type(module))]
 
     def __repr__(self) -> str:
         return f'model.set_attn_implementation("{NAME}")'

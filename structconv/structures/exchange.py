@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structconv.errors import ConfigError, StructureError
 
-__all__ = ["MAKERS", "Exchange", "require"]
+__all__ = ["MAKERS", "Exchange", "require", "samples_of"]
 
 #: What makes values that know of graphs themselves, entered by their own files: "samples" of sizes (B,), "starts" of
 #: the first entry of each and the number of all (B + 1,).
@@ -28,6 +28,8 @@ class Exchange:
     if TYPE_CHECKING:
         edge_index: Tensor
         edge_weight: Tensor | None
+        edge_attr: Tensor | None
+        samples: Any
         num_inputs: int
         num_outputs: int
 
@@ -36,28 +38,48 @@ class Exchange:
                      num_outputs: int | None = None, samples: Any = None) -> None: ...
 
     @classmethod
-    def from_networkx(cls, graph: Any, weight: str = "weight") -> Self:
+    def from_networkx(cls, graph: Any, weight: str = "weight", attr: str = "edge_attr") -> Self:
         """From any NetworkX graph; entry i is the i-th of `graph.nodes`.
 
         An undirected edge becomes both directions, a loop one edge; parallel edges are kept. Where any edge has the
-        attribute `weight` the graph is weighted, and edges without it weigh 1, as in NetworkX. O(E).
+        attribute `weight` the graph is weighted, and edges without it weigh 1, as in NetworkX. Lists of numbers under
+        `attr` become `edge_attr` (E, A). A directed graph whose nodes have NetworkX's attribute `bipartite`, and whose
+        edges all lead from 0 to 1, is bipartite: nodes with 0 are the inputs, those with 1 the outputs. O(E).
+
+        Raises:
+            StructureError: some edges have the attribute `attr`, and others not.
         """
+        side = dict(graph.nodes(data="bipartite"))
+        apart = (graph.is_directed() and set(side.values()) == {0, 1}
+                 and all(side[a] == 0 and side[b] == 1 for a, b in graph.edges()))
         number = {node: i for i, node in enumerate(graph.nodes)}
-        edges = [(number[a], number[b], data.get(weight)) for a, b, data in graph.edges(data=True)]
+        if apart:
+            number = {node: i for part in (0, 1)
+                      for i, node in enumerate(node for node in graph.nodes if side[node] == part)}
+        edges = [(number[a], number[b], data) for a, b, data in graph.edges(data=True)]
         if not graph.is_directed():
-            edges = [edge for a, b, w in edges for edge in (((a, b, w), (b, a, w)) if a != b else ((a, b, w),))]
+            edges = [edge for a, b, data in edges
+                     for edge in (((a, b, data), (b, a, data)) if a != b else ((a, b, data),))]
         index = torch.tensor([edge[:2] for edge in edges], dtype=torch.int64).reshape(-1, 2).T.contiguous()
-        weights = [w for _, _, w in edges]
-        edge_weight = None
+        weights, rows = ([data.get(name) for _, _, data in edges] for name in (weight, attr))
+        edge_weight = edge_attr = None
         if any(w is not None for w in weights):
             edge_weight = torch.tensor([1.0 if w is None else float(w) for w in weights])
-        return cls._from_matrix(index, edge_weight, len(number), len(number))
+        if any(row is not None for row in rows):
+            if any(row is None for row in rows):
+                raise StructureError("Graph.from_networkx", f"every edge, or none, must have the attribute {attr!r}",
+                                     f"{sum(row is None for row in rows)} without")
+            edge_attr = torch.tensor(rows, dtype=torch.get_default_dtype())
+        outputs = sum(side.values()) if apart else len(number)
+        return cls(index, num_inputs=len(number) - outputs if apart else outputs, num_outputs=outputs,
+                   edge_weight=edge_weight, edge_attr=edge_attr)
 
-    def to_networkx(self, weight: str = "weight") -> Any:
+    def to_networkx(self, weight: str = "weight", attr: str = "edge_attr") -> Any:
         """To a `networkx.DiGraph`, or a `MultiDiGraph` where an edge comes twice, edges in input order.
 
         Nodes are 0 to N-1. A bipartite graph has its inputs first, 0 to M-1, then its outputs, M to M+N-1, told
-        apart by NetworkX's node attribute `bipartite`, 0 or 1. Needs networkx. O(M + N + E), on the CPU.
+        apart by NetworkX's node attribute `bipartite`, 0 or 1. Attributes of edges are lists of numbers under `attr`.
+        `from_networkx` turns it back, edges by their sources. Needs networkx. O(M + N + E), on the CPU.
         """
         networkx = require("networkx", "Graph.to_networkx")
         sources, targets = self.edge_index.tolist()
@@ -70,9 +92,13 @@ class Exchange:
             offset = self.num_inputs
             graph.add_nodes_from(range(offset), bipartite=0)
             graph.add_nodes_from(range(offset, offset + self.num_outputs), bipartite=1)
-        weights = [None] * len(sources) if self.edge_weight is None else self._weights(None).tolist()
-        graph.add_edges_from((m, n + offset, {} if w is None else {weight: w})
-                             for m, n, w in zip(sources, targets, weights, strict=True))
+        fields: dict[str, list[Any]] = {}
+        if self.edge_weight is not None:
+            fields[weight] = self._weights(None).tolist()
+        if self.edge_attr is not None:
+            fields[attr] = self.edge_attr.tolist()
+        graph.add_edges_from((m, n + offset, {name: values[e] for name, values in fields.items()})
+                             for e, (m, n) in enumerate(zip(sources, targets, strict=True)))
         return graph
 
     @classmethod
@@ -134,11 +160,50 @@ class Exchange:
         """
         if getattr(data, "edge_index", None) is None:
             raise StructureError("Graph.from_data", "data must have an edge_index", type(data).__name__)
-        samples = _samples(data)
+        samples = samples_of(data)
         nodes = getattr(data, "num_nodes", None)
         return cls(data.edge_index, num_nodes=samples.num_inputs if nodes is None and samples is not None else nodes,
                    edge_weight=getattr(data, "edge_weight", None), edge_attr=getattr(data, "edge_attr", None),
                    samples=samples)
+
+    def to_data(self) -> Any:
+        """To a `torch_geometric.data.Data`, which `from_data` turns back. Tensors are shared; needs torch_geometric.
+
+        A batch becomes a `Data` with the `batch` of each node and the `ptr` to the first of each graph.
+
+        Raises:
+            StructureError: a bipartite graph, which needs a `HeteroData`; weights (B, E) of samples.
+        """
+        if self.num_inputs != self.num_outputs:
+            raise StructureError("Graph.to_data", f"M={self.num_inputs} must be N", self.num_outputs,
+                                 "A HeteroData holds bipartite graphs: data['a', 'to', 'b'].edge_index.")
+        library, fields = require("torch_geometric.data", "Graph.to_data", "tools"), dict[str, Any]()
+        if self.edge_weight is not None:
+            self._weights(None)
+            fields["edge_weight"] = self.edge_weight
+        if self.edge_attr is not None:
+            fields["edge_attr"] = self.edge_attr
+        if self.samples is not None:
+            sizes = torch.tensor(self.samples.sizes()[0], device=self.edge_index.device)
+            fields["batch"] = torch.repeat_interleave(sizes)
+            fields["ptr"] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return library.Data(edge_index=self.edge_index, num_nodes=self.num_inputs, **fields)
+
+    @classmethod
+    def from_hetero_data(cls, data: Any) -> dict[str, Self]:
+        """From a `torch_geometric.data.HeteroData`: a graph for each type of edges, "paper__cites__paper" say.
+
+        A graph has the M nodes of its first type as inputs and the N of its last as outputs, also where both are the
+        same. Tensors are shared. Give a layer those that its expression names:
+        `layer(x, structure={name: found[name]})`.
+        """
+        found: dict[str, Self] = {}
+        for kind in data.edge_types:
+            edges, sizes = data[kind], [data[kind[at]].num_nodes for at in (0, -1)]
+            found["__".join(kind)] = cls(edges.edge_index, num_inputs=sizes[0], num_outputs=sizes[1],
+                                         edge_weight=getattr(edges, "edge_weight", None),
+                                         edge_attr=getattr(edges, "edge_attr", None))
+        return found
 
     @classmethod
     def _from_matrix(cls, index: Tensor, weight: Tensor | None, inputs: int, outputs: int) -> Self:
@@ -166,7 +231,7 @@ def require(module: str, owner: str, extra: str = "graph") -> Any:
                           f"Install it with: pip install 'structconv[{extra}]'.") from error
 
 
-def _samples(data: Any) -> Any:
+def samples_of(data: Any) -> Any:
     """The samples of a batch of graphs, `None` of one graph."""
     starts, owner = getattr(data, "ptr", None), getattr(data, "batch", None)
     if starts is not None:

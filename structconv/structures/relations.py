@@ -12,6 +12,7 @@ from torch import Tensor
 from structconv.arguments import explained
 from structconv.errors import StructureError
 from structconv.memo import derived, is_plain
+from structconv.structures.exchange import samples_of
 from structconv.structures.graph import Graph, check_bounds, check_index_tensor, check_samples, check_size
 from structconv.structures.values import Structure, structure
 
@@ -83,6 +84,46 @@ class KnowledgeGraph(Structure):
                   "counts": None if counts is None else tuple(counts), "samples": samples}
         for name, field in fields.items():
             object.__setattr__(self, name, field)
+
+    @classmethod
+    def from_data(cls, data: Any, relations: int | Sequence[str] | None = None) -> KnowledgeGraph:
+        """From any object with PyTorch Geometric's `edge_index` and `edge_type` (E,): edge e is the triple e.
+
+        Args:
+            data: it is not imported. A batch, with `ptr` or `batch`, gives a `batch` of knowledge graphs.
+            relations: their names, or how many there are; by default `num_relations`, or the largest type + 1. Names
+                of numbers are "0", "1", ...
+
+        Raises:
+            StructureError: no `edge_index` or no `edge_type`.
+
+        Example:
+
+            >>> from types import SimpleNamespace
+            >>> data = SimpleNamespace(edge_index=torch.tensor([[0, 1], [1, 2]]), edge_type=torch.tensor([0, 1]))
+            >>> KnowledgeGraph.from_data(data, ["knows", "likes"])
+            KnowledgeGraph(T=2, entities=3, relations=2: knows, likes)
+        """
+        for name in ("edge_index", "edge_type"):
+            if getattr(data, name, None) is None:
+                raise StructureError("KnowledgeGraph.from_data", f"data must have an {name}", type(data).__name__)
+        index, kind, samples = data.edge_index, data.edge_type, samples_of(data)
+        if relations is None:
+            held = getattr(data, "num_relations", None)
+            relations = int(kind.max()) + 1 if held is None and kind.numel() else held or 0
+        names = tuple(map(str, range(relations))) if isinstance(relations, int) else relations
+        nodes = getattr(data, "num_nodes", None)
+        if nodes is None:
+            nodes = samples.num_inputs if samples is not None else int(index.max()) + 1 if index.numel() else 0
+        return cls(torch.stack([index[0], kind.to(index.dtype), index[1]], 1), nodes, names, samples=samples)
+
+    def to_data(self) -> Any:
+        """To a `torch_geometric.data.Data` with `edge_index` and `edge_type`; needs torch_geometric. Names are lost:
+        give `relations` to `from_data`."""
+        head, kind, tail = self.triples.unbind(1)
+        data = Graph(torch.stack([head, tail]), num_nodes=self.num_entities, samples=self.samples).to_data()
+        data.edge_type = kind
+        return data
 
     @classmethod
     @explained

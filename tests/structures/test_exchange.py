@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError, StructureError
-from structconv.mechanisms import DotProduct
+from structconv.mechanisms import STRUCTURE, DotProduct
 from structconv.nn import Conv
-from structconv.structures import Graph
+from structconv.structures import Graph, KnowledgeGraph, batch
 
 INDEX = torch.tensor([[2, 0, 1, 0], [1, 2, 0, 1]])
 WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -119,6 +119,24 @@ def test_networkx_multigraph_and_bipartite():
     assert [side for _, side in bipartite.nodes(data="bipartite")] == [0, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("sizes", [{"num_nodes": 4}, {"num_inputs": 3, "num_outputs": 5}])
+def test_networkx_loses_nothing(sizes):
+    pytest.importorskip("networkx")
+    index = torch.tensor([[0, 0, 1, 2], [1, 3, 0, 2]])  # by sources, as NetworkX lists edges
+    graph = Graph(index, edge_weight=torch.rand(4), edge_attr=torch.rand(4, 3), **sizes)
+    back = Graph.from_networkx(graph.to_networkx())
+    assert (back.num_inputs, back.num_outputs) == (graph.num_inputs, graph.num_outputs)
+    for name in ("edge_index", "edge_weight", "edge_attr"):
+        assert torch.equal(getattr(back, name), getattr(graph, name))
+
+
+def test_attributes_of_some_edges_are_refused():
+    networkx = pytest.importorskip("networkx")
+    graph = networkx.DiGraph([(0, 1, {"edge_attr": [1.0]}), (1, 2, {})])
+    with pytest.raises(StructureError, match="every edge, or none, must have the attribute 'edge_attr'; got 1 without"):
+        Graph.from_networkx(graph)
+
+
 def test_empty_networkx():
     networkx = pytest.importorskip("networkx")
     graph = Graph.from_networkx(networkx.empty_graph(3))
@@ -165,3 +183,44 @@ def test_a_batch_of_pytorch_geometric():
     parts = [data.Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=n) for n in (3, 2)]
     assert Graph.from_data(parts[0]).samples is None
     assert Graph.from_data(data.Batch.from_data_list(parts)).samples.sizes() == ([3, 2], [3, 2])
+
+
+def test_pytorch_geometric_and_back_loses_nothing():
+    data = pytest.importorskip("torch_geometric.data")
+    one = Graph(INDEX, num_nodes=5, edge_weight=WEIGHT, edge_attr=torch.rand(4, 2))
+    for graph in (one, batch([one, one, Graph(INDEX[:, :0], num_nodes=2, edge_weight=WEIGHT[:0],
+                                              edge_attr=torch.rand(0, 2))])):
+        back = Graph.from_data(graph.to_data())
+        assert back.num_nodes == graph.num_nodes
+        assert (back.samples is None) == (graph.samples is None)
+        if graph.samples is not None:
+            assert back.samples.sizes() == graph.samples.sizes()
+        for name in ("edge_index", "edge_weight", "edge_attr"):
+            assert torch.equal(getattr(back, name), getattr(graph, name))
+    with pytest.raises(StructureError, match=r"M=2 must be N; got 3"):
+        Graph(torch.tensor([[0], [2]]), num_inputs=2, num_outputs=3).to_data()
+    typed = data.Data(edge_index=INDEX, edge_type=torch.tensor([0, 2, 1, 0]), num_nodes=5)
+    knowledge = KnowledgeGraph.from_data(typed)
+    assert (knowledge.num_entities, knowledge.relations) == (5, ("0", "1", "2"))
+    again = KnowledgeGraph.from_data(knowledge.to_data(), 3)
+    assert torch.equal(again.triples, knowledge.triples) and again.num_entities == 5
+    both = KnowledgeGraph.from_data(data.Batch.from_data_list([typed, typed]), ["a", "b", "c"])
+    assert both.samples.sizes()[0] == [5, 5] and both.relations == ("a", "b", "c")
+    with pytest.raises(StructureError, match="data must have an edge_type; got Data"):
+        KnowledgeGraph.from_data(data.Data(edge_index=INDEX))
+
+
+def test_a_heterogeneous_graph_is_a_graph_for_each_type_of_edges():
+    library = pytest.importorskip("torch_geometric.data")
+    data = library.HeteroData()
+    data["author"].num_nodes, data["paper"].x = 3, torch.rand(2, 4)
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 2], [1, 0]])
+    data["author", "writes", "paper"].edge_attr = torch.rand(2, 1)
+    data["paper", "cites", "paper"].edge_index = torch.tensor([[1], [0]])
+    graphs = Graph.from_hetero_data(data)
+    assert {name: (graph.num_inputs, graph.num_outputs) for name, graph in graphs.items()} == {
+        "author__writes__paper": (3, 2), "paper__cites__paper": (2, 2)}
+    assert graphs["author__writes__paper"].edge_attr is data["author", "writes", "paper"].edge_attr
+    name = "paper__cites__paper"
+    mechanism = DotProduct(2, 4).scaled().masked(keep=STRUCTURE).softmax().on(name)
+    assert Conv(mechanism, 4, 4)(data["paper"].x, structure={name: graphs[name]}).shape == (2, 4)

@@ -177,6 +177,8 @@ def _gradients(operands: Sequence[Tensor], y: Tensor, lse: Tensor, g: Tensor, dr
 
 def _blocks(q: Tensor, k: Tensor) -> list[slice]:
     """Blocks of outputs."""
+    if isinstance(q.shape[0], torch.SymInt) or isinstance(k.numel(), torch.SymInt):  # see `additive`
+        return [slice(0, q.shape[0])]
     step = max(1, BLOCK // max(1, k.numel()))
     return [slice(start, min(start + step, len(q))) for start in range(0, len(q), step)] or [slice(0, 0)]
 
@@ -194,7 +196,7 @@ def _scores(rows: slice, q: Tensor, k: Tensor, vector: Tensor, activation: str, 
 
 
 def _absent(rows: slice, q: Tensor, k: Tensor) -> Tensor:
-    m, n = (torch.arange(size, device=q.device) for size in (len(k), len(q)))
+    m, n = (torch.arange(size, device=q.device) for size in (k.shape[0], q.shape[0]))
     return m > n[rows].view(-1, 1, 1)
 
 
@@ -202,8 +204,8 @@ def _kept(rows: slice, q: Tensor, k: Tensor, drop: Drop) -> Tensor | float:
     """What the weights are multiplied by, 0 or 1 / (1 - p)."""
     if drop.p == 0 or drop.seed is None:
         return 1.0
-    m, n, head = (torch.arange(size, device=q.device) for size in (len(k), len(q), q.shape[1]))
-    head, pair = head.unsqueeze(-1), m * len(q) + n[rows].view(-1, 1, 1)
+    m, n, head = (torch.arange(size, device=q.device) for size in (k.shape[0], q.shape[0], q.shape[1]))
+    head, pair = head.unsqueeze(-1), m * q.shape[0] + n[rows].view(-1, 1, 1)
     uniform = hash_uniform(drop.seed, head // drop.batch_heads, head % drop.batch_heads, pair)
     return (uniform >= drop.p).to(q.dtype) / (1 - drop.p)
 

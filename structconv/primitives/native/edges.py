@@ -14,7 +14,7 @@ from structconv.primitives.hashing import Drop, hash_uniform
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.segments import segment_max, segment_sum
 
-__all__ = ["Ends"]
+__all__ = ["Ends", "ends_of"]
 
 
 class Ends:
@@ -23,7 +23,7 @@ class Ends:
     def __init__(self, by_target: Csr, by_source: Csr) -> None:
         self.by_target, self.by_source = by_target, by_source
         self.num_outputs, self.num_inputs = by_target.indptr.shape[0] - 1, by_source.indptr.shape[0] - 1
-        self.source, self.target = _ends(by_target)
+        self.source, self.target = ends_of(by_target)
 
     def softmax_parts(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Weights p (K, E) and lse (N, K): p_e = exp(s_e - lse_n), zero where all scores into n are -inf."""
@@ -59,13 +59,10 @@ class Ends:
         return sddmm(self.by_target, self.by_source, q.transpose(0, 1), k.transpose(0, 1))
 
 
-def _ends(layout: Csr) -> tuple[Tensor, Tensor]:
+def ends_of(layout: Csr) -> tuple[Tensor, Tensor]:
     """(source, target) of every edge, in the order of the edges."""
-    rows = layout.indptr.shape[0] - 1
-    slots = layout.indices.shape[0]
-    row = torch.repeat_interleave(torch.arange(rows, device=layout.indices.device), layout.indptr.diff(),
-                                  output_size=slots)
-    source, target = torch.empty_like(row), torch.empty_like(row)
-    order = layout.order.long()
-    source[order], target[order] = layout.indices.long(), row
-    return source, target
+    ends = layout.indptr[1:].long()
+    steps = ends.new_zeros((layout.indices.shape[0] + 1,)).index_add(0, ends, torch.ones_like(ends))
+    row = steps[:-1].cumsum(0)  # as repeat_interleave, by operators that ONNX has
+    order = layout.order.long()  # a permutation, so that scatter leaves nothing of what was there
+    return row.scatter(0, order, layout.indices.long()), row.scatter(0, order, row)

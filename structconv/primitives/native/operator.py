@@ -23,12 +23,15 @@ from structconv.primitives.functions import pulled_back
 from structconv.primitives.native.checks import check_edges, check_like, check_numbers
 from structconv.primitives.native.indices import Csr
 
-__all__ = ["EDGES", "OPERATORS", "define", "differentiable_operator", "multilinear", "register_gradient", "trains"]
+__all__ = ["COMPOSED", "EDGES", "OPERATORS", "define", "differentiable_operator", "multilinear",
+           "register_gradient", "trains"]
 
 #: The schema of the two layouts, with which an operator along edges begins.
 EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
 #: The kernel of every operator.
 OPERATORS: dict[str, Callable[..., Any]] = {}
+#: The composed form of each operator that has one, on the operator's arguments and with all of its results.
+COMPOSED: dict[str, Callable[..., Any]] = {}
 
 _LIBRARY = torch.library.Library("structconv", "FRAGMENT")
 _OWN = frozenset((Tensor, Parameter, int, float, bool, str, type(None), list, tuple))
@@ -267,6 +270,7 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
     """
     of = _Formulas(name, EDGES if edges else "", inputs, options, flags, results, grads, needs, composed, fake, check)
     define(name, of.schema, forward, fake, of.check_forward, _tensors(of.results))
+    COMPOSED[name] = of.decomposed
     if backward is None:
         return register_gradient(name, of.differentiate_composed, of.save_inputs, composed=of.ahead)
     define(f"{name}_backward", of.schema_backward, of.filled(backward), of.fake_backward, of.check_backward,
@@ -418,6 +422,13 @@ class _Formulas:
                          for t, g, ask in zip(inputs, found, asked, strict=True) if ask)
 
         return of
+
+    def decomposed(self, *arguments: Any) -> Any:
+        """The composed form; a result that only a backward pass reads is NaN."""
+        formula, inputs = self.formula(self.tensors(arguments), self.plain(arguments))
+        found, expected = _several(formula(*inputs)), _several(self.fake(*arguments))
+        results = *found, *(torch.full_like(t, torch.nan) for t in expected[len(found):])
+        return results if len(expected) > 1 else results[0]
 
     # -- forward mode --
 

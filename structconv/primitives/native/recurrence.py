@@ -21,7 +21,7 @@ from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import EDGES, define, register_gradient
 from structconv.primitives.native.product import spmm_add, write_spmm
 
-__all__ = ["polynomial_analysis", "polynomial_synthesis", "write_analysis"]
+__all__ = ["STEPS", "polynomial_analysis", "polynomial_synthesis", "write_analysis"]
 
 #: Channels up to which the samples of a batch lie side by side, V C numbers a row: a sparse product of so few channels
 #: takes longer for its indices than for its numbers.
@@ -243,6 +243,9 @@ def _rules(name: str, adjoint: str, steps: Callable[..., Tensor]) -> tuple[Calla
 _NAMES = ("polynomial_analysis", "polynomial_synthesis")
 _OPTIONS = "int highest, int lowest, bool chebyshev"
 _CALLS: dict[str, Callable[..., Tensor]] = {}
+#: Each operator by steps that are operators themselves.
+STEPS = dict(zip(_NAMES, (_analysis_steps, _synthesis_steps), strict=True))
+
 define(_NAMES[0], f"{EDGES}, Tensor? values, Tensor x, {_OPTIONS}", _analysis_kernel, _analysis_fake,
        _checked(_NAMES[0], 3))
 define(_NAMES[1], f"{EDGES}, Tensor? values, Tensor r, {_OPTIONS}", _synthesis_kernel, _synthesis_fake,

@@ -1,0 +1,323 @@
+"""`convert`: a model of another library's layers on structconv; `to_torch` and `to_pyg` go back."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from structconv import torch_compat as private
+from structconv.compat import torch as own
+from structconv.errors import ConfigError
+
+__all__ = ["Report", "convert", "to_pyg", "to_torch"]
+
+M = TypeVar("M", bound=nn.Module)
+#: torch's classes and ours. Ours extend torch's and hold the same attributes, so that a layer changes its class alone.
+_TORCH: dict[type, type] = {getattr(nn, name): getattr(own, name) for name in own.__all__
+                            if name not in ("scaled_dot_product_attention", "TransformerDecoder")}
+_BACK = {ours: theirs for theirs, ours in _TORCH.items()}
+#: Where the attention implementation of a transformers model is kept that it had before.
+_BEFORE = "_attention_before_structconv"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `convert`, `to_torch`, `to_pyg` or `merge_linear` did. `print` it, or read the fields.
+
+    Args:
+        converted: name of a module -> (class before, class after, expression of the library or "").
+        refused: name of a module -> why it stays as it is, though it is of a kind that is converted.
+        kept: class -> how many other modules without children there are.
+        parameters: how many numbers the model trains or holds as parameters, before and after.
+        difference: the largest absolute difference of outputs on the example; `None` without one.
+        scale: the largest absolute output of the model before.
+    """
+
+    converted: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    parameters: tuple[int, int] = (0, 0)
+    difference: float | None = None
+    scale: float | None = None
+
+    def dict(self) -> dict[str, Any]:
+        """The fields, of plain values: `json.dumps(report.dict())`."""
+        converted = [{"name": name, "before": before, "after": after, "expression": expression}
+                     for name, (before, after, expression) in self.converted.items()]
+        return {"converted": converted, "refused": dict(self.refused), "kept": dict(self.kept),
+                "parameters": list(self.parameters), "difference": self.difference, "scale": self.scale}
+
+    def __str__(self) -> str:
+        lines = [f"converted: {len(self.converted)}, refused: {len(self.refused)}, "
+                 f"parameters: {self.parameters[0]:,} -> {self.parameters[1]:,}"]
+        for name, (before, after, expression) in self.converted.items():
+            lines.append(f"  {name or '(the model)'}: {before} -> {after}" + (f" = {expression}" if expression else ""))
+        lines += [f"  {name or '(the model)'} stays as it is: {reason}" for name, reason in self.refused.items()]
+        if self.kept:
+            lines.append("  other layers: " + ", ".join(f"{n} {kind}" for kind, n in sorted(self.kept.items())))
+        if self.difference is not None:
+            lines.append(f"  largest difference of outputs: {self.difference:.1e} (largest output {self.scale:.1e})")
+        return "\n".join(lines)
+
+
+def convert(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, Report]:
+    """Replace the layers of torch, PyTorch Geometric and transformers in a model by structconv's.
+
+    Parameters, buffers, hooks, names, `train` or `eval`, `requires_grad`, dtype and device stay. So do modules and
+    parameters that are shared. The `state_dict` has the same keys and loads both ways.
+
+    - torch: the layers of `structconv.compat.torch`, parametrized ones too.
+    - PyTorch Geometric: the layers of `structconv.compat.pyg`.
+    - transformers: `set_attn_implementation("structconv")` for models of the interface.
+
+    A class that is derived from one of these layers stays as it is, because it may override methods. So do calls of
+    functions, such as `torch.nn.functional.scaled_dot_product_attention`.
+
+    Args:
+        model: it is not changed, unless `inplace`.
+        example: inputs of a call, on which outputs are compared in evaluation mode: a tensor, a tuple of positional or
+            a dictionary of keyword arguments.
+        inplace: convert the modules of `model` itself; an optimizer keeps its parameters. If not, a deep copy.
+
+    Returns:
+        The converted model and the `Report`.
+
+    Example:
+
+        >>> from structconv.compat import convert, to_torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8))
+        >>> ours, report = convert(model, example=torch.randn(2, 3, 9, 9))
+        >>> print(report)
+        converted: 1, refused: 0, parameters: 240 -> 240
+          0: Conv2d -> structconv.compat.torch.Conv2d = Cuboid((3, 3), padding_mode='zeros')
+          other layers: 1 BatchNorm2d
+          largest difference of outputs: ...
+        >>> original, _ = to_torch(ours)
+    """
+    return _replaced(model, example, inplace, _to_ours)
+
+
+def to_torch(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, Report]:
+    """Replace the layers of `structconv.compat.torch` by torch's; transformers' models get their former attention.
+
+    Arguments and results: as `convert`. Subclasses of our layers stay as they are.
+    """
+    return _replaced(model, example, inplace, _to_torch)
+
+
+def to_pyg(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, Report]:
+    """Replace the layers of `structconv.compat.pyg` by PyTorch Geometric's, which must be installed.
+
+    Arguments and results: as `convert`.
+    """
+    from structconv.structures.exchange import require
+
+    require("torch_geometric.nn", "to_pyg", "tools")
+    return _replaced(model, example, inplace, _to_pyg)
+
+
+class _Walk:
+    """What a conversion has found in a model."""
+
+    def __init__(self) -> None:
+        self.converted: dict[str, tuple[str, str, str]] = {}
+        self.refused: dict[str, str] = {}
+
+
+def _replaced(model: M, example: Any, inplace: bool, turn: Callable[[_Walk, nn.Module], None]) -> tuple[M, Report]:
+    if not isinstance(model, nn.Module):
+        raise ConfigError("convert", "model must be a torch.nn.Module", type(model).__name__)
+    before = None if example is None else outputs_of(model, example)
+    count = count_parameters(model)
+    model = model if inplace else copy.deepcopy(model)
+    walk = _Walk()
+    turn(walk, model)
+    named = walk.converted.keys() | walk.refused.keys()
+    kept = Counter(type(module).__name__ for name, module in model.named_modules()
+                   if name not in named and next(module.children(), None) is None)
+    difference = scale = None
+    if before is not None:
+        difference, scale = largest_difference(before, outputs_of(model, example))
+    return model, Report(walk.converted, walk.refused, dict(kept), (count, count_parameters(model)), difference, scale)
+
+
+# -- each library -------------------------------------------------------------------------------------------------
+
+def _to_ours(walk: _Walk, model: nn.Module) -> None:
+    pyg = import_module("structconv.compat.pyg.conversion") if "torch_geometric.nn" in sys.modules else None
+    for name, module in list(model.named_modules()):
+        kind = _class_of(module)
+        if pyg is not None and pyg.is_layer(module):
+            before, reason = type(module).__name__, pyg.turn(module)
+            if reason is None:
+                walk.converted[name] = before, _full_name(type(module)), pyg.expression(module)
+            elif list(module.parameters()):
+                walk.refused[name] = f"{before}: {reason}"
+        elif kind in _TORCH:
+            _swap(walk, name, module, _TORCH[kind])
+        elif kind not in _BACK and isinstance(module, tuple(_TORCH)):
+            walk.refused[name] = f"{kind.__name__} is derived from a layer of torch, whose methods it may override"
+        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
+            _leave_fast_path(module)
+    for name, module in _pretrained(model):
+        _to_structconv_attention(walk, name, module)
+
+
+def _to_torch(walk: _Walk, model: nn.Module) -> None:
+    for name, module in list(model.named_modules()):
+        kind = _class_of(module)
+        if kind in _BACK:
+            _swap(walk, name, module, _BACK[kind])
+            module.__dict__.pop("_mechanism", None)
+        elif isinstance(module, tuple(_BACK)):
+            walk.refused[name] = f"{kind.__name__} is derived from a layer of structconv"
+        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
+            _take_fast_path(module)
+    for name, module in _pretrained(model):
+        if module.config._attn_implementation == "structconv":
+            former = module.__dict__.pop(_BEFORE, "sdpa" if getattr(module, "_supports_sdpa", False) else "eager")
+            module.set_attn_implementation(former)
+            walk.converted[name] = type(module).__name__, f'attn_implementation="{former}"', ""
+
+
+def _to_pyg(walk: _Walk, model: nn.Module) -> None:
+    pyg = import_module("structconv.compat.pyg.conversion")
+    for name, module in list(model.named_modules()):
+        if isinstance(module, pyg.Layer):
+            before, reason = _full_name(type(module)), pyg.turn(module)
+            if reason is None:
+                walk.converted[name] = before, type(module).__name__, ""
+            else:
+                walk.refused[name] = f"{before}: {reason}"
+
+
+def _class_of(module: nn.Module) -> type:
+    """The class of a module; without the one that a parametrization has put before it."""
+    return type(module).__bases__[0] if is_parametrized(module) else type(module)
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__.removesuffix('.' + kind.__module__.rpartition('.')[2])}.{kind.__name__}" \
+        if kind.__module__.startswith("structconv.compat.pyg.") else f"{kind.__module__}.{kind.__name__}"
+
+
+def _swap(walk: _Walk, name: str, module: Any, other: type) -> None:
+    """Give a module another class of the same attributes."""
+    reason = None
+    if "forward" in module.__dict__:
+        reason = "its forward was replaced"
+    elif getattr(module, "ceil_mode", False):
+        reason = "ceil_mode=True"
+    if reason is not None:
+        walk.refused[name] = f"{_class_of(module).__name__}: {reason}"
+        return
+    before, after = _class_of(module), other
+    if is_parametrized(module):
+        members = {key: value for key, value in vars(type(module)).items() if key not in ("__dict__", "__weakref__")}
+        other = type(type(module).__name__, (other,), members)
+    module.__class__ = other
+    is_ours = after in _BACK
+    walk.converted[name] = (before.__name__ if is_ours else _full_name(before),
+                            _full_name(after) if is_ours else after.__name__, _expression(module) if is_ours else "")
+
+
+def _expression(module: Any) -> str:
+    """The structure that one of our layers applies, as an expression of the library."""
+    if isinstance(module, nn.MultiheadAttention):
+        bias = module.in_proj_bias is not None
+        return f"DotProduct({module.num_heads}, {module.head_dim}, bias={bias}).scaled().softmax()"
+    mechanism = getattr(module, "_mechanism_of", None)
+    return "" if mechanism is None else repr(mechanism())
+
+
+def _leave_fast_path(module: Any) -> None:
+    """Keep torch from its fused inference, which computes attention without calling it."""
+    for attribute, value in (("activation_relu_or_gelu", 0), ("use_nested_tensor", False)):
+        if attribute in module.__dict__:
+            module.__dict__.setdefault(f"_torch_{attribute}", getattr(module, attribute))
+            setattr(module, attribute, value)
+
+
+def _take_fast_path(module: Any) -> None:
+    for attribute in ("activation_relu_or_gelu", "use_nested_tensor"):
+        if f"_torch_{attribute}" in module.__dict__:
+            setattr(module, attribute, module.__dict__.pop(f"_torch_{attribute}"))
+
+
+def _pretrained(model: nn.Module) -> list[tuple[str, Any]]:
+    """The outermost models of transformers within a model."""
+    library = sys.modules.get("transformers")
+    if library is None:
+        return []
+    found: list[tuple[str, Any]] = []
+    for name, module in model.named_modules():
+        if isinstance(module, library.PreTrainedModel) and not any(name.startswith(f"{outer}." if outer else "")
+                                                                   for outer, _ in found):
+            found.append((name, module))
+    return found
+
+
+def _to_structconv_attention(walk: _Walk, name: str, model: Any) -> None:
+    from structconv.compat.transformers import NAME, register
+
+    registration, former = register(), model.config._attn_implementation
+    if former == NAME:
+        return
+    prefix = f"{name}." if name else ""
+    apart = registration.check(model)
+    for path in apart:
+        walk.refused[prefix + path] = f"{type(model.get_submodule(path)).__name__}: it computes attention without " \
+            "transformers' interface"
+    routed = registration.routed(model)
+    if not routed:
+        return
+    try:
+        model.set_attn_implementation(NAME)
+    except ValueError as error:  # transformers refuses it for models that it does not let choose
+        walk.refused[name] = f"{type(model).__name__}: {error}"
+        return
+    model.__dict__[_BEFORE] = former
+    for path in routed:
+        module = model.get_submodule(path)
+        walk.converted[prefix + path] = (type(module).__name__, f'attn_implementation="{NAME}"',
+                                         "DotProduct().scaled().masked(keep=STRUCTURE_IF_GIVEN).softmax()")
+
+
+# -- outputs and parameters ---------------------------------------------------------------------------------------
+
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers the parameters hold, shared ones once; those of unknown shape count as none."""
+    return sum(p.numel() for p in model.parameters() if not isinstance(p, nn.parameter.UninitializedParameter))
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, example: Any) -> list[Tensor]:
+    """The tensors that a model returns for an example, in evaluation mode."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        found = (model(**example) if isinstance(example, dict) else
+                 model(*example) if isinstance(example, tuple) else model(example))
+    finally:
+        for module in trained:
+            module.training = True
+    return [leaf.detach().clone() for leaf in private.pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+
+
+def largest_difference(before: list[Tensor], after: list[Tensor]) -> tuple[float, float]:
+    """The largest absolute difference, and the largest number before. NaN where one of both is NaN, and inf as well."""
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return float("inf"), 0.0
+    pairs = [(a.double(), b.double()) for a, b in zip(before, after, strict=True) if a.numel()]
+    differences = [torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs()).max() for a, b in pairs]
+    return (float(torch.stack(differences).max()) if differences else 0.0,
+            float(torch.stack([a.nan_to_num().abs().max() for a, _ in pairs]).max()) if pairs else 0.0)

@@ -1,0 +1,222 @@
+"""`merge_linear`: neighboring linear layers become one where that is cheaper (Andreoli 2019, Proposition 3)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from structconv import torch_compat as private
+from structconv.compat import torch as own
+from structconv.compat.conversion import Report, count_parameters, largest_difference, outputs_of
+from structconv.errors import ConfigError, StructconvError
+from structconv.nn.composition import compose
+from structconv.nn.conv import Conv
+from structconv.nn.grids import Conv1d, Conv2d, Conv3d, OnGrid
+
+__all__ = ["merge_linear"]
+
+M = TypeVar("M", bound=nn.Module)
+_TRANSPOSED: dict[type, Callable[..., torch.Tensor]] = {
+    kind: function for function, *kinds in (
+        (functional.conv_transpose1d, nn.Conv1d, own.Conv1d), (functional.conv_transpose2d, nn.Conv2d, own.Conv2d),
+        (functional.conv_transpose3d, nn.Conv3d, own.Conv3d)) for kind in kinds}
+_OURS = (Conv, Conv1d, Conv2d, Conv3d, OnGrid)
+
+
+def merge_linear(model: M, *, pairs: Iterable[tuple[str, str]] = (), example: Any = None, inplace: bool = False
+                 ) -> tuple[M, Report]:
+    """Compose linear layers that follow each other, where the composition takes fewer multiplications.
+
+    Two maps with Theta', Theta'' and matrices A', A'' are one with Theta' Theta'' and A' A''. Outputs are equal up to
+    rounding. Layers are neighbors if they follow each other in a `torch.nn.Sequential`, or if you name them in `pairs`.
+    The first of two becomes the composition and the second `torch.nn.Identity`, so that other names stay.
+
+    - `torch.nn.Linear` and `Linear`; P -> Q -> R costs P Q + Q R, merged P R.
+    - torch's or `structconv.compat.torch`'s convolutions of one kind, without groups. The second must have no padding,
+      unless the first is 1x1 with stride 1, no padding and no bias.
+    - layers of `structconv` that `structconv.compose` takes.
+
+    A pair stays as it is, with the reason in the report, if a layer or its parameters are used elsewhere too, if it has
+    hooks or a parametrization, if one of both is frozen, or if dtypes or devices differ. Merged layers train otherwise:
+    one map has its own gradient steps, and no longer the rank of a product. Merge before inference, or on purpose.
+
+    Args:
+        model: not changed, unless `inplace`.
+        pairs: names (first, second) of layers of which the second computes on the output of the first, and nothing else
+            reads that. The names are not checked against the `forward` of the model, so give an `example`.
+        example: as in `convert`.
+
+    Raises:
+        ConfigError: a name in `pairs` is no module of the model.
+
+    Example:
+
+        >>> from structconv.compat import merge_linear
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 4), torch.nn.ReLU())
+        >>> merged, report = merge_linear(model, example=torch.randn(5, 8))
+        >>> merged[0], report.parameters
+        (Linear(in_features=8, out_features=4, bias=True), (836, 36))
+    """
+    pairs = list(pairs)
+    modules = dict(model.named_modules())
+    for name in (name for pair in pairs for name in pair):
+        if name not in modules or not name:
+            raise ConfigError("merge_linear", "pairs must name modules of the model", repr(name))
+    before = None if example is None else outputs_of(model, example)
+    count = count_parameters(model)
+    model = model if inplace else copy.deepcopy(model)
+    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    uses.update(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    converted: dict[str, tuple[str, str, str]] = {}
+    refused: dict[str, str] = {}
+    for names in (*_chains(model), *pairs):
+        first = names[0]
+        for second in names[1:]:
+            if not _try(model, first, second, uses, converted, refused):
+                first = second
+    difference = scale = None
+    if before is not None:
+        difference, scale = largest_difference(before, outputs_of(model, example))
+    return model, Report(converted, refused, {}, (count, count_parameters(model)), difference, scale)
+
+
+def _chains(model: nn.Module) -> list[list[str]]:
+    """The names of the layers of each `Sequential`, in order; containers that are shared once."""
+    return [[f"{name}.{child}" if name else child for child in module._modules]
+            for name, module in model.named_modules() if type(module) is nn.Sequential and len(module)]
+
+
+def _try(model: nn.Module, first: str, second: str, uses: Counter[int], converted: dict[str, tuple[str, str, str]],
+         refused: dict[str, str]) -> bool:
+    """Merge two layers. Return False if the second stays."""
+    one, two = model.get_submodule(first), model.get_submodule(second)
+    if not (_is_linear(one) and _is_linear(two)):
+        return False
+    both = f"{first} and {second}"
+    try:
+        merged, reason = _merged(one, two), _reason(one, two, uses)
+    except StructconvError as error:
+        refused[both] = str(error)
+        return False
+    if isinstance(merged, str) or reason:
+        refused[both] = reason or str(merged)
+        return False
+    expression = f"{type(one).__name__} @ {type(two).__name__}"
+    model.set_submodule(first, merged)
+    model.set_submodule(second, nn.Identity())
+    uses.update([id(merged), *map(id, merged.parameters())])
+    converted[first] = converted.get(first, (type(one).__name__, "", ""))[0], type(merged).__name__, expression
+    converted[second] = type(two).__name__, "Identity", ""
+    return True
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or type(module) in _TRANSPOSED or type(module) in _OURS
+
+
+def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
+    """Why two layers must stay apart."""
+    parameters = [p for layer in (one, two) for p in layer.parameters()]
+    if any(uses[id(part)] > 1 for part in (one, two, *parameters)):
+        return "a layer or a parameter is used more than once"
+    if any(private.intercepted(layer) for layer in (one, two)):
+        return "a layer has hooks"
+    if len({p.requires_grad for p in parameters}) > 1:
+        return "one of them is frozen"
+    if len({(p.dtype, p.device) for p in parameters}) > 1:
+        return "dtypes or devices differ"
+    return None
+
+
+@torch.no_grad()
+def _merged(one: Any, two: Any) -> nn.Module | str:
+    """The composition; the reason as text if it is not cheaper, or is none."""
+    if isinstance(one, _OURS) or isinstance(two, _OURS):
+        if not (isinstance(one, _OURS) and isinstance(two, _OURS)):
+            return "they are layers of two libraries"
+        found: nn.Module = compose(one, two)
+        costs = count_parameters(found), count_parameters(one) + count_parameters(two)
+    elif type(one) is nn.Linear and type(two) is nn.Linear:
+        if one.out_features != two.in_features:
+            return "their channels do not fit"
+        p, q, r = one.in_features, one.out_features, two.out_features
+        costs = p * r, p * q + q * r
+        found = _linear(one, two) if costs[0] < costs[1] else one
+    elif type(one) in _TRANSPOSED and type(one) is type(two):
+        reason = _apart(one, two)
+        if reason is not None:
+            return reason
+        taps = [math.prod(layer.kernel_size) for layer in (one, two)]
+        size = _kernel_size(one, two)
+        p, q, r = one.in_channels, one.out_channels, two.out_channels
+        costs = math.prod(size) * p * r, math.prod(two.stride) * taps[0] * p * q + taps[1] * q * r
+        found = _convolution(one, two) if costs[0] < costs[1] else one
+    else:
+        return "they are of two kinds"
+    if costs[0] >= costs[1]:
+        return f"merged they would cost {costs[0]:,} multiplications an output instead of {costs[1]:,}"
+    parameter = next(iter((*one.parameters(), *two.parameters())), None)
+    if parameter is not None:
+        found.requires_grad_(parameter.requires_grad)
+    return found.train(two.training)
+
+
+def _linear(one: nn.Linear, two: nn.Linear) -> nn.Linear:
+    layer = nn.Linear(one.in_features, two.out_features, one.bias is not None or two.bias is not None,
+                      device=one.weight.device, dtype=one.weight.dtype)
+    layer.weight.copy_(two.weight.double() @ one.weight.double())
+    _set_bias(layer, one, two, two.weight)
+    return layer
+
+
+def _set_bias(layer: Any, one: Any, two: Any, weight: torch.Tensor) -> None:
+    """The bias of the second, and the first's times the weight (R, Q) of the second."""
+    if layer.bias is not None:
+        bias = layer.bias.new_zeros(layer.bias.shape, dtype=torch.float64)
+        bias = bias if one.bias is None else weight.double() @ one.bias.double()
+        layer.bias.copy_(bias if two.bias is None else bias + two.bias.double())
+
+
+def _apart(one: Any, two: Any) -> str | None:
+    """Why the product of two convolutions is not a convolution of this kind."""
+    if one.out_channels != two.in_channels:
+        return "their channels do not fit"
+    if one.groups != 1 or two.groups != 1:
+        return "they have groups"
+    if isinstance(one.padding, str) or isinstance(two.padding, str):
+        return "their padding is a word"
+    pointwise = [math.prod(layer.kernel_size) == 1 for layer in (one, two)]
+    if any(two.padding) and not (pointwise[0] and one.bias is None and not any(one.padding)
+                                 and all(step == 1 for step in one.stride)):
+        return "the second pads the output of the first"
+    if not any(pointwise) and any(step != 1 for step in (*one.dilation, *two.dilation)):
+        return "they are dilated"
+    return None
+
+
+def _kernel_size(one: Any, two: Any) -> tuple[int, ...]:
+    if math.prod(one.kernel_size) == 1:
+        return tuple(two.kernel_size)
+    return tuple((b - 1) * step + a for a, b, step in zip(one.kernel_size, two.kernel_size, one.stride, strict=True))
+
+
+def _convolution(one: Any, two: Any) -> nn.Module:
+    """y_n = sum_j W''_j sum_i W'_i x_(s' (s'' n + j) + i): the weight at s' j + i is W''_j W'_i."""
+    first = math.prod(one.kernel_size) == 1
+    dilation = tuple(a * b for a, b in zip(two.dilation, one.stride, strict=True)) if first else one.dilation
+    padded = two if any(two.padding) else one
+    layer: Any = type(one)(one.in_channels, two.out_channels, _kernel_size(one, two),
+                           tuple(a * b for a, b in zip(one.stride, two.stride, strict=True)), padded.padding, dilation,
+                           1, one.bias is not None or two.bias is not None, padded.padding_mode,
+                           device=one.weight.device, dtype=one.weight.dtype)
+    weight = _TRANSPOSED[type(one)](two.weight.double(), one.weight.double(), stride=1 if first else one.stride)
+    layer.weight.copy_(weight)
+    _set_bias(layer, one, two, two.weight.flatten(2).sum(-1))
+    return layer

@@ -1,0 +1,192 @@
+"""Turn layers of PyTorch Geometric into ours and back, in place: the same parameters, names and options."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from structconv.compat import pyg as ours
+from structconv.compat.pyg.layer import Layer, Linear
+from structconv.errors import ConfigError
+
+__all__ = ["counterpart", "expression", "is_layer", "turn"]
+
+_SIMPLE = (int, float, str, bool, type(None))
+#: Arguments whose attribute has another name, or none.
+_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
+    "nn": lambda layer: layer.nn,
+    "eps": lambda layer: layer.initial_eps,
+    "train_eps": lambda layer: isinstance(layer.eps, nn.Parameter),
+    "edge_dim": lambda layer: None if layer.lin is None else layer.lin.in_channels,
+    "root_weight": lambda layer: layer.root is not None,
+    "K": lambda layer: len(layer.lins),
+    "decomposed_layers": lambda layer: getattr(layer, "_decomposed_layers", 1),
+}
+#: The linear layer whose bias is that of a layer, where the layer itself has none.
+_BIASED = {"GraphConv": "lin_rel", "SAGEConv": "lin_l", "SGConv": "lin", "SSGConv": "lin", "TransformerConv": "lin_key"}
+#: Dictionaries of hooks that users register, which every call reads.
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+          "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook")
+_MESSAGE_HOOKS = tuple(f"_{name}_forward{when}_hooks" for name in ("propagate", "message", "aggregate",
+                       "message_and_aggregate", "edge_update") for when in ("", "_pre"))
+
+
+def _library() -> Any:
+    return importlib.import_module("torch_geometric.nn")
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Return True for a layer of PyTorch Geometric, or of a class derived from one."""
+    return isinstance(module, _library().MessagePassing) and not isinstance(module, Layer)
+
+
+def counterpart(kind: type) -> type | None:
+    """Our class for one of PyTorch Geometric's layers, theirs for one of ours; `None` for other classes."""
+    name, library = kind.__name__, _library()
+    own, their = getattr(ours, name, None), getattr(library, name, None)
+    if not (isinstance(own, type) and issubclass(own, Layer)):
+        return None
+    return own if kind is their else their if kind is own else None
+
+
+def turn(layer: Any) -> str | None:
+    """Make a layer its counterpart, in place. Return `None`, or the reason for which it stays as it is."""
+    kind = type(layer)
+    other = counterpart(kind)
+    if other is None:
+        return "structconv has no such layer"
+    if any(layer.__dict__.get(name) for name in _MESSAGE_HOOKS):
+        return "it has hooks of messages, which structconv does not call"
+    if any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
+        return "its channels are still unknown (-1). Call the model once before"
+    if layer.aggr is None:
+        return "its aggregation is a module of the user's"
+    try:
+        pristine, new = _built(kind, layer), _built(other, layer)
+    except ConfigError as error:
+        return str(error)
+    changed = _difference(layer, pristine)
+    if changed is not None:
+        return f"{changed} was changed after it was made"
+    _become(layer, new, pristine)
+    return None
+
+
+def _built(kind: Any, layer: Any) -> Any:
+    """A new layer of this class with the options of `layer`, without numbers."""
+    names, options = dict(inspect.signature(kind).parameters), dict[str, Any]()
+    for name in (*names, "aggr", "flow", "decomposed_layers"):
+        if name == "bias":
+            options[name] = getattr(layer, _BIASED.get(kind.__name__, ""), layer).bias is not None
+        elif name in vars(layer) and name not in ("eps", "decomposed_layers"):
+            options[name] = vars(layer)[name]
+        elif name in _ARGUMENTS and (name in names or name == "decomposed_layers"):
+            options[name] = _ARGUMENTS[name](layer)
+    if "nn" in options:
+        options["nn"] = copy.deepcopy(options["nn"]).to("meta")  # its parameters would be drawn anew
+    with torch.device("meta"):
+        made = kind(**options)
+        for path, lin in list(made.named_modules()):
+            if isinstance(getattr(lin, "weight", None), UninitializedParameter):
+                _materialize(lin, layer.get_submodule(path).weight.shape[-1])
+    return made
+
+
+def _materialize(lin: Any, width: int) -> None:
+    """Give a linear layer its number of input channels."""
+    if isinstance(lin, Linear):
+        lin.materialize(width)
+    else:
+        lin.initialize_parameters(lin, (torch.empty(1, width),))
+
+
+def _difference(layer: nn.Module, pristine: nn.Module) -> str | None:
+    """An attribute or a parameter that a layer of the same options does not have so."""
+    for name, expected in vars(pristine).items():
+        if name == "training" or not _is_simple(expected):
+            continue
+        value = vars(layer).get(name)
+        if not _is_simple(value):  # a cached graph in the place of `None`
+            if expected is None and name.startswith("_cached"):
+                continue
+            return f"its attribute {name!r}"
+        if value != expected and name != "in_channels":
+            return f"its attribute {name!r}"
+    if "forward" in vars(layer):
+        return "its forward"
+    has, expects = ({name: t.shape for name, t in module.state_dict(keep_vars=True).items()}
+                    for module in (layer, pristine))
+    differing = sorted(name for name in has.keys() | expects.keys() if has.get(name) != expects.get(name))
+    return f"its parameter {differing[0]!r}" if differing else None
+
+
+def _is_simple(value: Any) -> bool:
+    return isinstance(value, _SIMPLE) or (isinstance(value, tuple | list) and all(map(_is_simple, value)))
+
+
+def _become(old: Any, new: Any, pristine: Any) -> None:
+    """Give `old` the class of `new`; its parameters, hooks, children and what a user has set on it stay."""
+    if type(old) is type(new):  # it has two names in the layer
+        return
+    held = old.__dict__
+    for name, child in new._modules.items():
+        own = held["_modules"].get(name)
+        if own is None:
+            continue
+        if type(own) in (Linear, _library().Linear) and type(child) in (Linear, _library().Linear):
+            _become(own, child, pristine._modules[name])
+        new._modules[name] = own
+    kept = {name: held[name] for name in ("_parameters", "_buffers", "training", *_HOOKS) if name in held}
+    users = {name: value for name, value in held.items() if name not in pristine.__dict__ and name not in
+             new.__dict__ and not name.startswith("_cached")}
+    old.__class__ = type(new)
+    old.__dict__ = {**new.__dict__, **users, **kept}
+
+
+# -- what a layer is in the algebra -------------------------------------------------------------------------------
+
+_SOFTMAX = ".masked(keep=STRUCTURE).softmax()"
+
+
+def _attention(scores: str, layer: Any, end: str = _SOFTMAX) -> str:
+    """An expression of scores, with the part that reads attributes of edges."""
+    return f"({scores} + EdgeBias({layer.edge_dim}, {layer.heads})){end}" if layer.edge_dim else scores + end
+
+
+def _adjacency(layer: Any, normalize: bool = True) -> str:
+    return f"Adjacency({'sym' if normalize else None!r}, self_loops={layer.add_self_loops})"
+
+
+def _messages(layer: Any) -> str:
+    return f"Adjacency({'row' if layer.aggr == 'mean' else None!r})"
+
+
+#: Sums, means and products. Layers of maxima have no matrix, and others more than one step: they are not listed.
+_EXPRESSIONS: dict[str, Callable[[Any], str]] = {
+    "GCNConv": lambda layer: _adjacency(layer, layer.normalize),
+    "SAGEConv": lambda layer: _messages(layer) + " | Identity()" * layer.root_weight,
+    "GraphConv": lambda layer: f"{_messages(layer)} | Identity()",
+    "GINConv": lambda layer: f"{_messages(layer)} | Identity()",
+    "ChebConv": lambda layer: f"Chebyshev({len(layer.lins) - 1}, {layer.normalization!r})",
+    "RGCNConv": lambda layer: (f"Relations({layer.num_relations}, {'row' if layer.aggr == 'mean' else None!r})"
+                               + " | Identity()" * (layer.root is not None)),
+    "GATConv": lambda layer: _attention(f"BiAffine({layer.heads}, bilinear=False, on='projected')", layer,
+                                        f".leaky_relu({layer.negative_slope}){_SOFTMAX}"),
+    "GATv2Conv": lambda layer: f"Additive({layer.out_channels}, {layer.heads}){_SOFTMAX}",
+    "TransformerConv": lambda layer: (f"DotProduct({layer.heads}, {layer.out_channels}, "
+                                      f"bias={layer.lin_query.bias is not None}).scaled(){_SOFTMAX}"
+                                      + " | Identity()" * layer.root_weight),
+}
+
+
+def expression(layer: Any) -> str:
+    """The structure that a layer applies, as an expression of the library; "" where it is not one."""
+    made = _EXPRESSIONS.get(type(layer).__name__)
+    return "" if made is None or layer.aggr in ("max", "min") else made(layer)

@@ -1,0 +1,108 @@
+"""`decompositions`: the library's operators by torch's own, for programs that run without the library, as ONNX does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structconv.primitives.native.edges import ends_of
+from structconv.primitives.native.indices import Csr
+from structconv.primitives.native.operator import COMPOSED, EDGES
+from structconv.primitives.native.recurrence import STEPS
+
+__all__ = ["decompositions"]
+
+_OPS = torch.ops.structconv
+_LAYOUTS = EDGES.count(",") + 1
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table for `torch.export.ExportedProgram.run_decompositions`: each operator of a forward pass by torch's.
+
+    A program with dynamic sizes stays so. Attention along edges and sparse products hold one row for each edge.
+    Operators of a backward pass are not in it, nor are `group_products`, `shift_products` and recurrences, which an
+    exported program does not hold unless you call `structconv.primitives` yourself.
+
+    Example:
+
+        >>> from structconv import GCNConv, Graph
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layer = GCNConv(8, 4)
+        ...     def forward(self, x, edge_index):
+        ...         return self.layer(x, Graph(edge_index, num_nodes=x.shape[0]))
+        >>> program = torch.export.export(Net().eval(), (torch.randn(3, 8), torch.tensor([[0, 1], [1, 2]])))
+        >>> program = program.run_decompositions(decompositions())
+        >>> any("structconv" in str(node.target) for node in program.graph.nodes)
+        False
+    """
+    table: dict[Any, Callable[..., Any]] = {getattr(_OPS, name).default: form for name, form in COMPOSED.items()}
+    table |= {
+        _OPS.layouts.default: _layouts, _OPS.spmm.default: _spmm, _OPS.sddmm.default: _sddmm,
+        _OPS.spmm_add.default: _spmm_add, _OPS.project.default: _project, _OPS.outer.default: _outer,
+        **{getattr(_OPS, name).default: _by_layouts(steps) for name, steps in STEPS.items()},
+        _OPS.project_relu.default: lambda x, w, bias: _project(x, w, bias).relu(),
+    }
+    return table
+
+
+def _by_layouts(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of two layouts as one of their six tensors."""
+    return lambda *arguments: form(Csr(*arguments[:3]), Csr(*arguments[3:_LAYOUTS]), *arguments[_LAYOUTS:])
+
+
+def _layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:
+    source, target = edge_index[0].long(), edge_index[1].long()
+    return *_layout(target, source, num_outputs), *_layout(source, target, num_inputs)
+
+
+def _layout(row: Tensor, column: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    count = row.new_zeros((rows,)).index_add(0, row, torch.ones_like(row))
+    indptr = torch.cat([row.new_zeros((1,)), count.cumsum(0)])
+    # keys that differ keep the input order of one row, whatever the sort does with equal ones
+    order = torch.argsort(row * row.shape[0] + torch.arange(row.shape[0], device=row.device))
+    return indptr.int(), column[order].int(), order.int()
+
+
+def _spmm(*arguments: Any) -> Tensor:
+    """V products, of W rows of values and X of x, added up in groups to `rows` of them."""
+    layouts, (values, x, rows) = arguments[:_LAYOUTS], arguments[_LAYOUTS:]
+    if x.dim() == 2:
+        return _spmm(*layouts, values, x.unsqueeze(0), rows).squeeze(0)
+    source, target = ends_of(Csr(*layouts[:3]))
+    values = None if values is None else torch.atleast_2d(values)
+    count = max(rows, x.shape[0], 1 if values is None else values.shape[0])
+    messages = _repeat(x.index_select(1, source), count)
+    messages = messages if values is None else messages * _repeat(values, count).unsqueeze(-1)
+    messages = messages if count == rows else messages.unflatten(0, (rows, count // rows)).sum(1)
+    y = messages.new_zeros((rows, layouts[0].shape[0] - 1, x.shape[-1]))
+    return y.index_add(1, target, messages).to(x.dtype)
+
+
+def _sddmm(*arguments: Any) -> Tensor:
+    layouts, (q, k, rows) = arguments[:_LAYOUTS], arguments[_LAYOUTS:]
+    source, target = ends_of(Csr(*layouts[:3]))
+    return (_repeat(q, rows).index_select(1, target) * _repeat(k, rows).index_select(1, source)).sum(-1)
+
+
+def _spmm_add(*arguments: Any) -> Tensor:
+    layouts, (values, x, z, alpha, beta) = arguments[:_LAYOUTS], arguments[_LAYOUTS:]
+    y = alpha * _spmm(*layouts, values, x, x.shape[0])
+    return y if z is None else y + beta * z
+
+
+def _repeat(t: Tensor, rows: Any) -> Tensor:
+    """(V, ...) -> (rows, ...), each entry for rows / V consecutive products."""
+    return t if t.shape[0] == rows else t.unsqueeze(1).expand(-1, rows // t.shape[0], *t.shape[1:]).flatten(0, 1)
+
+
+def _project(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ w if bias is None else torch.addmm(bias, x, w)
+
+
+def _outer(x: Tensor, y: Tensor) -> Tensor:
+    return x.mT @ y

@@ -1,0 +1,371 @@
+"""`convert` and back: outputs, states and a step of training of whole models; what is refused; `merge_linear`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import is_parametrized
+
+from structconv import mechanisms
+from structconv.compat import Report, convert, merge_linear, to_pyg, to_torch
+from structconv.compat import torch as compat
+from structconv.errors import ConfigError
+from structconv.nn import Conv2d as OwnConv2d
+from structconv_systems.data.planetoid import read_planetoid
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs),
+                                  nn.ReLU(), nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+                                  nn.BatchNorm2d(outputs))
+        self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x) + self.short(x))
+
+
+def resnet() -> tuple[nn.Module, Any]:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), Block(8, 8, 1), Block(8, 12, 2), nn.AvgPool2d(2), nn.Flatten(),
+                          nn.Linear(12 * 4, 5))
+    model(torch.randn(4, 3, 8, 8))  # running statistics
+    return model, torch.randn(2, 3, 8, 8)
+
+
+def transformer() -> tuple[nn.Module, Any]:
+    padding = torch.arange(6).expand(2, 6) >= torch.tensor([[6], [4]])
+    return (nn.Transformer(16, 4, 2, 2, 24, dropout=0.0, batch_first=True),
+            {"src": torch.randn(2, 6, 16), "tgt": torch.randn(2, 5, 16), "src_key_padding_mask": padding,
+             "memory_key_padding_mask": padding,  # torch's fused encoder puts out zeros at padding
+             "tgt_mask": nn.Transformer.generate_square_subsequent_mask(5)})
+
+
+def _tiny(family: str, kind: str, **more: Any) -> tuple[nn.Module, Any]:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=32, pad_token_id=0, attention_dropout=0.0, attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=0.0, use_cache=False, **more)
+    ids = torch.randint(1, 50, (2, 7))
+    return getattr(transformers, kind)(config), {"input_ids": ids, "attention_mask": (torch.arange(7) < 6).long()
+                                                 .expand(2, 7)}
+
+
+MODELS = {"Transformer": transformer, "ResNet": resnet, "BERT": lambda: _tiny("Bert", "BertForMaskedLM"),
+          "Llama": lambda: _tiny("Llama", "LlamaForCausalLM", num_key_value_heads=2)}
+
+
+def outputs(model: nn.Module, example: Any) -> torch.Tensor:
+    found = model(**example) if isinstance(example, dict) else model(example)
+    return getattr(found, "logits", found)
+
+
+def trained(model: nn.Module, example: Any) -> dict[str, torch.Tensor]:
+    """The state after a step of training."""
+    model.train()
+    y = outputs(model, example)
+    (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    return model.state_dict()
+
+
+def alike(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert list(state) == list(other)
+    for name, t in state.items():
+        torch.testing.assert_close(other[name], t, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_models(name: str) -> None:
+    torch.manual_seed(0)
+    model, example = MODELS[name]()
+    state, kinds = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
+    ours, report = convert(model, example=example)
+    assert report.converted and not report.refused and report.difference is not None and report.difference < 1e-5
+    assert report.scale is not None and report.scale > 0.01 and report.parameters[0] == report.parameters[1] > 0
+    assert [type(m) for m in model.modules()] == kinds and ours is not model  # a copy
+    assert ours.training == model.training
+    back, returned = to_torch(ours, example=example)
+    assert [type(m) for m in back.modules()] == kinds and returned.difference is not None
+    assert returned.difference < 1e-5
+    for one in (ours, back, pickle.loads(pickle.dumps(ours))):
+        assert list(one.state_dict()) == list(state)
+        assert all(torch.equal(t, state[key]) for key, t in one.state_dict().items())
+    states = [trained(one, example) for one in (model, ours, back)]
+    alike(states[0], states[1])
+    alike(states[0], states[2])
+
+
+def test_the_fast_path_of_torch_is_left_and_taken_again() -> None:
+    model = nn.Transformer(16, 4, 1, 1, 24, batch_first=True).eval()
+    ours, _ = convert(model)
+    back, _ = to_torch(ours)
+    for one, expected in ((model, (1, True)), (ours, (0, False)), (back, (1, True))):
+        assert (one.encoder.layers[0].activation_relu_or_gelu, one.encoder.use_nested_tensor) == expected
+
+
+def cora() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, edge_index, labels and which nodes train, of Cora if its files are there, else of a random graph."""
+    folder = Path(os.environ.get("STRUCTCONV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "planetoid"
+    if (folder / "ind.cora.x").is_file():
+        data = read_planetoid(folder)
+        x = torch.from_numpy(data.features.toarray())
+        return x / x.sum(-1, keepdim=True).clamp(min=1), data.edge_index, data.labels, data.train
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(7, (300,), generator=generator)
+    x = torch.randn(300, 20, generator=generator) + 3 * torch.randn(7, 20, generator=generator)[labels]
+    return x, torch.randint(300, (2, 1500), generator=generator), labels, torch.arange(100)
+
+
+class GAT(nn.Module):
+    def __init__(self, library: Any, channels: int, classes: int) -> None:
+        super().__init__()
+        self.first = library.GATConv(channels, 8, heads=8)
+        self.second = library.GATConv(64, classes, concat=False)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x, edges).relu(), edges)
+
+
+def test_a_trained_gat_keeps_its_predictions() -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+    x, edges, labels, mask = cora()
+    torch.manual_seed(0)
+    model = GAT(library, x.shape[1], 7)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x, edges)[mask], labels[mask]).backward()
+        optimizer.step()
+    model.eval()
+    ours, report = convert(model, example=(x, edges))
+    assert list(report.converted) == ["first", "second"] and report.difference < 1e-5
+    assert float((model(x, edges).argmax(-1) == labels).float()[mask].mean()) > 0.5
+    assert torch.equal(ours(x, edges).argmax(-1), model(x, edges).argmax(-1))
+    back, returned = to_pyg(ours, example=(x, edges))
+    assert type(back.first) is library.GATConv and returned.difference < 1e-5
+    for one in (ours, back):
+        assert all(torch.equal(t, model.state_dict()[key]) for key, t in one.state_dict().items())
+        nn.functional.cross_entropy(one(x, edges), labels).backward()
+    model.zero_grad()
+    nn.functional.cross_entropy(model(x, edges), labels).backward()
+    for name, parameter in model.named_parameters():
+        for one in (ours, back):
+            torch.testing.assert_close(one.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def _mlp(inputs: int = 4, outputs: int = 6) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, outputs))
+
+
+PYG: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "GCNConv": ((4, 6), {"improved": True, "bias": False}), "SAGEConv": ((4, 6), {"aggr": "max", "project": True}),
+    "GraphConv": ((-1, 6), {"aggr": "mean", "bias": False}), "GINConv": ((_mlp,), {"eps": 0.3, "train_eps": True}),
+    "GATConv": ((4, 6), {"heads": 2, "residual": True, "negative_slope": 0.1, "bias": False}),
+    "GATv2Conv": ((-1, 6), {"heads": 2, "share_weights": True}), "TransformerConv": ((4, 6), {"beta": True}),
+    "AGNNConv": ((), {}), "ChebConv": ((4, 6, 3), {"bias": False}), "TAGConv": ((4, 6), {"K": 2}),
+    "SGConv": ((4, 6), {"K": 2, "bias": False}), "SSGConv": ((4, 6, 0.2), {"K": 2}), "MixHopConv": ((4, 6), {}),
+    "APPNP": ((3, 0.2), {"add_self_loops": False}), "NNConv": ((4, 6, lambda: _mlp(3, 24)), {"aggr": "mean"}),
+    "GINEConv": ((_mlp,), {"edge_dim": 3}), "RGCNConv": ((4, 6, 3), {"num_bases": 2, "root_weight": False}),
+}
+
+
+@pytest.mark.parametrize("name", PYG)
+def test_each_layer_of_pyg(name: str) -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+    args, options = PYG[name]
+    torch.manual_seed(0)
+    layer = getattr(library, name)(*(a() if callable(a) else a for a in args), **options)
+    x, edges, attr = torch.randn(9, 4), torch.randint(9, (2, 20)), torch.randn(20, 3)
+    more = {"NNConv": (attr,), "GINEConv": (attr,), "RGCNConv": (torch.randint(3, (20,)),)}.get(name, ())
+    layer(x, edges, *more)  # unknown channels
+    calls = []
+    handle = layer.register_forward_hook(lambda *_: calls.append(1))
+    layer.note = "of a user"
+    if name == "GCNConv":
+        layer.lin.weight.requires_grad_(False)
+    model = nn.ModuleDict({"layer": layer, "again": layer})
+    ours, _ = convert(model)
+    back, report = to_pyg(ours)
+    assert not report.refused and ours["layer"] is ours["again"] and type(back["layer"]) is type(layer)
+    assert type(ours["layer"]).__module__.startswith("structconv.compat.pyg")
+    for one in (ours, back):
+        calls.clear()
+        torch.testing.assert_close(one["layer"](x, edges, *more), layer(x, edges, *more), rtol=1e-5, atol=1e-5)
+        assert len(calls) == 2 and one["layer"].note == "of a user" and repr(one) == repr(model)
+        assert [(n, p.requires_grad) for n, p in one.named_parameters()] == [
+            (n, p.requires_grad) for n, p in model.named_parameters()]
+        assert all(torch.equal(t, model.state_dict()[key]) for key, t in one.state_dict().items())
+    handle.remove()
+
+
+class Wider(nn.Conv1d):
+    """A class of a user's."""
+
+
+def test_what_is_refused_is_named() -> None:
+    patched = nn.Conv1d(2, 2, 1)
+    patched.forward = lambda x: x
+    model = nn.ModuleDict({"derived": Wider(2, 2, 1), "patched": patched, "ceil": nn.AvgPool1d(2, ceil_mode=True)})
+    ours, report = convert(model)
+    assert set(report.refused) == set(model) and not report.converted and type(ours["derived"]) is Wider
+    with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module; got Tensor"):
+        convert(torch.ones(2))
+
+
+def test_what_is_refused_of_pyg_is_named() -> None:
+    library = pytest.importorskip("torch_geometric.nn")
+
+    class Own(library.GCNConv):
+        def message(self, x_j: torch.Tensor) -> torch.Tensor:
+            return 2 * x_j
+
+    changed, hooked = library.GCNConv(4, 4), library.GCNConv(4, 4)
+    changed.improved = "yes"
+    hooked.register_message_forward_hook(lambda *_: None)
+    changed.decomposed_layers = 2
+    model = nn.ModuleDict({"own": Own(4, 4), "changed": changed, "hooked": hooked, "lazy": library.GCNConv(-1, 4),
+                           "lstm": library.SAGEConv(4, 4, aggr="lstm"), "none": library.ResGatedGraphConv(4, 4)})
+    _, report = convert(model)
+    assert {"own", "changed", "hooked", "lazy", "lstm", "none"} == set(report.refused) and not report.converted
+
+
+def test_ties_hooks_parametrizations_and_modes_stay() -> None:
+    conv, twin = parametrizations.weight_norm(nn.Conv2d(3, 3, 3, padding=1)), nn.Conv2d(3, 3, 3, padding=1)
+    tied = nn.Conv2d(3, 3, 3, padding=1)
+    tied.weight = twin.weight
+    model = nn.Sequential(conv, twin, tied, twin, nn.Dropout()).double().eval()
+    seen = []
+    model[1].register_forward_hook(lambda *_: seen.append(1))
+    model[4].train()
+    twin.bias.requires_grad_(False)
+    kept = list(model.parameters())
+    before = model[:4](torch.ones(1, 3, 5, 5, dtype=torch.float64))
+    ours, report = convert(model, inplace=True, example=torch.randn(1, 3, 5, 5, dtype=torch.float64))
+    assert ours is model and all(a is b for a, b in zip(kept, ours.parameters(), strict=True))
+    assert ours[2].weight is ours[1].weight and ours[3] is ours[1] and is_parametrized(ours[0])
+    assert isinstance(ours[0], compat.Conv2d) and not ours[0].training and ours[4].training
+    assert not ours[1].bias.requires_grad and report.difference < 1e-12 and seen
+    back, _ = to_torch(copy.deepcopy(ours), inplace=True)
+    for one in (ours, back):
+        torch.testing.assert_close(one[:4](torch.ones(1, 3, 5, 5, dtype=torch.float64)), before)
+    assert not isinstance(back[0], compat.Conv2d) and is_parametrized(back[0])
+
+
+def test_the_report_is_plain_and_its_expressions_build() -> None:
+    model = nn.ModuleList([nn.Conv2d(3, 4, 3, stride=2), nn.ConvTranspose1d(2, 2, 3), nn.AvgPool1d(2),
+                           nn.MultiheadAttention(8, 2)])
+    if find_spec("torch_geometric") is not None:
+        library = pytest.importorskip("torch_geometric.nn")
+        model.extend([library.GATConv(4, 2, 2, edge_dim=3), library.GCNConv(4, 2), library.TransformerConv(4, 2, 2),
+                      library.ChebConv(4, 2, 3), library.RGCNConv(4, 2, 3), library.SAGEConv(4, 2)])
+    _, report = convert(model)
+    assert json.loads(json.dumps(report.dict()))["converted"][0]["expression"] == repr(mechanisms.Cuboid(
+        (3, 3), stride=2, padding="valid"))
+    for _, after, expression in report.converted.values():
+        found = eval(expression, {name: getattr(mechanisms, name) for name in mechanisms.__all__})
+        assert isinstance(found, mechanisms.Mechanism) and expression in str(report) and after in str(report)
+    with_difference = Report(difference=float("nan"), scale=1.0)
+    assert "nan" in str(with_difference)
+
+
+def test_a_difference_of_outputs_is_found() -> None:
+    class Differs(nn.Module):
+        """It computes otherwise when its layer is converted."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv1d(1, 1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 3 * (type(self.layer) is not nn.Conv1d)
+
+    _, report = convert(Differs(), example=(torch.ones(1, 1, 2),))
+    assert (report.difference, report.scale) == (3.0, 1.0)
+
+
+# -- merge_linear -------------------------------------------------------------------------------------------------
+
+PAIRS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "linear": (lambda: (nn.Linear(6, 20), nn.Linear(20, 5, bias=False)), (3, 6)),
+    "pointwise last": (lambda: (nn.Conv2d(3, 9, 3, 2, 1, 2, padding_mode="circular"), nn.Conv2d(9, 2, 1, 2)),
+                       (2, 3, 11, 11)),
+    "pointwise first": (lambda: (nn.Conv1d(3, 30, 1, bias=False), nn.Conv1d(30, 4, 3, 2, 2, 2)), (2, 3, 11)),
+    "strided": (lambda: (nn.Conv2d(2, 30, (2, 3), (2, 1), 1), nn.Conv2d(30, 2, 3, (1, 2))), (1, 2, 16, 17)),
+    "ours": (lambda: (OwnConv2d(3, 30, 3), OwnConv2d(30, 2, 3)), (1, 3, 9, 9)),
+    "compat": (lambda: (compat.Conv1d(3, 30, 3), compat.Conv1d(30, 2, 2)), (1, 3, 9)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_merged_layers_compute_the_same(name: str) -> None:
+    make, shape = PAIRS[name]
+    torch.manual_seed(0)
+    model = nn.Sequential(*make(), nn.ReLU()).double()
+    merged, report = merge_linear(model, example=torch.randn(shape, dtype=torch.float64))
+    assert list(report.converted) == ["0", "1"] and report.difference < 1e-12 and report.scale > 0.1
+    assert report.parameters[1] < report.parameters[0]
+    assert type(merged[1]) is nn.Identity and type(model[1]) is not nn.Identity
+
+
+def test_named_pairs_and_chains() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 30), nn.Linear(30, 30)
+            self.rest = nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 30), nn.Linear(30, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rest(self.second(self.first(x)))
+
+    merged, report = merge_linear(Net(), pairs=[("first", "second")], example=torch.randn(3, 4))
+    assert merged.rest[0].weight.shape == (2, 30) and merged.first.weight.shape == (30, 4)
+    assert report.parameters == (4 * 30 + 30 + 3 * 930 + 62, 4 * 30 + 30 + 62) and report.difference < 1e-5
+    with pytest.raises(ConfigError, match=r"pairs must name modules of the model; got 'none'"):
+        merge_linear(Net(), pairs=[("first", "none")])
+
+
+def shared() -> nn.Sequential:
+    layer = nn.Linear(9, 9)
+    return nn.Sequential(layer, layer)
+
+
+def hooked() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4))
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+def frozen() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4))
+    model[0].requires_grad_(False)
+    return model
+
+
+KEPT = {
+    "more than once": shared, "hooks": hooked, "frozen": frozen,
+    "would cost": lambda: nn.Sequential(nn.Linear(40, 4), nn.Linear(4, 40)),
+    "pads": lambda: nn.Sequential(nn.Conv1d(2, 50, 3), nn.Conv1d(50, 2, 3, padding=1)),
+    "groups": lambda: nn.Sequential(nn.Conv1d(2, 50, 3), nn.Conv1d(50, 2, 1, groups=2)),
+    "dtypes": lambda: nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4).double()),
+}
+
+
+@pytest.mark.parametrize("reason", KEPT)
+def test_layers_that_stay_apart(reason: str) -> None:
+    model = KEPT[reason]()
+    merged, report = merge_linear(model)
+    assert reason in " ".join(report.refused.values()) and not report.converted
+    assert [type(m) for m in merged] == [type(m) for m in model]
+    assert report.parameters[0] == report.parameters[1]

@@ -1,0 +1,122 @@
+"""Exported programs with dynamic sizes by torch's operators alone, and as ONNX in onnxruntime, against the layers."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from structconv import (
+    STRUCTURE,
+    Additive,
+    Causal,
+    ChebConv,
+    Conv,
+    Conv2d,
+    DotProduct,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    Graph,
+    Grid,
+    MultiheadAttention,
+    Shifts,
+    Window,
+)
+from structconv.compat import decompositions
+from structconv.compat import torch as compat
+from structconv.primitives.native.operator import OPERATORS
+
+#: Operators that no layer puts into an exported forward pass, or that have no composed form.
+OUTSIDE = {"group_products", "group_outer", "shift_products", "shift_correlation"}
+
+
+class OnGraph(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        graph = Graph(edge_index, num_nodes=x.shape[-2])
+        for layer in self.layers:
+            x = layer(x, graph).relu()
+        return x
+
+
+class Encoder(nn.Module):
+    """Both layers of attention and a network, with residuals."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.norm = attention, nn.LayerNorm(8)
+        self.network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x + self.attention(x))
+        return x + self.network(x)
+
+
+DYNAMIC = Dim.DYNAMIC
+EDGES = [Grid(shape).graph().edge_index.flip(1) for shape in ((3, 3), (4, 5))]
+NODES = (torch.randn(9, 8), EDGES[0]), ({0: DYNAMIC}, {1: DYNAMIC}), (torch.randn(20, 8), EDGES[1])
+BATCH = (torch.randn(2, 9, 8), EDGES[0]), ({1: DYNAMIC}, {1: DYNAMIC}), (torch.randn(2, 20, 8), EDGES[1])
+WORDS = (torch.randn(2, 7, 8),), ({0: DYNAMIC, 1: DYNAMIC},), (torch.randn(3, 11, 8),)
+IMAGES = (torch.randn(2, 3, 10, 12),), ({0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC},), (torch.randn(3, 3, 15, 9),)
+dot = DotProduct(2, 4).scaled()
+#: Name -> (model, (inputs, which sizes are dynamic, inputs of other sizes)).
+MODELS: dict[str, tuple[Any, Any]] = {
+    "GCN": (lambda: OnGraph(GCNConv(8, 16), GCNConv(16, 4)), NODES),
+    "GAT": (lambda: OnGraph(GATConv(8, 8, heads=2), GATConv(16, 4)), NODES),
+    "CNN": (lambda: nn.Sequential(Conv2d(3, 8, 3, padding=1), nn.ReLU(), compat.Conv2d(8, 4, 3, 2)), IMAGES),
+    "Transformer": (lambda: nn.Sequential(Encoder(MultiheadAttention(8, 2)), Encoder(MultiheadAttention(8, 2))), WORDS),
+    "mixed heads": (lambda: Encoder(Conv(dot.softmax() | Shifts([-1, 0, 1]), 8, 8)), WORDS),
+    "GATv2": (lambda: OnGraph(GATv2Conv(8, 4, heads=2)), NODES),
+    "Chebyshev": (lambda: OnGraph(ChebConv(8, 4, 3)), NODES),
+    "dot product on edges": (lambda: OnGraph(Conv(dot.masked(keep=STRUCTURE).softmax(), 8, 8)), NODES),
+    "GAT, samples that share a graph": (lambda: OnGraph(GATConv(8, 4, heads=2)), BATCH),
+    "GCN, samples that share a graph": (lambda: OnGraph(GCNConv(8, 4)), BATCH),
+    "causal window": (lambda: Encoder(Conv(dot.masked(keep=Causal() & Window(2)).softmax(), 8, 8)), WORDS),
+    "additive": (lambda: Encoder(Conv(Additive(4, 2).softmax(), 8, 8)), WORDS),
+}
+#: Those that are written as ONNX, too.
+IN_ONNX = ("GCN", "GAT", "CNN", "Transformer", "mixed heads")
+
+
+def exported(name: str) -> tuple[Any, Any, tuple[Tensor, ...]]:
+    """The model, its program by torch's operators alone, and inputs of other sizes."""
+    torch.manual_seed(0)
+    make, (inputs, dynamic, others) = MODELS[name]
+    model = make().eval()
+    program = torch.export.export(model, inputs, dynamic_shapes=dynamic)
+    return model, program.run_decompositions(decompositions()), others
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_program_by_operators_of_torch_alone(name: str) -> None:
+    model, program, others = exported(name)
+    assert not [node for node in program.graph.nodes if "structconv" in str(node.target)]
+    torch.testing.assert_close(program.module()(*others), model(*others), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", IN_ONNX)
+@pytest.mark.filterwarnings("ignore")  # torch's and onnxscript's own
+def test_onnx_computes_the_same(name: str, tmp_path: Any) -> None:
+    for module in ("onnx", "onnxscript"):
+        pytest.importorskip(module)
+    runtime = pytest.importorskip("onnxruntime")
+    model, program, others = exported(name)
+    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    inputs = {held.name: t.numpy() for held, t in zip(session.get_inputs(), others, strict=True)}
+    torch.testing.assert_close(torch.from_numpy(session.run(None, inputs)[0]), model(*others).detach(), rtol=1e-5,
+                               atol=1e-5)
+
+
+def test_every_operator_of_a_forward_pass_is_decomposed() -> None:
+    importlib.import_module("structconv.kernels")  # all operators
+    table = {str(operator).split(".")[1] for operator in decompositions()}
+    assert table | OUTSIDE == {name for name in OPERATORS if not name.endswith("_backward")} and not table & OUTSIDE
