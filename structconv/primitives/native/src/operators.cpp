@@ -251,19 +251,24 @@ struct Op {
         return kHeader + rows + 1 + slots * (1 + ordered + valued);
     }
 
-    // Memory for a layout; `close` it when its indices are proved. `more` numbers of scratch behind.
-    Sealed open(int64_t rows, int64_t slots, int64_t columns, bool ordered, bool valued, int64_t more = 0) const {
+    // Memory for a layout; `close` it when its indices are proved.
+    Sealed open(int64_t rows, int64_t slots, int64_t columns, bool ordered, bool valued) const {
         for (const int64_t number : {rows, slots, columns})
             check(0 <= number && number < kLimit, "sizes", "not be negative, and below 2^31 - 1");
         Sealed made;
-        made.held = empty({size(rows, slots, ordered, valued) + more}, types().i32);
+        made.held = empty({size(rows, slots, ordered, valued)}, types().i32);
         made.header = view("layout", made.tensor()).as<Header>();
         *made.header = {0, static_cast<int32_t>(rows), static_cast<int32_t>(slots), static_cast<int32_t>(columns), ordered,
                         valued, {}};
         return made;
     }
 
-    static void close(const Sealed& made) { made.header->seal = seal(); }
+    // ... and what is returned: nothing if they are wrong.
+    Tensor close(const Sealed& made, bool proved = true) const {
+        if (!proved) return empty({0}, types().i32);
+        made.header->seal = seal();
+        return made.tensor();
+    }
 
     // A result: huge pages, and what was kept of earlier results, for a large one.
     Tensor empty(Shape shape, int32_t dtype) const {
@@ -317,8 +322,7 @@ std::tuple<Tensor, Tensor, int64_t> layouts(const Tensor& index_, int64_t inputs
                            op.threads, ahead.indptr(), ahead.index(), ahead.order(), back.indptr(), back.index(),
                            back.order(), &bad};
     run.layouts(&args);
-    if (bad < 0) op.close(ahead), op.close(back);
-    return {ahead.tensor(), back.tensor(), bad};
+    return {op.close(ahead, bad < 0), op.close(back, bad < 0), bad};
 }
 
 // A copy of a layout, sealed if it is one; what is wrong with it, and how many columns it has at least.
@@ -336,8 +340,7 @@ std::tuple<Tensor, int64_t, int64_t> verify(const Tensor& indptr_, const Tensor&
     const VerifyArgs args{made.layout(), met.data(), &wrong, &columns};
     run.verify(&args);
     made.header->columns = static_cast<int32_t>(std::min(columns, kLimit));
-    if (wrong == kNothing) op.close(made);
-    return {made.tensor(), wrong, columns};
+    return {op.close(made, wrong == kNothing), wrong, columns};
 }
 
 int64_t outside(const Tensor& index_, const std::vector<int64_t>& sizes) {
@@ -378,14 +381,14 @@ std::tuple<Tensor, int64_t> adjacency(const Tensor& index_, int64_t inputs, int6
     const bool ordered = weights_.has_value(), valued = normalize != kNone || ordered;
     op.check(!loops || outputs <= inputs, "loops", "begin at inputs");
     op.check(!(valued && square) || inputs == outputs, "inputs", "be the outputs of a square graph");
-    const Sealed made = op.open(outputs, slots, inputs, ordered, valued, valued ? outputs + (square ? 0 : inputs) : 0);
+    const Sealed made = op.open(outputs, slots, inputs, ordered, valued);
+    std::vector<float> scales(valued ? outputs + (square ? 0 : inputs) : 0);
     int64_t bad = -1;
     const AdjacencyArgs args{index.data, index.strides[0], index.strides[1], op.wide(index), edges, inputs, outputs, loops,
                              square, normalize, weights.floats(), made.indptr(), made.index(), made.order(), made.values(),
-                             valued ? made.values() + slots : nullptr, &bad};
+                             scales.data(), &bad};
     run.adjacency(&args);
-    if (bad < 0) op.close(made);
-    return {made.tensor(), bad};
+    return {op.close(made, bad < 0), bad};
 }
 
 std::tuple<Tensor, int64_t> groups(const Tensor& starts_, int64_t rows, bool mean) {
@@ -396,8 +399,7 @@ std::tuple<Tensor, int64_t> groups(const Tensor& starts_, int64_t rows, bool mea
     int64_t bad = -1;
     const GroupsArgs args{starts.as<int64_t>(), made.rows(), rows, made.indptr(), made.index(), made.values(), &bad};
     run.groups(&args);
-    if (bad < 0) op.close(made);
-    return {made.tensor(), bad};
+    return {op.close(made, bad < 0), bad};
 }
 
 Tensor transpose(const Tensor& side) {
@@ -408,8 +410,7 @@ Tensor transpose(const Tensor& side) {
     const TransposeArgs args{from.layout(), from.values(), h.columns, made.indptr(), made.index(), made.order(),
                              made.values()};
     run.transpose(&args);
-    op.close(made);
-    return made.tensor();
+    return op.close(made);
 }
 
 // -- products along edges ----------------------------------------------------------------------------------------------
@@ -1115,6 +1116,7 @@ struct Window {
                  "falling", "have a number for each offset, and the borders");
         const int64_t count = side(lines.data(), 5, args.by_target);
         op.check(side(lines.data() + 3, 8, args.by_source) == count, "lines", "be as many by source as by target");
+        op.check(step <= std::max<int64_t>(count * size, 1), "axis", "have no step beyond the grid");
         int64_t rows = count * size, columns = rows;
         if (outputs_ || inputs_) {
             op.check(outputs_ && inputs_ && step == 1, "outputs", "be given with inputs, without dilation");
